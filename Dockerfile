@@ -1,0 +1,24 @@
+# GPU image: autotune beside the torch, CUDA and SGLang of an official SGLang image.
+#   docker build -t autotune .
+#   docker run --gpus all --shm-size 16g -v "$PWD:/home/autotune/job" autotune launch job/job.yaml
+ARG SGLANG_TAG=v0.5.23
+FROM lmsysorg/sglang:${SGLANG_TAG}
+
+ENV PIP_NO_CACHE_DIR=1 \
+    PIP_BREAK_SYSTEM_PACKAGES=1 \
+    PYTHONUNBUFFERED=1
+
+COPY pyproject.toml README.md LICENSE /opt/autotune/
+COPY orchestrator /opt/autotune/orchestrator
+COPY launchers /opt/autotune/launchers
+COPY policies /opt/autotune/policies
+COPY configs /opt/autotune/configs
+
+# The image's torch and transformers satisfy the extra, so that pip leaves them as they are.
+RUN python3 -m pip install "/opt/autotune[builtin]"
+RUN useradd --create-home --shell /bin/bash autotune
+
+USER autotune
+WORKDIR /home/autotune
+ENTRYPOINT ["autotune"]
+CMD ["--help"]

@@ -1,0 +1,57 @@
+# make demo | make test are all a newcomer needs; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Where packages come from; empty means pip's own configuration (usually PyPI).
+INDEX ?=
+# Where the CPU build of torch comes from when pip's own configuration offers none.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := torch==2.13.0+cpu
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install check test e2e e2e-long demo overhead schema clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed  ## set everything up in .venv
+
+# torch comes first: with its CPU build in place, nothing later pulls the CUDA packages in.
+$(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/constraints.txt pyproject.toml
+	@echo "setting up $(VENV) (about 3 minutes, 2.6 GB)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade "pip>=25.3" -c requirements/constraints.txt
+	$(PIP) "$(TORCH)" -c requirements/constraints.txt || $(PIP) "$(TORCH)" --extra-index-url $(TORCH_INDEX) -c requirements/constraints.txt
+	$(PIP) -r requirements/cpu.txt -c requirements/constraints.txt
+	$(PIP) --no-deps -r requirements/engine.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+check: install  ## lint, types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install  ## every test that needs no SGLang engine
+	$(PYTEST) -m "not e2e and not e2e_long"
+
+e2e: install  ## real Ray, SGLang and out-of-memory failures
+	$(PYTEST) -m e2e tests/e2e
+
+e2e-long: install  ## the same, minutes each
+	$(PYTEST) -m e2e_long --timeout 3600 tests/e2e
+
+demo: install  ## recover the built-in job from real out-of-memory failures
+	$(BIN)/autotune launch configs/builtin-cpu.yaml
+
+overhead: install  ## what autotune itself costs
+	$(BIN)/python -m benchmarks.overhead
+
+schema: install  ## write configs/job.schema.json
+	$(BIN)/python -m orchestrator.schema configs/job.schema.json
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) build ./*.egg-info .mypy_cache .ruff_cache .hypothesis

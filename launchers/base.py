@@ -1,0 +1,119 @@
+"""The two protocols of this package: a framework renders commands, a runner starts them somewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from policies.evidence import Marker, Sample
+from policies.types import Cluster, Command, Job, Knobs, Profile, Value
+
+
+class Problem(Value, frozen=True, kw_only=True):
+    """Something wrong in a job's settings, found before anything starts."""
+
+    path: tuple[str | int, ...]  # keys into job.yaml, such as ("settings", "samples")
+    message: str
+    hint: str = ""
+
+
+class Framework(Protocol):
+    """What to run: pure knowledge of one framework, one file under `frameworks/`."""
+
+    name: str
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's own settings."""
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return what the policies need to know of the job."""
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt; `{python}` in argv is the interpreter, `{attempt}` the folder of its files."""
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the framework's own settings, under its own names, that make the job use `knobs`.
+
+        Only what differs from the job as written.
+        """
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what a line of the log says about progress, if anything."""
+
+
+class Chunk(Value, frozen=True, kw_only=True):
+    """New bytes of one log; the framework's own output has the source ''."""
+
+    source: str
+    data: bytes
+
+
+class Exit(Value, frozen=True, kw_only=True):
+    """How the framework's main process ended."""
+
+    code: int | None = None
+    signal: int | None = None
+    at: float = 0.0  # Unix seconds
+
+
+class Observed(Value, frozen=True, kw_only=True):
+    """What is new since the last poll."""
+
+    chunks: tuple[Chunk, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    exit: Exit | None = None  # repeated by every later poll
+    lost: str = ""  # why the attempt can no longer be observed: its supervisor or its cluster is gone
+
+
+class Drain(Value, frozen=True, kw_only=True):
+    """Whether the memory of an ended attempt came back."""
+
+    clear: bool
+    seconds: float
+    held: str = ""  # who holds what, with pid and user, when not clear
+
+
+class Handle(Protocol):
+    """One attempt, wherever it runs."""
+
+    def poll(self) -> Observed:
+        """Return what is new; after an attach, everything from the start once more."""
+
+    def stop(self, *, grace_s: float) -> float:
+        """End the whole attempt on every node and return the seconds it took; safe to repeat.
+
+        Politely first, by SIGKILL after `grace_s`.
+        """
+
+    def drain(self, *, timeout_s: float) -> Drain:
+        """Wait until no memory of the attempt is held any more, killing what is left of it."""
+
+    def release(self) -> None:
+        """Give up the attempt's supervisor and samplers; the handle is of no use afterwards."""
+
+
+class Runner(Protocol):
+    """Where attempts run."""
+
+    def cluster(self) -> Cluster:
+        """Return what was measured of the place."""
+
+    def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Handle:
+        """Start an attempt; raises Unreachable when the place cannot take it."""
+
+    def attach(self, *, run: str, attempt: int) -> Handle | None:
+        """Return the attempt that is still supervised, if any."""
+
+    def sweep(self, *, run: str) -> tuple[str, ...]:
+        """End what is left of a run without a living supervisor; return what was ended."""
+
+    def close(self) -> None:
+        """Leave the place; our own local cluster ends with it."""
+
+
+class Unreachable(Exception):  # noqa: N818 - a state of the world, named as the user reads it
+    """The place to run cannot be used: no cluster, too few GPUs, no supervisor."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint

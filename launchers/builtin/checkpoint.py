@@ -1,0 +1,87 @@
+"""Checkpoint folders: written beside their place, made durable, renamed; torn ones do not count."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_PARTIAL = ".partial-"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a complete checkpoint says about itself."""
+
+    schema: int = 1
+    step: int
+    position: int  # of the data: prompts consumed
+    ranks: int
+    files: dict[str, int]  # name: size in bytes
+
+
+def begin(folder: Path, *, step: int) -> Path:
+    """Return an empty folder for the ranks to write into."""
+    partial = folder / f"{_PARTIAL}step-{step:06d}"
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def commit(partial: Path, *, step: int, position: int, ranks: int, keep: int) -> Path:
+    """Make a written checkpoint the newest one, and remove the oldest beyond `keep`."""
+    files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+    manifest = Manifest(step=step, position=position, ranks=ranks, files=files)
+    with (partial / _MANIFEST).open("wb") as file:
+        file.write(msgspec.json.encode(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(partial)
+    final = partial.parent / f"step-{step:06d}"
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync_folder(final.parent)
+    for old in complete(final.parent)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted((path for path in named if read_manifest(path)), key=lambda path: int(path.name[5:]))
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """Return the checkpoint to continue from."""
+    found = complete(folder)
+    return found[-1] if found else None
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """Return the manifest of a checkpoint, or None where it is torn."""
+    try:
+        manifest = msgspec.json.decode((path / _MANIFEST).read_bytes(), type=Manifest)
+        intact = all((path / name).stat().st_size == size for name, size in manifest.files.items())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return manifest if intact else None
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Return where a rank keeps its part."""
+    return folder / f"rank-{rank:05d}.safetensors"
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,253 @@
+"""An SGLang engine behind the interface of `base`."""
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from launchers.builtin.device import ALLOCATOR_ENVIRONMENT
+from launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from launchers.builtin.engines.board import Board
+from launchers.builtin.records import FailureRecord, PhaseFailure
+
+if TYPE_CHECKING:
+    import torch
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SAMPLE_S = 0.001
+# A machine's memory is no budget: without one the pool holds this many tokens per request, where the model's
+# own limit is longer. (SGLang would otherwise take a share of all RAM, and touch it.)
+_TOKENS_PER_REQUEST = 4096
+
+
+class SchedulerDied(RuntimeError):  # noqa: N818 - says what happened
+    """SGLang's scheduler process ended while the engine was starting."""
+
+
+def scheduler_died(signum: int, frame: FrameType | None) -> None:
+    """Turn the signal of a dying scheduler into an exception of the caller (SGLang would kill the caller)."""
+    del signum, frame
+    raise SchedulerDied("SGLang's scheduler process died while the engine was starting")
+
+
+def server_arguments(options: EngineOptions) -> dict[str, Any]:
+    """Return the options as SGLang 0.5.23 names them."""
+    arguments: dict[str, Any] = {
+        "model_path": options.model_path,
+        "device": options.device,
+        "dtype": options.dtype,
+        "mem_fraction_static": options.memory_fraction,
+        "max_running_requests": options.concurrency,
+        "chunked_prefill_size": options.max_batched_tokens,
+        "context_length": options.max_model_len,
+        "random_seed": options.seed,
+        "skip_tokenizer_init": True,
+        # The backend that takes a seed per request.
+        "sampling_backend": "pytorch",
+        # Without it the idle scheduler polls a whole core, and a trainer beside it is 4 times slower.
+        "sleep_on_idle": True,
+        # The lines that say how the memory was divided are of this level.
+        "log_level": "info",
+        "custom_sigquit_handler": scheduler_died,
+    }
+    if options.device == "cpu":
+        arguments |= {
+            "attention_backend": "torch_native",
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+            "disable_radix_cache": True,
+        }
+        if options.budget_bytes is None:
+            length = min(options.max_model_len or _TOKENS_PER_REQUEST, _TOKENS_PER_REQUEST)
+            arguments["max_total_tokens"] = options.concurrency * length
+    return arguments
+
+
+class SglangEngine:
+    """One SGLang engine: a scheduler process under a device budget, and the caller's side of it."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._folder = Path(tempfile.mkdtemp(prefix="autotune-"))
+        self._board = Board(self._folder / "board")
+        os.environ |= _engine_environment(options, folder=self._folder)
+        tempfile.tempdir = str(self._folder)  # SGLang's sockets
+        try:
+            self._engine = _start(options)
+        except SchedulerDied as error:
+            self._end_processes()
+            raise self._failure(str(error)) from error
+        except BaseException:
+            self._end_processes()
+            raise
+        info = self._engine._scheduler_init_result.scheduler_infos[0]
+        self._pool_tokens = int(info["max_total_num_tokens"])
+        self._peak_bytes = 0
+        self._sampling = threading.Event()
+        if options.device == "cpu":
+            threading.Thread(target=self._sample, name="engine-memory-sampler", daemon=True).start()
+
+    def mark_step(self, step: int) -> None:
+        """Name the training step for failure records of the scheduler."""
+        self._board.write("step", step)
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        *,
+        seeds: list[int],
+        max_new_tokens: int,
+        temperature: float,
+        ignore_eos: bool,
+    ) -> list[Completion]:
+        """Return one response per prompt; equal seeds and weights give equal tokens."""
+        if not prompts:
+            return []
+        shared = {"max_new_tokens": max_new_tokens, "temperature": temperature, "ignore_eos": ignore_eos}
+        with self._watching():
+            answers = self._engine.generate(
+                input_ids=prompts,
+                sampling_params=[shared | {"sampling_seed": seed} for seed in seeds],
+                return_logprob=True,
+            )
+        return [_completion(answer) for answer in answers]
+
+    def begin_update(self) -> None:
+        """Open a transfer of weights through memory."""
+        with self._watching():
+            self._check(self._engine.begin_weight_update())
+
+    def update(self, bucket: "list[tuple[str, torch.Tensor]]") -> None:
+        """Load some of the model's tensors."""
+        with self._watching():
+            self._check(self._engine.update_weights_from_tensor(bucket, flush_cache=False))
+
+    def end_update(self) -> None:
+        """Close the transfer and forget what the old weights computed."""
+        with self._watching():
+            self._check(self._engine.end_weight_update())
+            self._check(self._engine.flush_cache())
+
+    def update_from_disk(self, path: str) -> None:
+        """Load all weights from a folder of safetensors."""
+        with self._watching():
+            self._check(self._engine.update_weights_from_disk(path))
+
+    def join_update_group(
+        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group: str
+    ) -> None:
+        """Join the NCCL group whose rank 0, a trainer, broadcasts weights."""
+        self._check(
+            self._engine.init_weights_update_group(
+                master_address, master_port, rank_offset, world_size, group, backend="nccl"
+            )
+        )
+
+    def receive(self, tensors: list[tuple[str, str, list[int]]], *, group: str) -> None:
+        """Load one broadcast bucket of (name, dtype, shape), between begin_update and end_update."""
+        names, dtypes, shapes = (list(column) for column in zip(*tensors, strict=True))
+        self._check(
+            self._engine.update_weights_from_distributed(
+                names, dtypes, shapes, group_name=group, flush_cache=False
+            )
+        )
+
+    def memory(self) -> EngineMemory:
+        """Return the peak of the scheduler process above its baseline since the last call."""
+        peak = max(self._peak_bytes, self._board.read("peak_bytes"))
+        self._peak_bytes = 0
+        self._board.write("peak_bytes", 0)
+        return EngineMemory(
+            peak_bytes=peak, budget_bytes=self._options.budget_bytes, pool_tokens=self._pool_tokens
+        )
+
+    def shutdown(self) -> None:
+        """End the engine and all its processes."""
+        self._engine.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _check(self, answer: Any) -> None:
+        success, message = _outcome(answer)
+        if not success:
+            raise self._failure(message)
+
+    def _failure(self, message: str) -> Exception:
+        try:
+            written = (self._folder / "failure.json").read_bytes()
+        except FileNotFoundError:
+            return RuntimeError(message)
+        return PhaseFailure(msgspec.json.decode(written, type=FailureRecord))
+
+    def _end_processes(self) -> None:
+        from sglang.srt.utils import kill_process_tree
+
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        kill_process_tree(os.getpid(), include_parent=False, wait_timeout=10)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        self._sampling.set()
+        try:
+            yield
+        finally:
+            self._sampling.clear()
+
+    def _sample(self) -> None:
+        baseline = self._board.read("baseline_bytes")
+        statm = os.open(f"/proc/{self._board.read('scheduler_pid')}/statm", os.O_RDONLY)
+        while True:
+            self._sampling.wait()
+            try:
+                fields = os.pread(statm, 256, 0).split()
+            except ProcessLookupError:
+                return
+            self._peak_bytes = max(self._peak_bytes, int(fields[5]) * _PAGE_BYTES - baseline)
+            time.sleep(_SAMPLE_S)
+
+
+def _engine_environment(options: EngineOptions, *, folder: Path) -> dict[str, str]:
+    environment = {"AUTOTUNE_ENGINE_FOLDER": str(folder), "TMPDIR": str(folder)}
+    environment.setdefault("AUTOTUNE_ATTEMPT", os.environ.get("AUTOTUNE_ATTEMPT") or "standalone")
+    if options.device == "cpu":
+        # Inherited by the scheduler; this process may have started without them.
+        environment |= ALLOCATOR_ENVIRONMENT | {"AUTOTUNE_CPU_ENGINE": "1"}
+    if options.budget_bytes is not None:
+        environment["AUTOTUNE_ENGINE_BUDGET_BYTES"] = str(options.budget_bytes)
+    return environment
+
+
+def _start(options: EngineOptions) -> Any:
+    if options.device == "cpu":
+        from launchers.builtin.torchvision_ops import declare
+
+        declare()
+    from sglang.srt.entrypoints.engine import Engine
+
+    class TokenEngine(Engine):  # type: ignore[misc]
+        """An engine that takes and gives token ids, so its detokenizer process would only cost memory and start-up."""
+
+        @classmethod
+        def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[list[Any], list[str]]:
+            return [], []
+
+    return TokenEngine(**server_arguments(options))
+
+
+def _outcome(answer: Any) -> tuple[bool, str]:
+    if isinstance(answer, tuple):
+        return bool(answer[0]), str(answer[1])
+    return bool(answer.success), str(getattr(answer, "message", ""))
+
+
+def _completion(answer: dict[str, Any]) -> Completion:
+    pairs = cast("list[tuple[float, int, str | None]]", answer["meta_info"]["output_token_logprobs"])
+    return Completion(tokens=[token for _, token, _ in pairs], logprobs=[logprob for logprob, _, _ in pairs])

@@ -1,0 +1,182 @@
+"""What runs inside SGLang's scheduler process, registered through SGLang's hook registry (0.5.23)."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from launchers.builtin.device import Device, warm_up
+from launchers.builtin.engines.board import Board
+from launchers.builtin.records import describe, report
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+# SGLang's texts for a token pool that ran dry: mem_cache/allocation.py.
+_POOL_DRY = ("Prefill out of memory", "Decode out of memory", "alloc_req_slots runs out of memory")
+_SEED_WITHOUT_ONE = 42  # SGLang's own, sampling/sampling_batch_info.py
+
+
+def register() -> None:
+    """Register the hooks of this scheduler process."""
+    folder = os.environ.get("AUTOTUNE_ENGINE_FOLDER")
+    budget = os.environ.get("AUTOTUNE_ENGINE_BUDGET_BYTES")
+    watch = SchedulerWatch(
+        folder=Path(folder) if folder else None,
+        budget_bytes=int(budget) if budget else None,
+        on_gpu=os.environ.get("AUTOTUNE_CPU_ENGINE") != "1",
+    )
+    around = {
+        "sglang.srt.utils.common.get_free_cpu_memory": watch.free_memory,
+        f"{_SCHEDULER}.__init__": watch.start,
+        f"{_SCHEDULER}.run_event_loop": watch.serve,
+        f"{_SCHEDULER}.run_batch": watch.run_batch,
+        f"{_WEIGHTS}.begin_weight_update": watch.open_update,
+        f"{_WEIGHTS}.end_weight_update": watch.close_update,
+        f"{_WEIGHTS}.update_weights_from_tensor": watch.update,
+        f"{_WEIGHTS}.update_weights_from_distributed": watch.update,
+        f"{_WEIGHTS}.update_weights_from_disk": watch.update_from_disk,
+    }
+    for target, hook in around.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+        seed_requests,
+        HookType.AFTER,
+    )
+
+
+def seed_requests(sampling: Any, _cls: type, batch: Any, *_: Any, **__: Any) -> Any:
+    """Give every request its own seed, which SGLang otherwise honours only in its deterministic mode.
+
+    That mode replaces operators by Triton kernels, which need a GPU.
+    """
+    if sampling.sampling_seed is None:
+        seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
+        sampling.sampling_seed = torch.tensor(
+            [_SEED_WITHOUT_ONE if seed is None else seed for seed in seeds],
+            dtype=torch.int64,
+            device=sampling.temperatures.device,
+        )
+    return sampling
+
+
+class SchedulerWatch:
+    """Gives the scheduler its device budget, and says why it dies before SGLang ends its caller."""
+
+    def __init__(self, *, folder: Path | None, budget_bytes: int | None, on_gpu: bool) -> None:
+        self._folder = folder
+        self._board = Board(folder / "board") if folder else None
+        self._budget_bytes = budget_bytes
+        self._on_gpu = on_gpu
+        self._device: Device | None = None
+        self._phase = "rollout_init"
+        self._reported = False
+
+    def free_memory(self, original: Callable[[], int]) -> int:
+        """Answer with what is left of the budget; the first question, asked before the weights load, opens it."""
+        if self._on_gpu:
+            return original()
+        device = self._open_device()
+        if self._budget_bytes is None:
+            return original()
+        from sglang.srt.utils.common import get_cpu_ids_by_node
+
+        # SGLang divides the answer by the number of NUMA nodes.
+        return max(0, self._budget_bytes - device.used_bytes()) * max(1, len(get_cpu_ids_by_node()))
+
+    def start(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Build the scheduler: model, token pool."""
+        try:
+            original(*args, **kwargs)
+        except Exception as error:
+            self._fail(error)
+            raise
+        if self._on_gpu:
+            self._open_device()
+        self._phase = "rollout"
+
+    def serve(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Run the event loop."""
+        try:
+            original(*args, **kwargs)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def run_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run one batch and note the memory at its end."""
+        board, device = self._board, self._device
+        if board is None or device is None:
+            return original(*args, **kwargs)
+        if self._on_gpu and board.read("peak_bytes") == 0:
+            torch.cuda.reset_peak_memory_stats()
+        result = original(*args, **kwargs)
+        used = int(torch.cuda.max_memory_allocated()) if self._on_gpu else device.used_bytes()
+        if used > board.read("peak_bytes"):
+            board.write("peak_bytes", used)
+        return result
+
+    def open_update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Enter weight_sync."""
+        self._phase = "weight_sync"
+        return self._checked(original(*args, **kwargs))
+
+    def update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Load one bucket."""
+        return self._checked(original(*args, **kwargs))
+
+    def close_update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Leave weight_sync."""
+        result = self._checked(original(*args, **kwargs))
+        self._phase = "rollout"
+        return result
+
+    def update_from_disk(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Load all weights from a folder."""
+        self._phase = "weight_sync"
+        result = self._checked(original(*args, **kwargs))
+        self._phase = "rollout"
+        return result
+
+    def _checked(self, result: Any) -> Any:
+        if not result.success:
+            self._fail(RuntimeError(result.message))
+        return result
+
+    def _open_device(self) -> Device:
+        if self._device is None:
+            if not self._on_gpu:
+                warm_up()
+            self._device = Device.open(budget_bytes=self._budget_bytes, on_gpu=self._on_gpu)
+            if self._board is not None:
+                self._board.write("scheduler_pid", os.getpid())
+                self._board.write("baseline_bytes", self._device.baseline_bytes)
+        return self._device
+
+    def _fail(self, error: Exception) -> None:
+        if self._reported:
+            return
+        self._reported = True
+        used = None
+        if self._device is not None:
+            used = self._device.used_bytes()
+            self._device.lift()
+        record = describe(
+            error,
+            phase=self._phase,
+            component="rollout",
+            rank=0,
+            step=self._board.read("step") if self._board is not None else 0,
+            on_gpu=self._on_gpu,
+            used_bytes=used,
+            budget_bytes=self._budget_bytes,
+        )
+        if any(text in record.message for text in _POOL_DRY):
+            record = msgspec.structs.replace(record, cause="kv-pool")
+        if self._folder is not None:
+            (self._folder / "failure.json").write_bytes(msgspec.json.encode(record))
+        report(record, error)

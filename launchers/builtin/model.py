@@ -1,0 +1,132 @@
+"""A small Qwen2 with random weights and a tokenizer, written as a Hugging Face folder; nothing is downloaded."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from launchers.builtin.tensor_file import Entry, Raw, write
+
+# The scale at which the task was seen to be learnt in 30 steps from random weights.
+_INIT_STD = 0.05
+_MAX_POSITIONS = 32768
+_SPECIAL = ("<pad>", "<eos>")
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The generated model's dimensions."""
+
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate: int = 256
+    vocab: int = 512
+
+    def errors(self) -> list[tuple[str, str]]:
+        """Return what is impossible about the shape, each with a hint."""
+        found = [
+            (f"{name} is {value}", "use a positive number")
+            for name, value in msgspec.structs.asdict(self).items()
+            if value < 1
+        ]
+        if found:
+            return found
+        if self.hidden % (2 * self.heads):
+            what = f"hidden {self.hidden} is no even multiple of heads {self.heads}"
+            found.append((what, "make hidden / heads an even number"))
+        if self.heads % self.kv_heads:
+            found.append((f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}", "use a divisor"))
+        if self.vocab < 16 or self.vocab % 4:
+            found.append((f"vocab {self.vocab} does not suit the task", "use a multiple of 4, at least 16"))
+        return found
+
+
+def write_model(folder: Path, *, shape: ModelShape, seed: int) -> None:
+    """Write config, weights and tokenizer of the generated model; the same seed gives the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = _entries(shape)
+    write(folder / "model.safetensors", entries, _weights(entries, seed=seed))
+    _tokenizer(shape.vocab).save(str(folder / "tokenizer.json"))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1))
+    # Last: its presence says that the folder is complete.
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+
+
+def vocabulary(folder: Path) -> int:
+    """Return the vocabulary size of a Hugging Face folder."""
+    config = json.loads((folder / "config.json").read_text())
+    return int(config.get("text_config", config)["vocab_size"])
+
+
+def _config(shape: ModelShape) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": _MAX_POSITIONS,
+        "hidden_act": "silu",
+        "initializer_range": _INIT_STD,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "torch_dtype": "float32",
+    }
+
+
+def _entries(shape: ModelShape) -> list[Entry]:
+    head = shape.hidden // shape.heads
+    wide, narrow = shape.heads * head, shape.kv_heads * head
+    entries = [Entry("model.embed_tokens.weight", "F32", (shape.vocab, shape.hidden))]
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        for name, width in (("q", wide), ("k", narrow), ("v", narrow)):
+            entries.append(Entry(f"{prefix}self_attn.{name}_proj.weight", "F32", (width, shape.hidden)))
+            entries.append(Entry(f"{prefix}self_attn.{name}_proj.bias", "F32", (width,)))
+        entries.append(Entry(f"{prefix}self_attn.o_proj.weight", "F32", (shape.hidden, wide)))
+        for name in ("gate", "up"):
+            entries.append(
+                Entry(f"{prefix}mlp.{name}_proj.weight", "F32", (shape.intermediate, shape.hidden))
+            )
+        entries.append(Entry(f"{prefix}mlp.down_proj.weight", "F32", (shape.hidden, shape.intermediate)))
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            entries.append(Entry(f"{prefix}{name}.weight", "F32", (shape.hidden,)))
+    entries.append(Entry("model.norm.weight", "F32", (shape.hidden,)))
+    entries.append(Entry("lm_head.weight", "F32", (shape.vocab, shape.hidden)))
+    return entries
+
+
+def _weights(entries: list[Entry], *, seed: int) -> Iterator[Raw]:
+    source = np.random.default_rng(seed)
+    for entry in entries:
+        if entry.name.endswith("bias"):
+            values = np.zeros(entry.shape, dtype=np.float32)
+        elif "norm" in entry.name:
+            values = np.ones(entry.shape, dtype=np.float32)
+        else:
+            values = source.standard_normal(entry.shape, dtype=np.float32) * np.float32(_INIT_STD)
+        yield values.reshape(-1).view(np.uint8)
+
+
+def _tokenizer(vocab: int) -> Tokenizer:
+    words = [*_SPECIAL, *(f"t{index}" for index in range(len(_SPECIAL), vocab))]
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer

@@ -1,0 +1,260 @@
+"""settings.yaml of the built-in job, checked as a whole before anything starts."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+import yaml
+
+from launchers.builtin.checkpoint import newest_complete
+from launchers.builtin.model import ModelShape
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+NonNegativeReal = Annotated[float, msgspec.Meta(ge=0)]
+PositiveReal = Annotated[float, msgspec.Meta(gt=0)]
+
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>B|KiB|MiB|GiB|TiB)?")
+_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_BUDGETS = ("trainer_budget", "engine_budget")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the job can be told; sizes are bytes."""
+
+    model: str | None = None
+    model_shape: ModelShape = ModelShape()
+    seed: NonNegative = 0
+    steps: Positive = 30
+    prompts: Positive = 32
+    samples: Annotated[int, msgspec.Meta(ge=2)] = 8
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=2)] = 7
+    response_tokens: Positive = 16
+    ignore_eos: bool = True
+    temperature: PositiveReal = 1.0
+    lr: PositiveReal = 3e-3
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    weight_decay: NonNegativeReal = 0.0
+    grad_clip: PositiveReal = 1.0
+    clip_low: Share = 0.2
+    clip_high: PositiveReal = 0.28
+    kl_coef: NonNegativeReal = 0.0
+    ranks: Positive = 1
+    engines: Positive = 1
+    engine: Literal["sglang", "light", "replay"] = "sglang"
+    replay_path: str | None = None
+    record_path: str | None = None
+    trainer_budget: tuple[int | None, ...] = (None,)  # one per rank
+    engine_budget: int | None = None
+    host_dir: str = "/dev/shm"  # noqa: S108 - memory-backed, and every mapping is unlinked at creation
+    checkpoint_dir: str | None = None
+    save_every: NonNegative = 1
+    keep_checkpoints: Positive = 2
+    resume: Literal["never", "auto"] = "never"
+    concurrency: Positive = 64
+    memory_fraction: Share = 0.8
+    max_batched_tokens: Positive | None = None
+    max_model_len: Positive | None = None
+    tokens_per_microbatch: Positive | None = None
+    microbatch_size: Positive | None = None
+    dynamic_batching: bool = True
+    recompute: Literal["off", "full"] = "off"
+    activation_offload: bool = False
+    param_offload: bool = False
+    optimizer_offload: bool = False
+    loss_recompute: bool = False
+    logprob_tokens: Positive | None = None
+    logprob_chunk: Positive | None = None
+    sync_mode: Literal["memory", "disk", "none"] = "memory"
+    sync_buffer: Positive = 64 << 20
+    sharding: Literal["fsdp2"] = "fsdp2"
+    dataloader_workers: NonNegative = 0
+    allocator: Literal["default", "expandable"] = "default"
+
+
+class ConfigError(msgspec.Struct, frozen=True):
+    """One thing that is wrong with the settings."""
+
+    key: str
+    what: str
+    hint: str
+
+    def line(self) -> str:
+        """Return the log line, without its newline."""
+        return f"builtin: config error {self.key}: {self.what}; {self.hint}"
+
+
+class SettingsError(Exception):
+    """All errors of a settings file at once."""
+
+    def __init__(self, errors: tuple[ConfigError, ...]) -> None:
+        super().__init__("\n".join(error.line() for error in errors))
+        self.errors = errors
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the settings of a YAML file, or raise SettingsError with every error in it."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _single("--config", f"cannot read {path}: {error.strerror}", "name a readable file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        what = " ".join(str(error).split())
+        raise _single("--config", f"{path} is not YAML: {what}", "correct the file") from error
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise _single("--config", f"{path} is not a mapping of keys to values", "write `key: value` lines")
+    return parse_settings(document)
+
+
+def parse_settings(document: Mapping[Any, Any]) -> Settings:
+    """Return the settings of a mapping, or raise SettingsError with every error in it."""
+    hints = get_type_hints(Settings, include_extras=True)
+    values: dict[str, Any] = {}
+    errors: list[ConfigError] = []
+    for key, value in document.items():
+        if key not in hints:
+            errors.append(_unknown(str(key), tuple(hints)))
+            continue
+        try:
+            values[key] = _convert(key, value, hints[key])
+        except (msgspec.ValidationError, ValueError) as error:
+            errors.append(ConfigError(key, _plain(error), _hint(key)))
+    if not errors:
+        values["trainer_budget"] = _per_rank(values.get("trainer_budget", (None,)), values.get("ranks", 1))
+        settings = Settings(**values)
+        errors += impossible(settings)
+    if errors:
+        raise SettingsError(tuple(errors))
+    return settings
+
+
+def impossible(settings: Settings) -> list[ConfigError]:
+    """Return what cannot work although every value is legal by itself."""
+    return [*_training(settings), *_paths(settings)]
+
+
+def _training(settings: Settings) -> list[ConfigError]:
+    errors = []
+    length = settings.prompt_tokens + settings.response_tokens
+    for key in ("tokens_per_microbatch", "logprob_tokens"):
+        value = getattr(settings, key)
+        if value is not None and value < length:
+            what = f"{value} tokens hold no sequence of prompt_tokens + response_tokens = {length}"
+            errors.append(ConfigError(key, what, f"use at least {length}"))
+    if settings.max_model_len is not None and settings.max_model_len < length:
+        what = f"{settings.max_model_len} is shorter than prompt_tokens + response_tokens = {length}"
+        errors.append(ConfigError("max_model_len", what, f"use at least {length}"))
+    if len(settings.trainer_budget) != settings.ranks:
+        what = f"{len(settings.trainer_budget)} budgets for {settings.ranks} ranks"
+        errors.append(ConfigError("trainer_budget", what, "give one size, or a list with one per rank"))
+    if settings.prompts * settings.samples < settings.ranks:
+        what = f"{settings.ranks} ranks for {settings.prompts * settings.samples} sequences a step"
+        errors.append(ConfigError("ranks", what, "use fewer ranks or more prompts"))
+    if settings.prompts < settings.engines:
+        what = f"{settings.engines} engines for {settings.prompts} prompts a step"
+        errors.append(ConfigError("engines", what, "use fewer engines or more prompts"))
+    if settings.model is None:
+        errors += [ConfigError("model_shape", what, hint) for what, hint in settings.model_shape.errors()]
+    return errors
+
+
+def _paths(settings: Settings) -> list[ConfigError]:
+    errors = []
+    if settings.model is not None and not (Path(settings.model) / "config.json").is_file():
+        what = f"{settings.model} holds no config.json"
+        errors.append(ConfigError("model", what, "name a folder with a Hugging Face causal LM"))
+    if settings.engine == "replay" and settings.replay_path is None:
+        errors.append(ConfigError("replay_path", "missing", "engine: replay needs recorded rollouts"))
+    if settings.replay_path is not None and not Path(settings.replay_path).is_dir():
+        what = f"{settings.replay_path} is not a folder"
+        errors.append(ConfigError("replay_path", what, "record one with record_path"))
+    if not Path(settings.host_dir).is_dir():
+        errors.append(ConfigError("host_dir", f"{settings.host_dir} is not a folder", "use /dev/shm"))
+    if settings.checkpoint_dir is None:
+        if settings.save_every > 0:
+            what = f"missing although save_every is {settings.save_every}"
+            errors.append(ConfigError("checkpoint_dir", what, "name a folder, or set save_every: 0"))
+    elif settings.resume == "never" and (found := newest_complete(Path(settings.checkpoint_dir))):
+        what = f"{found} is a checkpoint of another run"
+        errors.append(ConfigError("checkpoint_dir", what, "use an empty folder, or set resume: auto"))
+    return errors
+
+
+def size_bytes(value: int | str) -> int:
+    """Return the bytes of a size such as 120MiB, or raise ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None or isinstance(value, bool):
+            raise ValueError(f"`{value}` is not a size")
+        size = int(float(match["number"]) * _UNITS[match["unit"]])
+    if size <= 0:
+        raise ValueError(f"`{value}` is not a positive size")
+    return size
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    if key == "sync_buffer":
+        return size_bytes(value)
+    if key in _BUDGETS:
+        if key == "trainer_budget" and isinstance(value, list):
+            return tuple(None if item is None else size_bytes(item) for item in value)
+        size = None if value is None else size_bytes(value)
+        return (size,) if key == "trainer_budget" else size
+    if key == "host_dir" and value is None:
+        return "/dev/shm"  # noqa: S108 - the default, see Settings
+    if key == "recompute":
+        value = {True: "full", False: "off"}.get(value, value) if isinstance(value, bool) else value
+        if value == "selective":
+            raise ValueError("selective recomputation is not supported")
+    if key == "betas" and isinstance(value, list):
+        value = [_number(item) for item in value]
+    return msgspec.convert(_number(value) if _is_real(hint) else value, type=hint)
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads `3e-3` as text; here it is a number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _is_real(hint: Any) -> bool:
+    return hint in (Share, NonNegativeReal, PositiveReal)
+
+
+def _per_rank(budgets: tuple[int | None, ...], ranks: int) -> tuple[int | None, ...]:
+    return budgets * ranks if len(budgets) == 1 else budgets
+
+
+def _unknown(key: str, known: tuple[str, ...]) -> ConfigError:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "see the fields of launchers.builtin.settings.Settings"
+    return ConfigError(key, "unknown key", hint)
+
+
+def _hint(key: str) -> str:
+    if key in _BUDGETS or key == "sync_buffer":
+        return "write bytes or a size such as 120MiB"
+    if key == "recompute":
+        return "use off or full"
+    default = next(field.default for field in msgspec.structs.fields(Settings) if field.name == key)
+    return f"the default is {msgspec.json.encode(default).decode()}"
+
+
+def _plain(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _single(key: str, what: str, hint: str) -> SettingsError:
+    return SettingsError((ConfigError(key, what, hint),))

@@ -1,0 +1,94 @@
+"""The policy's weights on their way to the rollout engines and to disk."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from launchers.builtin.tensor_file import Entry, Raw
+
+_SPELLING = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {spelling: dtype for dtype, spelling in _SPELLING.items()}
+
+
+class Bucket:
+    """Some weights as one flat buffer; it arrives in another process as a list of (name, tensor).
+
+    The buffer travels outside the pickle, so neither side makes another copy of it.
+    """
+
+    def __init__(self, entries: list[Entry], flat: Raw) -> None:
+        self._entries = entries
+        self._flat = flat
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unflatten, (self._entries, self._flat)
+
+
+def unflatten(entries: list[Entry], flat: Raw) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors that lie one after the other in a buffer, sharing its memory."""
+    if not flat.flags.writeable:  # Ray hands out read-only views of its store; nobody writes to them here
+        flat = flat.view()
+        memory = torch.frombuffer(memoryview(flat), dtype=torch.uint8)
+    else:
+        memory = torch.from_numpy(flat)
+    tensors = []
+    offset = 0
+    for entry in entries:
+        part = memory[offset : offset + entry.nbytes]
+        tensors.append((entry.name, as_tensor(entry, part)))
+        offset += entry.nbytes
+    return tensors
+
+
+def entry_of(name: str, tensor: torch.Tensor) -> Entry:
+    """Return name, type and shape of a tensor (of the whole one, where this rank has a part)."""
+    return Entry(name, _SPELLING[tensor.dtype], tuple(tensor.shape))
+
+
+def raw(tensor: torch.Tensor) -> Raw:
+    """Return the bytes of a tensor; on the CPU without a copy when it is contiguous."""
+    block: Raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return block
+
+
+def as_tensor(entry: Entry, data: "Raw | torch.Tensor") -> torch.Tensor:
+    """Return a tensor that shares the memory of `data`."""
+    flat = torch.from_numpy(data) if not isinstance(data, torch.Tensor) else data
+    return flat.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def buckets(weights: dict[str, torch.nn.Parameter], *, limit_bytes: int) -> list[list[str]]:
+    """Return the weights' names in groups of at most `limit_bytes`; a larger tensor stands alone."""
+    groups: list[list[str]] = []
+    filled = 0
+    for name, parameter in weights.items():
+        size = entry_of(name, parameter).nbytes
+        if groups and filled + size <= limit_bytes:
+            groups[-1].append(name)
+            filled += size
+        else:
+            groups.append([name])
+            filled = size
+    return groups
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a parameter; with several ranks all of them must ask at the same time."""
+    full = getattr(parameter, "full_tensor", None)
+    return parameter.detach() if full is None else full().detach()
+
+
+def gathered(weights: dict[str, torch.nn.Parameter]) -> Iterator[Raw]:
+    """Yield the bytes of each whole weight, one at a time."""
+    for parameter in weights.values():
+        yield raw(whole(parameter))

@@ -1,0 +1,231 @@
+"""The built-in RL job as a framework: its settings carry the neutral knob names, one to one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from launchers.base import Problem
+from launchers.builtin.settings import SettingsError, parse_settings
+from policies.evidence import (
+    Marker,
+    Peak,
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    Saved,
+    StepDone,
+    TrainingDone,
+)
+from policies.types import (
+    AtLeast,
+    AtMost,
+    Cluster,
+    Command,
+    Component,
+    Constraint,
+    File,
+    Grid,
+    Job,
+    Knobs,
+    Phase,
+    Placement,
+    Profile,
+    Support,
+)
+
+_TWO = (False, True)
+_SUPPORTED: dict[str, Grid] = {
+    "concurrency": Grid(minimum=1),
+    "memory_fraction": Grid(minimum=0.02, maximum=0.98, multiple=0.01),
+    "max_batched_tokens": Grid(minimum=16, multiple=16),
+    "tokens_per_microbatch": Grid(minimum=1),
+    "microbatch_size": Grid(minimum=1),
+    "recompute": Grid(values=("off", "full")),
+    "activation_offload": Grid(values=_TWO),
+    "param_offload": Grid(values=_TWO),
+    "optimizer_offload": Grid(values=_TWO),
+    "loss_recompute": Grid(values=_TWO),
+    "logprob_tokens": Grid(minimum=1),
+    "logprob_chunk": Grid(minimum=16, multiple=16),
+    "sync_mode": Grid(values=("memory", "disk")),
+    "sync_buffer": Grid(minimum=1 << 20, multiple=1 << 20),
+    "dataloader_workers": Grid(minimum=0),
+    "allocator": Grid(values=("default", "expandable")),
+}
+_UNSUPPORTED = {
+    "rollout_tensor_parallel": "an engine is one process; add engines instead",
+    "cuda_graphs": "the CPU engine has none, and the GPU engine keeps SGLang's default",
+    "max_model_len": "it is the longest sequence of the task, which is the user's",
+    "dynamic_batching": "a token budget and a sequence count are both honoured",
+    "grad_offload": "gradients live for one step and are freed by it",
+    "optimizer_offload_fraction": "the optimizer state is offloaded whole",
+    "optimizer_offload_overlap": "the state is mapped, there is no copy to overlap",
+    "sequence_parallel": "the trainer shards parameters, not sequences",
+    "context_parallel": "the trainer shards parameters, not sequences",
+    "tensor_parallel": "the trainer shards parameters with FSDP2",
+    "sharding": "FSDP2 whenever there is more than one rank",
+    "fused_kernels": "there are none for this model",
+    "entropy_chunking": "the loss has no entropy term",
+    "entropy_recompute": "the loss has no entropy term",
+    "host_allocator": "its allocator settings are part of how peaks are measured",
+    "weights_backup": "it keeps none",
+    "memory_margin": "there is no allocator margin",
+    "restart_every": "it leaks nothing that a restart would free",
+    "memory_snapshot": "peaks per phase are always recorded",
+    "nccl_memory_check": "peaks per phase are always recorded",
+    "memory_profile": "peaks per phase are always recorded",
+}
+
+_LINE = re.compile(r"builtin: (?P<kind>phase|step|checkpoint|resumed|done)\b(?P<rest>.*)")
+_PAIR = re.compile(r"(\w+)=(\S+)")
+_STEP = re.compile(r"\s+(\d+)/(\d+)")
+
+
+class Builtin:
+    """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`."""
+
+    name = "builtin"
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's settings."""
+        try:
+            parse_settings(self._document(job, run="check"))
+        except SettingsError as error:
+            return tuple(
+                Problem(path=("settings", problem.key), message=problem.what, hint=problem.hint)
+                for problem in error.errors
+            )
+        return ()
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs with the defaults filled in, and what limits them."""
+        settings = parse_settings(self._document(job, run="profile"))
+        sequence = settings.prompt_tokens + settings.response_tokens
+        sequences = -(-settings.prompts * settings.samples // settings.ranks)
+        own = {name: getattr(settings, name) for name in _SUPPORTED}
+        own["tokens_per_microbatch"] = settings.tokens_per_microbatch or sequences * sequence
+        own["logprob_tokens"] = settings.logprob_tokens or own["tokens_per_microbatch"]
+        own["concurrency"] = min(settings.concurrency, settings.prompts * settings.samples)
+        gpus = cluster.gpus_per_node > 0
+        supported = {
+            name: Support(setting=name, grid=grid)
+            for name, grid in _SUPPORTED.items()
+            if not (name == "microbatch_size" and settings.microbatch_size is None)
+            if not (name == "max_batched_tokens" and settings.max_batched_tokens is None)
+            if not (name == "allocator" and not gpus)
+        }
+        constraints: list[Constraint] = [
+            AtLeast(
+                knob=name,
+                value=sequence,
+                why=f"a micro-batch holds at least one sequence of prompt_tokens + response_tokens = {sequence}",
+            )
+            for name in ("tokens_per_microbatch", "logprob_tokens")
+        ]
+        constraints.append(
+            AtMost(
+                knob="sync_buffer",
+                value=settings.sync_buffer,
+                why="a larger bucket frees nothing",
+            )
+        )
+        return Profile(
+            framework=self.name,
+            knobs=Knobs(**own),
+            supported=supported,
+            unsupported=_UNSUPPORTED,
+            constraints=tuple(constraints),
+            placement=Placement.SEPARATE,
+            engine=settings.engine,
+            longest_sequence=sequence,
+            trainer_budget_bytes=min((b for b in settings.trainer_budget if b), default=None),
+            engine_budget_bytes=settings.engine_budget,
+            resumable=settings.save_every > 0,
+        )
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt as `python -m launchers.builtin --config settings.yaml`."""
+        document = self._document(job, run=run) | self.settings(job, knobs)
+        document["resume"] = "auto" if resume else "never"
+        return Command(
+            argv=("{python}", "-m", "launchers.builtin", "--config", "{attempt}/settings.yaml"),
+            env=dict(job.env),
+            cwd=job.workdir,
+            files=(File(name="settings.yaml", text=yaml.safe_dump(document, sort_keys=False)),),
+        )
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the settings that differ from the job as written."""
+        written = self.profile(job, _NOWHERE).knobs
+        return {
+            name: getattr(knobs, name)
+            for name in _SUPPORTED
+            if getattr(knobs, name) is not None and getattr(knobs, name) != getattr(written, name)
+        }
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what one of the job's own lines says."""
+        found = _LINE.search(line)
+        if found is None:
+            return None
+        rest = found["rest"]
+        fields = dict(_PAIR.findall(rest))
+        try:
+            match found["kind"]:
+                case "phase":
+                    return _phase(rest, fields)
+                case "step":
+                    return _step(rest, fields)
+                case "checkpoint":
+                    return Saved(step=int(fields["step"]))
+                case "resumed":
+                    return Resumed(step=int(fields["step"]))
+                case _:
+                    return TrainingDone(step=int(fields["steps"]))
+        except (KeyError, ValueError):
+            return None  # a line torn by a crash
+
+    def _document(self, job: Job, *, run: str) -> dict[str, Any]:
+        document = dict(job.settings)
+        if isinstance(job.model, str):
+            document.setdefault("model", job.model)
+        document.setdefault("checkpoint_dir", f"{job.workdir}/checkpoints/{job.name}-{run}")
+        if "save_every" not in document:
+            document["save_every"] = job.recovery.save_every or _SAVE_EVERY
+        return document
+
+
+_SAVE_EVERY = 10  # steps: the smaller half of the product's rule max(10 steps, 20 min); a step here takes seconds
+_NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
+
+
+def _phase(rest: str, fields: dict[str, str]) -> Marker:
+    phase, step = Phase(fields["name"]), int(fields["step"])
+    if rest.lstrip().startswith("start"):
+        return PhaseStarted(phase=phase, step=step)
+    peak = None
+    if "peak_bytes" in fields:
+        peak = Peak(
+            used_bytes=int(fields["peak_bytes"]),
+            capacity_bytes=int(fields.get("budget_bytes", 0)),
+            component=Component(fields.get("component", "trainer")),
+        )
+    return PhaseEnded(phase=phase, step=step, seconds=float(fields["seconds"]), peak=peak)
+
+
+def _step(rest: str, fields: dict[str, str]) -> Marker | None:
+    counts = _STEP.match(rest)
+    if counts is None:
+        return None
+    numbers = {name: float(value) for name, value in fields.items()}
+    return StepDone(
+        step=int(counts[1]),
+        of=int(counts[2]),
+        seconds=numbers.pop("seconds", None),
+        tokens_per_second=numbers.pop("tokens_per_second", None),
+        metrics=numbers,
+    )
+

@@ -1,0 +1,197 @@
+"""The processes of an attempt, found by the marker in their environment, and their end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+MARKER = "AUTOTUNE_ATTEMPT"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_YOUNG_S = 30.0  # a process may still take its environment on by exec: Ray forks first, then execs the worker
+_ROTATION = 60  # known strangers looked at again, one in so many per scan: process ids are used again
+_LAST_WAIT_S = 10.0  # for processes that SIGKILL has been sent to
+
+
+class ProcessStat(NamedTuple):
+    """One line of /proc/<pid>/stat."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    group: int
+    cpu_s: float
+    started: int  # clock ticks since boot: tells a process from a later one with the same id
+    rss_bytes: int
+
+
+def marker(run: str, attempt: int) -> str:
+    """Return the environment entry that every process of an attempt carries."""
+    return f"{MARKER}={run}/{attempt}"
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return what the kernel says about a process; None when it has ended, zombies included."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - read twice a second per process
+            data = file.read()
+    except OSError:
+        return None
+    head, _, tail = data.rpartition(b")")
+    fields = tail.split()
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return ProcessStat(
+        pid=pid,
+        name=head[head.index(b"(") + 1 :].decode("utf-8", "replace"),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        started=int(fields[19]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+    )
+
+
+def attempt_of(pid: int) -> str | None:
+    """Return `<run>/<n>` of the attempt that a process belongs to; None for strangers and the unreadable."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process of the machine
+            data = b"\0" + file.read()
+    except OSError:
+        return None
+    at = data.find(b"\0" + MARKER.encode() + b"=")
+    if at < 0:
+        return None
+    start = at + len(MARKER) + 2
+    end = data.find(b"\0", start)
+    return data[start : end if end >= 0 else None].decode("utf-8", "replace")
+
+
+def all_pids() -> list[int]:
+    """Return the ids of all processes that are visible here."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - measured hot path
+
+
+def user_of(pid: int) -> str:
+    """Return the name of the user that a process belongs to."""
+    try:
+        owner = Path("/proc", str(pid)).stat().st_uid
+    except OSError:
+        return "?"
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return str(owner)
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Return whether that very process still runs."""
+    stat = read_stat(pid)
+    return stat is not None and stat.started == started
+
+
+class Census:
+    """The living processes of one attempt on this machine, kept current at little cost."""
+
+    def __init__(self, attempt: str) -> None:
+        self._attempt = attempt
+        self._ours: dict[int, int] = {}  # pid -> started
+        self._strangers: dict[int, float] = {}  # pid -> first seen
+        self._scans = 0
+
+    def scan(self) -> tuple[ProcessStat, ...]:
+        """Return the processes that carry the marker, and their descendants."""
+        now = time.monotonic()
+        self._scans += 1
+        present = all_pids()
+        found: list[ProcessStat] = []
+        strangers: dict[int, float] = {}
+        for pid in present:
+            started = self._ours.get(pid)
+            if started is None:
+                seen = self._strangers.get(pid, now)
+                if now - seen > _YOUNG_S and (pid + self._scans) % _ROTATION:
+                    strangers[pid] = seen
+                    continue
+            stat = self._classify(pid, started)
+            if stat is None:
+                strangers[pid] = self._strangers.get(pid, now)
+            else:
+                found.append(stat)
+        self._strangers = strangers
+        self._ours = {stat.pid: stat.started for stat in found}
+        return tuple(found)
+
+    def forget_strangers(self) -> None:
+        """Make the next scan look at every process anew."""
+        self._strangers = {}
+
+    def _classify(self, pid: int, started: int | None) -> ProcessStat | None:
+        if started is not None:
+            stat = read_stat(pid)
+            if stat is not None and stat.started == started:
+                return stat
+        if pid == os.getpid():
+            return None
+        if attempt_of(pid) == self._attempt:
+            return read_stat(pid)
+        if pid in self._strangers:
+            return None
+        stat = read_stat(pid)  # a child that dropped its environment is ours all the same
+        return stat if stat is not None and stat.parent in self._ours else None
+
+
+def end(find: Callable[[], Iterable[ProcessStat]], *, grace_s: float) -> tuple[ProcessStat, ...]:
+    """End the processes that `find` returns until it finds none; return those that even SIGKILL left.
+
+    SIGTERM first, SIGKILL after `grace_s`: an engine's owner may stay alive after SIGTERM took its scheduler.
+    """
+    begun = time.monotonic()
+    asked: set[tuple[int, int]] = set()
+    victims: dict[tuple[int, int], ProcessStat] = {}
+    quiet = 0
+    while True:
+        for stat in find():
+            victims[stat.pid, stat.started] = stat
+        victims = {key: stat for key, stat in victims.items() if is_alive(*key)}
+        elapsed = time.monotonic() - begun
+        quiet = 0 if victims else quiet + 1
+        if quiet == 2 or elapsed > grace_s + _LAST_WAIT_S:  # twice: one may have been between fork and exec
+            return tuple(victims.values())
+        for key in victims:
+            if elapsed >= grace_s:
+                _signal(key[0], signal.SIGKILL)
+            elif key not in asked:
+                asked.add(key)
+                _signal(key[0], signal.SIGTERM)
+        time.sleep(0.1)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    if pid in (1, os.getpid()):
+        return
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        return  # reported as a survivor, with its user
+
+
+def marked(wanted: Callable[[str], bool]) -> tuple[ProcessStat, ...]:
+    """Return the processes of this machine whose attempt is `wanted`."""
+    found = []
+    for pid in all_pids():
+        attempt = attempt_of(pid)
+        if attempt is not None and wanted(attempt) and pid != os.getpid():
+            stat = read_stat(pid)
+            if stat is not None:
+                found.append(stat)
+    return tuple(found)

@@ -1,0 +1,112 @@
+"""Starts the framework in a session of its own and ends that session when the supervisor is gone.
+
+Run by path with `python -I`, standard library only: `shim.py LIFELINE STATUS MARKER ARGV...`, where LIFELINE is the
+read end of a pipe that the supervisor holds open and STATUS is the file that receives how the framework ended.
+The supervisor may be killed while its children live on (Ray's memory monitor does so), hence the end of the
+pipe and the parent-death signal, whichever comes first, kill everything that belongs to the attempt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_CANNOT_START = 127  # as a shell says it
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the framework and return its exit code, 128 + n after signal n."""
+    lifeline, status, marker, argv = int(arguments[0]), Path(arguments[1]), arguments[2], arguments[3:]
+    supervisor = os.getppid()
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    os.set_inheritable(lifeline, False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)  # handled by the loop; a handler, unlike SIG_IGN, ends at exec
+    _LIBC.prctl(
+        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+    )  # orphans come to us instead of a container's first process
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0)
+    child = _start(argv)
+    while True:
+        select.select([lifeline, wakeup_read], [], [])
+        if select.select([wakeup_read], [], [], 0)[0]:
+            os.read(wakeup_read, 4096)
+        if select.select([lifeline], [], [], 0)[0] or os.getppid() != supervisor:
+            _end_attempt(marker)
+        ended = _reap(child)
+        if ended is not None:
+            code, number = ended
+            record = {"code": code, "signal": number, "at": time.time()}
+            status.with_suffix(".part").write_text(json.dumps(record))
+            status.with_suffix(".part").rename(status)
+            return code if code is not None else 128 + (number or 0)
+
+
+def _start(argv: list[str]) -> int:
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(_CANNOT_START)
+    signal.set_wakeup_fd(-1)
+    for number in (
+        signal.SIGCHLD,
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGPIPE,
+    ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - argv is the framework's command, without a shell
+    except OSError as error:
+        os.write(2, f"autotune: cannot start {argv[0]}: {error.strerror}\n".encode())
+    os._exit(_CANNOT_START)
+
+
+def _reap(child: int) -> tuple[int | None, int | None] | None:
+    """Collect ended children; return how `child` ended, if it did."""
+    ended = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if not pid:
+            return ended
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            ended = (None, -code) if code < 0 else (code, None)
+
+
+def _end_attempt(marker: str) -> None:
+    """Kill every process of the attempt on this machine, then the own group."""
+    wanted = b"\0" + marker.encode() + b"\0"
+    for _ in range(3):  # a process may fork while it is being looked for
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit() or int(entry) == os.getpid():
+                continue
+            try:
+                if wanted in b"\0" + Path("/proc", entry, "environ").read_bytes():
+                    os.kill(int(entry), signal.SIGKILL)
+            except OSError:
+                continue  # ended meanwhile, or another user's
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The driver: reads a job, follows its attempts, keeps the journal and talks to people."""

@@ -1,0 +1,72 @@
+"""What can be wrong outside the job itself; every error carries its exit code and a hint."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from policies.types import Value
+
+
+class ExitCode(IntEnum):
+    """The exit codes of `autotune`."""
+
+    OK = 0
+    NO = 1  # the answer is no: gave up, the job's own failure
+    USAGE = 2  # autotune's own input is wrong
+    INFRASTRUCTURE = 3
+    BUG = 101
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Failure(Exception):  # noqa: N818 - named as the user meets it
+    """An expected failure, told in one line with a hint and never with a traceback."""
+
+    def __init__(self, message: str, *, hint: str = "", code: ExitCode = ExitCode.INFRASTRUCTURE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+
+class Complaint(Value, frozen=True, kw_only=True):
+    """One mistake in a text the user wrote, with its place."""
+
+    message: str
+    file: str
+    line: int = 1  # 1-based
+    column: int = 1  # 1-based
+    width: int = 1
+    text: str = ""  # the source line
+    hint: str = ""
+    about: str = "job"
+
+    def render(self) -> str:
+        """Return the mistake with its place, the source line, carets and the hint."""
+        margin = " " * len(str(self.line))
+        shown, column = _clip(self.text, self.column)
+        carets = "^" * max(1, min(self.width, len(shown) - column + 1))
+        out = [
+            f"error[{self.about}]: {self.message}",
+            f"{margin}--> {self.file}:{self.line}:{self.column}",
+            f"{margin} |",
+            f"{self.line} | {shown}",
+            f"{margin} | {' ' * (column - 1)}{carets}",
+        ]
+        if self.hint:
+            out.append(f"hint: {self.hint}")
+        return "\n".join(out)
+
+
+def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:
+    text = text.replace("\t", " ").rstrip()
+    start = max(0, column - 1 - limit // 2) if len(text) > limit else 0
+    return "".join(c if c.isprintable() else "?" for c in text[start : start + limit]), column - start
+
+
+class JobErrors(Failure):
+    """Everything that is wrong with a job file, in order of line."""
+
+    def __init__(self, complaints: tuple[Complaint, ...]) -> None:
+        self.complaints = tuple(sorted(complaints, key=lambda c: (c.line, c.column)))
+        super().__init__("\n\n".join(c.render() for c in self.complaints), code=ExitCode.USAGE)

@@ -1,0 +1,85 @@
+"""Sizes, durations and shares: read from what people write, written as people read."""
+
+from __future__ import annotations
+
+import math
+import re
+
+GIB = 1024**3
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_DURATION = re.compile(
+    r"(?:(\d+(?:\.\d+)?)d)?\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s)?"
+)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def size_bytes(written: object) -> int:
+    """Return the bytes of `80GiB`, `79.1GiB`, `500 MB` or a plain number; ValueError otherwise."""
+    if isinstance(written, int) and not isinstance(written, bool) and written >= 0:
+        return written
+    match = _SIZE.fullmatch(written.strip()) if isinstance(written, str) else None
+    if match is None:
+        raise ValueError(written)
+    unit = (match[2] or "").lower()
+    base = 1000 if unit.endswith("b") and "i" not in unit and unit != "b" else 1024
+    scale: int = base ** _POWERS[unit.rstrip("b").rstrip("i")]
+    return round(float(match[1]) * scale)
+
+
+def duration_s(written: object) -> float:
+    """Return the seconds of `20s`, `10m`, `8h`, `1h 30m` or a plain number; ValueError otherwise."""
+    if isinstance(written, (int, float)) and not isinstance(written, bool):
+        if not math.isfinite(written) or written < 0:
+            raise ValueError(written)
+        return float(written)
+    text = written.strip().lower() if isinstance(written, str) else ""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(written)
+    return sum(
+        float(part) * scale for part, scale in zip(match.groups(), (86400, 3600, 60, 1), strict=True) if part
+    )
+
+
+def share(written: object) -> float:
+    """Return `5%` or `0.05` as a number from 0 to 1; ValueError otherwise."""
+    if isinstance(written, (int, float)) and not isinstance(written, bool):
+        value = float(written)
+    elif isinstance(written, str) and _NUMBER.fullmatch(written.strip().removesuffix("%").strip()):
+        value = float(written.strip().removesuffix("%")) / (100 if written.strip().endswith("%") else 1)
+    else:
+        raise ValueError(written)
+    if not 0 <= value <= 1:
+        raise ValueError(written)
+    return value
+
+
+def show_gib(size: float, *, digits: int = 2) -> str:
+    """Return `13.91 GiB`; small sizes in MiB so that a CPU budget can be read."""
+    if abs(size) >= 0.1 * GIB or size == 0:
+        return f"{size / GIB:,.{digits}f} GiB"
+    return f"{size / 1024**2:,.{max(digits - 1, 0)}f} MiB"
+
+
+def show_duration(seconds: float) -> str:
+    """Return `0.4s`, `41s`, `6m 12s` or `2h 05m`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def show_value(value: object) -> str:
+    """Return a setting's value as a person would type it."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Pure decisions: what failed, why, and what to change. No I/O."""

@@ -1,0 +1,164 @@
+"""The history read as attempts: what each was, how far it came and how it ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import assert_never
+
+import msgspec
+
+from policies.events import (
+    Accepted,
+    Decided,
+    Diagnosed,
+    Ended,
+    FailureSeen,
+    Finished,
+    GoalReached,
+    History,
+    Progressed,
+    Started,
+    StopRequested,
+    Verdict,
+)
+from policies.evidence import Cancelled, Diagnosis, Lost
+from policies.types import Cause, Knobs, Value
+
+# The reason of the `Decided` row that the loop appends when the user runs a finished or interrupted run again.
+RESUMED = "resumed by the user"
+
+MEMORY_CAUSES = frozenset(
+    {Cause.GPU_OOM, Cause.HOST_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL, Cause.SHM, Cause.OBJECT_STORE}
+)
+
+
+class Attempt(Value, frozen=True, kw_only=True):
+    """One launch and what became of it."""
+
+    number: int
+    knobs: Knobs
+    remedy: str = ""  # that led to it
+    step: int | None = None  # last completed
+    new_step: bool = False  # completed a step that no attempt before it had
+    stopping: str = ""  # by whom a stop was requested
+    failure: FailureSeen | None = None
+    goal: GoalReached | None = None
+    ended: Ended | None = None
+    diagnosis: Diagnosis | None = None
+    resumed: bool = False  # the user asked to go on after it
+    renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
+
+    @property
+    def infrastructure(self) -> bool:
+        """Whether the cluster ended it, as far as is known."""
+        if self.diagnosis is not None:
+            return self.diagnosis.cause is Cause.INFRASTRUCTURE
+        return self.ended is not None and isinstance(self.ended.outcome, Lost)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether its configuration failed for want of a memory."""
+        return self.diagnosis is not None and self.diagnosis.cause in MEMORY_CAUSES
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended it."""
+        return (
+            self.ended is not None and isinstance(self.ended.outcome, Cancelled) and self.ended.outcome.by == "user"
+        )
+
+
+class Run(Value, frozen=True, kw_only=True):
+    """A history, folded."""
+
+    accepted: Accepted
+    attempts: tuple[Attempt, ...] = ()
+    finished: Verdict | None = None  # unless resumed since
+    elapsed_s: float = 0.0  # from the first to the last row
+    renewed: int = 0
+
+    @property
+    def best_step(self) -> int | None:
+        """The furthest completed step of all attempts."""
+        return max((a.step for a in self.attempts if a.step is not None), default=None)
+
+    @property
+    def since_resumed(self) -> tuple[Attempt, ...]:
+        """The attempts that count against the budgets."""
+        return tuple(a for a in self.attempts if a.renewed == self.renewed)
+
+
+def fold(history: History) -> Run:
+    """Return the history as attempts; raises ValueError where it does not begin with Accepted."""
+    if not history or not isinstance(history[0], Accepted):
+        raise ValueError("a history begins with Accepted")
+    attempts: list[Attempt] = []
+    finished: Verdict | None = None
+    decided: Decided | None = None
+    renewed = 0
+    for event in history[1:]:
+        match event:
+            case Accepted():
+                raise ValueError("a history has one Accepted")
+            case Started():
+                remedy = decided.remedy.name if decided is not None and decided.remedy is not None else ""
+                number = event.attempt or len(attempts) + 1
+                attempts.append(Attempt(number=number, knobs=event.knobs, remedy=remedy, renewed=renewed))
+                decided = None
+            case Decided():
+                decided = event
+                if event.reason == RESUMED:
+                    finished = None
+                    renewed += 1
+                    if attempts:
+                        attempts[-1] = msgspec.structs.replace(attempts[-1], resumed=True)
+            case Finished():
+                finished = event.verdict
+            case Progressed() | FailureSeen() | GoalReached() | StopRequested() | Ended() | Diagnosed():
+                if attempts:
+                    attempts[-1] = _seen(attempts[-1], event, attempts[:-1])
+            case _:
+                assert_never(event)
+    return Run(
+        accepted=history[0],
+        attempts=tuple(attempts),
+        finished=finished,
+        elapsed_s=_seconds_between(history[0].at, history[-1].at),
+        renewed=renewed,
+    )
+
+
+def plain(diagnosis: Diagnosis) -> Diagnosis:
+    """Return a journal row's diagnosis without what makes it a row."""
+    return Diagnosis(**{name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__})
+
+
+def _seen(
+    attempt: Attempt,
+    event: Progressed | FailureSeen | GoalReached | StopRequested | Ended | Diagnosed,
+    earlier: list[Attempt],
+) -> Attempt:
+    match event:
+        case Progressed():
+            best = max((a.step for a in earlier if a.step is not None), default=0)
+            return msgspec.structs.replace(
+                attempt, step=max(event.step, attempt.step or 0), new_step=attempt.new_step or event.step > best
+            )
+        case FailureSeen():
+            return attempt if attempt.failure else msgspec.structs.replace(attempt, failure=event)
+        case GoalReached():
+            return msgspec.structs.replace(attempt, goal=event)
+        case StopRequested():
+            return attempt if attempt.stopping else msgspec.structs.replace(attempt, stopping=event.by)
+        case Ended():
+            return msgspec.structs.replace(attempt, ended=event)
+        case Diagnosed():
+            return msgspec.structs.replace(attempt, diagnosis=plain(event))
+    assert_never(event)
+
+
+def _seconds_between(first: str, last: str) -> float:
+    try:
+        return (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds()
+    except (ValueError, TypeError):  # rows without a time, or one with and one without a zone
+        return 0.0

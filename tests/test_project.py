@@ -1,0 +1,66 @@
+"""The project's own files: what is installed, what the README promises."""
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_no_cuda_packages_were_installed() -> None:
+    names = {d.metadata["Name"].lower().replace("_", "-") for d in importlib.metadata.distributions()}
+    assert {n for n in names if n.startswith("nvidia-")} == {"nvidia-ml-py"}
+    assert importlib.metadata.version("torch").endswith("+cpu")
+
+
+def test_pins_and_constraints_agree() -> None:
+    constraints = dict(
+        line.split("==", 1)
+        for line in (ROOT / "requirements/constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    lowered = {name.lower().replace("_", "-"): version for name, version in constraints.items()}
+    for line in (ROOT / "requirements/cpu.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pin = line.split(";")[0].strip()
+        name, version = re.fullmatch(r"([\w.\-]+)(?:\[\w+\])?==(\S+)", pin).groups()
+        assert lowered[name.lower().replace("_", "-")] == version, pin
+
+
+def test_core_dependencies_have_no_upper_pins() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"]:
+        assert not re.search(r"<|==|~=", requirement), requirement
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_readme_commands_are_make_targets(command: str) -> None:
+    assert command in (ROOT / "README.md").read_text()
+    target = command.split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_ci_runs_the_readme_test_command() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    assert all(f"stage {name}" in script for name in ("check", "test", "e2e"))
+
+
+def test_only_three_packages_and_the_configs_are_installed() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert {pattern.rstrip("*") for pattern in tool["include"]} == {
+        "orchestrator",
+        "launchers",
+        "policies",
+        "configs",
+    }
+
+
+def test_the_tree_names_no_private_path() -> None:
+    for path in ROOT.rglob("*.py"):
+        if any(part.startswith(".") for part in path.relative_to(ROOT).parts):
+            continue
+        assert "/work" + "/" not in path.read_text(encoding="utf-8"), path
