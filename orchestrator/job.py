@@ -225,11 +225,7 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
     for option in written:
         name, equals, value = option.partition("=")
         try:
-            if not equals:
-                raise Unfit(
-                    "an override is written knob=value", hint=f"such as `--set {name}=...`", at=(0, len(name))
-                )
-            changes[name] = _setting(name, value, profile)
+            changes[name] = _setting(name, value if equals else None, profile)
         except Unfit as unfit:
             start, width = (int(unfit.at[0]), int(unfit.at[1])) if unfit.at else (len(name) + 1, len(value))
             complaints.append(
@@ -248,8 +244,10 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
     return framework.settings(job, msgspec.structs.replace(profile.knobs, **changes))
 
 
-def _setting(name: str, text: str, profile: Profile) -> Setting:
+def _setting(name: str, text: str | None, profile: Profile) -> Setting:
     here = (0, max(1, len(name)))
+    if text is None:
+        raise Unfit("an override is written knob=value", hint=f"such as `--set {name}=...`", at=here)
     if name not in KNOBS:
         raise Unfit(
             f"unknown knob `{name}`", hint=suggestion(name, tuple(profile.supported) or KNOBS), at=here

@@ -36,6 +36,9 @@ def text(value: Any) -> str:
     return value
 
 
+_some_text = text
+
+
 def boolean(value: Any) -> bool:
     """Read true or false."""
     if not isinstance(value, bool):
@@ -145,7 +148,7 @@ def denied_name(value: Any) -> str:
 
 def job_name(value: Any) -> str:
     """Read the name of a job."""
-    text = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else text(value)
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _some_text(value)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text):
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:60]
         raise Unfit("a name of letters, digits, `.`, `_` and `-`", hint=f"such as `{slug}`" if slug else "")
@@ -219,7 +222,7 @@ _SHAPE = tuple(Model.__struct_fields__)
 def model(value: Any) -> str | dict[str, int]:
     """Read a model's folder or shape."""
     if isinstance(value, str):
-        return text(value)
+        return _some_text(value)
     if not isinstance(value, dict):
         raise Unfit("a folder, a config.json or a mapping such as `{hidden: 4096, layers: 36, ...}`")
     for name, item in value.items():
@@ -232,16 +235,16 @@ def model(value: Any) -> str | dict[str, int]:
 
 def address(value: Any) -> str:
     """Read the address of a cluster."""
-    text = text(value)
-    if text.startswith("ray://"):
+    written = _some_text(value)
+    if written.startswith("ray://"):
         raise Unfit(
             "`auto`, `local` or host:port of the cluster's GCS",
             hint="such as `gpu-01:6379`, without `ray://`",
         )
-    if text not in ("auto", "local") and not re.fullmatch(
-        r"[\w.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", text
+    if written not in ("auto", "local") and not re.fullmatch(
+        r"[\w.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", written
     ):
         raise Unfit(
-            "`auto`, `local` or host:port of the cluster's GCS", hint=suggestion(text, ("auto", "local"))
+            "`auto`, `local` or host:port of the cluster's GCS", hint=suggestion(written, ("auto", "local"))
         )
-    return text
+    return written

@@ -64,7 +64,9 @@ class Attempt(Value, frozen=True, kw_only=True):
     def interrupted(self) -> bool:
         """Whether the user ended it."""
         return (
-            self.ended is not None and isinstance(self.ended.outcome, Cancelled) and self.ended.outcome.by == "user"
+            self.ended is not None
+            and isinstance(self.ended.outcome, Cancelled)
+            and self.ended.outcome.by == "user"
         )
 
 
@@ -142,7 +144,9 @@ def _seen(
         case Progressed():
             best = max((a.step for a in earlier if a.step is not None), default=0)
             return msgspec.structs.replace(
-                attempt, step=max(event.step, attempt.step or 0), new_step=attempt.new_step or event.step > best
+                attempt,
+                step=max(event.step, attempt.step or 0),
+                new_step=attempt.new_step or event.step > best,
             )
         case FailureSeen():
             return attempt if attempt.failure else msgspec.structs.replace(attempt, failure=event)

@@ -78,7 +78,7 @@ def disable_cuda_graph(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
 def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Fewer tokens per pass in the phase that failed: same batch, more micro-batches."""
     share = shrink_share(diagnosis.facts)
-    names = ("tokens_per_microbatch",)
+    names: tuple[str, ...] = ("tokens_per_microbatch",)
     if diagnosis.phase in _ROLLOUT_PHASES:
         names = ("max_batched_tokens",)
     elif diagnosis.phase is Phase.LOG_PROB:
@@ -216,7 +216,9 @@ def offload_grads(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
 def sequence_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Every sequence split over more ranks."""
     for knob in ("sequence_parallel", "context_parallel"):
-        yield from _doubled("sequence_parallel", profile, knobs, knob, "each rank holds a part of every sequence")
+        yield from _doubled(
+            "sequence_parallel", profile, knobs, knob, "each rank holds a part of every sequence"
+        )
 
 
 def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -429,13 +431,27 @@ def _doubled(name: str, profile: Profile, knobs: Knobs, knob: str, why: str) -> 
 
 
 def _switch(
-    name: str, profile: Profile, knobs: Knobs, changes: dict[str, Setting], *, reason: str, frees: str, slows: str
+    name: str,
+    profile: Profile,
+    knobs: Knobs,
+    changes: dict[str, Setting],
+    *,
+    reason: str,
+    frees: str,
+    slows: str,
 ) -> Iterator[Remedy]:
     yield from _remedy(name, profile, knobs, changes, reason=reason, frees=frees, slows=slows)
 
 
 def _remedy(
-    name: str, profile: Profile, knobs: Knobs, changes: dict[str, Setting], *, reason: str, frees: str, slows: str
+    name: str,
+    profile: Profile,
+    knobs: Knobs,
+    changes: dict[str, Setting],
+    *,
+    reason: str,
+    frees: str,
+    slows: str,
 ) -> Iterator[Remedy]:
     """Yield the remedy where its knobs are offered, have a value and differ from the present ones."""
     if any(value is None or knob not in profile.supported for knob, value in changes.items()):

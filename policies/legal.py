@@ -44,7 +44,9 @@ def on_grid(grid: Grid, value: Setting) -> bool:
     if value is None:
         return True
     if grid.values:
-        return any(value == legal and isinstance(value, bool) == isinstance(legal, bool) for legal in grid.values)
+        return any(
+            value == legal and isinstance(value, bool) == isinstance(legal, bool) for legal in grid.values
+        )
     if isinstance(value, bool | str):
         return grid.minimum is None and grid.maximum is None and grid.multiple is None
     if grid.minimum is not None and value < grid.minimum - _TOLERANCE:
@@ -139,8 +141,9 @@ def _constraint(  # noqa: C901 - one branch per kind of constraint
             if touched and getattr(after, knob) == value and getattr(after, other) not in values:
                 return f"{knob} = {value} is not possible with {other} = {getattr(after, other)}: {why}"
         case Together(knobs=knobs, why=why):
-            values = [getattr(after, name) for name in knobs]
-            is_set = [value is not None and value is not False for value in values]
+            is_set = [
+                getattr(after, name) is not None and getattr(after, name) is not False for name in knobs
+            ]
             if names.intersection(knobs) and any(is_set) and not all(is_set):
                 return f"{', '.join(knobs)} are set together or not at all: {why}"
         case FixedDuringRun(knob=knob, why=why):

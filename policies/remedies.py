@@ -35,7 +35,14 @@ _ANY_PHASE = tuple(Phase)
 _SHARED = (Placement.COLOCATED,)
 _APART = (Placement.SEPARATE, Placement.ASYNCHRONOUS)
 _ENGINE = (Component.ROLLOUT, Component.REWARD)
-_TRAINING = (Component.TRAINER, Component.REF, Component.CRITIC, Component.DRIVER, Component.DATA, Component.UNKNOWN)
+_TRAINING = (
+    Component.TRAINER,
+    Component.REF,
+    Component.CRITIC,
+    Component.DRIVER,
+    Component.DATA,
+    Component.UNKNOWN,
+)
 
 
 def _rungs(
@@ -210,7 +217,9 @@ LADDER: tuple[Rung, ...] = (
     ),
     *_rungs(_GPU, (Phase.CHECKPOINT, Phase.DATA), do.reduce_mem_fraction, placements=_SHARED),
     # The engine's pool.
-    *_rungs((Cause.KV_POOL,), _ANY_PHASE, do.reduce_concurrency, do.increase_mem_fraction, do.tensor_parallel),
+    *_rungs(
+        (Cause.KV_POOL,), _ANY_PHASE, do.reduce_concurrency, do.increase_mem_fraction, do.tensor_parallel
+    ),
     *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, do.increase_mem_fraction),
     *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, do.offload_params, do.offload_optimizer, placements=_SHARED),
     *_rungs(
@@ -246,7 +255,9 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
 
     Where the message shows fragmentation, the allocator comes first: it costs nothing.
     """
-    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis) and _reaches(rung, profile, diagnosis)]
+    rungs = [
+        rung for rung in LADDER if rung.serves(profile, diagnosis) and _reaches(rung, profile, diagnosis)
+    ]
     if diagnosis.fragmentation:
         rungs.sort(key=lambda rung: rung.propose is not do.expandable_segments)
     seen: list[Remedy] = []
@@ -265,6 +276,9 @@ def _reaches(rung: Rung, profile: Profile, diagnosis: Diagnosis) -> bool:
         return True
     if rung.propose is do.reduce_mem_fraction and diagnosis.component not in _ENGINE:
         return any(component in held for component in _ENGINE)
-    if rung.propose in (do.offload_optimizer, do.offload_params, do.offload_grads) and diagnosis.component in _ENGINE:
+    if (
+        rung.propose in (do.offload_optimizer, do.offload_params, do.offload_grads)
+        and diagnosis.component in _ENGINE
+    ):
         return any(component in held for component in (Component.TRAINER, Component.REF, Component.CRITIC))
     return True

@@ -50,7 +50,9 @@ _HOST_MORE: dict[str, tuple[Setting, ...]] = {
     "optimizer_offload": (True, False),
     "weights_backup": (True, False),
 }
-_HOST_NUMBERS = frozenset({"dataloader_workers", "optimizer_offload_fraction", "concurrency", "microbatch_size"})
+_HOST_NUMBERS = frozenset(
+    {"dataloader_workers", "optimizer_offload_fraction", "concurrency", "microbatch_size"}
+)
 
 _DIAGNOSTICS = frozenset({"memory_snapshot", "nccl_memory_check", "memory_profile"})
 _HOST_ONLY = frozenset({"host_allocator", "weights_backup", "dataloader_workers"})
@@ -77,7 +79,8 @@ def repeats(profile: Profile, failed: Knobs, diagnosis: Diagnosis, proposed: Kno
     """
     neutral = _neutral(profile, diagnosis)
     return all(
-        name in neutral or _asks_no_less(name, getattr(failed, name), getattr(proposed, name), diagnosis.cause)
+        name in neutral
+        or _asks_no_less(name, getattr(failed, name), getattr(proposed, name), diagnosis.cause)
         for name in KNOBS
     )
 
@@ -124,8 +127,9 @@ def _at_least(larger: Setting, smaller: Setting) -> bool:
 
 
 def _mode_at_least(order: tuple[Setting, ...], proposed: Setting, failed: Setting) -> bool:
-    """Return whether `proposed` stands before `failed` in an order from more to less; unset is the first."""
+    """Return whether `proposed` stands no later than `failed` in an order from more to less; unset means off."""
     if not order:
         return False
-    places = {mode: place for place, mode in enumerate(order)} | {None: 0}
+    places: dict[Setting, int] = {mode: place for place, mode in enumerate(order)}
+    places[None] = places.get(False, 0)
     return proposed in places and failed in places and places[proposed] <= places[failed]

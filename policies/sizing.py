@@ -32,7 +32,9 @@ def shrink_share(facts: Facts) -> float:
     return min(0.5, MARGIN * facts.capacity_bytes / max(1, used + facts.requested_bytes))
 
 
-def smaller(profile: Profile, knobs: Knobs, knob: str, *, share: float, base: int | None = None) -> int | None:
+def smaller(
+    profile: Profile, knobs: Knobs, knob: str, *, share: float, base: int | None = None
+) -> int | None:
     """Return the largest legal number of at most `share` of the present one, or the smallest there is.
 
     `base` stands for the present value where the knob itself is unset. None: nothing smaller is legal.

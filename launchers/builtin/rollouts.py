@@ -41,7 +41,9 @@ def grouped(answers: list[Answer], *, group: int) -> list[Sample]:
         mean = sum(member.reward for member in members) / len(members)
         variance = sum((member.reward - mean) ** 2 for member in members) / max(1, len(members) - 1)
         scale = variance**0.5 + _EPSILON
-        samples += [Sample(**member._asdict(), advantage=(member.reward - mean) / scale) for member in members]
+        samples += [
+            Sample(**member._asdict(), advantage=(member.reward - mean) / scale) for member in members
+        ]
     return samples
 
 

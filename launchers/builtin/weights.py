@@ -1,5 +1,6 @@
 """The policy's weights on their way to the rollout engines and to disk."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,11 +37,7 @@ class Bucket:
 
 def unflatten(entries: list[Entry], flat: Raw) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors that lie one after the other in a buffer, sharing its memory."""
-    if not flat.flags.writeable:  # Ray hands out read-only views of its store; nobody writes to them here
-        flat = flat.view()
-        memory = torch.frombuffer(memoryview(flat), dtype=torch.uint8)
-    else:
-        memory = torch.from_numpy(flat)
+    memory = readable(flat)
     tensors = []
     offset = 0
     for entry in entries:
@@ -61,10 +58,20 @@ def raw(tensor: torch.Tensor) -> Raw:
     return block
 
 
-def as_tensor(entry: Entry, data: "Raw | torch.Tensor") -> torch.Tensor:
-    """Return a tensor that shares the memory of `data`."""
-    flat = torch.from_numpy(data) if not isinstance(data, torch.Tensor) else data
-    return flat.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+def readable(data: Raw) -> torch.Tensor:
+    """Return a tensor over bytes that may be read-only, as views of a mapping or of Ray's store are."""
+    with warnings.catch_warnings():
+        # torch warns that a write would be undefined; everyone here only reads.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(data)
+
+
+def as_tensor(entry: Entry, data: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the entry's type and shape that shares the memory of `data`."""
+    dtype = _DTYPES[entry.dtype]
+    if data.data_ptr() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).reshape(entry.shape)
 
 
 def buckets(weights: dict[str, torch.nn.Parameter], *, limit_bytes: int) -> list[list[str]]:

@@ -66,9 +66,9 @@ class Logs:
         if self._workers is not None and self._jobs:
             with os.scandir(self._workers) as entries:
                 for entry in entries:
-                    match = _WORKER_LOG.fullmatch(entry.name)
-                    if match and match["job"] in self._jobs:
-                        found.append((f"worker-{match['pid']}.{match['stream']}", entry.path))
+                    worker = _WORKER_LOG.fullmatch(entry.name)
+                    if worker and worker["job"] in self._jobs:
+                        found.append((f"worker-{worker['pid']}.{worker['stream']}", entry.path))
         return found
 
     def _sizes(self) -> dict[str, int]:

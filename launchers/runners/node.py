@@ -49,12 +49,12 @@ class Node:
     def __init__(
         self, *, run: str, attempt: int, name: str, workers: str = "", start: Start | None = None
     ) -> None:
-        self._attempt = f"{run}/{attempt}"
+        self.attempt = f"{run}/{attempt}"
         self._name = name
         self._workers = Path(workers) if workers else None
         self._child: Child | None = None
         self._start = start or Start(baseline=read_baseline(), machine=machine_of(workers))
-        self._sampler = Sampler(self._attempt, node=name)
+        self._sampler = Sampler(self.attempt, node=name)
         self._logs = self._open_logs()
 
     def _open_logs(self) -> Logs:
@@ -78,9 +78,9 @@ class Node:
     def launch(self, command: Command, *, python: str | None, environment: dict[str, str]) -> Start:
         """Start the framework here and return where its logs begin."""
         if self._child is not None:
-            raise Unreachable(f"attempt {self._attempt} has been started already")
+            raise Unreachable(f"attempt {self.attempt} has been started already")
         self.follow(command.logs)
-        child = Child(command, attempt=self._attempt, python=python, environment=environment)
+        child = Child(command, attempt=self.attempt, python=python, environment=environment)
         self._child = child
         self._start = Start(
             baseline=self._start.baseline,

@@ -215,11 +215,23 @@ class SglangEngine:
 
 
 def _engine_environment(options: EngineOptions, *, folder: Path) -> dict[str, str]:
-    environment = {"AUTOTUNE_ENGINE_FOLDER": str(folder), "TMPDIR": str(folder)}
+    environment = {
+        "AUTOTUNE_ENGINE_FOLDER": str(folder),
+        "TMPDIR": str(folder),
+        # Each of them makes SGLang wait 5 s for a dump of its dead scheduler before it ends its caller.
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+    }
     environment.setdefault("AUTOTUNE_ATTEMPT", os.environ.get("AUTOTUNE_ATTEMPT") or "standalone")
     if options.device == "cpu":
         # Inherited by the scheduler; this process may have started without them.
-        environment |= ALLOCATOR_ENVIRONMENT | {"AUTOTUNE_CPU_ENGINE": "1"}
+        environment |= ALLOCATOR_ENVIRONMENT | {
+            "AUTOTUNE_CPU_ENGINE": "1",
+            # torch.compile would start a C++ compiler, and its thread pool, inside the budget.
+            "TORCHDYNAMO_DISABLE": "1",
+            # Stacks count against the budget, and SGLang raises their default to 64 MiB.
+            "OMP_STACKSIZE": "2M",
+        }
     if options.budget_bytes is not None:
         environment["AUTOTUNE_ENGINE_BUDGET_BYTES"] = str(options.budget_bytes)
     return environment

@@ -1,6 +1,8 @@
 """What runs inside SGLang's scheduler process, registered through SGLang's hook registry (0.5.23)."""
 
+import importlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from launchers.builtin.device import Device, warm_up
 from launchers.builtin.engines.board import Board
+from launchers.builtin.engines.sampling_hash import murmur_hash32
 from launchers.builtin.records import describe, report
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_HASH = "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32"
+_PYTHON_THREAD_STACK_BYTES = 1 << 20
 # SGLang's texts for a token pool that ran dry: mem_cache/allocation.py.
 _POOL_DRY = ("Prefill out of memory", "Decode out of memory", "alloc_req_slots runs out of memory")
 _SEED_WITHOUT_ONE = 42  # SGLang's own, sampling/sampling_batch_info.py
@@ -22,6 +27,8 @@ _SEED_WITHOUT_ONE = 42  # SGLang's own, sampling/sampling_batch_info.py
 
 def register() -> None:
     """Register the hooks of this scheduler process."""
+    # SGLang raises RLIMIT_STACK, the default size of a thread's stack, to 64 MiB, and a stack counts against the limit.
+    threading.stack_size(_PYTHON_THREAD_STACK_BYTES)
     folder = os.environ.get("AUTOTUNE_ENGINE_FOLDER")
     budget = os.environ.get("AUTOTUNE_ENGINE_BUDGET_BYTES")
     watch = SchedulerWatch(
@@ -42,6 +49,8 @@ def register() -> None:
     }
     for target, hook in around.items():
         HookRegistry.register(target, hook, HookType.AROUND)
+    if not watch.on_gpu:
+        HookRegistry.register(_HASH, murmur_hash32, HookType.REPLACE)
     HookRegistry.register(
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
         seed_requests,
@@ -71,14 +80,14 @@ class SchedulerWatch:
         self._folder = folder
         self._board = Board(folder / "board") if folder else None
         self._budget_bytes = budget_bytes
-        self._on_gpu = on_gpu
+        self.on_gpu = on_gpu
         self._device: Device | None = None
         self._phase = "rollout_init"
         self._reported = False
 
     def free_memory(self, original: Callable[[], int]) -> int:
         """Answer with what is left of the budget; the first question, asked before the weights load, opens it."""
-        if self._on_gpu:
+        if self.on_gpu:
             return original()
         device = self._open_device()
         if self._budget_bytes is None:
@@ -95,7 +104,7 @@ class SchedulerWatch:
         except Exception as error:
             self._fail(error)
             raise
-        if self._on_gpu:
+        if self.on_gpu:
             self._open_device()
         self._phase = "rollout"
 
@@ -112,10 +121,10 @@ class SchedulerWatch:
         board, device = self._board, self._device
         if board is None or device is None:
             return original(*args, **kwargs)
-        if self._on_gpu and board.read("peak_bytes") == 0:
+        if self.on_gpu and board.read("peak_bytes") == 0:
             torch.cuda.reset_peak_memory_stats()
         result = original(*args, **kwargs)
-        used = int(torch.cuda.max_memory_allocated()) if self._on_gpu else device.used_bytes()
+        used = int(torch.cuda.max_memory_allocated()) if self.on_gpu else device.used_bytes()
         if used > board.read("peak_bytes"):
             board.write("peak_bytes", used)
         return result
@@ -149,9 +158,10 @@ class SchedulerWatch:
 
     def _open_device(self) -> Device:
         if self._device is None:
-            if not self._on_gpu:
+            if not self.on_gpu:
+                _load_what_loads_late()
                 warm_up()
-            self._device = Device.open(budget_bytes=self._budget_bytes, on_gpu=self._on_gpu)
+            self._device = Device.open(budget_bytes=self._budget_bytes, on_gpu=self.on_gpu)
             if self._board is not None:
                 self._board.write("scheduler_pid", os.getpid())
                 self._board.write("baseline_bytes", self._device.baseline_bytes)
@@ -171,7 +181,7 @@ class SchedulerWatch:
             component="rollout",
             rank=0,
             step=self._board.read("step") if self._board is not None else 0,
-            on_gpu=self._on_gpu,
+            on_gpu=self.on_gpu,
             used_bytes=used,
             budget_bytes=self._budget_bytes,
         )
@@ -180,3 +190,9 @@ class SchedulerWatch:
         if self._folder is not None:
             (self._folder / "failure.json").write_bytes(msgspec.json.encode(record))
         report(record, error)
+
+
+def _load_what_loads_late() -> None:
+    # On a card these modules would not lie in device memory either. The registry imports every model (35 MiB).
+    for module in ("sglang.srt.models.registry", "sglang.srt.model_loader.loader"):
+        importlib.import_module(module)

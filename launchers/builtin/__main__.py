@@ -1,0 +1,66 @@
+"""`python -m launchers.builtin --config settings.yaml`: exit 0 when done, 1 on failure, 2 on a bad setting."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from launchers.builtin import lines
+from launchers.builtin.settings import Settings, SettingsError, read_settings
+
+_FAILURE = 1
+_BAD_SETTING = 2
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    del frame
+    # A second signal must not interrupt the clean-up.
+    signal.signal(signum, signal.SIG_IGN)
+    raise SystemExit(128 + signum)
+
+
+def main() -> int:
+    """Run the program and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m launchers.builtin")
+    parser.add_argument("--config", type=Path, required=True, help="settings.yaml of the job")
+    arguments = parser.parse_args()
+    try:
+        return _run(read_settings(arguments.config))
+    except SettingsError as error:
+        for problem in error.errors:
+            sys.stdout.write(f"{problem.line()}\n")
+        return _BAD_SETTING
+
+
+def _run(settings: Settings) -> int:
+    # Slow imports come after the settings have been found good.
+    import ray
+
+    from launchers.builtin.actors import ActorFailure, connect
+    from launchers.builtin.program import Program
+
+    try:
+        connect()
+    except ConnectionError as error:
+        lines.say(f"cannot reach Ray: {' '.join(str(error).split())}")
+        return _FAILURE
+    # After ray.init, which installs its own.
+    signal.signal(signal.SIGTERM, _stop)
+    program = Program(settings)
+    try:
+        program.run()
+    except ActorFailure as failure:
+        lines.say(failure.summary)
+        if failure.record is not None:
+            lines.say(failure.record.line().removeprefix("builtin: "))
+        return _FAILURE
+    finally:
+        program.close()
+        ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""A small in-process engine for fast tests: batched sampling with a seed per request.
+
+transformers' continuous batching draws from torch's global generator, so a request's tokens would depend on
+its neighbours; a resumed run could not repeat them. Here each request owns one.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launchers.builtin import torchvision_ops
+from launchers.builtin.device import Device, warm_up
+from launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from launchers.builtin.tensor_file import read
+from launchers.builtin.weights import as_tensor, readable
+
+
+class LightEngine:
+    """A Hugging Face causal LM that answers `concurrency` requests at a time."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        torchvision_ops.declare()
+        from transformers import AutoModelForCausalLM
+
+        self._options = options
+        self._torch_device = torch.device(options.device)
+        warm_up()
+        self._device = Device.open(budget_bytes=options.budget_bytes, on_gpu=options.device == "cuda")
+        with self._device.phase("rollout"):
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                options.model_path, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
+            )
+            self._model = model.to(self._torch_device).eval().requires_grad_(False)
+            self._weights = dict(self._model.named_parameters())
+        self._pool_tokens = self._pool()
+
+    def mark_step(self, step: int) -> None:
+        """Take no notice: failures of this engine reach its actor as exceptions."""
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        *,
+        seeds: list[int],
+        max_new_tokens: int,
+        temperature: float,
+        ignore_eos: bool,
+    ) -> list[Completion]:
+        """Return one response per prompt; equal seeds and weights give equal tokens."""
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for index, prompt in enumerate(prompts):
+            by_length[len(prompt)].append(index)
+        found: dict[int, Completion] = {}
+        with self._device.phase("rollout"), torch.inference_mode():
+            for length, members in by_length.items():
+                wave = min(self._options.concurrency, self._pool_tokens // (length + max_new_tokens))
+                if wave < 1:
+                    raise ValueError("Loaded weights leave no GPU memory for one request's tokens")
+                for start in range(0, len(members), wave):
+                    chosen = members[start : start + wave]
+                    completions = self._wave(
+                        [prompts[index] for index in chosen],
+                        seeds=[seeds[index] for index in chosen],
+                        max_new_tokens=max_new_tokens,
+                        temperature=temperature,
+                    )
+                    found |= dict(zip(chosen, completions, strict=True))
+        completions = [found[index] for index in range(len(prompts))]
+        return completions if ignore_eos else [self._until_end(completion) for completion in completions]
+
+    def begin_update(self) -> None:
+        """Open a transfer of weights through memory."""
+
+    def update(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
+        """Load some of the model's tensors."""
+        with self._device.phase("rollout"):
+            for name, tensor in bucket:
+                self._weights[name].copy_(tensor)
+
+    def end_update(self) -> None:
+        """Close the transfer; the next response comes from the new weights."""
+
+    def update_from_disk(self, path: str) -> None:
+        """Load all weights from a folder of safetensors."""
+        with self._device.phase("rollout"):
+            for file in sorted(Path(path).glob("*.safetensors")):
+                for entry, data in read(file):
+                    self._weights[entry.name].copy_(as_tensor(entry, readable(data)))
+
+    def memory(self) -> EngineMemory:
+        """Return the memory used since the last call."""
+        readings = self._device.take().values()
+        return EngineMemory(
+            peak_bytes=max((reading.peak_bytes for reading in readings), default=self._device.used_bytes()),
+            budget_bytes=self._device.capacity_bytes or None,
+            pool_tokens=self._pool_tokens,
+        )
+
+    def shutdown(self) -> None:
+        """End the engine, which has no processes of its own."""
+
+    def _pool(self) -> int:
+        capacity = self._device.capacity_bytes
+        if not capacity:
+            return 1 << 40
+        config = self._model.config
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        item = next(iter(self._weights.values())).element_size()
+        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * item
+        free = self._options.memory_fraction * capacity - self._device.used_bytes()
+        return max(0, int(free / per_token))
+
+    def _wave(
+        self, prompts: list[list[int]], *, seeds: list[int], max_new_tokens: int, temperature: float
+    ) -> list[Completion]:
+        draws = torch.stack(
+            [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        ).to(self._torch_device)
+        tokens = torch.tensor(prompts, device=self._torch_device)
+        cache = None
+        chosen: list[torch.Tensor] = []
+        scores: list[torch.Tensor] = []
+        for number in range(max_new_tokens):
+            output = self._model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
+            logprobs = torch.log_softmax(output.logits[:, -1].float() / temperature, dim=-1)
+            edges = logprobs.exp().cumsum(dim=-1)
+            # The last edge is 1 up to rounding; scaling the draw by it keeps the index inside.
+            draw = draws[:, number : number + 1] * edges[:, -1:]
+            tokens = torch.searchsorted(edges, draw, right=True).clamp_(max=edges.shape[-1] - 1)
+            chosen.append(tokens)
+            scores.append(logprobs.gather(-1, tokens))
+        answer, score = torch.cat(chosen, dim=1).tolist(), torch.cat(scores, dim=1).tolist()
+        return [Completion(tokens=row, logprobs=marks) for row, marks in zip(answer, score, strict=True)]
+
+    def _until_end(self, completion: Completion) -> Completion:
+        end = self._model.config.eos_token_id
+        ends = set(end if isinstance(end, list) else [end])
+        for index, token in enumerate(completion.tokens):
+            if token in ends:
+                return Completion(
+                    tokens=completion.tokens[: index + 1], logprobs=completion.logprobs[: index + 1]
+                )
+        return completion

@@ -1,0 +1,35 @@
+"""The Ray actor of one attempt on one node; on the head node it is the attempt's supervisor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from launchers.runners.child import outside_ray_worker
+from launchers.runners.node import Node, Start
+from launchers.runners.ray_jobs import job_environment
+from policies.types import Command
+
+
+class NodeActor(Node):
+    """A node's share of an attempt inside a Ray worker."""
+
+    def __init__(self, *, run: str, attempt: int, name: str, start: Start | None = None) -> None:
+        from ray._private.worker import global_worker
+
+        workers = global_worker.node.get_logs_dir_path()
+        super().__init__(run=run, attempt=attempt, name=name, workers=workers, start=start)
+
+    def supervise(self, command: Command, *, python: str | None, job_config: str | None) -> Start:
+        """Start the framework as a program of its own that finds this Ray cluster."""
+        import ray
+
+        environment = outside_ray_worker(dict(os.environ), initial=_initial_environment())
+        environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        environment.update(job_environment(self.attempt, inherited=job_config))
+        return self.launch(command, python=python, environment=environment)
+
+
+def _initial_environment() -> dict[str, str]:
+    entries = Path("/proc/self/environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

@@ -1,0 +1,205 @@
+"""Connects this process to a Ray cluster, or starts one of our own that dies with us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launchers.base import Unreachable
+from launchers.runners.host import read_cards
+from policies.types import Value
+
+NAMESPACE = "autotune"
+_LEAST_CPUS = 16  # frameworks start many light actors
+_OBJECT_STORE_BYTES = 256 * 1024 * 1024
+_LONGEST_FOLDER = 40  # Ray's socket paths below it must stay under 107 bytes
+_LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
+_REAPER = Path(__file__).with_name("reaper.py")
+
+
+class Connection(Value, frozen=True, kw_only=True):
+    """A cluster that this process is connected to."""
+
+    address: str  # of its GCS
+    ours: bool  # started here
+    note: str  # what the user should know; empty when they asked for just this
+    lifeline: int = -1  # while it is open, our own Ray lives
+    reaper: int = -1
+
+
+def connect(address: str | None, *, gpus: int | None = None) -> Connection:
+    """Connect to `auto`, `local`, host:port, or (None) an existing cluster if there is one, else our own.
+
+    To be called from the main thread: the kernel ends our own Ray together with the thread that started it.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise Unreachable("this process is connected to a Ray cluster already")
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    if address == "local":
+        return _start_local(gpus, note="")
+    if address not in (None, "auto"):
+        return _join(str(address))
+    found = _existing()
+    if found is not None:
+        return _join(found)
+    if address == "auto":
+        raise Unreachable(
+            "no Ray cluster is running here",
+            hint="start one with `ray start --head`, or write `address: local` to use this machine alone",
+        )
+    return _start_local(gpus, note="no Ray cluster found; using a local one that ends with this run")
+
+
+def disconnect(connection: Connection) -> None:
+    """Leave the cluster; our own ends."""
+    import ray
+
+    with _own_signals():
+        ray.shutdown()
+    if connection.ours:
+        os.close(connection.lifeline)
+        os.waitpid(connection.reaper, 0)
+
+
+def _existing() -> str | None:
+    """Return the address of the cluster that Ray itself would find, our own local ones left out."""
+    from ray._private import services
+
+    named = os.environ.get("RAY_ADDRESS")
+    if named and named != "auto":
+        return named
+    latest = services.find_bootstrap_address(None)
+    running = {candidate for candidate in _gcs_addresses() if candidate}
+    if latest in running:
+        return str(latest)
+    return min(running) if running else None
+
+
+def _gcs_addresses() -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (process / "cmdline").read_bytes().split(b"\0")
+            if not argv[0].endswith(b"/raylet"):
+                continue
+            if b"\0" + _LOCAL.encode() + b"=" in b"\0" + (process / "environ").read_bytes():
+                continue
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        for word in argv:
+            if word.startswith(b"--gcs-address="):
+                yield word.partition(b"=")[2].decode()
+
+
+def _join(address: str) -> Connection:
+    _enable_found_token()
+    with _environment({"RAY_ADDRESS": address}):
+        try:
+            info = _init(address=address)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise Unreachable(
+                f"cannot connect to the Ray cluster at {address}: {str(error).splitlines()[0]}",
+                hint="this machine must be a node of the cluster (`ray start --address=...`)",
+            ) from error
+    return Connection(address=info["gcs_address"], ours=False, note="")
+
+
+def _enable_found_token() -> None:
+    """Use the user's token as Ray does for clusters it finds itself; older Ray has no tokens."""
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+    except ImportError:
+        return
+    enable = getattr(setup, "maybe_enable_token_auth_if_token_available", None)
+    if enable is not None and "RAY_AUTH_MODE" not in os.environ:
+        enable(warn_if_disabled=False)
+
+
+def _start_local(gpus: int | None, *, note: str) -> Connection:
+    folder = tempfile.mkdtemp(prefix="at-")
+    if len(folder) > _LONGEST_FOLDER:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")  # noqa: S108 - mode 0700; TMPDIR is too long for sockets
+    token = f"{_LOCAL}={secrets.token_hex(8)}"
+    read, lifeline = os.pipe()
+    reaper = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_REAPER), str(read), token, folder],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=(read,),
+        cwd="/",
+    )
+    os.close(read)
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # nobody else's business, even on a shared machine
+    if os.environ["RAY_AUTH_MODE"] == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    name, _, value = token.partition("=")
+    try:
+        with _environment({name: value, "RAY_ADDRESS": None}):
+            info = _init(
+                address="local",
+                num_cpus=max(_LEAST_CPUS, len(os.sched_getaffinity(0))),
+                num_gpus=_visible_gpus() if gpus is None else gpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                _temp_dir=folder,
+            )
+    except Exception as error:
+        os.close(lifeline)
+        raise Unreachable(f"cannot start Ray here: {error}") from error
+    return Connection(address=info["gcs_address"], ours=True, note=note, lifeline=lifeline, reaper=reaper.pid)
+
+
+def _visible_gpus() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(read_cards())
+    return count if visible is None else min(count, len([entry for entry in visible.split(",") if entry]))
+
+
+def _init(**options: Any) -> dict[str, Any]:
+    import ray
+
+    with _own_signals():
+        context = ray.init(
+            namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", configure_logging=True, **options
+        )
+    return dict(context.address_info)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the signal handlers of this process: Ray replaces SIGTERM's."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
