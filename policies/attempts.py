@@ -21,10 +21,10 @@ from policies.events import (
     StopRequested,
     Verdict,
 )
-from policies.evidence import Cancelled, Diagnosis, Lost
+from policies.evidence import Cancelled, Diagnosis, Lost, Remedy
 from policies.types import Cause, Knobs, Value
 
-# The reason of the `Decided` row that the loop appends when the user runs a finished or interrupted run again.
+# The reason of the `Decided` row that the loop appends when the user goes on with a run.
 RESUMED = "resumed by the user"
 
 MEMORY_CAUSES = frozenset(
@@ -37,7 +37,7 @@ class Attempt(Value, frozen=True, kw_only=True):
 
     number: int
     knobs: Knobs
-    remedy: str = ""  # that led to it
+    remedy: Remedy | None = None  # that led to it
     step: int | None = None  # last completed
     new_step: bool = False  # completed a step that no attempt before it had
     stopping: str = ""  # by whom a stop was requested
@@ -103,7 +103,7 @@ def fold(history: History) -> Run:
             case Accepted():
                 raise ValueError("a history has one Accepted")
             case Started():
-                remedy = decided.remedy.name if decided is not None and decided.remedy is not None else ""
+                remedy = decided.remedy if decided is not None else None
                 number = event.attempt or len(attempts) + 1
                 attempts.append(Attempt(number=number, knobs=event.knobs, remedy=remedy, renewed=renewed))
                 decided = None

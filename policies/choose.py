@@ -29,7 +29,7 @@ _MEMORY = {
 
 
 def next_remedy(run: Run) -> Remedy | None:
-    """Return the cheapest permitted remedy of the last failure that repeats no earlier one; None: nothing is left.
+    """Return the cheapest permitted remedy of the last failure that repeats no earlier one; None: none is left.
 
     Where an estimate is available, it ranks these candidates; the ladder's order breaks its ties.
     """
@@ -39,7 +39,7 @@ def next_remedy(run: Run) -> Remedy | None:
     climbed = _climbed(run)
     permitted = list(_permitted(run, last.knobs, last.diagnosis))
     # The streak's own remedies come last, and only then: they may still have room when all others are used.
-    permitted.sort(key=lambda remedy: remedy.name in climbed)
+    permitted.sort(key=lambda remedy: _used(remedy, climbed))
     for remedy in permitted:
         whole = _without_relapse(run, last.knobs, remedy, _COMBINED)
         if whole is not None:
@@ -68,26 +68,29 @@ def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
     return f"attempt #{attempt} misses by {_size(missing)} of {memory}"
 
 
-def _climbed(run: Run) -> frozenset[str]:
+def _climbed(run: Run) -> tuple[Remedy, ...]:
     """Return the remedies already used in a streak of equal failures without a new step."""
     streak: list[Attempt] = []
     for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
-        same = (
-            attempt.diagnosis is not None
-            and (not streak or streak[0].diagnosis is not None)
-            and (
-                not streak
-                or (attempt.diagnosis.cause, attempt.diagnosis.phase)
-                == (streak[0].diagnosis.cause, streak[0].diagnosis.phase)  # type: ignore[union-attr]
-            )
-        )
-        if not same:
+        if attempt.diagnosis is None or (streak and _failure(attempt) != _failure(streak[0])):
             break
         streak.append(attempt)
         if attempt.new_step:
             break
     # The remedy that led to the oldest of them answered another failure.
-    return frozenset(a.remedy for a in streak[:-1]) if len(streak) >= _CLIMB_AFTER else frozenset()
+    used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None)
+    return used if len(streak) >= _CLIMB_AFTER else ()
+
+
+def _failure(attempt: Attempt) -> tuple[Cause, Phase] | None:
+    return None if attempt.diagnosis is None else (attempt.diagnosis.cause, attempt.diagnosis.phase)
+
+
+def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
+    """Return whether a remedy moves again what one of `climbed` moved."""
+    return any(
+        remedy.name == other.name and remedy.changes.keys() <= other.changes.keys() for other in climbed
+    )
 
 
 def _permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -108,7 +111,7 @@ def _started(run: Run) -> bool:
 
 
 def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Remedy | None:
-    """Return the remedy, joined with what keeps earlier failures from coming back; None where nothing does."""
+    """Return the remedy with what keeps earlier failures from coming back; None where nothing does."""
     proposed = remedy.apply(knobs)
     relapse = _relapse(run, proposed)
     if relapse is None:

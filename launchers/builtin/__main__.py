@@ -1,4 +1,4 @@
-"""`python -m launchers.builtin --config settings.yaml`: exit 0 when done, 1 on failure, 2 on a bad setting."""
+"""`python -m launchers.builtin --config settings.yaml`: exit 0 when done, 1 failed, 2 on a bad setting."""
 
 import argparse
 import signal

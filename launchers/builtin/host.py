@@ -158,7 +158,7 @@ class Parking:
     def _apply(self, move: object) -> None:
         # The one entry that FSDP2 follows too: it re-points its own views of the shards.
         with torch.no_grad():
-            self._module._apply(move)  # type: ignore[arg-type]
+            self._module._apply(move)  # type: ignore[no-untyped-call]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import sys
 from typing import Literal, NamedTuple
 
-
 Component = Literal["trainer", "rollout"]
 
 
@@ -49,8 +48,9 @@ def step_done(step: int, *, of: int, figures: StepFigures) -> None:
     """Say what a step achieved."""
     rate = figures.tokens / figures.seconds
     say(
-        f"step {step}/{of} seconds={figures.seconds:.3f} tokens={figures.tokens} tokens_per_second={rate:.1f} "
-        f"reward={figures.reward:.6f} loss={figures.loss:.9g} kl={figures.kl:.9g} "
+        f"step {step}/{of} seconds={figures.seconds:.3f} tokens={figures.tokens} "
+        f"tokens_per_second={rate:.1f} reward={figures.reward:.6f} "
+        f"loss={figures.loss:.9g} kl={figures.kl:.9g} "
         f"grad_norm={figures.grad_norm:.9g} logprob_gap={figures.logprob_gap:.3g}"
     )
 

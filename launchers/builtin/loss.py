@@ -1,4 +1,4 @@
-"""The objective: PPO with two clips and a k3 penalty, summed over tokens and divided by the step's token count."""
+"""The objective: PPO with two clips and a k3 penalty, summed over tokens, divided by the step's count."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""A small Qwen2 with random weights and a tokenizer, written as a Hugging Face folder; nothing is downloaded."""
+"""A small Qwen2 with random weights and a tokenizer, written as a Hugging Face folder; no download."""
 
 import json
 from collections.abc import Iterator
@@ -101,13 +101,11 @@ def _entries(shape: ModelShape) -> list[Entry]:
             entries.append(Entry(f"{prefix}self_attn.{name}_proj.weight", "F32", (width, shape.hidden)))
             entries.append(Entry(f"{prefix}self_attn.{name}_proj.bias", "F32", (width,)))
         entries.append(Entry(f"{prefix}self_attn.o_proj.weight", "F32", (shape.hidden, wide)))
-        for name in ("gate", "up"):
-            entries.append(
-                Entry(f"{prefix}mlp.{name}_proj.weight", "F32", (shape.intermediate, shape.hidden))
-            )
+        up = (shape.intermediate, shape.hidden)
+        entries += [Entry(f"{prefix}mlp.{name}_proj.weight", "F32", up) for name in ("gate", "up")]
         entries.append(Entry(f"{prefix}mlp.down_proj.weight", "F32", (shape.hidden, shape.intermediate)))
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            entries.append(Entry(f"{prefix}{name}.weight", "F32", (shape.hidden,)))
+        norms = ("input_layernorm", "post_attention_layernorm")
+        entries += [Entry(f"{prefix}{name}.weight", "F32", (shape.hidden,)) for name in norms]
     entries.append(Entry("model.norm.weight", "F32", (shape.hidden,)))
     entries.append(Entry("lm_head.weight", "F32", (shape.vocab, shape.hidden)))
     return entries
@@ -127,6 +125,6 @@ def _weights(entries: list[Entry], *, seed: int) -> Iterator[Raw]:
 
 def _tokenizer(vocab: int) -> Tokenizer:
     words = [*_SPECIAL, *(f"t{index}" for index in range(len(_SPECIAL), vocab))]
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=_SPECIAL[0]))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return tokenizer

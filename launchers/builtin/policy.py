@@ -69,7 +69,9 @@ def load_policy(
     """Return the model of a Hugging Face folder, in fp32 and ready to train."""
     torchvision_ops.declare()
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     return _prepared(
         causal_lm.to(device), temperature=temperature, recompute=recompute, loss_recompute=loss_recompute

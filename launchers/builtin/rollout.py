@@ -91,7 +91,7 @@ class RolloutActor:
             )
 
     def receive(self, tensors: list[tuple[str, str, list[int]]], *, group: str, step: int = 0) -> None:
-        """Take one broadcast bucket, given as names, dtypes and shapes; the sender broadcasts at the same time."""
+        """Take one broadcast bucket of (name, dtype, shape); the sender broadcasts at the same time."""
         with self._reporting("weight_sync", step=step):
             self._distributed().receive(tensors, group=group)
 

@@ -62,14 +62,15 @@ def write(path: Path, entries: Sequence[Entry], blocks: Iterable[Raw]) -> int:
 
 
 def read(path: Path) -> Iterator[tuple[Entry, Raw]]:
-    """Yield every tensor's entry and a read-only view of its bytes, valid until the next one is asked for."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        length = int.from_bytes(mapped[:8], "little")
-        header = json.loads(mapped[8 : 8 + length])
-        for name, fields in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = fields["data_offsets"]
-            view = np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=8 + length + begin)
-            yield Entry(name, fields["dtype"], tuple(fields["shape"])), view
-            del view
+    """Yield every tensor's entry and a read-only view of its bytes."""
+    with path.open("rb") as file:
+        # Not closed by hand: it goes with the last view of it.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    length = int.from_bytes(mapped[:8], "little")
+    header = json.loads(mapped[8 : 8 + length])
+    for name, fields in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = fields["data_offsets"]
+        view = np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=8 + length + begin)
+        yield Entry(name, fields["dtype"], tuple(fields["shape"])), view

@@ -1,6 +1,5 @@
 """One trainer rank: its phases are methods, which the main program calls on all ranks at once."""
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -70,6 +69,7 @@ class TrainerRank:
         torch.manual_seed(settings.seed + self._rank)
         warm_up()
         warm_up_policy()
+        _warm_up_transport()
         if meeting is not None:
             torch.distributed.init_process_group(
                 "nccl" if self._on_gpu else "gloo",
@@ -110,7 +110,7 @@ class TrainerRank:
         self._old, self._reference_scores = {}, {}
 
     def log_prob(self, step: int) -> Report:
-        """Score the samples under the policy that made them, and under the reference when there is a penalty."""
+        """Score the samples under the policy, and under the reference when there is a penalty."""
         with self._phase("log_prob", step=step):
             self._fetch(self._policy_parking)
             self._old = self._scores(self._policy)
@@ -155,7 +155,7 @@ class TrainerRank:
                 kl += share.kl.item() * batch.weight
                 del logprobs, share
             with self._phase("backward", step=step):
-                total.backward()
+                total.backward()  # type: ignore[no-untyped-call]
             del total
         return self._report(loss=loss, kl=kl)
 
@@ -362,9 +362,15 @@ class TrainerRank:
             raise PhaseFailure(record) from error
 
 
-def _own_address() -> str:
-    if "RAY_ADDRESS" in os.environ or "RAY_JOB_ID" in os.environ:
-        import ray
+def _warm_up_transport() -> None:
+    """Cause the threads that Ray's object store starts at its first use; their stacks would count later."""
+    import ray
 
-        return str(ray.util.get_node_ip_address())
-    return "127.0.0.1"
+    if ray.is_initialized():
+        ray.get(ray.put(torch.zeros(1 << 20, dtype=torch.uint8).numpy()))
+
+
+def _own_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"

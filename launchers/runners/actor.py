@@ -20,6 +20,12 @@ class NodeActor(Node):
         workers = global_worker.node.get_logs_dir_path()
         super().__init__(run=run, attempt=attempt, name=name, workers=workers, start=start)
 
+    def node_id(self) -> str:
+        """Return the id of the node that the actor runs on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     def supervise(self, command: Command, *, python: str | None, job_config: str | None) -> Start:
         """Start the framework as a program of its own that finds this Ray cluster."""
         import ray

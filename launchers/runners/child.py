@@ -12,9 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from launchers.base import Exit, Unreachable
 from launchers.runners.processes import MARKER, is_alive, read_stat
-from policies.types import Command, LogSource
+from policies.types import Command, LogSource, Value
 
 _PREFIX = "autotune-attempt-"
 _OWNER = "owner.json"
@@ -32,6 +34,14 @@ _OF_RAY_WORKERS = (
 )
 
 
+class _Owner(Value, frozen=True, kw_only=True):
+    """Who supervises the attempt of a private folder."""
+
+    attempt: str
+    pid: int
+    started: int
+
+
 class Child:
     """A started framework: lives at most as long as this object's process."""
 
@@ -42,8 +52,8 @@ class Child:
         self.output = self.folder / "output.log"
         self.attempt = attempt
         own = read_stat(os.getpid())
-        owner = {"attempt": attempt, "pid": os.getpid(), "started": own.started if own else 0}
-        (self.folder / _OWNER).write_text(json.dumps(owner))
+        owner = _Owner(attempt=attempt, pid=os.getpid(), started=own.started if own else 0)
+        (self.folder / _OWNER).write_bytes(msgspec.json.encode(owner))
         for file in command.files:
             path = self.folder / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +71,7 @@ class Child:
             **filled,
             MARKER: attempt,
             "RAY_DEDUP_LOGS": "0",
-            "SPT_NOENV": "1",  # setproctitle, which SGLang uses, would overwrite the environment that shows the marker
+            "SPT_NOENV": "1",  # else setproctitle, which SGLang uses, overwrites the marker in /proc
         }
         try:
             self._shim = self._start(argv, environment=environment, cwd=self._fill(command.cwd))
@@ -134,7 +144,7 @@ class Child:
 def outside_ray_worker(environment: dict[str, str], *, initial: dict[str, str]) -> dict[str, str]:
     """Return what a process outside Ray may inherit from a Ray worker's environment.
 
-    `initial` is the environment that the worker was started with: Ray adds thread counts and devices to its own later.
+    `initial` is the environment that the worker was started with: Ray adds to its own later.
     """
     kept = {name: value for name, value in environment.items() if name not in _OF_RAY_WORKERS}
     if kept.get("PYTHONBREAKPOINT", "").startswith("ray."):
@@ -148,28 +158,26 @@ def outside_ray_worker(environment: dict[str, str], *, initial: dict[str, str]) 
 
 def living_attempts(run: str) -> set[str]:
     """Return the attempts `<run>/<n>` whose supervisor lives on this machine."""
-    return {
-        str(owner["attempt"]) for _, owner in _owned_folders(run) if is_alive(owner["pid"], owner["started"])
-    }
+    return {owner.attempt for _, owner in _owned_folders(run) if is_alive(owner.pid, owner.started)}
 
 
 def remove_dead_folders(run: str, *, spared: set[str]) -> tuple[str, ...]:
     """Remove the private folders of a run's attempts that are not `spared`; return their attempts."""
     removed = []
     for folder, owner in _owned_folders(run):
-        if owner["attempt"] not in spared and not is_alive(owner["pid"], owner["started"]):
+        if owner.attempt not in spared and not is_alive(owner.pid, owner.started):
             shutil.rmtree(folder, ignore_errors=True)
-            removed.append(str(owner["attempt"]))
+            removed.append(owner.attempt)
     return tuple(removed)
 
 
-def _owned_folders(run: str) -> list[tuple[Path, dict[str, int]]]:
+def _owned_folders(run: str) -> list[tuple[Path, _Owner]]:
     found = []
     for record in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
         try:
-            owner = json.loads(record.read_text())
-        except (OSError, ValueError):
+            owner = msgspec.json.decode(record.read_bytes(), type=_Owner)
+        except (OSError, msgspec.DecodeError):
             continue  # another user's, or being removed
-        if str(owner["attempt"]).startswith(run + "/"):
+        if owner.attempt.startswith(run + "/"):
             found.append((record.parent, owner))
     return found

@@ -49,7 +49,7 @@ def connect(address: str | None, *, gpus: int | None = None) -> Connection:
         return _start_local(gpus, note="")
     if address not in (None, "auto"):
         return _join(str(address))
-    found = _existing()
+    found = _existing(any_running=address == "auto")
     if found is not None:
         return _join(found)
     if address == "auto":
@@ -71,8 +71,11 @@ def disconnect(connection: Connection) -> None:
         os.waitpid(connection.reaper, 0)
 
 
-def _existing() -> str | None:
-    """Return the address of the cluster that Ray itself would find, our own local ones left out."""
+def _existing(*, any_running: bool) -> str | None:
+    """Return the address that Ray itself would find: RAY_ADDRESS, the cluster of `ray start`, or any running one.
+
+    Our own local clusters are left out: they end with another run.
+    """
     from ray._private import services
 
     named = os.environ.get("RAY_ADDRESS")
@@ -82,7 +85,7 @@ def _existing() -> str | None:
     running = {candidate for candidate in _gcs_addresses() if candidate}
     if latest in running:
         return str(latest)
-    return min(running) if running else None
+    return min(running) if running and any_running else None
 
 
 def _gcs_addresses() -> Iterator[str]:
@@ -128,7 +131,7 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
     folder = tempfile.mkdtemp(prefix="at-")
     if len(folder) > _LONGEST_FOLDER:
         Path(folder).rmdir()
-        folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")  # noqa: S108 - mode 0700; TMPDIR is too long for sockets
+        folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")
     token = f"{_LOCAL}={secrets.token_hex(8)}"
     read, lifeline = os.pipe()
     reaper = subprocess.Popen(
@@ -139,9 +142,7 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
         cwd="/",
     )
     os.close(read)
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # nobody else's business, even on a shared machine
-    if os.environ["RAY_AUTH_MODE"] == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    _protect()
     name, _, value = token.partition("=")
     try:
         with _environment({name: value, "RAY_ADDRESS": None}):
@@ -157,6 +158,17 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
         os.close(lifeline)
         raise Unreachable(f"cannot start Ray here: {error}") from error
     return Connection(address=info["gcs_address"], ours=True, note=note, lifeline=lifeline, reaper=reaper.pid)
+
+
+def _protect() -> None:
+    """Let nobody else on this machine use our own Ray, without touching the user's token file."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    from ray._raylet import Config
+
+    Config.initialize("")  # Ray reads the mode when it is imported
 
 
 def _visible_gpus() -> int:

@@ -103,7 +103,7 @@ def drain(
     largest_stranger: Callable[[str], ProcessHold],
     enough_share: float = ENOUGH_SHARE,
 ) -> Drain:
-    """Wait until nothing is held any more; after `timeout_s` end what is left of the attempt and say what is held."""
+    """Wait until nothing is held; after `timeout_s` end what is left of the attempt and say what is held."""
     begun = time.monotonic()
     while True:
         elapsed = time.monotonic() - begun

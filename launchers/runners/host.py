@@ -50,7 +50,7 @@ def measure() -> Machine:
 
 
 def read_host() -> HostMemory:
-    """Return used and total host memory; the smallest limit of an enclosing cgroup counts, page cache does not."""
+    """Return used and total host memory within the tightest enclosing cgroup, page cache not counted."""
     fields = {}
     with open("/proc/meminfo", "rb") as file:  # noqa: PTH123 - read twice a second
         for line in file:
@@ -74,7 +74,7 @@ def read_host() -> HostMemory:
 
 @cache
 def _limiting_group(total_bytes: int) -> tuple[int, Path, Path, bytes] | None:
-    """Return (limit, usage file, statistics file, cache field) of the tightest memory cgroup below the machine."""
+    """Return (limit, usage file, statistics file, cache field) of the tightest memory cgroup."""
     best: tuple[int, Path, Path, bytes] | None = None
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -61,8 +61,10 @@ class Logs:
         found = [("", str(self._output))] if self._output else []
         for source in self._sources:
             several = glob.has_magic(source.glob)
-            for match in sorted(glob.glob(source.glob, recursive=True)):
-                found.append((f"{source.name}:{Path(match).name}" if several else source.name, match))
+            found += [
+                (f"{source.name}:{Path(match).name}" if several else source.name, match)
+                for match in _matches(source)
+            ]
         if self._workers is not None and self._jobs:
             with os.scandir(self._workers) as entries:
                 for entry in entries:
@@ -74,11 +76,15 @@ class Logs:
     def _sizes(self) -> dict[str, int]:
         sizes = {}
         for source in self._sources:
-            for match in glob.glob(source.glob, recursive=True):
+            for match in _matches(source):
                 path = Path(match)
                 if path.is_file():
                     sizes[match] = path.stat().st_size
         return sizes
+
+
+def _matches(source: LogSource) -> list[str]:
+    return sorted(glob.glob(source.glob, recursive=True))  # noqa: PTH207 - absolute patterns
 
 
 def _read(source: str, path: str, offset: int) -> Piece | None:

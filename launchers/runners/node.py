@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from launchers.base import Exit, Unreachable
 from launchers.runners.child import Child, living_attempts, remove_dead_folders
 from launchers.runners.drain import CardState, ProcessHold, Residue
@@ -30,6 +32,7 @@ class Start(Value, frozen=True, kw_only=True):
     origin: dict[str, int] = {}  # log -> its size when the attempt began
     output: str = ""  # the framework's own output; empty where it does not run
     logs: tuple[LogSource, ...] = ()
+    name: str = ""  # of the node
     machine: str = ""  # equal for nodes that see the same files
 
 
@@ -53,7 +56,7 @@ class Node:
         self._name = name
         self._workers = Path(workers) if workers else None
         self._child: Child | None = None
-        self._start = start or Start(baseline=read_baseline(), machine=machine_of(workers))
+        self._start = start or Start(baseline=read_baseline(), name=name, machine=machine_of(workers))
         self._sampler = Sampler(self.attempt, node=name)
         self._logs = self._open_logs()
 
@@ -68,11 +71,9 @@ class Node:
 
     def follow(self, logs: tuple[LogSource, ...]) -> Start:
         """Note where the framework's logs stand; the attempt has not begun yet."""
-        self._start = Start(baseline=self._start.baseline, machine=self._start.machine, logs=logs)
+        self._start = replace(self._start, logs=logs)
         self._logs = self._open_logs()
-        self._start = Start(
-            baseline=self._start.baseline, machine=self._start.machine, logs=logs, origin=self._logs.origin
-        )
+        self._start = replace(self._start, origin=self._logs.origin)
         return self._start
 
     def launch(self, command: Command, *, python: str | None, environment: dict[str, str]) -> Start:
@@ -82,13 +83,7 @@ class Node:
         self.follow(command.logs)
         child = Child(command, attempt=self.attempt, python=python, environment=environment)
         self._child = child
-        self._start = Start(
-            baseline=self._start.baseline,
-            origin=self._logs.origin,
-            output=str(child.output),
-            logs=child.logs,
-            machine=self._start.machine,
-        )
+        self._start = replace(self._start, output=str(child.output), logs=child.logs)
         self._logs = self._open_logs()
         return self._start
 
@@ -183,7 +178,7 @@ def machine_of(workers: str) -> str:
 
 
 def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, ...]:
-    """End the processes of a run's attempts on this machine that no living supervisor owns; return what ended."""
+    """End the processes of a run's attempts on this machine that nobody supervises; return what ended."""
     spared = spared | living_attempts(run)
     ended: dict[int, str] = {}
 

@@ -23,6 +23,7 @@ class ProcessHandle:
         self._node = node
         self._baseline = baseline
         self._enough_share = enough_share
+        self.released = False
         self.rewind()
 
     def rewind(self) -> None:
@@ -64,8 +65,10 @@ class ProcessHandle:
 
     def release(self) -> None:
         """End what still runs and remove the attempt's private folder."""
-        self.stop(grace_s=0.0)
-        self._node.release()
+        if not self.released:
+            self.released = True
+            self.stop(grace_s=0.0)
+            self._node.release()
 
 
 class ProcessRunner:
@@ -101,8 +104,9 @@ class ProcessRunner:
     def attach(self, *, run: str, attempt: int) -> ProcessHandle | None:
         """Return the attempt if this very process started it."""
         handle = self._handles.get((run, attempt))
-        if handle is not None:
-            handle.rewind()
+        if handle is None or handle.released:
+            return None
+        handle.rewind()
         return handle
 
     def sweep(self, *, run: str) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from launchers.base import Unreachable
-from launchers.runners.actor import NodeActor
-from launchers.runners.connection import NAMESPACE, Connection, connect, disconnect
+from launchers.runners.connection import Connection, connect, disconnect
 from launchers.runners.host import Machine, measure
 from launchers.runners.node import Start, sweep_machine
-from launchers.runners.ray_handle import Posts, RayHandle
-from launchers.runners.ray_jobs import inherited_job_config, jobs_of, remove_leftovers
+from launchers.runners.posts import Posts, living_nodes, on_node
+from launchers.runners.ray_handle import RayHandle
+from launchers.runners.ray_jobs import attempts_with_jobs, inherited_job_config, jobs_of, remove_leftovers
 from policies.types import Cluster, Command
 
 _START_S = 120.0  # Ray may have to start workers on busy nodes
@@ -21,11 +21,11 @@ _SWEEP_GRACE_S = 2.0
 class RayRunner:
     """Attempts as programs supervised by actors of a Ray cluster."""
 
-    def __init__(self, connection: Connection, *, nodes: int, gpus_per_node: int | None) -> None:
+    def __init__(self, connection: Connection, *, nodes: int = 1, gpus_per_node: int | None = None) -> None:
         self._connection = connection
         self._nodes = nodes
         self._gpus_per_node = gpus_per_node
-        self.note = connection.note
+        self.note = connection.note  # a line for the console; empty when the user asked for just this cluster
 
     @classmethod
     def open(
@@ -37,18 +37,23 @@ class RayRunner:
         """
         return cls(connect(address, gpus=gpus), nodes=nodes, gpus_per_node=gpus_per_node)
 
+    @property
+    def address(self) -> str:
+        """The cluster's GCS address."""
+        return self._connection.address
+
     def cluster(self) -> Cluster:
         """Return what the nodes report; with cards anywhere, only the nodes that have some count."""
         import ray
 
         probe = ray.remote(num_cpus=0, max_retries=0)(measure)
         nodes = living_nodes()
-        machines: list[Machine] = self._get([probe.options(**_on(node)).remote() for node in nodes], _START_S)
+        machines: list[Machine] = _get([probe.options(**on_node(node)).remote() for node in nodes], _START_S)
         counts = [
             min(len(machine.cards), int(node["Resources"].get("GPU", 0)))
             for node, machine in zip(nodes, machines, strict=True)
         ]
-        with_cards = [(m, count) for m, count in zip(machines, counts, strict=True) if count]
+        with_cards = [(machine, count) for machine, count in zip(machines, counts, strict=True) if count]
         cards = [card for machine, _ in with_cards for card in machine.cards]
         return Cluster(
             address="local" if self._connection.ours else self._connection.address,
@@ -63,42 +68,55 @@ class RayRunner:
         """Start an attempt: a supervisor on the head node, a sampler on every other node."""
         import ray
 
-        posts = Posts(run=run, attempt=attempt, detached=not self._connection.ours)
+        posts = self._posts(run, attempt)
         if posts.find_supervisor() is not None:
-            raise Unreachable(f"attempt {attempt} of {run} is running already", hint="resume it, or stop it first")
-        nodes, head = living_nodes(), head_node()
-        reserved: dict[str, Any] = {}
-        if not command.ray_native:
-            reserved = self._reserve(posts)
+            raise Unreachable(
+                f"attempt {attempt} of {run} is running already", hint="resume it, or stop it first"
+            )
+        nodes = living_nodes()
+        head, reserved = str(nodes[0]["NodeID"]), dict[str, Any]()
+        gpus = self._gpus_to_reserve(nodes) if not command.ray_native else 0
         try:
+            if gpus:
+                head, reserved = posts.reserve(nodes=self._nodes, gpus_per_node=gpus)
             actors = {
-                node["NodeID"]: posts.create(node, supervisor=node is head or node == head, extra=reserved if node == head else {})
+                str(node["NodeID"]): posts.create(
+                    node,
+                    supervisor=node["NodeID"] == head,
+                    extra=reserved if node["NodeID"] == head else None,
+                )
                 for node in nodes
             }
-            supervisor = actors[head["NodeID"]]
-            starts = dict(
-                zip(
-                    actors,
-                    self._get([actor.follow.remote(command.logs) for actor in actors.values()], _START_S),
-                    strict=True,
-                )
+            asked = [actor.follow.remote(command.logs) for actor in actors.values()]
+            starts: dict[str, Start] = dict(zip(actors, _get(asked, _START_S), strict=True))
+            supervise = actors[head].supervise.remote(
+                command, python=python, job_config=inherited_job_config()
             )
-            (starts[head["NodeID"]],) = self._get(
-                [supervisor.supervise.remote(command, python=python, job_config=inherited_job_config())], _START_S
-            )
-        except BaseException:
+            starts[head] = _get([supervise], _START_S)[0]
+        except ray.exceptions.RayTaskError as error:
             posts.dismiss()
+            if isinstance(error.cause, Unreachable):
+                raise error.cause from None
             raise
-        return RayHandle(posts, actors=actors, starts=starts, head=head["NodeID"])
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            posts.dismiss()
+            raise Unreachable(f"the Ray cluster did not take the attempt: {error}") from error
+        return RayHandle(posts, actors=actors, starts=starts, head=head)
+
+    def _gpus_to_reserve(self, nodes: list[dict[str, Any]]) -> int:
+        if self._gpus_per_node is not None:
+            return self._gpus_per_node
+        counts = [int(node["Resources"].get("GPU", 0)) for node in nodes]
+        return min((count for count in counts if count), default=0)
 
     def attach(self, *, run: str, attempt: int) -> RayHandle | None:
         """Return the attempt if its supervisor lives, to be read from the start once more."""
-        posts = Posts(run=run, attempt=attempt, detached=not self._connection.ours)
+        posts = self._posts(run, attempt)
         found = posts.find()
         if found is None:
             return None
         actors, head = found
-        starts: list[Start] = self._get([actor.begun.remote() for actor in actors.values()], _ANSWER_S)
+        starts = _get([actor.begun.remote() for actor in actors.values()], _ANSWER_S)
         return RayHandle(posts, actors=actors, starts=dict(zip(actors, starts, strict=True)), head=head)
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
@@ -108,20 +126,30 @@ class RayRunner:
         spared: set[str] = set()
         ended: list[str] = []
         for attempt in Posts.attempts(run):
-            posts = Posts(run=run, attempt=attempt, detached=True)
+            posts = self._posts(run, attempt)
             if posts.find_supervisor() is not None:
                 spared.add(f"{run}/{attempt}")
             elif posts.dismiss():
                 ended.append(f"samplers of attempt {run}/{attempt}")
-        for attempt in _attempts_with_jobs(run):
-            if f"{run}/{attempt}" not in spared:
-                ended += remove_leftovers(jobs_of(f"{run}/{attempt}"))
+        for name in attempts_with_jobs(run):
+            if name not in spared:
+                ended += remove_leftovers(jobs_of(name))
         task = ray.remote(num_cpus=0, max_retries=0)(sweep_machine)
-        refs = [
-            task.options(**_on(node)).remote(run, spared=spared, grace_s=_SWEEP_GRACE_S) for node in living_nodes()
+        asked = [
+            task.options(**on_node(node)).remote(run, spared=spared, grace_s=_SWEEP_GRACE_S)
+            for node in living_nodes()
         ]
-        return (*ended, *(what for found in self._get(refs, _START_S) for what in found))
+        return (*ended, *(what for found in _get(asked, _START_S) for what in found))
 
     def close(self) -> None:
         """Leave the cluster; our own ends."""
         disconnect(self._connection)
+
+    def _posts(self, run: str, attempt: int) -> Posts:
+        return Posts(run=run, attempt=attempt, detached=not self._connection.ours)
+
+
+def _get(references: list[Any], timeout_s: float) -> list[Any]:
+    import ray
+
+    return list(ray.get(references, timeout=timeout_s))

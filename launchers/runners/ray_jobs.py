@@ -13,10 +13,10 @@ _INJECTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def job_environment(attempt: str, *, inherited: str | None) -> dict[str, str]:
-    """Return the variables by which `ray.init()` of the framework marks its job and all its workers.
+    """Return the variables that make `ray.init()` of the framework mark its job and all workers.
 
-    Ray reads them as it does under `ray job submit` and merges them with the program's own runtime_env; with the
-    override a program may set the same variables itself.
+    Ray reads them as it does under `ray job submit` and merges them with the program's own runtime_env; with
+    the override a program may set the same variables itself.
     """
     config: dict[str, Any] = json.loads(inherited) if inherited else {}
     runtime = dict(config.get("runtime_env") or {})
@@ -35,11 +35,20 @@ def inherited_job_config() -> str | None:
 
 def jobs_of(attempt: str) -> tuple[str, ...]:
     """Return the ids of the Ray jobs that an attempt's framework has started."""
+    return tuple(sorted(job for job, name in _marked_jobs() if name == attempt))
+
+
+def attempts_with_jobs(run: str) -> tuple[str, ...]:
+    """Return the attempts `<run>/<n>` whose frameworks have started Ray jobs."""
+    return tuple(sorted({name for _, name in _marked_jobs() if name.startswith(f"{run}/")}))
+
+
+def _marked_jobs() -> list[tuple[str, str]]:
     from ray.core.generated import gcs_pb2
 
     rows = _tables().get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
     jobs = [gcs_pb2.JobTableData.FromString(row) for row in rows]
-    return tuple(sorted(job.job_id.hex() for job in jobs if job.config.metadata.get(METADATA) == attempt))
+    return [(job.job_id.hex(), name) for job in jobs if (name := job.config.metadata.get(METADATA))]
 
 
 def remove_leftovers(jobs: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Outlives the driver of our own local Ray to leave nothing of it behind.
 
-Run by path with `python -I`, standard library only: `reaper.py LIFELINE TOKEN FOLDER`. When the pipe LIFELINE ends,
-however the driver died, every process whose environment carries TOKEN is killed and FOLDER is removed.
+Run by path with `python -I`, standard library only: `reaper.py LIFELINE TOKEN FOLDER`. When the pipe LIFELINE
+ends, however the driver died, every process whose environment carries TOKEN is killed and FOLDER removed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Starts the framework in a session of its own and ends that session when the supervisor is gone.
 
-Run by path with `python -I`, standard library only: `shim.py LIFELINE STATUS MARKER ARGV...`, where LIFELINE is the
-read end of a pipe that the supervisor holds open and STATUS is the file that receives how the framework ended.
-The supervisor may be killed while its children live on (Ray's memory monitor does so), hence the end of the
-pipe and the parent-death signal, whichever comes first, kill everything that belongs to the attempt.
+Run by path with `python -I`, standard library only: `shim.py LIFELINE STATUS MARKER ARGV...`. LIFELINE is the
+read end of a pipe that the supervisor holds open, STATUS the file that receives how the framework ended.
+The supervisor may be killed while its children live on (Ray's memory monitor does so); the end of the pipe or
+the parent-death signal, whichever comes first, then kills everything that belongs to the attempt.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CANNOT_START = 127  # as a shell says it
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -31,11 +32,11 @@ def main(arguments: list[str]) -> int:
     os.set_blocking(wakeup_write, False)
     os.set_inheritable(lifeline, False)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # handled by the loop; a handler, unlike SIG_IGN, ends at exec
-    _LIBC.prctl(
-        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # orphans come to us instead of a container's first process
+    for handled in _HANDLED:
+        signal.signal(
+            handled, lambda *_: None
+        )  # handled by the loop; a handler, unlike SIG_IGN, ends at exec
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come to us, not to process 1
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0)
     child = _start(argv)
     while True:
@@ -62,14 +63,7 @@ def _start(argv: list[str]) -> int:
     if os.getppid() != parent:
         os._exit(_CANNOT_START)
     signal.set_wakeup_fd(-1)
-    for number in (
-        signal.SIGCHLD,
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-        signal.SIGPIPE,
-    ):
+    for number in (*_HANDLED, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - argv is the framework's command, without a shell
@@ -97,12 +91,12 @@ def _end_attempt(marker: str) -> None:
     """Kill every process of the attempt on this machine, then the own group."""
     wanted = b"\0" + marker.encode() + b"\0"
     for _ in range(3):  # a process may fork while it is being looked for
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == os.getpid():
+        for process in Path("/proc").glob("[0-9]*"):
+            if int(process.name) == os.getpid():
                 continue
             try:
-                if wanted in b"\0" + Path("/proc", entry, "environ").read_bytes():
-                    os.kill(int(entry), signal.SIGKILL)
+                if wanted in b"\0" + (process / "environ").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
             except OSError:
                 continue  # ended meanwhile, or another user's
     os.killpg(os.getpgid(0), signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Rollout engines of the built-in job."""

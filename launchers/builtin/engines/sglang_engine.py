@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -81,8 +81,13 @@ class SglangEngine:
         self._board = Board(self._folder / "board")
         os.environ |= _engine_environment(options, folder=self._folder)
         tempfile.tempdir = str(self._folder)  # SGLang's sockets
+        self._peak_bytes = 0
+        self._sampling = threading.Event()
+        if options.device == "cpu":
+            threading.Thread(target=self._sample, name="engine-memory-sampler", daemon=True).start()
         try:
-            self._engine = _start(options)
+            with self._watching():
+                self._engine = _start(options)
         except SchedulerDied as error:
             self._end_processes()
             raise self._failure(str(error)) from error
@@ -91,10 +96,6 @@ class SglangEngine:
             raise
         info = self._engine._scheduler_init_result.scheduler_infos[0]
         self._pool_tokens = int(info["max_total_num_tokens"])
-        self._peak_bytes = 0
-        self._sampling = threading.Event()
-        if options.device == "cpu":
-            threading.Thread(target=self._sample, name="engine-memory-sampler", daemon=True).start()
 
     def mark_step(self, step: int) -> None:
         """Name the training step for failure records of the scheduler."""
@@ -202,16 +203,18 @@ class SglangEngine:
             self._sampling.clear()
 
     def _sample(self) -> None:
-        baseline = self._board.read("baseline_bytes")
-        statm = os.open(f"/proc/{self._board.read('scheduler_pid')}/statm", os.O_RDONLY)
-        while True:
+        # The scheduler writes its pid last, when it takes its baseline.
+        while self._board.read("scheduler_pid") == 0:
             self._sampling.wait()
-            try:
-                fields = os.pread(statm, 256, 0).split()
-            except ProcessLookupError:
-                return
-            self._peak_bytes = max(self._peak_bytes, int(fields[5]) * _PAGE_BYTES - baseline)
             time.sleep(_SAMPLE_S)
+        baseline = self._board.read("baseline_bytes")
+        with suppress(ProcessLookupError, FileNotFoundError):
+            statm = os.open(f"/proc/{self._board.read('scheduler_pid')}/statm", os.O_RDONLY)
+            while True:
+                self._sampling.wait()
+                fields = os.pread(statm, 256, 0).split()
+                self._peak_bytes = max(self._peak_bytes, int(fields[5]) * _PAGE_BYTES - baseline)
+                time.sleep(_SAMPLE_S)
 
 
 def _engine_environment(options: EngineOptions, *, folder: Path) -> dict[str, str]:
@@ -245,7 +248,7 @@ def _start(options: EngineOptions) -> Any:
     from sglang.srt.entrypoints.engine import Engine
 
     class TokenEngine(Engine):  # type: ignore[misc]
-        """An engine that takes and gives token ids, so its detokenizer process would only cost memory and start-up."""
+        """An engine of token ids: a detokenizer process would only cost start-up time and memory."""
 
         @classmethod
         def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[list[Any], list[str]]:

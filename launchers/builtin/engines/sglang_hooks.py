@@ -14,7 +14,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from launchers.builtin.device import Device, warm_up
 from launchers.builtin.engines.board import Board
 from launchers.builtin.engines.sampling_hash import murmur_hash32
-from launchers.builtin.records import describe, report
+from launchers.builtin.records import FailureRecord, describe, report
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -27,7 +27,8 @@ _SEED_WITHOUT_ONE = 42  # SGLang's own, sampling/sampling_batch_info.py
 
 def register() -> None:
     """Register the hooks of this scheduler process."""
-    # SGLang raises RLIMIT_STACK, the default size of a thread's stack, to 64 MiB, and a stack counts against the limit.
+    # SGLang raises RLIMIT_STACK, and with it the default size of a thread's stack, which counts against the
+    # budget, to 64 MiB.
     threading.stack_size(_PYTHON_THREAD_STACK_BYTES)
     folder = os.environ.get("AUTOTUNE_ENGINE_FOLDER")
     budget = os.environ.get("AUTOTUNE_ENGINE_BUDGET_BYTES")
@@ -36,8 +37,7 @@ def register() -> None:
         budget_bytes=int(budget) if budget else None,
         on_gpu=os.environ.get("AUTOTUNE_CPU_ENGINE") != "1",
     )
-    around = {
-        "sglang.srt.utils.common.get_free_cpu_memory": watch.free_memory,
+    around: dict[str, Callable[..., Any]] = {
         f"{_SCHEDULER}.__init__": watch.start,
         f"{_SCHEDULER}.run_event_loop": watch.serve,
         f"{_SCHEDULER}.run_batch": watch.run_batch,
@@ -47,10 +47,13 @@ def register() -> None:
         f"{_WEIGHTS}.update_weights_from_distributed": watch.update,
         f"{_WEIGHTS}.update_weights_from_disk": watch.update_from_disk,
     }
+    if watch.on_gpu:
+        around["sglang.srt.utils.common.get_available_gpu_memory"] = watch.free_card_memory
+    else:
+        around["sglang.srt.utils.common.get_free_cpu_memory"] = watch.free_memory
+        HookRegistry.register(_HASH, murmur_hash32, HookType.REPLACE)
     for target, hook in around.items():
         HookRegistry.register(target, hook, HookType.AROUND)
-    if not watch.on_gpu:
-        HookRegistry.register(_HASH, murmur_hash32, HookType.REPLACE)
     HookRegistry.register(
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
         seed_requests,
@@ -85,10 +88,16 @@ class SchedulerWatch:
         self._phase = "rollout_init"
         self._reported = False
 
+    def free_card_memory(self, original: Callable[..., float], *args: Any, **kwargs: Any) -> float:
+        """Answer, in GiB, with what is left of the card or of the budget on it."""
+        free_gib = original(*args, **kwargs)
+        if self._budget_bytes is None:
+            return free_gib
+        self._open_device()
+        return min(free_gib, (self._budget_bytes - torch.cuda.memory_reserved()) / (1 << 30))
+
     def free_memory(self, original: Callable[[], int]) -> int:
-        """Answer with what is left of the budget; the first question, asked before the weights load, opens it."""
-        if self.on_gpu:
-            return original()
+        """Answer with what is left of the budget, which the first question opens, before the weights load."""
         device = self._open_device()
         if self._budget_bytes is None:
             return original()
@@ -104,8 +113,9 @@ class SchedulerWatch:
         except Exception as error:
             self._fail(error)
             raise
-        if self.on_gpu:
-            self._open_device()
+        device = self._open_device()
+        if self._board is not None:
+            self._board.write("peak_bytes", max(self._board.read("peak_bytes"), self._used(device)))
         self._phase = "rollout"
 
     def serve(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -124,7 +134,7 @@ class SchedulerWatch:
         if self.on_gpu and board.read("peak_bytes") == 0:
             torch.cuda.reset_peak_memory_stats()
         result = original(*args, **kwargs)
-        used = int(torch.cuda.max_memory_allocated()) if self.on_gpu else device.used_bytes()
+        used = self._used(device)
         if used > board.read("peak_bytes"):
             board.write("peak_bytes", used)
         return result
@@ -151,6 +161,9 @@ class SchedulerWatch:
         self._phase = "rollout"
         return result
 
+    def _used(self, device: Device) -> int:
+        return int(torch.cuda.max_memory_allocated()) if self.on_gpu else device.used_bytes()
+
     def _checked(self, result: Any) -> Any:
         if not result.success:
             self._fail(RuntimeError(result.message))
@@ -163,8 +176,8 @@ class SchedulerWatch:
                 warm_up()
             self._device = Device.open(budget_bytes=self._budget_bytes, on_gpu=self.on_gpu)
             if self._board is not None:
-                self._board.write("scheduler_pid", os.getpid())
                 self._board.write("baseline_bytes", self._device.baseline_bytes)
+                self._board.write("scheduler_pid", os.getpid())
         return self._device
 
     def _fail(self, error: Exception) -> None:
@@ -185,6 +198,8 @@ class SchedulerWatch:
             used_bytes=used,
             budget_bytes=self._budget_bytes,
         )
+        if record.cause == "gpu-oom" and not self.on_gpu:
+            record = msgspec.structs.replace(record, used_bytes=_at_least(record))
         if any(text in record.message for text in _POOL_DRY):
             record = msgspec.structs.replace(record, cause="kv-pool")
         if self._folder is not None:
@@ -192,7 +207,14 @@ class SchedulerWatch:
         report(record, error)
 
 
+def _at_least(record: FailureRecord) -> int | None:
+    # What the failing operator held was freed on the way here; the kernel refused because so much was in use.
+    if record.used_bytes is None or record.budget_bytes is None or record.requested_bytes is None:
+        return record.used_bytes
+    return max(record.used_bytes, record.budget_bytes - record.requested_bytes)
+
+
 def _load_what_loads_late() -> None:
-    # On a card these modules would not lie in device memory either. The registry imports every model (35 MiB).
+    # On a card these modules would not lie in device memory either; the registry imports every model, 35 MiB.
     for module in ("sglang.srt.models.registry", "sglang.srt.model_loader.loader"):
         importlib.import_module(module)

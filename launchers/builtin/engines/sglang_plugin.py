@@ -29,7 +29,8 @@ def install() -> None:
     if not os.environ.get("AUTOTUNE_ATTEMPT"):
         return
     _end_with_parent()
-    # Only a scheduler has imported this before it loads plugins, apart from the engine's caller, which needs no hooks.
+    # Of the processes that load plugins, the scheduler and the engine's caller have imported this one before;
+    # the caller needs no hooks.
     if multiprocessing.parent_process() is None or "sglang.srt.managers.scheduler" not in sys.modules:
         return
     from launchers.builtin.engines.sglang_hooks import register

@@ -1,0 +1,208 @@
+"""What `launch` and `resume` share: a place to run, the loop, and what is said at the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from launchers import frameworks
+from launchers.base import Framework, Runner, Unreachable
+from orchestrator import export, loop, runs
+from orchestrator.cli.options import Options
+from orchestrator.clock import SystemClock
+from orchestrator.console import Console
+from orchestrator.errors import ExitCode, Failure
+from orchestrator.interrupts import Interrupts, listening
+from orchestrator.job import parse
+from orchestrator.journal import Journal, encode
+from policies.events import (
+    Accepted,
+    Event,
+    Finished,
+    GaveUp,
+    Infrastructure,
+    Interrupted,
+    NeedsHuman,
+    Stable,
+    TrainingCompleted,
+    Verdict,
+)
+from policies.types import Cluster, Job
+
+_CAPACITY_TOLERANCE = 0.03
+
+
+def open_runner(job: Job) -> Runner:
+    """Return the place where a job runs."""
+    from launchers.runners.ray import RayRunner
+
+    spec = job.cluster
+    return RayRunner.open(address=spec.address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+
+
+def drive(run: runs.Run, *, options: Options, notes: tuple[str, ...] = ()) -> ExitCode:
+    """Drive a run from wherever it stands to its end; returns the exit code."""
+    console = Console(
+        sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=bool(options.quiet)
+    )
+
+    def tell(event: Event) -> None:
+        if options.json:
+            sys.stdout.buffer.write(encode(event) + b"\n")
+            sys.stdout.buffer.flush()
+        console.tell(event)
+        if isinstance(event, Finished) and isinstance(event.verdict, (TrainingCompleted, Stable)):
+            return
+
+    try:
+        with Journal(run.path, tell=tell) as journal, listening() as interrupts:
+            console.replay(journal.history())
+            for note in notes:
+                console.say(note)
+            verdict = _drive(run, journal, console, interrupts)
+            _summarise(run, verdict, console)
+    finally:
+        console.close()
+    code = exit_code(verdict)
+    if code is ExitCode.OK and not options.json:
+        click.echo(str(options.runs_dir / run.id / "stable.yaml"))
+    return code
+
+
+def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interrupts) -> Verdict:
+    history = journal.history()
+    finished = history[-1] if history else None
+    if isinstance(finished, Finished) and isinstance(finished.verdict, (TrainingCompleted, Stable)):
+        return finished.verdict
+    job = _job(run, history[0] if history else None)
+    framework = frameworks.find(job.framework)
+    try:
+        runner = open_runner(job)
+    except Unreachable as unreachable:
+        raise _unreachable(unreachable, run) from None
+    try:
+        note = getattr(runner, "note", "")
+        if note:
+            console.say(note)
+        if not history:
+            _accept(run, journal, runner, framework, job)
+        verdict = loop.run(
+            journal,
+            framework,
+            runner,
+            SystemClock(),
+            folder=run,
+            job=job,
+            interrupts=interrupts,
+            audience=Watching(run, framework, job, console),
+        )
+    except Unreachable as unreachable:
+        raise _unreachable(unreachable, run) from None
+    finally:
+        runner.close()
+    return verdict
+
+
+class Watching(loop.Audience):
+    """Shows progress, and writes the stable configuration as soon as there is one."""
+
+    def __init__(self, run: runs.Run, framework: Framework, job: Job, console: Console) -> None:
+        self._console = console
+        self.watch = console.watch  # type: ignore[method-assign]
+
+
+def _job(run: runs.Run, accepted: Event | None) -> Job:
+    if not isinstance(accepted, Accepted):
+        return parse(run.job_text, file=str(run.path / "job.yaml"))
+    known = export.parse_or_none(run.job_text)
+    return runs.unmasked(accepted.job, known.env if known is not None else {})
+
+
+def _accept(run: runs.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
+    cluster = runner.cluster()
+    _match(job, cluster)
+    loop.accept(
+        journal,
+        run=run.id,
+        job=job,
+        profile=framework.profile(job, cluster),
+        cluster=cluster,
+        versions=versions(),
+        now=SystemClock().now(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a later reader needs to know."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    out = {"python": platform.python_version()}
+    for name in ("autotune", "ray", "torch", "sglang"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            out[name] = "not installed"
+    return out
+
+
+def _match(job: Job, cluster: Cluster) -> None:
+    """Refuse a cluster that is not what the job says."""
+    spec = job.cluster
+    if spec.nodes > cluster.nodes:
+        raise Failure(
+            f"the job wants {spec.nodes} nodes, the cluster has {cluster.nodes}",
+            hint="set `cluster.nodes`, or add nodes and run `autotune launch` again",
+        )
+    if spec.gpus_per_node is not None and spec.gpus_per_node > cluster.gpus_per_node:
+        raise Failure(
+            f"the job wants {spec.gpus_per_node} GPUs per node, the cluster has {cluster.gpus_per_node}",
+            hint="set `cluster.gpus_per_node`, or leave it out to use what is there",
+        )
+    for key, written, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
+        if written and measured and abs(written - measured) > _CAPACITY_TOLERANCE * measured:
+            raise Failure(
+                f"`cluster.{key}` is {written / 2**30:.2f} GiB in the job, the cluster has {measured / 2**30:.2f}",
+                hint="leave it out to measure it",
+                code=ExitCode.USAGE,
+            )
+
+
+def _summarise(run: runs.Run, verdict: Verdict, console: Console) -> None:
+    """Write the stable configuration, if there is one, and say what changed."""
+    history = run.history()
+    knobs = export.stable_knobs(history)
+    if knobs is None:
+        return
+    job = _job(run, history[0])
+    framework = frameworks.find(job.framework)
+    export.write(run, framework, job, knobs)
+    if isinstance(verdict, (TrainingCompleted, Stable)):
+        console.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
+
+
+def exit_code(verdict: Verdict) -> ExitCode:
+    """Return the exit code of a verdict."""
+    match verdict:
+        case TrainingCompleted() | Stable():
+            return ExitCode.OK
+        case GaveUp() | NeedsHuman():
+            return ExitCode.NO
+        case Infrastructure():
+            return ExitCode.INFRASTRUCTURE
+        case Interrupted(by=by):
+            return ExitCode.INTERRUPTED if by in ("user", "SIGINT") else ExitCode.TERMINATED
+
+
+def _unreachable(error: Unreachable, run: runs.Run) -> Failure:
+    go_on = f"`autotune resume {run.id}` goes on from here"
+    return Failure(error.message, hint=f"{error.hint}; then {go_on}" if error.hint else go_on)
+
+
+def under_ray_job() -> bool:
+    """Whether this process is the entry point of a Ray job, whose working directory vanishes."""
+    import os
+
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and "_ray_pkg_" in str(Path.cwd())

@@ -1,0 +1,127 @@
+"""The ways a run begins: here, in the background, or as a Ray job."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from launchers import frameworks
+from orchestrator import export, runs
+from orchestrator.cli.options import Options
+from orchestrator.errors import ExitCode, Failure
+from orchestrator.job import assumed, override, parse, read_text
+from orchestrator.journal import owner
+from policies.types import Command, Job, Value
+
+_DRIVER_START_S = 30.0
+
+
+class Prepared(Value, frozen=True, kw_only=True):
+    """A job that is ready to run: its text with the overrides in place, and what it says."""
+
+    text: str
+    job: Job
+
+
+def prepare(job_file: Path, *, overrides: tuple[str, ...], relaunches: int | None) -> Prepared:
+    """Return the job of a file with the options of the command line applied."""
+    text = read_text(job_file)
+    job = parse(text, file=str(job_file))
+    edits = [export.Edit(("settings", key), value, "--set") for key, value in override(job, overrides).items()]
+    if relaunches is not None:
+        edits.append(export.Edit(("recovery", "relaunches"), relaunches, "--relaunches"))
+    if edits:
+        text = export.edited(text, edits)
+        job = parse(text, file=f"{job_file} with --set")
+    return Prepared(text=text, job=job)
+
+
+def first_command(job: Job) -> Command:
+    """Return the command of the first attempt, as far as it is known before a cluster is."""
+    framework = frameworks.find(job.framework)
+    knobs = framework.profile(job, assumed(job)).knobs
+    return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume)
+
+
+def show(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the first command without any effect."""
+    command = first_command(prepared.job)
+    if as_json:
+        shown = msgspec.structs.replace(command, argv=runs.shown_argv(command), env=runs.masked(prepared.job).env)
+        click.echo(msgspec.json.encode(shown))
+    else:
+        click.echo(runs.script(command, python=prepared.job.python), nl=False)
+        click.echo("Nothing was launched.", err=True)
+
+
+def launch(prepared: Prepared, *, options: Options) -> ExitCode:
+    """Run a job here, to its end."""
+    from orchestrator.cli import driving
+
+    if driving.under_ray_job() and not options.runs_dir.is_absolute():
+        raise Failure(
+            "the runs folder must be absolute under `ray job submit`: a job's working directory vanishes",
+            hint="pass --runs-dir /shared/runs",
+            code=ExitCode.USAGE,
+        )
+    run = runs.create(options.runs_dir, job_text=prepared.text)
+    return driving.drive(run, options=options)
+
+
+def detach(prepared: Prepared, *, options: Options) -> None:
+    """Start a run that goes on without this terminal: a daemon, or a job of an external cluster."""
+    if prepared.job.cluster.address not in (None, "local", "auto"):
+        submit(prepared, url=dashboard(prepared.job.cluster.address or ""), options=options)
+        return
+    run = runs.create(options.runs_dir, job_text=prepared.text)
+    log = run.path / "driver.log"
+    argv = [sys.executable, "-m", "orchestrator.cli", "--runs-dir", str(options.runs_dir), "resume", run.id]
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor, start_new_session=True
+        )
+    finally:
+        os.close(descriptor)
+    until = time.monotonic() + _DRIVER_START_S
+    while owner(run.path) is None:
+        if child.poll() is not None or time.monotonic() > until:
+            raise Failure(f"the background driver did not start; see `{log}`", hint=f"`autotune resume {run.id}`")
+        time.sleep(0.05)
+    _follow_up(run.id, f"run {run.id} goes on in the background (pid {child.pid})", options)
+
+
+def dashboard(address: str) -> str:
+    """Return the address of the Ray Jobs API of a cluster, asking the cluster itself."""
+    import ray
+    from ray.util.state.util import convert_string_to_type  # noqa: F401
+
+    raise Failure(f"cannot find the dashboard of {address} with ray {ray.__version__}")
+
+
+def submit(prepared: Prepared, *, url: str, options: Options) -> None:
+    """Start a run as a Ray job."""
+    if not options.runs_dir.is_absolute():
+        raise Failure(
+            "the runs folder must be absolute with --submit: a job's working directory vanishes",
+            hint="pass --runs-dir /shared/runs",
+            code=ExitCode.USAGE,
+        )
+    raise Failure(f"cannot submit to {url}: {shlex.join(sys.argv)}")
+
+
+def _follow_up(run: str, words: str, options: Options) -> None:
+    click.echo(words, err=True)
+    for verb, what in (("status", "shows it"), ("stop", "ends it")):
+        click.echo(f"  autotune {verb} {run}   {what}", err=True)
+    if options.json:
+        click.echo(msgspec.json.encode({"run": run}))
+    else:
+        click.echo(run)

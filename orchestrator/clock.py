@@ -1,0 +1,39 @@
+"""Time as the driver uses it, so that tests can turn the hands."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The present, and waiting for it to pass."""
+
+    def now(self) -> float:
+        """Return Unix seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        """Return after so many seconds."""
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> float:
+        """Return Unix seconds."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Return after so many seconds."""
+        time.sleep(seconds)
+
+
+def timestamp(now: float) -> str:
+    """Return UTC as ISO 8601 with milliseconds."""
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_of(stamp: str) -> float:
+    """Return the Unix seconds of a timestamp."""
+    return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0

@@ -1,0 +1,398 @@
+"""Events -> the terminal: a live region and permanent lines on a TTY, a dated line per event elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO, assert_never
+
+from rich.console import Console as Terminal
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from orchestrator import story
+from orchestrator.clock import seconds_of
+from orchestrator.units import show_duration, show_gib
+from orchestrator.watch import Progress
+from policies.events import (
+    Accepted,
+    Decided,
+    Diagnosed,
+    Ended,
+    Event,
+    FailureSeen,
+    Finished,
+    GaveUp,
+    GoalReached,
+    Interrupted,
+    NeedsHuman,
+    Progressed,
+    Stable,
+    Started,
+    StopRequested,
+    TrainingCompleted,
+)
+from policies.evidence import Completed, Lost
+from policies.types import Knobs, Phase
+
+_ASCII = {"✓": "ok", "✗": "x", "→": "->", "·": "-", "×": "x", "…": "...", "█": "#", "–": "-"}
+_HEARTBEAT_S = 60.0
+_STEP_LINES_S = 10.0
+_BAR = 24
+
+
+class Console:
+    """Tells the story of one run on a stream."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        runs_dir: Path,
+        color: str = "auto",
+        quiet: bool = False,
+        width: int | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._live_wanted = stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
+        self._ascii = "utf" not in (getattr(stream, "encoding", None) or "ascii").lower()
+        colored = wants_color(color, stream)
+        self._terminal = Terminal(
+            file=stream,
+            force_terminal=colored or self._live_wanted,
+            color_system="standard" if colored else None,
+            no_color=not colored,
+            width=width or (None if stream.isatty() else 100),
+            highlight=False,
+            soft_wrap=True,
+        )
+        self._runs_dir, self._quiet, self._now = runs_dir, quiet, now
+        self._live: Live | None = None
+        self._run = ""
+        self._first: Knobs | None = None
+        self._knobs: Knobs | None = None
+        self._title = ""
+        self._number = 0
+        self._started_at = 0.0
+        self._accepted_at = 0.0
+        self._gpus = 0
+        self._goal: GoalReached | None = None
+        self._last: Progressed | None = None
+        self._said_at = self._stepped_at = 0.0
+
+    # ------------------------------------------------------------------ what is told
+
+    def replay(self, events: tuple[Event, ...]) -> None:
+        """Remember events that were told before, silently."""
+        quiet, self._quiet = self._quiet, True
+        for event in events:
+            self.tell(event)
+        self._quiet = quiet
+
+    def tell(self, event: Event) -> None:
+        """Say what an event means."""
+        match event:
+            case Accepted():
+                self._accepted(event)
+            case Started():
+                self._started(event)
+            case Progressed():
+                self._progressed(event)
+            case FailureSeen():
+                self._dated(
+                    f"failure seen in line {event.finding.line.line}: {event.finding.line.text[:200]}"
+                )
+            case GoalReached():
+                self._goal = event
+                self._dated(self._goal_line(event), style="yellow" if event.marginal else "green")
+            case StopRequested():
+                self._dated(f"stopping: {event.reason}" if event.reason else "stopping")
+                if self._live_wanted and event.by == "user":
+                    self._line(Text(f"^C  stopping attempt #{event.attempt} …", style="yellow"))
+            case Ended():
+                self._ended(event)
+            case Diagnosed():
+                self._diagnosed(event)
+            case Decided():
+                self._decided(event)
+            case Finished():
+                self._finished(event)
+            case _:
+                assert_never(event)
+
+    def say(self, text: str) -> None:
+        """Say something beside the events."""
+        self._line(Text(text))
+
+    def watch(self, progress: Progress, *, now: float) -> None:
+        """Show where the running attempt is."""
+        if self._quiet:
+            return
+        if self._live_wanted:
+            if self._live is None:
+                self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(self._region(progress, now), refresh=True)
+        elif now - self._said_at >= _HEARTBEAT_S:
+            step = "no step yet" if progress.step is None else f"step {progress.step}{_of(progress.of)}"
+            phase = "" if progress.phase is Phase.NONE else f", {progress.phase}"
+            self._dated(
+                f"running for {show_duration(now - self._started_at)}: {step}{phase}{_memory(progress)}"
+            )
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    # ------------------------------------------------------------------ events
+
+    def _accepted(self, event: Accepted) -> None:
+        self._run, self._accepted_at = event.run, seconds_of(event.at)
+        self._knobs = self._first = event.profile.knobs
+        self._gpus = event.cluster.nodes * event.cluster.gpus_per_node
+        self._line(
+            Text.assemble(
+                "run ",
+                (event.run, "bold"),
+                f" · {event.job.name} · {event.job.framework} on ray · {story.place(event.cluster)}\n",
+            )
+        )
+
+    def _started(self, event: Started) -> None:
+        self._number, self._started_at = event.attempt, seconds_of(event.at)
+        before = self._knobs or event.knobs
+        self._title = story.setting_changes(before, event.knobs) or (
+            "as written" if event.knobs == self._first else "same settings again"
+        )
+        self._knobs, self._goal, self._last = event.knobs, None, None
+        self._dated(f"started: {self._title}" + (", from the last checkpoint" if event.resume else ""))
+
+    def _progressed(self, event: Progressed) -> None:
+        self._last = event
+        if self._now() - self._stepped_at >= _STEP_LINES_S or event.resumed_from is not None:
+            self._stepped_at = self._now()
+            resumed = "" if event.resumed_from is None else f" (continued after step {event.resumed_from})"
+            took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
+            self._dated(f"step {event.step}{_of(event.of)}{took}{resumed}")
+
+    def _ended(self, event: Ended) -> None:
+        self.close()
+        words = story.outcome(event.outcome)
+        last = "" if event.step is None else f", last step {event.step}"
+        if not self._live_wanted:
+            self._dated(f"{words}{last}, after {show_duration(event.seconds)}")
+        else:
+            self._line(
+                _apart(f"#{event.attempt}  {self._title}", show_duration(event.seconds), self._terminal.width)
+            )
+            if self._goal is not None:
+                self._line(
+                    Text(
+                        f"    {self._goal_line(self._goal)}",
+                        style="yellow" if self._goal.marginal else "green",
+                    )
+                )
+            if isinstance(event.outcome, Completed):
+                self._line(Text(f"    ✓ {words}{last}{_speed(self._last)}", style="green"))
+            elif isinstance(event.outcome, Lost):
+                self._line(Text(f"    ! {words}{last}", style="yellow"))
+            elif event.stop_s is not None and self._goal is None:
+                self._line(Text(f"    {words}{last}, in {show_duration(event.stop_s)}", style="dim"))
+        if event.held:
+            self._point(Text(f"✗ memory did not come back: {event.held}", style="red"))
+
+    def _diagnosed(self, event: Diagnosed) -> None:
+        line = event.evidence[0].line if event.evidence else None
+        log = self._log(event.attempt, line)
+        self._point(Text.assemble((f"✗ {story.where(event)}", "red"), "   ", (log, "cyan")))
+        numbers = story.figures(event.facts)
+        detail = numbers or (event.evidence[0].text.strip()[:160] if event.evidence else "")
+        if detail:
+            self._point(Text(f"  {detail}"))
+
+    def _decided(self, event: Decided) -> None:
+        if event.remedy is not None and self._knobs is not None:
+            changes = story.setting_changes(self._knobs, event.remedy.apply(self._knobs))
+            self._point(Text.assemble((f"→ {event.remedy.name}", "bold"), f"   {changes}"))
+            costs = story.remedy_costs(event.remedy)
+            self._point(Text(f"  {event.remedy.reason}{f'; {costs}' if costs else ''}"))
+        else:
+            wait = f", in {show_duration(event.not_before_s)}" if event.not_before_s else ""
+            self._point(Text(f"→ {event.reason}{wait}"))
+        if self._live_wanted:
+            self._line(Text(""))
+
+    def _finished(self, event: Finished) -> None:
+        self.close()
+        seconds = max(0.0, seconds_of(event.at) - self._accepted_at)
+        words = story.verdict(event.verdict, attempts=self._number, seconds=seconds)
+        self._line(Text(""))
+        match event.verdict:
+            case TrainingCompleted(marginal=marginal) | Stable(marginal=marginal):
+                hours = f" ({self._gpus * seconds / 3600:.1f} GPU-hours)" if self._gpus else ""
+                self._line(
+                    Text(
+                        f"{'!' if marginal else '✓'} {words}{hours}.", style="yellow" if marginal else "green"
+                    )
+                )
+            case GaveUp(nearest=nearest, would_help=help_):
+                self._line(Text(f"✗ {words}", style="red"))
+                if nearest:
+                    self._line(Text(f"  {nearest}"))
+                if help_:
+                    self._line(
+                        Text("  would fit, but changes training or the cluster, so it is yours to decide:")
+                    )
+                    self._line(Text(f"    {' · '.join(help_)}"))
+            case NeedsHuman(diagnosis=diagnosis):
+                self._line(Text(f"✗ {words}", style="red"))
+                for line in diagnosis.evidence[:3]:
+                    self._line(
+                        Text.assemble(
+                            "  ", (self._log(self._number, line.line), "cyan"), f"  {line.text[:160]}"
+                        )
+                    )
+            case Interrupted():
+                self._line(Text(f"! {words}", style="yellow"))
+                self._hint(f"continues at attempt #{max(1, self._number)}")
+            case _:
+                self._line(Text(f"✗ {words}", style="red"))
+                self._line(Text("  The run is safe; nothing was lost."))
+                self._hint("goes on from here")
+
+    def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
+        """Show what changed from the job, and what can be done with it."""
+        if rows:
+            self._line(Text("Changed from your job:"))
+            widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+            for knob, change, setting in rows:
+                self._line(
+                    Text.assemble(
+                        f"  {knob.ljust(widths[0])}   {change.ljust(widths[1])}   ", (setting, "dim")
+                    )
+                )
+        else:
+            self._line(Text("Nothing was changed from your job."))
+        self._line(Text.assemble("  reuse     ", (f"autotune launch {stable}", "cyan")))
+
+    # ------------------------------------------------------------------ layout
+
+    def _hint(self, what: str) -> None:
+        self._line(Text.assemble("  hint: ", (f"`autotune resume {self._run}`", "cyan"), f" {what}"))
+
+    def _goal_line(self, event: GoalReached) -> str:
+        mark, word = ("!", "marginal") if event.marginal else ("✓", "stable")
+        parts = [f"{mark} {word} at step {event.step}", story.peaks(event.peaks)]
+        if event.peaks:
+            parts.append(f"{event.headroom:.1%} free")
+        if event.tokens_per_second:
+            parts.append(f"{event.tokens_per_second:,.0f} tok/s")
+        return "   ".join(part for part in parts if part)
+
+    def _log(self, attempt: int, line: int | None) -> str:
+        path = self._runs_dir / self._run / "attempts" / f"{attempt:04d}" / "run.log"
+        return f"{path}:{line}" if line else str(path)
+
+    def _region(self, progress: Progress, now: float) -> Group:
+        lines = [
+            _apart(
+                f"#{self._number}  {self._title}", show_duration(now - self._started_at), self._terminal.width
+            )
+        ]
+        phases = [
+            f"{phase} ✓ {show_gib(peak.used_bytes)}"
+            for phase, peak in progress.peaks.items()
+            if peak.used_bytes
+        ]
+        phases += [f"{progress.phase} …"] if progress.phase is not Phase.NONE else []
+        step = "" if progress.step is None else f"step {progress.step}{_of(progress.of)}"
+        lines.append(Text(f"    {'   '.join([*phases, step])}"))
+        if self._goal is not None:
+            lines.append(Text(f"    {self._goal_line(self._goal)}", style="green"))
+        sample = progress.sample
+        if sample:
+            lines += [_bar(f"GPU {c.index}", c.used_bytes, c.total_bytes) for c in sample.gpus[:2]]
+            lines.append(_bar("host", sample.host_used_bytes, sample.host_total_bytes))
+        return Group(*(self._plain(_cut(line, self._terminal.width)) for line in lines[:6]))
+
+    def _point(self, text: Text) -> None:
+        """Say a point of an attempt's story: indented on a terminal, dated elsewhere."""
+        if self._live_wanted:
+            self._line(Text.assemble("    ", text))
+        else:
+            self._dated(text.plain.strip(), style=str(text.style))
+
+    def _dated(self, words: str, *, style: str = "") -> None:
+        self._said_at = self._now()
+        if self._live_wanted:
+            return
+        stamp = datetime.fromtimestamp(self._said_at, UTC).strftime("%H:%M:%SZ")
+        attempt = f"#{self._number} " if self._number else ""
+        self._line(Text(f"{stamp} {attempt}{words}", style=style))
+
+    def _line(self, text: Text) -> None:
+        if not self._quiet:
+            self._terminal.print(self._plain(text))
+
+    def _plain(self, text: Text) -> Text:
+        if self._ascii:
+            for glyph, word in _ASCII.items():
+                text = _replaced(text, glyph, word)
+        return text
+
+
+def wants_color(color: str, stream: TextIO) -> bool:
+    """Return whether a stream gets colour, by --color, NO_COLOR, FORCE_COLOR and TERM."""
+    if color != "auto":
+        return color == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def _replaced(text: Text, glyph: str, word: str) -> Text:
+    return (
+        Text(word, style=text.style).join(text.split(glyph, allow_blank=True))
+        if glyph in text.plain
+        else text
+    )
+
+
+def _apart(left: str, right: str, width: int) -> Text:
+    room = max(1, min(width, 100) - len(left) - len(right))
+    return Text.assemble((left, "bold"), " " * room, (right, "dim"))
+
+
+def _cut(text: Text, width: int) -> Text:
+    text.truncate(max(10, width), overflow="ellipsis")
+    return text
+
+
+def _bar(name: str, used: int, total: int) -> Text:
+    part = used / total if total else 0.0
+    style = "red" if part >= 0.95 else "yellow" if part >= 0.9 else ""
+    bar = ("█" * round(part * _BAR)).ljust(_BAR, "·")
+    return Text.assemble(f"    {name:6}", (bar, style), f"  {show_gib(used)} / {show_gib(total)}")
+
+
+def _of(of: int | None) -> str:
+    return f"/{of}" if of else ""
+
+
+def _speed(event: Progressed | None) -> str:
+    return "" if event is None or not event.tokens_per_second else f", {event.tokens_per_second:,.0f} tok/s"
+
+
+def _memory(progress: Progress) -> str:
+    sample = progress.sample
+    return (
+        ""
+        if sample is None
+        else f", host {show_gib(sample.host_used_bytes)} of {show_gib(sample.host_total_bytes)}"
+    )

@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM as facts that the loop looks at; the second one ends waiting at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Impatient(BaseException):
+    """The user asked a second time while the attempt was being stopped."""
+
+
+class Interrupts:
+    """Whether the user or the machine asked the driver to end."""
+
+    def __init__(self) -> None:
+        self.by = ""  # SIGINT or SIGTERM
+        self.impatient = False
+        self._cutting = False
+
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """Record a signal; the first decides the exit code."""
+        if self.by:
+            self.impatient = True
+            if self._cutting:
+                raise Impatient
+        else:
+            self.by = signal.Signals(number).name
+
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Let a second signal raise Impatient inside."""
+        self._cutting = True
+        try:
+            yield
+        finally:
+            self._cutting = False
+
+
+@contextmanager
+def listening() -> Iterator[Interrupts]:
+    """Return the interrupts of this process while the block runs."""
+    interrupts = Interrupts()
+    before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

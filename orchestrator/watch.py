@@ -1,0 +1,308 @@
+"""Follows one attempt: what it writes, how far it is, what it holds, whether it failed or fell silent."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+import msgspec
+
+from launchers.base import Exit, Framework, Observed
+from orchestrator.log_file import LogFile, LogLine
+from orchestrator.runs import Attempt
+from policies.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
+from policies.evidence import (
+    Cancelled,
+    Completed,
+    Crashed,
+    Evidence,
+    Finding,
+    Hung,
+    Lost,
+    Marker,
+    Outcome,
+    Peak,
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    Sample,
+    StepDone,
+    TrainingDone,
+)
+from policies.scan import Scanner
+from policies.types import Job, Phase, Value
+
+_GRACE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
+_SILENCE_S = 15 * 60.0
+_SILENCE_STEPS = 5
+_SILENCE_START_S = 45 * 60.0  # loading and compiling a large model says nothing for long
+_BUSY_CORES = 0.2  # idle Ray workers stay below
+_BUSY_GPU_SHARE = 0.05
+_DEATH_S = 5.0
+_HOST_FULL_SHARE = 0.95
+_SIGKILL, _SIGTERM = 9, 15
+_RECENT_STEPS = 50
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    """Where an attempt is, for people who watch it."""
+
+    phase: Phase = Phase.NONE
+    step: int | None = None
+    of: int | None = None
+    tokens_per_second: float | None = None
+    peaks: dict[str, Peak] = {}
+    sample: Sample | None = None
+
+
+class Watch:
+    """One attempt as it is observed; what is already in `known` is not reported again."""
+
+    def __init__(
+        self,
+        *,
+        framework: Framework,
+        job: Job,
+        attempt: int,
+        folder: Attempt,
+        known: tuple[Event, ...],
+        now: float,
+    ) -> None:
+        self._framework = framework
+        self._job = job
+        self._attempt = attempt
+        self._files = LogFile(folder.log, folder.samples)
+        self._scanner = Scanner()
+        self._skip = sum(isinstance(event, Progressed) for event in known)
+        self._failure_known = any(isinstance(event, FailureSeen) for event in known)
+        self._goal_known = any(isinstance(event, GoalReached) for event in known)
+        self._stop_known = any(isinstance(event, StopRequested) for event in known)
+        self._suspects: deque[tuple[float, Finding]] = deque(maxlen=100)
+        self._active_at = self._heard_at = now
+        self._step_times: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._step_at: float | None = None
+        self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)
+        self._consecutive = 0
+        self._peaks: dict[str, Peak] = {}  # since the last step
+        self._card_peaks: dict[str, Peak] = {}
+        self._all_peaks: dict[str, Peak] = {}
+        self._resumed_from: int | None = None
+        self._done = False
+        self._cause_seen = self._memory_cause_seen = False
+        self._recent: deque[Sample] = deque(maxlen=64)
+        self.progress = Progress()
+        self.silent_s = 0.0
+
+    @property
+    def step(self) -> int | None:
+        """The last completed step."""
+        return self.progress.step
+
+    def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
+        """Take in what is new and return what follows from it."""
+        lines = self._files.write(observed.chunks, observed.samples)
+        events = self._read(lines, now)
+        for sample in observed.samples:
+            self._take(sample, now)
+        if observed.chunks:
+            self._heard_at = self._active_at = now
+        suspect = self._ripe(now, over=observed.exit is not None)
+        if suspect is not None and not self._failure_known:
+            events.append(self._failure(suspect))
+        silence = self._silence(now)
+        if silence and observed.exit is None and not observed.lost and not self._failure_known:
+            events.append(StopRequested(attempt=self._attempt, by="hang", reason=silence))
+        return tuple(events)
+
+    def expect_end(self) -> None:
+        """Stop judging: the attempt is being stopped."""
+        self._stop_known = self._failure_known = True
+
+    def finish(self, *, now: float) -> tuple[Event, ...]:
+        """Take in lines that never ended and close the files."""
+        return tuple(self._read(self._files.finish(), now))
+
+    def outcome(self, ended: Exit | None, *, lost: str, stopped_by: str) -> Outcome:
+        """Return how the attempt ended."""
+        if stopped_by == "hang":
+            return Hung(silent_s=round(self.silent_s, 1))
+        if stopped_by:
+            return Cancelled(by=stopped_by)
+        host = self._host_share(ended.at if ended is not None and ended.at else None)
+        host_full = host is not None and host >= _HOST_FULL_SHARE
+        if ended is None:
+            return (
+                Crashed()
+                if self._memory_cause_seen or host_full
+                else Lost(reason=lost or "its supervisor is gone")
+            )
+        signal = ended.signal if ended.signal is not None else _shell_signal(ended.code)
+        if ended.code == 0:
+            return Completed() if self._complete else Crashed(exit_code=0)
+        if signal in (_SIGKILL, _SIGTERM) and not self._cause_seen and not host_full:
+            name = "SIGKILL" if signal == _SIGKILL else "SIGTERM"
+            return Lost(reason=f"killed by {name}; nothing in its log says why", killed=signal == _SIGKILL)
+        return Crashed(exit_code=ended.code, signal=ended.signal)
+
+    def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:
+        """Return what is kept to say why it died."""
+        at = ended.at if ended is not None and ended.at else None
+        seen: Evidence = self._scanner.evidence()
+        return msgspec.structs.replace(seen, outcome=outcome, host_peak_share=self._host_share(at))
+
+    @property
+    def _complete(self) -> bool:
+        of, step = self.progress.of, self.progress.step
+        return self._done or of is None or (step is not None and step >= of)
+
+    def _read(self, lines: list[LogLine], now: float) -> list[Event]:
+        events: list[Event] = []
+        for line in lines:
+            marker = self._framework.marker(line.text)
+            if marker is not None:
+                events += self._mark(marker, now)
+            for finding in self._scanner.line(line.text, number=line.number, source=line.source):
+                if finding.cause is not None:
+                    self._cause_seen = True
+                    self._memory_cause_seen |= finding.cause.is_oom
+                if finding.fatal == "always" and not self._failure_known:
+                    events.append(self._failure(finding))
+                elif finding.fatal == "unless_progress":
+                    self._suspects.append((now, finding))
+        return events
+
+    def _failure(self, finding: Finding) -> FailureSeen:
+        self._failure_known = True
+        return FailureSeen(attempt=self._attempt, finding=finding)
+
+    def _ripe(self, now: float, *, over: bool) -> Finding | None:
+        if over or not self._suspects or now - self._suspects[0][0] < _GRACE_S:
+            return None
+        return self._suspects[0][1]
+
+    def _mark(self, marker: Marker, now: float) -> list[Event]:
+        match marker:
+            case PhaseStarted(phase=phase):
+                self._suspects.clear()
+                self.progress = msgspec.structs.replace(self.progress, phase=phase)
+            case PhaseEnded(phase=phase, peak=peak):
+                self._suspects.clear()
+                if self.progress.phase is phase:
+                    self.progress = msgspec.structs.replace(self.progress, phase=Phase.NONE)
+                if peak is not None:
+                    _raise_to(self._peaks, phase, peak)
+                    _raise_to(self._all_peaks, phase, peak)
+            case Resumed(step=step):
+                self._resumed_from = step
+            case TrainingDone():
+                self._done = True
+            case StepDone():
+                self._suspects.clear()
+                return self._stepped(marker, now)
+            case _:
+                pass
+        return []
+
+    def _stepped(self, done: StepDone, now: float) -> list[Event]:
+        seconds = done.seconds
+        if seconds is None and self._step_at is not None:
+            seconds = now - self._step_at
+        self._step_at = now
+        if seconds is not None:
+            self._step_times.append(seconds)
+        peaks = self._peaks if self._all_peaks else self._card_peaks
+        follows = self.progress.step is None or done.step == self.progress.step + 1
+        self._consecutive = self._consecutive + 1 if follows else 1
+        if not follows:
+            self._window.clear()
+        self._window.append(peaks)
+        self.progress = msgspec.structs.replace(
+            self.progress,
+            step=done.step,
+            of=done.of,
+            tokens_per_second=done.tokens_per_second,
+            peaks=self._all_peaks or self._card_peaks,
+        )
+        event = Progressed(
+            attempt=self._attempt,
+            step=done.step,
+            of=done.of,
+            seconds=None if seconds is None else round(seconds, 3),
+            tokens_per_second=done.tokens_per_second,
+            peaks=peaks,
+            resumed_from=self._resumed_from,
+        )
+        self._resumed_from, self._peaks, self._card_peaks = None, {}, {}
+        events: list[Event] = []
+        if self._skip:
+            self._skip -= 1
+        else:
+            events.append(event)
+        if self._consecutive >= self._job.goal.steps and not self._goal_known:
+            events.append(self._goal(done))
+        return events
+
+    def _goal(self, done: StepDone) -> GoalReached:
+        self._goal_known = True
+        peaks: dict[str, Peak] = {}
+        for step in self._window:
+            for phase, peak in step.items():
+                _raise_to(peaks, phase, peak)
+        free = min(
+            (1 - p.used_bytes / p.capacity_bytes for p in peaks.values() if p.capacity_bytes), default=1.0
+        )
+        return GoalReached(
+            attempt=self._attempt,
+            step=done.step,
+            marginal=free < self._job.goal.headroom,
+            headroom=round(free, 4),
+            peaks=peaks,
+            tokens_per_second=done.tokens_per_second,
+        )
+
+    def _take(self, sample: Sample, now: float) -> None:
+        self._recent.append(sample)
+        self.progress = msgspec.structs.replace(self.progress, sample=sample)
+        if sample.cpu_share > _BUSY_CORES or sample.gpu_share > _BUSY_GPU_SHARE:
+            self._active_at = now
+        phase = self.progress.phase
+        if phase is not Phase.NONE:
+            for card in sample.gpus:
+                peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
+                _raise_to(self._card_peaks, phase, peak)
+
+    def _silence(self, now: float) -> str:
+        """Return why the attempt counts as hung, or the empty string."""
+        if self._stop_known:
+            return ""
+        allowed = self._job.recovery.silence_s
+        since = self._heard_at if allowed is not None else self._active_at
+        if allowed is None:
+            steps = _SILENCE_STEPS * median(self._step_times) if self._step_times else 0.0
+            allowed = max(_SILENCE_S, steps) if self.progress.step is not None else _SILENCE_START_S
+        self.silent_s = now - since
+        if self.silent_s < allowed:
+            return ""
+        self._stop_known = True
+        return f"no output for {self.silent_s:.0f} s"
+
+    def _host_share(self, at: float | None) -> float | None:
+        """Return the largest share of a node's host memory in the last seconds."""
+        end = at if at is not None else max((s.at for s in self._recent), default=0.0)
+        near = [s for s in self._recent if abs(s.at - end) <= _DEATH_S and s.host_total_bytes]
+        return max((s.host_used_bytes / s.host_total_bytes for s in near), default=None)
+
+
+def _raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
+    before = peaks.get(str(phase))
+    if before is None or _fullness(peak) > _fullness(before):
+        peaks[str(phase)] = peak
+
+
+def _fullness(peak: Peak) -> tuple[float, int]:
+    return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
+
+
+def _shell_signal(code: int | None) -> int | None:
+    """Return the signal that a shell reports as 128 + n."""
+    return code - 128 if code is not None and code > 128 else None

@@ -1,0 +1,134 @@
+"""EXACT knobs: the same update for the same samples; a checkpoint continues as if nothing had happened."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launchers.builtin import checkpoint
+from launchers.builtin.rollouts import Sample
+from launchers.builtin.trainer import TrainerRank
+
+Start = Callable[..., TrainerRank]
+COMMON = {"kl_coef": 0.01, "lr": 1e-3}
+
+
+def step(rank: TrainerRank, number: int, samples: list[Sample]) -> dict[str, float]:
+    rank.take(samples)
+    rank.log_prob(number)
+    trained = rank.train(number)
+    optimized = rank.optimize(number)
+    rank.rest(number)
+    return trained.values | optimized.values
+
+
+def gradients(rank: TrainerRank, samples: list[Sample]) -> dict[str, torch.Tensor]:
+    rank.take(samples)
+    rank.log_prob(1)
+    rank.train(1)
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in rank._weights.items()
+        if parameter.grad is not None
+    }
+
+
+def weights(rank: TrainerRank) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in rank._weights.items()}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"tokens_per_microbatch": 30},
+        {"dynamic_batching": False, "microbatch_size": 5},
+        {"dynamic_batching": False, "microbatch_size": 1},
+        {"recompute": "full"},
+        {"activation_offload": True},
+        {"activation_offload": True, "recompute": "full"},
+        {"optimizer_offload": True},
+        {"param_offload": True},
+        {"logprob_tokens": 20},
+        {"logprob_chunk": 7},
+        {"loss_recompute": True, "logprob_chunk": 7},
+        {
+            "tokens_per_microbatch": 30,
+            "recompute": "full",
+            "activation_offload": True,
+            "optimizer_offload": True,
+            "param_offload": True,
+            "logprob_chunk": 5,
+            "loss_recompute": True,
+        },
+    ],
+    ids=str,
+)
+def test_an_exact_knob_gives_the_same_update(
+    trainer: Start, ragged_samples: list[Sample], knobs: dict[str, Any]
+) -> None:
+    plain, other = trainer(**COMMON), trainer(**COMMON, **knobs)
+    expected, found = gradients(plain, ragged_samples), gradients(other, ragged_samples)
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        # Key biases have no gradient in exact arithmetic: softmax ignores a shift of all scores.
+        if name.endswith("k_proj.bias"):
+            continue
+        error = (gradient - found[name]).norm() / gradient.norm()
+        assert error < 1e-5, name
+    plain.optimize(1), other.optimize(1)
+    plain.rest(1), other.rest(1)
+    first, second = step(plain, 2, ragged_samples), step(other, 2, ragged_samples)
+    assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
+
+
+def test_optimizer_state_in_host_memory_is_bitwise_equal(
+    trainer: Start, ragged_samples: list[Sample]
+) -> None:
+    plain, mapped = trainer(**COMMON), trainer(**COMMON, optimizer_offload=True, param_offload=True)
+    for number in (1, 2, 3):
+        step(plain, number, ragged_samples)
+        step(mapped, number, ragged_samples)
+    expected, found = weights(plain), weights(mapped)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert mapped._host.mapped_bytes > 0
+
+
+def test_a_restored_rank_continues_bitwise(
+    trainer: Start, ragged_samples: list[Sample], tmp_path: Path
+) -> None:
+    straight = trainer(**COMMON)
+    step(straight, 1, ragged_samples)
+    partial = checkpoint.begin(tmp_path, step=1)
+    straight.save(str(partial), 1)
+    saved = checkpoint.commit(partial, step=1, position=32, ranks=1, keep=2)
+    resumed = trainer(resume_from=saved, **COMMON, optimizer_offload=True)
+    assert step(straight, 2, ragged_samples) == step(resumed, 2, ragged_samples)
+    expected, found = weights(straight), weights(resumed)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize("limit", [1, 5000, 1 << 30])
+def test_buckets_carry_every_weight_and_respect_their_size(trainer: Start, limit: int) -> None:
+    import pickle
+
+    rank = trainer(sync_buffer=limit)
+    largest = max(weight.numel() * 4 for weight in rank._weights.values())
+    arrived: dict[str, torch.Tensor] = {}
+    for index in range(rank.bucket_count(1)):
+        tensors = pickle.loads(pickle.dumps(rank.bucket(index, 1), protocol=5))
+        assert sum(tensor.numel() * 4 for _, tensor in tensors) <= max(limit, largest)
+        arrived |= dict(tensors)
+    expected = weights(rank)
+    assert arrived.keys() == expected.keys()
+    assert all(torch.equal(expected[name], arrived[name]) for name in expected)
+
+
+def test_weights_on_disk_load_in_transformers(trainer: Start, tiny_model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    rank = trainer()
+    rank.write_weights(str(tmp_path), 1)
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(rank).items())
