@@ -104,13 +104,14 @@ class Console:
                 self._progressed(event)
             case FailureSeen():
                 self._dated(
-                    f"failure seen in line {event.finding.line.line}: {event.finding.line.text[:200]}"
+                    f"failure seen in line {event.finding.line.line}: {event.finding.line.text.strip()[:160]}"
                 )
             case GoalReached():
                 self._goal = event
                 self._dated(self._goal_line(event), style="yellow" if event.marginal else "green")
             case StopRequested():
-                self._dated(f"stopping: {event.reason}" if event.reason else "stopping")
+                reason = f": {event.reason}" if event.reason and event.by != "failure" else ""
+                self._dated(f"stopping{reason}")
                 if self._live_wanted and event.by == "user":
                     self._line(Text(f"^C  stopping attempt #{event.attempt} …", style="yellow"))
             case Ended():

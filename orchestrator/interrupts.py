@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 
@@ -15,19 +16,27 @@ class Impatient(BaseException):
 class Interrupts:
     """Whether the user or the machine asked the driver to end."""
 
-    def __init__(self) -> None:
-        self.by = ""  # SIGINT or SIGTERM
+    def __init__(self, request: Path | None = None) -> None:
+        self._by = ""
+        self._request = request
         self.impatient = False
         self._cutting = False
 
+    @property
+    def by(self) -> str:
+        """SIGINT, SIGTERM or nothing; a request file stands for SIGTERM from another host."""
+        if not self._by and self._request is not None and self._request.exists():
+            self._by = signal.SIGTERM.name
+        return self._by
+
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
-        if self.by:
+        if self._by:
             self.impatient = True
             if self._cutting:
                 raise Impatient
         else:
-            self.by = signal.Signals(number).name
+            self._by = signal.Signals(number).name
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
@@ -40,9 +49,11 @@ class Interrupts:
 
 
 @contextmanager
-def listening() -> Iterator[Interrupts]:
-    """Return the interrupts of this process while the block runs."""
-    interrupts = Interrupts()
+def listening(request: Path | None = None) -> Iterator[Interrupts]:
+    """Return the interrupts of this process while the block runs; an old request is forgotten."""
+    if request is not None:
+        request.unlink(missing_ok=True)
+    interrupts = Interrupts(request)
     before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, assert_never
 
 import msgspec
@@ -12,25 +11,21 @@ from orchestrator.clock import Clock, seconds_of, timestamp
 from orchestrator.errors import Failure
 from orchestrator.interrupts import Impatient, Interrupts
 from orchestrator.journal import Journal
-from orchestrator.log_file import reread
 from orchestrator.runs import Run, masked, shown_argv
-from orchestrator.watch import Progress, Watch
+from orchestrator.watch import Progress, Watch, evidence_on_record, unwatched_outcome
 from policies.attempts import RESUMED
 from policies.decide import decide
 from policies.diagnose import diagnose
 from policies.events import (
     Accepted,
-    Action,
     Await,
     Decided,
     Diagnosed,
     Ended,
     Event,
-    FailureSeen,
     Finish,
     Finished,
     GoalReached,
-    History,
     Infrastructure,
     Interrupted,
     Launch,
@@ -40,8 +35,7 @@ from policies.events import (
     StopRequested,
     Verdict,
 )
-from policies.evidence import Cancelled, Completed, Diagnosis, Evidence, Lost, Outcome
-from policies.scan import Scanner
+from policies.evidence import Completed, Diagnosis, Evidence, Lost
 from policies.types import Cluster, Job, Profile
 
 POLL_S = 0.4
@@ -62,13 +56,6 @@ class Unseen:
 
     def watch(self, progress: Progress, *, now: float) -> None:
         """See nothing."""
-
-
-class Policy(msgspec.Struct, frozen=True):
-    """What thinks: replaced as a whole in tests."""
-
-    decide: Callable[[History], Action] = decide
-    diagnose: Callable[[Evidence], Diagnosis] = diagnose
 
 
 def accept(
@@ -99,12 +86,9 @@ def run(
     job: Job,
     interrupts: Interrupts,
     audience: Audience | None = None,
-    policy: Policy | None = None,
 ) -> Verdict:
     """Drive a run from wherever its journal stands to its verdict."""
-    driver = _Driver(
-        journal, framework, runner, clock, folder, job, interrupts, audience or Unseen(), policy or Policy()
-    )
+    driver = _Driver(journal, framework, runner, clock, folder, job, interrupts, audience or Unseen())
     return driver.drive()
 
 
@@ -119,11 +103,10 @@ class _Driver:
         job: Job,
         interrupts: Interrupts,
         audience: Audience,
-        policy: Policy,
     ) -> None:
         self.journal, self.framework, self.runner, self.clock = journal, framework, runner, clock
         self.folder, self.job, self.interrupts = folder, job, interrupts
-        self.audience, self.policy = audience, policy
+        self.audience = audience
         self.handle: Handle | None = None
         self.watch: Watch | None = None
         self.evidence: Evidence | None = None
@@ -135,7 +118,7 @@ class _Driver:
             while True:
                 if self.interrupts.by:
                     return self.interrupt()
-                action = self.policy.decide(self.journal.history())
+                action = decide(self.journal.history())
                 match action:
                     case Launch():
                         self.launch(action)
@@ -195,11 +178,9 @@ class _Driver:
             self.end(stopped_by=stop.by)
 
     def end_unwatched(self, reason: str) -> None:
-        steps = [e.step for e in self.of_attempt() if isinstance(e, Progressed)]
-        stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
-        outcome: Outcome = (
-            Cancelled(by=stop.by) if stop is not None and stop.by != "hang" else Lost(reason=reason)
-        )
+        rows = self.of_attempt()
+        steps = [e.step for e in rows if isinstance(e, Progressed)]
+        outcome = unwatched_outcome(rows, reason=reason)
         self.record(Ended(attempt=self.number, outcome=outcome, step=steps[-1] if steps else None))
 
     # ------------------------------------------------------------------ the four actions
@@ -372,23 +353,14 @@ class _Driver:
             raise RuntimeError("asked to wait although nothing runs")
         if isinstance(ended.outcome, Completed) or any(isinstance(e, Diagnosed) for e in self.of_attempt()):
             raise RuntimeError("asked to wait although the last attempt is over and explained")
-        evidence = self.evidence or self.rescan(ended.outcome)
-        diagnosis = self.policy.diagnose(evidence)
+        evidence = self.evidence or evidence_on_record(
+            self.folder.attempt(self.number).log, self.of_attempt(), ended.outcome
+        )
+        diagnosis = diagnose(evidence)
         fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
         row = Diagnosed(**fields, attempt=self.number)
         self.record(row)
         self.view("diagnosis", row)
-
-    def rescan(self, outcome: Outcome) -> Evidence:
-        """Return the evidence of an attempt that another driver watched."""
-        scanner = Scanner()
-        log = self.folder.attempt(self.number).log
-        if log.exists():
-            for line in reread(log):
-                scanner.line(line.text, number=line.number, source=line.source)
-        seen: Evidence = scanner.evidence()
-        recorded = tuple(e.finding for e in self.of_attempt() if isinstance(e, FailureSeen))
-        return msgspec.structs.replace(seen, outcome=outcome, findings=seen.findings or recorded)
 
     def view(self, name: str, row: Ended | Diagnosed) -> None:
         self.folder.attempt(self.number).write_view(name, row)

@@ -145,7 +145,11 @@ def find(root: Path, prefix: str | None) -> Run:
 
 def _make(path: Path, *, private: bool = True) -> None:
     try:
-        path.mkdir(mode=0o700 if private else 0o755, parents=True, exist_ok=True)
+        if private:
+            path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents` would ignore the mode
+            path.mkdir(mode=0o700, exist_ok=True)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(path, error) from None
 

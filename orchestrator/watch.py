@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from launchers.base import Exit, Framework, Observed
-from orchestrator.log_file import LogFile, LogLine
+from orchestrator.log_file import LogFile, LogLine, reread
 from orchestrator.runs import Attempt
 from policies.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
 from policies.evidence import (
@@ -162,7 +163,7 @@ class Watch:
             if marker is not None:
                 events += self._mark(marker, now)
             for finding in self._scanner.line(line.text, number=line.number, source=line.source):
-                if finding.cause is not None:
+                if finding.cause is not None and finding.fatal != "never":
                     self._cause_seen = True
                     self._memory_cause_seen |= finding.cause.is_oom
                 if finding.fatal == "always" and not self._failure_known:
@@ -198,6 +199,7 @@ class Watch:
                 self._done = True
             case StepDone():
                 self._suspects.clear()
+                self._scanner.progress(marker.step)
                 return self._stepped(marker, now)
             case _:
                 pass
@@ -291,6 +293,24 @@ class Watch:
         end = at if at is not None else max((s.at for s in self._recent), default=0.0)
         near = [s for s in self._recent if abs(s.at - end) <= _DEATH_S and s.host_total_bytes]
         return max((s.host_used_bytes / s.host_total_bytes for s in near), default=None)
+
+
+def unwatched_outcome(rows: tuple[Event, ...], *, reason: str) -> Outcome:
+    """Return how an attempt ended that no living driver watched to its end, from what was recorded."""
+    stop = next((e for e in rows if isinstance(e, StopRequested)), None)
+    if stop is not None:
+        return Hung(silent_s=0.0) if stop.by == "hang" else Cancelled(by=stop.by)
+    return Crashed() if any(isinstance(e, FailureSeen) for e in rows) else Lost(reason=reason)
+
+
+def evidence_on_record(log: Path, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
+    """Return the evidence of an attempt that another driver watched, from its run.log and its events."""
+    scanner = Scanner()
+    for line in reread(log) if log.exists() else ():
+        scanner.line(line.text, number=line.number, source=line.source)
+    seen: Evidence = scanner.evidence()
+    recorded = tuple(e.finding for e in rows if isinstance(e, FailureSeen))
+    return msgspec.structs.replace(seen, outcome=outcome, findings=seen.findings or recorded)
 
 
 def _raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:

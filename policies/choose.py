@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from policies.attempts import Attempt, Run
-from policies.changes import free_before_relaunch
-from policies.evidence import Diagnosis, Remedy
+from policies.changes.host import free_before_relaunch
 from policies.events import GaveUp
+from policies.evidence import Diagnosis, Remedy
 from policies.remedies import candidates
 from policies.repeats import repeats
 from policies.sizing import missing_bytes
@@ -29,7 +29,7 @@ _MEMORY = {
 
 
 def next_remedy(run: Run) -> Remedy | None:
-    """Return the cheapest permitted remedy of the last failure that repeats no earlier one; None: none is left.
+    """Return the cheapest permitted remedy that repeats no earlier failure; None: none is left.
 
     Where an estimate is available, it ranks these candidates; the ladder's order breaks its ties.
     """

@@ -9,6 +9,7 @@ from policies.choose import gave_up, next_remedy
 from policies.events import (
     Action,
     Await,
+    Ended,
     Finish,
     History,
     Infrastructure,
@@ -29,8 +30,9 @@ _BACKOFF_MOST_S = 600.0
 def decide(history: History) -> Action:
     """Return what follows from everything that happened so far.
 
-    A run that finished stays finished, until the loop appends `Decided(reason=RESUMED)` because the user asked to go
-    on: budgets then count anew, and the last attempt is continued with its own knobs or cured.
+    A run that finished stays finished until the loop appends `Decided(reason=RESUMED)`, because the
+    user asked to go on: budgets then count anew, and the last attempt is continued with its own knobs
+    or cured.
     """
     run = fold(history)
     if run.finished is not None:
@@ -39,9 +41,11 @@ def decide(history: History) -> Action:
         # An estimate would choose the first knobs here.
         return Launch(knobs=run.accepted.profile.knobs, reason="as written")
     last = run.attempts[-1]
-    if last.ended is None:
-        return _while_running(run, last)
-    match last.ended.outcome:
+    return _while_running(run, last) if last.ended is None else _after_end(run, last, last.ended)
+
+
+def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
+    match ended.outcome:
         case Completed():
             return Finish(verdict=TrainingCompleted(marginal=_marginal(run)))
         case Cancelled(by="goal"):
@@ -51,12 +55,10 @@ def decide(history: History) -> Action:
         case Completed() | Crashed() | Hung() | Lost() | Cancelled():
             pass
         case _:
-            assert_never(last.ended.outcome)
-    if last.ended.held and not last.resumed:
-        return Finish(verdict=Infrastructure(reason=f"memory did not come back: {last.ended.held}"))
-    if last.resumed and last.diagnosis is not None and last.diagnosis.cause not in MEMORY_CAUSES:
-        return _again(last, RESUMED)
-    if last.resumed and last.diagnosis is None:
+            assert_never(ended.outcome)
+    if ended.held and not last.resumed:
+        return Finish(verdict=Infrastructure(reason=f"memory did not come back: {ended.held}"))
+    if last.resumed and not last.out_of_memory:
         return _again(last, RESUMED)
     if last.infrastructure:
         return _after_loss(run, last)
@@ -77,7 +79,7 @@ def _while_running(run: Run, last: Attempt) -> Action:
 
 
 def _after_loss(run: Run, last: Attempt) -> Action:
-    """The cluster's fault: the same knobs again, later each time, out of a budget of its own."""
+    """Return what follows a loss: the same knobs, later each time, out of a budget of its own."""
     lost = [a for a in run.since_resumed if a.infrastructure]
     reason = _loss(last)
     if _killed(last) and any(_killed(a) and a.step == last.step for a in lost[:-1]):

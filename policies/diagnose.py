@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from policies.evidence import Completed, Crashed, Diagnosis, Evidence, Finding, Hung, Line, Lost
 from policies.figures import filled, fragmented
-from policies.rules import BUILTIN_FAILURE, BY_NAME, NEVER
+from policies.rule import BUILTIN_FAILURE, NEVER
+from policies.rules import BY_NAME
 from policies.types import Cause, Phase
 
 _SHOWN = 5  # lines of evidence
@@ -16,7 +17,7 @@ _KILLED_CODES = (137, -9)
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return why a run died, as far as its evidence goes; `unknown` is an honest answer."""
-    causes = [f for f in evidence.findings if f.cause is not None and f.fatal != NEVER]
+    causes = [f for f in evidence.findings if f.cause is not None and not _survived(f)]
     first = _first(causes)
     if first is not None and not BY_NAME[first.line.rule].weak:
         return _from_finding(evidence, first)
@@ -42,6 +43,11 @@ def _first(causes: list[Finding]) -> Finding | None:
     return first
 
 
+def _survived(finding: Finding) -> bool:
+    """Return whether the job went on after it: a warning, as it turned out."""
+    return finding.fatal == NEVER and BY_NAME[finding.line.rule].fatal != NEVER
+
+
 def _weak(finding: Finding) -> bool:
     """Return whether other causes explain this one: a plain exception, or a record of one."""
     if finding.line.rule == BUILTIN_FAILURE:
@@ -55,7 +61,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     lines = [first.line]
     others = 0
     for other in evidence.findings:
-        if other is first or other.line.line < first.line.line and other.cause is None:
+        if other is first or (other.line.line < first.line.line and other.cause is None):
             continue
         if other.line.text == first.line.text:
             continue  # the same message again, from another stream

@@ -13,7 +13,7 @@ _UNITS = {
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip  # Ray and SGLang's host messages print decimal GB
-_SIZE = r"(\d+(?:\.\d+)?) ?([KMGT]i?B|bytes|B)?"
+_SIZE = r"(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)?"
 
 # Ordered: the first pattern that matches gives the figure.
 _REQUESTED = (

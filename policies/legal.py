@@ -60,7 +60,7 @@ def on_grid(grid: Grid, value: Setting) -> bool:
 
 
 def lowest(profile: Profile, knob: str) -> float | None:
-    """Return the smallest number that grid and constraints leave to a knob; None: unbounded or not a number."""
+    """Return the smallest number that grid and constraints leave to a knob; None: there is no bound."""
     bounds = [c.value for c in profile.constraints if isinstance(c, AtLeast) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:
@@ -73,7 +73,7 @@ def lowest(profile: Profile, knob: str) -> float | None:
 
 
 def highest(profile: Profile, knob: str) -> float | None:
-    """Return the largest number that grid and constraints leave to a knob; None: unbounded or not a number."""
+    """Return the largest number that grid and constraints leave to a knob; None: there is no bound."""
     bounds = [c.value for c in profile.constraints if isinstance(c, AtMost) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:

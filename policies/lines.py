@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-LONGEST = 16384  # characters of a line that are kept
+LONGEST = 8192  # characters of a line that are kept
 _BLOCK = 1 << 20  # a longer piece without a newline is cut
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _ACTOR = re.compile(r"^(?:[\w.\-]*\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}?(?:\([^()\n]*\)[^()\n]*)?\))\s?")
 _RANK = re.compile(r"^\[?(?:rank)?(\d{1,6})\]?:(?=\s|\[|$)\s?|^\[rank(\d{1,6})\]:?\s?")
 _LEVEL = re.compile(
-    r"^(?:\[?[\d\-]{8,10}[T ][\d:.,]+Z?\]?\s+|<time>Z?\s+|\[<time>[^\]]*\]\s+|(?:ERROR|WARNING|INFO|CRITICAL)\b:?\s*"
+    r"^(?:\[?[\d\-]{8,10}[T ][\d:.,]+Z?\]?\s+|<time>Z?\s+|\[<time>[^\]]*\]\s+|"
+    r"(?:ERROR|WARNING|INFO|CRITICAL)\b:?\s*"
     r"(?:\d\d-\d\d [\d:]+ |<time> )?|\[?\w+\.py:\d+\]\s?|\[(?:ERROR|INFO|WARNING)\]\s+|:\w+:\w+: )"
 )
 

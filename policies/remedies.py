@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from policies import changes as do
+from policies.changes import Propose, engine, host, training
 from policies.evidence import Diagnosis, Remedy
 from policies.legal import objections
 from policies.types import Cause, Component, Knobs, Phase, Placement, Profile, Value
@@ -48,7 +48,7 @@ _TRAINING = (
 def _rungs(
     causes: tuple[Cause, ...],
     phases: tuple[Phase, ...],
-    *proposals: do.Propose,
+    *proposals: Propose,
     components: tuple[Component, ...] = (),
     placements: tuple[Placement, ...] = (),
 ) -> tuple[Rung, ...]:
@@ -65,188 +65,202 @@ def _rungs(
     )
 
 
-# The order is the owner's: fewer rollouts at once, the engine's share, tokens per micro-batch, recomputation, offload,
-# weight sync through files; within a phase what costs least time comes first. A rung that does not serve a component
-# or a placement would leave the memory that failed as it was.
+# The order is the owner's: fewer rollouts at once, the engine's share, tokens per micro-batch,
+# recomputation, offload, weight sync through files; within a phase what costs least time comes first.
+# A rung that does not serve a component or a placement would leave the memory that failed as it was.
 LADDER: tuple[Rung, ...] = (
     # Memory that others hold is not cured by changing the job.
-    *_rungs(_GPU, _ANY_PHASE, do.free_before_relaunch),
+    *_rungs(_GPU, _ANY_PHASE, host.free_before_relaunch),
     # Generation.
     *_rungs(
         _GPU,
         (Phase.ROLLOUT,),
-        do.reduce_concurrency,
-        do.reduce_mem_fraction,
-        do.reduce_tokens_per_mb,
-        do.disable_cuda_graph,
+        engine.reduce_concurrency,
+        engine.reduce_mem_fraction,
+        training.reduce_tokens_per_mb,
+        engine.disable_cuda_graph,
     ),
     *_rungs(
         _GPU,
         (Phase.ROLLOUT_INIT,),
-        do.reduce_mem_fraction,
-        do.disable_cuda_graph,
-        do.reduce_concurrency,
-        do.reduce_tokens_per_mb,
+        engine.reduce_mem_fraction,
+        engine.disable_cuda_graph,
+        engine.reduce_concurrency,
+        training.reduce_tokens_per_mb,
     ),
     *_rungs(
         _GPU,
         (Phase.ROLLOUT, Phase.ROLLOUT_INIT),
-        do.offload_optimizer,
-        do.offload_params,
-        do.offload_grads,
+        training.offload_optimizer,
+        training.offload_params,
+        training.offload_grads,
         placements=_SHARED,
     ),
-    *_rungs(_GPU, (Phase.ROLLOUT, Phase.ROLLOUT_INIT), do.tensor_parallel),
+    *_rungs(_GPU, (Phase.ROLLOUT, Phase.ROLLOUT_INIT), training.tensor_parallel),
     # Scoring.
     *_rungs(
         _GPU,
         (Phase.LOG_PROB,),
-        do.reduce_tokens_per_mb,
-        do.reduce_micro_batch,
-        do.chunk_logits,
-        do.fused_kernels,
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.chunk_logits,
+        training.fused_kernels,
     ),
-    *_rungs(_GPU, (Phase.LOG_PROB,), do.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.LOG_PROB,), engine.reduce_mem_fraction, placements=_SHARED),
     *_rungs(
         _GPU,
         (Phase.LOG_PROB,),
-        do.expandable_segments,
-        do.offload_optimizer,
-        do.offload_grads,
-        do.offload_params,
-        do.sequence_parallel,
-        do.tensor_parallel,
-        do.adjust_memory_margin,
+        host.expandable_segments,
+        training.offload_optimizer,
+        training.offload_grads,
+        training.offload_params,
+        training.sequence_parallel,
+        training.tensor_parallel,
+        host.adjust_memory_margin,
     ),
     # Training passes; a failure of unknown phase in the trainer is most often one.
     *_rungs(
         _GPU,
         (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
-        do.reduce_tokens_per_mb,
-        do.reduce_micro_batch,
-        do.chunk_logits,
-        do.loss_recompute,
-        do.recompute,
-        do.fused_kernels,
-        do.expandable_segments,
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.chunk_logits,
+        training.loss_recompute,
+        training.recompute,
+        training.fused_kernels,
+        host.expandable_segments,
         components=_TRAINING,
     ),
     *_rungs(
         _GPU,
         (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
-        do.reduce_mem_fraction,
+        engine.reduce_mem_fraction,
         components=_TRAINING,
         placements=_SHARED,
     ),
     *_rungs(
         _GPU,
         (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
-        do.offload_activations,
-        do.offload_optimizer,
-        do.offload_grads,
-        do.offload_params,
-        do.sequence_parallel,
-        do.tensor_parallel,
-        do.adjust_memory_margin,
+        training.offload_activations,
+        training.offload_optimizer,
+        training.offload_grads,
+        training.offload_params,
+        training.sequence_parallel,
+        training.tensor_parallel,
+        host.adjust_memory_margin,
         components=_TRAINING,
     ),
     # An engine that fails beside training, or in a phase nobody named.
     *_rungs(
         _GPU,
         (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
-        do.reduce_concurrency,
-        do.reduce_mem_fraction,
-        do.disable_cuda_graph,
-        do.tensor_parallel,
+        engine.reduce_concurrency,
+        engine.reduce_mem_fraction,
+        engine.disable_cuda_graph,
+        training.tensor_parallel,
         components=_ENGINE,
     ),
     # The optimizer's step.
-    *_rungs(_GPU, (Phase.OPTIMIZER,), do.expandable_segments, do.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(
+        _GPU, (Phase.OPTIMIZER,), host.expandable_segments, engine.reduce_mem_fraction, placements=_SHARED
+    ),
     *_rungs(
         _GPU,
         (Phase.OPTIMIZER,),
-        do.offload_optimizer,
-        do.expandable_segments,
-        do.offload_grads,
-        do.offload_params,
-        do.fused_kernels,
-        do.reduce_tokens_per_mb,
-        do.reduce_micro_batch,
-        do.tensor_parallel,
-        do.adjust_memory_margin,
+        training.offload_optimizer,
+        host.expandable_segments,
+        training.offload_grads,
+        training.offload_params,
+        training.fused_kernels,
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.tensor_parallel,
+        host.adjust_memory_margin,
     ),
     # New weights on their way to the engine, and waking it.
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), do.reduce_mem_fraction, components=_ENGINE, placements=_SHARED),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), do.reduce_sync_buffer),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), do.reduce_mem_fraction, placements=_SHARED),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), do.reduce_mem_fraction, components=_ENGINE, placements=_APART),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), do.disk_weight_sync),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_SHARED),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.disk_weight_sync),
     *_rungs(
         _GPU,
         (Phase.WEIGHT_SYNC,),
-        do.offload_optimizer,
-        do.offload_params,
-        do.offload_grads,
-        do.expandable_segments,
-        do.tensor_parallel,
+        training.offload_optimizer,
+        training.offload_params,
+        training.offload_grads,
+        host.expandable_segments,
+        training.tensor_parallel,
     ),
     # Communication buffers outside PyTorch.
-    *_rungs(_GPU, (Phase.COMM,), do.reduce_mem_fraction, placements=_SHARED),
-    *_rungs(_GPU, (Phase.COMM,), do.reduce_mem_fraction, components=_ENGINE, placements=_APART),
+    *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
     *_rungs(
         _GPU,
         (Phase.COMM,),
-        do.expandable_segments,
-        do.adjust_memory_margin,
-        do.reduce_sync_buffer,
-        do.reduce_tokens_per_mb,
-        do.reduce_micro_batch,
-        do.offload_optimizer,
-        do.offload_params,
+        host.expandable_segments,
+        host.adjust_memory_margin,
+        engine.reduce_sync_buffer,
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.offload_optimizer,
+        training.offload_params,
     ),
     # Start, checkpoints and data.
-    *_rungs(_GPU, (Phase.INIT,), do.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.INIT,), engine.reduce_mem_fraction, placements=_SHARED),
     *_rungs(
         _GPU,
         (Phase.INIT, Phase.CHECKPOINT, Phase.DATA),
-        do.expandable_segments,
-        do.offload_params,
-        do.offload_optimizer,
-        do.offload_grads,
-        do.tensor_parallel,
+        host.expandable_segments,
+        training.offload_params,
+        training.offload_optimizer,
+        training.offload_grads,
+        training.tensor_parallel,
     ),
-    *_rungs(_GPU, (Phase.CHECKPOINT, Phase.DATA), do.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.CHECKPOINT, Phase.DATA), engine.reduce_mem_fraction, placements=_SHARED),
     # The engine's pool.
     *_rungs(
-        (Cause.KV_POOL,), _ANY_PHASE, do.reduce_concurrency, do.increase_mem_fraction, do.tensor_parallel
+        (Cause.KV_POOL,),
+        _ANY_PHASE,
+        engine.reduce_concurrency,
+        engine.increase_mem_fraction,
+        training.tensor_parallel,
     ),
-    *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, do.increase_mem_fraction),
-    *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, do.offload_params, do.offload_optimizer, placements=_SHARED),
+    *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, engine.increase_mem_fraction),
     *_rungs(
         (Cause.POOL_TOO_SMALL,),
         _ANY_PHASE,
-        do.reduce_tokens_per_mb,
-        do.reduce_concurrency,
-        do.disable_cuda_graph,
-        do.tensor_parallel,
+        training.offload_params,
+        training.offload_optimizer,
+        placements=_SHARED,
+    ),
+    *_rungs(
+        (Cause.POOL_TOO_SMALL,),
+        _ANY_PHASE,
+        training.reduce_tokens_per_mb,
+        engine.reduce_concurrency,
+        engine.disable_cuda_graph,
+        training.tensor_parallel,
     ),
     # Host memory: never more offload.
     *_rungs(
         (Cause.HOST_OOM,),
         _ANY_PHASE,
-        do.reduce_workers,
-        do.drop_weights_backup,
-        do.host_allocator,
-        do.reduce_host_offload,
+        host.reduce_workers,
+        host.drop_weights_backup,
+        host.host_allocator,
+        host.reduce_host_offload,
     ),
-    *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), do.reduce_sync_buffer, do.disk_weight_sync),
-    *_rungs((Cause.HOST_OOM,), _ANY_PHASE, do.reduce_micro_batch, do.reduce_concurrency),
-    *_rungs((Cause.SHM,), _ANY_PHASE, do.reduce_workers, do.drop_weights_backup, do.reduce_host_offload),
-    *_rungs((Cause.OBJECT_STORE,), (Phase.WEIGHT_SYNC,), do.disk_weight_sync, do.reduce_sync_buffer),
-    *_rungs((Cause.OBJECT_STORE,), _ANY_PHASE, do.reduce_concurrency, do.reduce_workers),
+    *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer, engine.disk_weight_sync),
+    *_rungs((Cause.HOST_OOM,), _ANY_PHASE, training.reduce_micro_batch, engine.reduce_concurrency),
+    *_rungs(
+        (Cause.SHM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.reduce_host_offload
+    ),
+    *_rungs((Cause.OBJECT_STORE,), (Phase.WEIGHT_SYNC,), engine.disk_weight_sync, engine.reduce_sync_buffer),
+    *_rungs((Cause.OBJECT_STORE,), _ANY_PHASE, engine.reduce_concurrency, host.reduce_workers),
     # Last resorts.
-    *_rungs((Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE), _ANY_PHASE, do.restart_every),
-    *_rungs(_GPU, _ANY_PHASE, do.capture_snapshot),
+    *_rungs((Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE), _ANY_PHASE, host.restart_every),
+    *_rungs(_GPU, _ANY_PHASE, host.capture_snapshot),
 )
 
 
@@ -259,7 +273,7 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
         rung for rung in LADDER if rung.serves(profile, diagnosis) and _reaches(rung, profile, diagnosis)
     ]
     if diagnosis.fragmentation:
-        rungs.sort(key=lambda rung: rung.propose is not do.expandable_segments)
+        rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
     seen: list[Remedy] = []
     for rung in rungs:
         for remedy in rung.propose(profile, knobs, diagnosis):
@@ -274,10 +288,10 @@ def _reaches(rung: Rung, profile: Profile, diagnosis: Diagnosis) -> bool:
     held = profile.resident.get(diagnosis.phase.value)
     if diagnosis.cause is not Cause.GPU_OOM or held is None:
         return True
-    if rung.propose is do.reduce_mem_fraction and diagnosis.component not in _ENGINE:
+    if rung.propose is engine.reduce_mem_fraction and diagnosis.component not in _ENGINE:
         return any(component in held for component in _ENGINE)
     if (
-        rung.propose in (do.offload_optimizer, do.offload_params, do.offload_grads)
+        rung.propose in (training.offload_optimizer, training.offload_params, training.offload_grads)
         and diagnosis.component in _ENGINE
     ):
         return any(component in held for component in (Component.TRAINER, Component.REF, Component.CRITIC))

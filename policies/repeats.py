@@ -127,7 +127,7 @@ def _at_least(larger: Setting, smaller: Setting) -> bool:
 
 
 def _mode_at_least(order: tuple[Setting, ...], proposed: Setting, failed: Setting) -> bool:
-    """Return whether `proposed` stands no later than `failed` in an order from more to less; unset means off."""
+    """Return whether `proposed` stands no later than `failed` from more to less; unset means off."""
     if not order:
         return False
     places: dict[Setting, int] = {mode: place for place, mode in enumerate(order)}

@@ -14,10 +14,11 @@ from policies.lines import LONGEST, Reader, blocks, parsed
 from policies.lines import Line as Parsed
 from policies.places import component_of, ends_error, is_frame, is_stage, phase_of
 from policies.records import mark_of, record_of
-from policies.rules import BUILTIN_FAILURE, NEVER, RULES, UNLESS_PROGRESS, Rule
+from policies.rule import BUILTIN_FAILURE, NEVER, UNLESS_PROGRESS, Rule
+from policies.rules import BY_NAME, RULES, matching
 from policies.types import Component, Phase
 
-_CAUSES, _CONSEQUENCES, _ERRORS = 100, 100, 20  # kept of each
+_CAUSES, _WEAK, _CONSEQUENCES, _ERRORS = 80, 20, 100, 20  # kept of each
 _TEXT = 2000  # characters kept of a line
 _BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
 _AHEAD = 40  # lines of context after it
@@ -25,7 +26,9 @@ _JOINED = 6  # lines over which the figures of one message may be spread
 _STAGE_REACH = 300  # lines after which an engine's start-up line says nothing any more
 
 _NEEDLES = tuple(
-    dict.fromkeys(["builtin: ", "rror", "xception", *(n for rule in RULES for n in rule.needles)])
+    dict.fromkeys(
+        ["builtin: ", "rror", "xception", *(n for rule in RULES if not rule.harmless for n in rule.needles)]
+    )
 )
 # Covered by a shorter needle: searched once.
 SEARCHED = tuple(n for n in _NEEDLES if not any(other != n and other in n for other in _NEEDLES))
@@ -75,9 +78,19 @@ class Scanner:
         self._step = step
         self._stage = None
         self._ahead.clear()
-        for index, finding in enumerate(self._findings):
-            if finding.fatal == UNLESS_PROGRESS:
-                self._findings[index] = msgspec.structs.replace(finding, fatal=NEVER)
+        kept = [
+            (
+                msgspec.structs.replace(finding, fatal=NEVER)
+                if finding.fatal == UNLESS_PROGRESS
+                else finding,
+                tag,
+            )
+            for finding, tag in zip(self._findings, self._tags, strict=True)
+            if BY_NAME[finding.line.rule].fatal != NEVER
+        ]
+        self._findings = [finding for finding, _ in kept]
+        self._tags = [tag for _, tag in kept]
+        self._causes = sum(finding.cause is not None for finding in self._findings)
 
     def examine(
         self, text: str, *, number: int, source: str, before: Callable[[], list[str]]
@@ -120,11 +133,11 @@ class Scanner:
             return None
         if is_stage(line.bare):
             self._stage = (number, line.bare)
-        rule = _rule(line)
+        rule = matching(line.bare)
         if rule is None:
             self._note(line, number)
             return None
-        if rule.fatal == NEVER:
+        if rule.harmless or self._full(rule):
             return None
         finding = self._finding(rule, line, number=number, source=source, before=before)
         self._keep(finding, line)
@@ -172,13 +185,16 @@ class Scanner:
             source=source,
         )
 
+    def _full(self, rule: Rule) -> bool:
+        """Return whether enough of a kind is kept: what comes after repeats it."""
+        if rule.cause is None and rule.name != BUILTIN_FAILURE:
+            return len(self._findings) - self._causes >= _CONSEQUENCES
+        if rule.weak:
+            return sum(BY_NAME[f.line.rule].weak for f in self._findings) >= _WEAK
+        return self._causes >= _CAUSES + _WEAK
+
     def _keep(self, finding: Finding, line: Parsed) -> None:
-        if finding.cause is None:
-            if len(self._findings) - self._causes >= _CONSEQUENCES:
-                return
-        elif self._causes >= _CAUSES:
-            return
-        else:
+        if finding.cause is not None:
             self._causes += 1
             if finding.line.rule != BUILTIN_FAILURE:
                 self._ahead[len(self._findings)] = []
@@ -264,13 +280,6 @@ def _attend(
         )
         number, at = number + 1, end + 1
     return number, at, attention if scanner.attentive else None
-
-
-def _rule(line: Parsed) -> Rule | None:
-    for rule in RULES:
-        if rule.matches(line.bare):
-            return rule
-    return None
 
 
 def _context(before: list[str], line: Parsed) -> list[str]:

@@ -25,7 +25,7 @@ def missing_bytes(facts: Facts) -> int | None:
 
 
 def shrink_share(facts: Facts) -> float:
-    """Return the share of its present size to which the load should shrink: a half, or less if figures say so."""
+    """Return the share to which the load should shrink: a half, or less if the figures say so."""
     used = _used_bytes(facts)
     if used is None or facts.capacity_bytes is None or facts.requested_bytes is None:
         return 0.5

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ NAMESPACE = "autotune"
 _LEAST_CPUS = 16  # frameworks start many light actors
 _OBJECT_STORE_BYTES = 256 * 1024 * 1024
 _LONGEST_FOLDER = 40  # Ray's socket paths below it must stay under 107 bytes
+_KNOCK_S = 5.0  # Ray itself would try for 40 s
 _LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
 _REAPER = Path(__file__).with_name("reaper.py")
 
@@ -104,6 +106,14 @@ def _gcs_addresses() -> Iterator[str]:
 
 
 def _join(address: str) -> Connection:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    except (OSError, ValueError) as error:
+        raise Unreachable(
+            f"cannot connect to the Ray cluster at {address}: {error}",
+            hint="write the host:port that `ray status` shows; Ray Client addresses (ray://) are not supported",
+        ) from error
     _enable_found_token()
     with _environment({"RAY_ADDRESS": address}):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -31,17 +32,18 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(f"orchestrator.cli.{cmd_name}").command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is called; a misspelt one is answered with the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib
-
             near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
-            if near and "Did you mean" not in error.format_message():
-                error.message = f"{error.message.rstrip('.')}. Did you mean '{near[0]}'?"
-            raise
+            if not near or "Did you mean" in error.format_message():
+                raise
+            message = f"{error.format_message().rstrip('.')}. Did you mean '{near[0]}'?"
+            raise click.UsageError(message, ctx=ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; say failures without a traceback and bugs with one."""
@@ -77,7 +79,7 @@ def _say(ctx: click.Context, failure: Failure) -> None:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Documentation: README.md of the project. Shell completion: _AUTOTUNE_COMPLETE=bash_source autotune",
+    epilog="Documentation: README.md. Shell completion: _AUTOTUNE_COMPLETE=bash_source autotune",
 )
 @global_options
 def main() -> None:
@@ -86,4 +88,4 @@ def main() -> None:
     \b
     Example:
       autotune launch job.yaml
-    """
+    """  # noqa: D301

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from pathlib import Path
 
 import click
 
@@ -17,11 +18,13 @@ from orchestrator.errors import ExitCode, Failure
 from orchestrator.interrupts import Interrupts, listening
 from orchestrator.job import parse
 from orchestrator.journal import Journal, encode
+from orchestrator.units import show_gib
 from policies.events import (
     Accepted,
     Event,
     Finished,
     GaveUp,
+    GoalReached,
     Infrastructure,
     Interrupted,
     NeedsHuman,
@@ -34,30 +37,31 @@ from policies.types import Cluster, Job
 _CAPACITY_TOLERANCE = 0.03
 
 
-def open_runner(job: Job) -> Runner:
-    """Return the place where a job runs."""
+def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
+    """Return the place where a job runs, the same one where it ran before."""
     from launchers.runners.ray import RayRunner
 
     spec = job.cluster
-    return RayRunner.open(address=spec.address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+    address = spec.address
+    if address is None and before is not None:
+        address = "local" if before.address == "local" else "auto"
+    return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
 
 
 def drive(run: runs.Run, *, options: Options, notes: tuple[str, ...] = ()) -> ExitCode:
     """Drive a run from wherever it stands to its end; returns the exit code."""
-    console = Console(
-        sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=bool(options.quiet)
-    )
+    console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=bool(options.quiet))
 
     def tell(event: Event) -> None:
         if options.json:
             sys.stdout.buffer.write(encode(event) + b"\n")
             sys.stdout.buffer.flush()
         console.tell(event)
-        if isinstance(event, Finished) and isinstance(event.verdict, (TrainingCompleted, Stable)):
-            return
+        if isinstance(event, GoalReached):
+            _export(run)
 
     try:
-        with Journal(run.path, tell=tell) as journal, listening() as interrupts:
+        with Journal(run.path, tell=tell) as journal, listening(run.path / "stop") as interrupts:
             console.replay(journal.history())
             for note in notes:
                 console.say(note)
@@ -71,15 +75,24 @@ def drive(run: runs.Run, *, options: Options, notes: tuple[str, ...] = ()) -> Ex
     return code
 
 
+def end(run: runs.Run, *, options: Options) -> None:
+    """End what a dead driver left of a run, and record that it was stopped."""
+    console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
+    with Journal(run.path) as journal, listening() as interrupts:
+        interrupts.note(signal.SIGTERM)
+        _drive(run, journal, console, interrupts)
+
+
 def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interrupts) -> Verdict:
     history = journal.history()
     finished = history[-1] if history else None
     if isinstance(finished, Finished) and isinstance(finished.verdict, (TrainingCompleted, Stable)):
         return finished.verdict
-    job = _job(run, history[0] if history else None)
+    accepted = history[0] if history else None
+    job = _job(run, accepted)
     framework = frameworks.find(job.framework)
     try:
-        runner = open_runner(job)
+        runner = open_runner(job, before=accepted.cluster if isinstance(accepted, Accepted) else None)
     except Unreachable as unreachable:
         raise _unreachable(unreachable, run) from None
     try:
@@ -96,21 +109,13 @@ def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interr
             folder=run,
             job=job,
             interrupts=interrupts,
-            audience=Watching(run, framework, job, console),
+            audience=console,
         )
     except Unreachable as unreachable:
         raise _unreachable(unreachable, run) from None
     finally:
         runner.close()
     return verdict
-
-
-class Watching(loop.Audience):
-    """Shows progress, and writes the stable configuration as soon as there is one."""
-
-    def __init__(self, run: runs.Run, framework: Framework, job: Job, console: Console) -> None:
-        self._console = console
-        self.watch = console.watch  # type: ignore[method-assign]
 
 
 def _job(run: runs.Run, accepted: Event | None) -> Job:
@@ -164,22 +169,30 @@ def _match(job: Job, cluster: Cluster) -> None:
     for key, written, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
         if written and measured and abs(written - measured) > _CAPACITY_TOLERANCE * measured:
             raise Failure(
-                f"`cluster.{key}` is {written / 2**30:.2f} GiB in the job, the cluster has {measured / 2**30:.2f}",
+                f"`cluster.{key}` is {show_gib(written)} in the job, the cluster has {show_gib(measured)}",
                 hint="leave it out to measure it",
                 code=ExitCode.USAGE,
             )
 
 
-def _summarise(run: runs.Run, verdict: Verdict, console: Console) -> None:
-    """Write the stable configuration, if there is one, and say what changed."""
+def _export(run: runs.Run) -> None:
+    """Write the stable configuration of a run."""
     history = run.history()
     knobs = export.stable_knobs(history)
-    if knobs is None:
+    if knobs is not None:
+        job = _job(run, history[0])
+        export.write(run, frameworks.find(job.framework), job, knobs)
+
+
+def _summarise(run: runs.Run, verdict: Verdict, console: Console) -> None:
+    """Write the stable configuration of a run that succeeded, and say what changed."""
+    if not isinstance(verdict, (TrainingCompleted, Stable)):
         return
-    job = _job(run, history[0])
-    framework = frameworks.find(job.framework)
-    export.write(run, framework, job, knobs)
-    if isinstance(verdict, (TrainingCompleted, Stable)):
+    _export(run)
+    history = run.history()
+    knobs = export.stable_knobs(history)
+    if knobs is not None:
+        framework = frameworks.find(_job(run, history[0]).framework)
         console.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
 
 
@@ -203,6 +216,4 @@ def _unreachable(error: Unreachable, run: runs.Run) -> Failure:
 
 def under_ray_job() -> bool:
     """Whether this process is the entry point of a Ray job, whose working directory vanishes."""
-    import os
-
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and "_ray_pkg_" in str(Path.cwd())
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ

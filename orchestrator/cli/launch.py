@@ -25,11 +25,40 @@ Exit codes:
 @click.option(
     "-n", "--dry-run", is_flag=True, envvar="AUTOTUNE_DRY_RUN", help="Print the first command; start nothing."
 )
-@click.option("--detach", is_flag=True, envvar="AUTOTUNE_DETACH", help="Return at once; the run goes on without the terminal.")
-@click.option("--submit", metavar="URL", envvar="AUTOTUNE_SUBMIT", help="Run as a Ray job of the cluster whose dashboard is URL.")
-@click.option("--set", "overrides", metavar="knob=value", multiple=True, envvar="AUTOTUNE_SET", help="Change a knob of the job.")
-@click.option("--relaunches", type=click.IntRange(min=0), metavar="N", envvar="AUTOTUNE_RELAUNCHES", help="Most relaunches after failures of the job.")
-@click.option("--policy", type=click.Choice(["ladder"]), default="ladder", envvar="AUTOTUNE_POLICY", help="How a cure is chosen.")
+@click.option(
+    "--detach",
+    is_flag=True,
+    envvar="AUTOTUNE_DETACH",
+    help="Return at once; the run goes on without the terminal.",
+)
+@click.option(
+    "--submit",
+    metavar="URL",
+    envvar="AUTOTUNE_SUBMIT",
+    help="Run as a Ray job of the cluster whose dashboard is URL.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    metavar="knob=value",
+    multiple=True,
+    envvar="AUTOTUNE_SET",
+    help="Change a knob of the job.",
+)
+@click.option(
+    "--relaunches",
+    type=click.IntRange(min=0),
+    metavar="N",
+    envvar="AUTOTUNE_RELAUNCHES",
+    help="Most relaunches after failures of the job.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["ladder"]),
+    default="ladder",
+    envvar="AUTOTUNE_POLICY",
+    help="How a cure is chosen.",
+)
 @global_options
 @click.pass_context
 def command(
@@ -47,7 +76,7 @@ def command(
     \b
     Example:
       autotune launch job.yaml --set tokens_per_microbatch=16384
-    """
+    """  # noqa: D301 - click reads the backspace
     from orchestrator.cli import starting
 
     options = given(context)

@@ -61,9 +61,13 @@ def global_options(command: _F) -> _F:
             **shared,
         ),
         click.option("--json", is_flag=True, envvar="AUTOTUNE_JSON", help="Print JSON on stdout.", **shared),
-        click.option("-q", "--quiet", count=True, envvar="AUTOTUNE_QUIET", help="Say only what failed.", **shared),
+        click.option(
+            "-q", "--quiet", count=True, envvar="AUTOTUNE_QUIET", help="Say only what failed.", **shared
+        ),
         click.option("-v", "--verbose", count=True, envvar="AUTOTUNE_VERBOSE", help="Say more.", **shared),
-        click.version_option(None, "-V", "--version", package_name="autotune", message="autotune %(version)s"),
+        click.version_option(
+            None, "-V", "--version", package_name="autotune", message="autotune %(version)s"
+        ),
     ):
         command = decorator(command)
     return command

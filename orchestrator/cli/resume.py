@@ -18,7 +18,7 @@ def command(context: click.Context, run: str | None) -> None:
     \b
     Example:
       autotune resume 7c1e
-    """
+    """  # noqa: D301 - click reads the backspace
     from orchestrator import runs
     from orchestrator.cli import driving
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def prepare(job_file: Path, *, overrides: tuple[str, ...], relaunches: int | Non
     """Return the job of a file with the options of the command line applied."""
     text = read_text(job_file)
     job = parse(text, file=str(job_file))
-    edits = [export.Edit(("settings", key), value, "--set") for key, value in override(job, overrides).items()]
+    edits = [
+        export.Edit(("settings", key), value, "--set") for key, value in override(job, overrides).items()
+    ]
     if relaunches is not None:
         edits.append(export.Edit(("recovery", "relaunches"), relaunches, "--relaunches"))
     if edits:
@@ -54,7 +57,9 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
     """Print the first command without any effect."""
     command = first_command(prepared.job)
     if as_json:
-        shown = msgspec.structs.replace(command, argv=runs.shown_argv(command), env=runs.masked(prepared.job).env)
+        shown = msgspec.structs.replace(
+            command, argv=runs.shown_argv(command), env=runs.masked(prepared.job).env
+        )
         click.echo(msgspec.json.encode(shown))
     else:
         click.echo(runs.script(command, python=prepared.job.python), nl=False)
@@ -77,8 +82,9 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
 
 def detach(prepared: Prepared, *, options: Options) -> None:
     """Start a run that goes on without this terminal: a daemon, or a job of an external cluster."""
-    if prepared.job.cluster.address not in (None, "local", "auto"):
-        submit(prepared, url=dashboard(prepared.job.cluster.address or ""), options=options)
+    address = prepared.job.cluster.address
+    if address not in (None, "local"):
+        submit(prepared, url=dashboard(address), options=options)
         return
     run = runs.create(options.runs_dir, job_text=prepared.text)
     log = run.path / "driver.log"
@@ -93,17 +99,25 @@ def detach(prepared: Prepared, *, options: Options) -> None:
     until = time.monotonic() + _DRIVER_START_S
     while owner(run.path) is None:
         if child.poll() is not None or time.monotonic() > until:
-            raise Failure(f"the background driver did not start; see `{log}`", hint=f"`autotune resume {run.id}`")
+            raise Failure(
+                f"the background driver did not start; see `{log}`", hint=f"`autotune resume {run.id}`"
+            )
         time.sleep(0.05)
     _follow_up(run.id, f"run {run.id} goes on in the background (pid {child.pid})", options)
 
 
 def dashboard(address: str) -> str:
-    """Return the address of the Ray Jobs API of a cluster, asking the cluster itself."""
-    import ray
-    from ray.util.state.util import convert_string_to_type  # noqa: F401
+    """Return the URL of a cluster's Ray Jobs API, asking the cluster itself."""
+    from ray.dashboard.utils import ray_address_to_api_server_url
 
-    raise Failure(f"cannot find the dashboard of {address} with ray {ray.__version__}")
+    try:
+        url: str = ray_address_to_api_server_url(address)
+    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+        raise Failure(
+            f"cannot reach Ray at {address}: {_first_line(error)}",
+            hint="start the cluster, or pass --submit URL",
+        ) from None
+    return url
 
 
 def submit(prepared: Prepared, *, url: str, options: Options) -> None:
@@ -114,7 +128,38 @@ def submit(prepared: Prepared, *, url: str, options: Options) -> None:
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
-    raise Failure(f"cannot submit to {url}: {shlex.join(sys.argv)}")
+    from ray.job_submission import JobSubmissionClient
+
+    text = export.edited(
+        prepared.text, [export.Edit(("workdir",), prepared.job.workdir, "where it was submitted")]
+    )
+    python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
+    arguments = f"--runs-dir {runs_dir} launch job.yaml"
+    entrypoint = (
+        f"if {python} -c 'import orchestrator' 2>/dev/null; "
+        f"then exec {python} -m orchestrator.cli {arguments}; else exec autotune {arguments}; fi"
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+            (Path(folder) / "job.yaml").write_text(text)
+            client = JobSubmissionClient(url)
+            submission = client.submit_job(
+                entrypoint=entrypoint,
+                runtime_env={"working_dir": folder},
+                metadata={"name": prepared.job.name},
+            )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise Failure(
+            f"cannot submit to {url}: {_first_line(error)}", hint="is this the cluster's dashboard?"
+        ) from None
+    click.echo(f"submitted as Ray job {submission}; its run will be in {options.runs_dir}", err=True)
+    click.echo(f"  ray job logs --address {url} --follow {submission}   follows it", err=True)
+    click.echo(f"  autotune --runs-dir {options.runs_dir} status   shows it", err=True)
+    click.echo(msgspec.json.encode({"submission": submission}) if options.json else submission)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _follow_up(run: str, words: str, options: Options) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -137,7 +139,7 @@ def test_no_failed_configuration_comes_back_and_every_one_is_legal(world: World,
     of = profile(placement=placement)
     _, launches = play(world, Story(accepted(of, recovery=MANY)))
     assert len({launch.knobs for launch in launches}) == len(launches)
-    for before, after in zip(launches, launches[1:], strict=False):
+    for before, after in pairwise(launches):
         assert objections(of, before.knobs, after.knobs, started=True) == ()
         assert after.remedy is not None
         assert changed(before.knobs, after.knobs).keys() == after.remedy.changes.keys()

@@ -1,8 +1,8 @@
 """SGLang's hash of (seed, position, token), from which it samples, in plain torch.
 
 SGLang 0.5.23 has it as a Triton kernel (kernels/ops/sampling/murmur_hash.py) and, for the CPU, only in a
-package that is not on PyPI. It is 32-bit MurmurHash3 over both halves of the seed, the position and the token;
-equal inputs give equal bits here and there.
+package that is not on PyPI. It is 32-bit MurmurHash3 over the seed (both halves), position and token; equal
+inputs give equal bits here and there.
 """
 
 import torch

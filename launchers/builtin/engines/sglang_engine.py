@@ -88,11 +88,12 @@ class SglangEngine:
         try:
             with self._watching():
                 self._engine = _start(options)
-        except SchedulerDied as error:
+        except BaseException as error:
             self._end_processes()
-            raise self._failure(str(error)) from error
-        except BaseException:
-            self._end_processes()
+            failure = self._failure(str(error))
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, SchedulerDied):
+                raise failure from error
             raise
         info = self._engine._scheduler_init_result.scheduler_infos[0]
         self._pool_tokens = int(info["max_total_num_tokens"])

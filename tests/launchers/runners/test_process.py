@@ -178,7 +178,7 @@ def test_the_framework_ends_with_a_driver_that_is_killed(run, tmp_path: Path):
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(driver)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    wait_for(lambda: len(carriers(f"{run}/1")) == 2)  # the shim carries the marker too once exec is done
+    wait_for(lambda: len(carriers(f"{run}/1")) == 3)  # the shim, the program and its child
     process.kill()
     process.wait()
     wait_for(lambda: not carriers(f"{run}/1"), seconds=5)

@@ -1,0 +1,209 @@
+"""How runs stand: read from their journals, shown as tables or JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+import msgspec
+
+from orchestrator import runs, story
+from orchestrator.cli.options import Options
+from orchestrator.clock import seconds_of
+from orchestrator.journal import owner
+from orchestrator.units import show_duration
+from policies.events import (
+    Accepted,
+    Diagnosed,
+    Ended,
+    Event,
+    Finished,
+    GaveUp,
+    GoalReached,
+    History,
+    Infrastructure,
+    Interrupted,
+    NeedsHuman,
+    Progressed,
+    Stable,
+    Started,
+    TrainingCompleted,
+    Verdict,
+)
+from policies.types import Knobs, Value
+
+_REPEAT_S = 2.0
+
+
+class AttemptStanding(Value, frozen=True, kw_only=True):
+    """One attempt as status shows it."""
+
+    attempt: int
+    change: str
+    seconds: float
+    status: str
+
+
+class Standing(Value, frozen=True, kw_only=True):
+    """One run as status shows it."""
+
+    run: str
+    name: str = ""
+    framework: str = ""
+    cluster: str = ""
+    submitted: str = ""
+    total_s: float = 0.0
+    running_s: float = 0.0
+    status: str = "STARTING"
+    attempts: tuple[AttemptStanding, ...] = ()
+
+
+def standing(run: runs.Run, *, now: float) -> Standing:
+    """Return how a run stands."""
+    history = run.history()
+    driven = owner(run.path) is not None
+    if not history or not isinstance(history[0], Accepted):
+        return Standing(run=run.id, status="STARTING" if driven else "NOT STARTED")
+    accepted = history[0]
+    over = isinstance(history[-1], Finished)
+    end = seconds_of(history[-1].at) if over or not driven else now
+    attempts = _attempts(history, accepted.profile.knobs, now=end)
+    return Standing(
+        run=run.id,
+        name=accepted.job.name,
+        framework=accepted.job.framework,
+        cluster=_short_place(accepted),
+        submitted=accepted.at,
+        total_s=max(0.0, end - seconds_of(accepted.at)),
+        running_s=sum(a.seconds for a in attempts),
+        status=_status(history, driven=driven),
+        attempts=attempts,
+    )
+
+
+def show(options: Options, *, prefix: str | None, watch: bool) -> None:
+    """Print the table of runs, or one run with its attempts."""
+    while True:
+        now = time.time()
+        chosen = (runs.find(options.runs_dir, prefix),) if prefix else runs.runs(options.runs_dir)[::-1]
+        found = [standing(run, now=now) for run in chosen]
+        if options.json:
+            click.echo(msgspec.json.encode(found[0] if prefix else found))
+        else:
+            if watch and sys.stdout.isatty():
+                click.clear()
+            click.echo(table(found, now=now, attempts=bool(prefix)))
+        if not watch or all(
+            one.status not in ("STARTING", "RUNNING", "STABLE", "RECOVERING") for one in found
+        ):
+            return
+        time.sleep(_REPEAT_S)
+
+
+def table(found: list[Standing], *, now: float, attempts: bool) -> str:
+    """Return runs as a table."""
+    if not found:
+        return "no runs yet: `autotune launch job.yaml` starts one"
+    head = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
+    rows = [head]
+    for one in found:
+        submitted = _ago(now - seconds_of(one.submitted)) if one.submitted else "-"
+        times = (show_duration(one.total_s), show_duration(one.running_s))
+        rows.append(
+            (
+                one.run,
+                one.name,
+                one.framework,
+                one.cluster,
+                submitted,
+                *times,
+                str(len(one.attempts)),
+                one.status,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    if attempts:
+        for attempt in found[0].attempts:
+            took = show_duration(attempt.seconds)
+            lines.append(f"  ↳{attempt.attempt}  {attempt.change}   {took}   {attempt.status}")
+    text = "\n".join(lines)
+    return (
+        text
+        if "utf" in (sys.stdout.encoding or "").lower()
+        else text.replace("↳", "#").replace("→", "->").replace("✗", "x").replace("✓", "ok").replace("×", "x")
+    )
+
+
+def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStanding, ...]:
+    out = []
+    before = first
+    for start in (e for e in history if isinstance(e, Started)):
+        rows = tuple(e for e in history if e.attempt == start.attempt)
+        ended = next((e for e in rows if isinstance(e, Ended)), None)
+        change = story.setting_changes(before, start.knobs) or (
+            "as written" if start.knobs == first else "same again"
+        )
+        seconds = ended.seconds if ended is not None else max(0.0, now - seconds_of(start.at))
+        out.append(
+            AttemptStanding(
+                attempt=start.attempt, change=change, seconds=seconds, status=_attempt_status(rows, ended)
+            )
+        )
+        before = start.knobs
+    return tuple(out)
+
+
+def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:
+    diagnosed = next((e for e in rows if isinstance(e, Diagnosed)), None)
+    if diagnosed is not None:
+        return f"✗ {story.where(diagnosed)}"
+    if ended is not None:
+        return story.outcome(ended.outcome)
+    step = next((e for e in reversed(rows) if isinstance(e, Progressed)), None)
+    return "RUNNING" if step is None else f"RUNNING step {step.step}" + (f"/{step.of}" if step.of else "")
+
+
+def _status(history: History, *, driven: bool) -> str:
+    last = history[-1]
+    if isinstance(last, Finished):
+        return _word(last.verdict)
+    if not driven:
+        return "INTERRUPTED"
+    started = [e for e in history if isinstance(e, Started)]
+    if any(isinstance(e, GoalReached) and e.attempt == started[-1].attempt for e in history if started):
+        return "STABLE"
+    return "RECOVERING" if len(started) > 1 or any(isinstance(e, Ended) for e in history) else "RUNNING"
+
+
+def _word(verdict: Verdict) -> str:
+    match verdict:
+        case TrainingCompleted():
+            return "COMPLETED"
+        case Stable():
+            return "STABLE"
+        case GaveUp():
+            return "GAVE UP"
+        case NeedsHuman():
+            return "FAILED"
+        case Infrastructure():
+            return "LOST"
+        case Interrupted():
+            return "STOPPED"
+
+
+def _short_place(accepted: Accepted) -> str:
+    cluster = accepted.cluster
+    gpus = cluster.nodes * cluster.gpus_per_node
+    return f"{gpus}×{cluster.gpu_name or 'GPU'}" if gpus else f"{cluster.nodes}×CPU"
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("day", 86400), ("hr", 3600), ("min", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"

@@ -1,0 +1,31 @@
+"""`autotune stop`."""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.options import given, global_options
+
+_CODES = """\b
+Exit codes:
+  0    nothing of the run is left
+  2    there is no such run
+  3    its driver or its cluster does not answer"""
+
+
+@click.command("stop", short_help="End a run cleanly, from another terminal or host.", epilog=_CODES)
+@click.argument("run", metavar="[RUN]", required=False)
+@global_options
+@click.pass_context
+def command(context: click.Context, run: str | None) -> None:
+    """End a run cleanly; RUN is an id or its beginning, by default the latest.
+
+    \b
+    Example:
+      autotune stop 7c1e
+    """  # noqa: D301 - click reads the backspace
+    from orchestrator import runs
+    from orchestrator.cli import stopping
+
+    options = given(context)
+    stopping.stop(runs.find(options.runs_dir, run), options=options)

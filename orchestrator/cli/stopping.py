@@ -1,0 +1,53 @@
+"""Ends a run: through its driver where one lives, else what the dead driver left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import click
+
+from orchestrator import runs
+from orchestrator.cli import driving
+from orchestrator.cli.options import Options
+from orchestrator.errors import Failure
+from orchestrator.journal import Owner, owner
+from policies.events import Finished
+
+_STOP_S = 120.0  # the grace, the last words and the drain gate
+_POLL_S = 0.2
+
+
+def stop(run: runs.Run, *, options: Options) -> None:
+    """End a run and everything it started."""
+    driver = owner(run.path)
+    if driver is not None:
+        _ask(run, driver)
+    else:
+        history = run.history()
+        if not history or isinstance(history[-1], Finished):
+            click.echo(f"run {run.id} is over already", err=True)
+            return
+        driving.end(run, options=options)
+    click.echo(f"run {run.id} is stopped; `autotune resume {run.id}` continues it", err=True)
+
+
+def _ask(run: runs.Run, driver: Owner) -> None:
+    """Ask a living driver to stop and wait until it has."""
+    runs.write_private(run.path / "stop", b"")
+    if driver.is_here:
+        try:
+            os.kill(driver.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise Failure(f"run {run.id} belongs to another user (pid {driver.pid})") from None
+    until = time.monotonic() + _STOP_S
+    while owner(run.path) is not None:
+        if time.monotonic() > until:
+            raise Failure(
+                f"the driver of run {run.id} (pid {driver.pid} on {driver.host}) did not stop",
+                hint=f"end it there with `kill -9 {driver.pid}`, then `autotune stop {run.id}` again",
+            )
+        time.sleep(_POLL_S)

@@ -1,0 +1,180 @@
+"""Changes of the training and scoring passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from policies.changes import change, doubled
+from policies.evidence import Diagnosis, Remedy
+from policies.legal import highest
+from policies.sizing import shrink_share, smaller, stronger
+from policies.types import Component, Knobs, Phase, Profile
+
+ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
+_CHUNK = 1024  # tokens of logits at once when nothing was chunked before
+
+
+def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches."""
+    share = shrink_share(diagnosis.facts)
+    names: tuple[str, ...] = ("tokens_per_microbatch",)
+    if diagnosis.phase in ROLLOUT_PHASES:
+        names = ("max_batched_tokens",)
+    elif diagnosis.phase is Phase.LOG_PROB:
+        names = ("logprob_tokens", "tokens_per_microbatch")
+    for knob in names:
+        base = knobs.tokens_per_microbatch if knob == "logprob_tokens" else None
+        fewer = smaller(profile, knobs, knob, share=share, base=base)
+        yield from change(
+            "reduce_tokens_per_mb",
+            profile,
+            knobs,
+            {knob: fewer},
+            reason="the memory of a pass grows with its tokens; the batch is the same, in more passes",
+            frees="activations and logits in proportion to the tokens",
+            slows="this phase by a few per cent",
+        )
+
+
+def reduce_micro_batch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer sequences per micro-batch, where batches are counted in sequences."""
+    if knobs.dynamic_batching is not True:
+        fewer = smaller(profile, knobs, "microbatch_size", share=shrink_share(diagnosis.facts))
+        yield from change(
+            "reduce_micro_batch",
+            profile,
+            knobs,
+            {"microbatch_size": fewer},
+            reason="the memory of a pass grows with its sequences; the batch is the same, in more passes",
+            frees="activations and logits in proportion to the sequences",
+            slows="this phase by a few per cent",
+        )
+
+
+_CHUNK_WORDS = {
+    "reason": "the logits of all tokens at once are the largest tensor of the phase",
+    "frees": "all but one piece of the logits",
+    "slows": "this phase by 1 to 3 %",
+}
+
+
+def chunk_logits(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose logits and entropy in pieces instead of one tensor of tokens x vocabulary."""
+    for knob in ("entropy_chunking",):
+        if getattr(knobs, knob) is not True:
+            yield from change("chunk_logits", profile, knobs, {knob: True}, **_CHUNK_WORDS)
+    if knobs.logprob_chunk is None:
+        chunk = smaller(profile, knobs, "logprob_chunk", share=1.0, base=_CHUNK + 1)
+    else:
+        chunk = smaller(profile, knobs, "logprob_chunk", share=0.5)
+    yield from change("chunk_logits", profile, knobs, {"logprob_chunk": chunk}, **_CHUNK_WORDS)
+
+
+def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the loss computed again in backward instead of keeping its inputs."""
+    yield from change(
+        "loss_recompute",
+        profile,
+        knobs,
+        {"loss_recompute": True},
+        reason="the loss keeps logits for backward; computing it again keeps none",
+        frees="the logits kept between forward and backward",
+        slows="backward by a few per cent",
+    )
+    if diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB, Phase.NONE):
+        yield from change(
+            "loss_recompute",
+            profile,
+            knobs,
+            {"entropy_recompute": True},
+            reason="the entropy keeps a copy of the logits for backward; computing it again keeps none",
+            frees="one copy of the logits",
+            slows="backward by a few per cent",
+        )
+
+
+def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose activations computed again in backward instead of kept."""
+    for mode in stronger(profile, knobs, "recompute", ("off", "selective", "full")):
+        yield from change(
+            "recompute",
+            profile,
+            knobs,
+            {"recompute": mode},
+            reason="backward computes the activations again, so that forward need not keep them",
+            frees="most activations of the layers" if mode == "full" else "the activations of attention",
+            slows="training by 20 to 30 %" if mode == "full" else "training by about 5 %",
+        )
+
+
+def fused_kernels(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose kernels that never write the full logits or gate products."""
+    yield from change(
+        "fused_kernels",
+        profile,
+        knobs,
+        {"fused_kernels": True},
+        reason="fused kernels compute loss and gates without writing their full intermediate tensors",
+        frees="logits and gate products",
+        slows="nothing; results differ by rounding",
+    )
+
+
+def offload_activations(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose kept activations in host memory between forward and backward."""
+    yield from _offload("offload_activations", profile, knobs, "activation_offload", "the kept activations")
+
+
+def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the optimizer's state in host memory."""
+    yield from _offload("offload_optimizer", profile, knobs, "optimizer_offload", "the optimizer's state")
+    share = knobs.optimizer_offload_fraction
+    most = highest(profile, "optimizer_offload_fraction")
+    if share is not None and knobs.optimizer_offload is not False and share < (most or 1.0):
+        yield from change(
+            "offload_optimizer",
+            profile,
+            knobs,
+            {"optimizer_offload_fraction": most or 1.0},
+            reason="the rest of the optimizer's state moves to host memory",
+            frees="the optimizer's state",
+            slows="every step, by the transfers",
+        )
+
+
+def offload_params(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the trainer's weights in host memory while they are not used."""
+    yield from _offload("offload_params", profile, knobs, "param_offload", "the trainer's weights")
+
+
+def offload_grads(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the gradients in host memory while they are not used."""
+    yield from _offload("offload_grads", profile, knobs, "grad_offload", "the gradients")
+
+
+def sequence_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose every sequence split over more ranks."""
+    for knob in ("sequence_parallel", "context_parallel"):
+        yield from doubled(
+            "sequence_parallel", profile, knobs, knob, "each rank holds a part of every sequence"
+        )
+
+
+def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose every layer split over more ranks."""
+    knob = "tensor_parallel"
+    if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ROLLOUT_PHASES:
+        knob = "rollout_tensor_parallel"
+    yield from doubled("tensor_parallel", profile, knobs, knob, "each rank holds a part of every layer")
+
+
+def _offload(name: str, profile: Profile, knobs: Knobs, knob: str, what: str) -> Iterator[Remedy]:
+    yield from change(
+        name,
+        profile,
+        knobs,
+        {knob: True},
+        reason=f"{what} move to host memory while the devices do not need them",
+        frees=what,
+        slows="every step, by the transfers",
+    )

@@ -1,0 +1,92 @@
+import pytest
+
+from launchers.runners.drain import CardState, ProcessHold, Residue, drain, held
+
+GIB = 1 << 30
+STRANGER = ProcessHold(pid=77, user="eva", name="python", used_bytes=30 * GIB)
+
+
+def card(
+    used: float, *, baseline: float = 1, highest: float = 70, ours: bool = True, index: int = 0
+) -> CardState:
+    return CardState(
+        index=index,
+        used_bytes=int(used * GIB),
+        baseline_bytes=int(baseline * GIB),
+        highest_bytes=int(highest * GIB),
+        ours_before=ours,
+        holders=(STRANGER,),
+    )
+
+
+def residue(
+    *cards: CardState, host: float = 20, baseline: float = 20, ours: bool = False, touched: bool = True
+) -> Residue:
+    left = (ProcessHold(pid=5, user="me", name="rank", used_bytes=GIB),) if ours else ()
+    return Residue(
+        node="a",
+        ours=left,
+        host_used_bytes=int(host * GIB),
+        host_total_bytes=100 * GIB,
+        host_baseline_bytes=int(baseline * GIB),
+        touched=touched,
+        cards=cards,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reading", "settled", "clear"),
+    [
+        (residue(card(1.4)), False, True),
+        (residue(card(1.6)), True, False),
+        (residue(card(60, ours=False, index=1), card(1)), True, True),  # another job's card
+        (residue(card(60, ours=False)), True, False),  # nobody was seen on any card: growth counts
+        (residue(card(60, ours=False, baseline=60)), True, True),
+        (residue(ours=True), True, False),
+        (residue(host=21.9), False, True),
+        (residue(host=22.1), False, False),
+        (residue(host=79), True, True),  # a fifth is available
+        (residue(host=81), True, False),
+        (residue(host=81, touched=False), True, True),
+    ],
+)
+def test_what_counts_as_held(reading: Residue, settled: bool, clear: bool):
+    assert (not held((reading,), settled=settled)) is clear
+
+
+def test_the_holder_of_a_card_is_named():
+    (reason,) = held((residue(card(31)),), settled=True)
+    assert "GPU 0" in reason
+    assert "pid 77 (python) of eva holds 30.0 GiB" in reason
+
+
+def test_drain_returns_at_once_when_nothing_is_held():
+    result = drain(
+        lambda: (residue(card(1)),),
+        timeout_s=30,
+        end=lambda: pytest.fail("ended"),
+        largest_stranger=lambda _: STRANGER,
+    )
+    assert result.clear
+    assert result.seconds < 1
+
+
+def test_drain_ends_what_is_left_and_then_asks_once_more():
+    ended: list[int] = []
+    result = drain(
+        lambda: (residue(ours=not ended),),
+        timeout_s=0.3,
+        end=lambda: ended.append(1),
+        largest_stranger=lambda _: STRANGER,
+    )
+    assert result.clear
+    assert ended == [1]
+
+
+def test_drain_names_the_largest_stranger_on_the_host():
+    result = drain(
+        lambda: (residue(host=90),), timeout_s=0.0, end=lambda: None, largest_stranger=lambda _: STRANGER
+    )
+    assert not result.clear
+    assert "70.0 GiB more" in result.held
+    assert "pid 77 (python) of eva" in result.held

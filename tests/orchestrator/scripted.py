@@ -1,0 +1,230 @@
+"""A scripted place to run: attempts that write what the built-in job would, under a turned clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import yaml
+
+from launchers.base import Chunk, Drain, Exit, Observed, Unreachable
+from policies.evidence import Sample
+from policies.types import Cluster, Command
+
+GIB = 1024**3
+JOB = """\
+# my job
+name: story
+framework: builtin
+settings:
+  steps: 4
+  prompts: 16
+  samples: 8
+  prompt_tokens: 8
+  response_tokens: 24
+  tokens_per_microbatch: 4096  # the whole step
+  trainer_budget: 100MiB
+  save_every: 1
+goal: {steps: 3}
+"""
+
+
+class Hands:
+    """A clock whose hands move when somebody sleeps."""
+
+    def __init__(self, at: float = 1_800_000_000.0) -> None:
+        self.at = at
+
+    def now(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+
+class Killed(BaseException):
+    """The driver was killed here, as by SIGKILL."""
+
+
+def failure(phase: str, step: int, *, component: str = "trainer", cause: str = "gpu-oom") -> str:
+    record = {
+        "schema": 1, "cause": cause, "device": "cpu-budget", "phase": phase, "component": component, "rank": 0,
+        "step": step, "requested_bytes": 16 << 20, "used_bytes": 98 << 20, "budget_bytes": 100 << 20,
+        "message": "DefaultCPUAllocator: can't allocate memory", "exception": "RuntimeError",
+    }  # fmt: skip
+    return f"builtin: failure {json.dumps(record)}\n"
+
+
+def phase(name: str, step: int, *, used: int = 50 << 20, budget: int = 100 << 20) -> str:
+    return (
+        f"builtin: phase start name={name} step={step}\n"
+        f"builtin: phase end name={name} step={step} seconds=1.0 component=trainer peak_bytes={used} budget_bytes={budget}\n"
+    )
+
+
+def step(number: int, of: int = 4, *, used: int = 50 << 20) -> str:
+    return (
+        phase("rollout", number)
+        + phase("forward", number, used=used)
+        + f"builtin: step {number}/{of} seconds=2.5 tokens=4096 tokens_per_second=1638.4 reward=0.1 loss=0.2 kl=0.0\n"
+        + f"builtin: checkpoint step={number} seconds=0.1 path=/c/{number}\n"
+    )
+
+
+Script = list[str | Observed]
+
+
+@dataclass
+class Life:
+    """One attempt in the world: what it has written so far and whether its processes run."""
+
+    script: Script
+    exit: Exit | None
+    written: list[Chunk] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    running: bool = True
+    supervised: bool = True
+    lost: str = ""
+    starts: int = 1
+
+
+@dataclass
+class World:
+    """What outlives a driver: attempts, checkpoints, and how many effects there were."""
+
+    play: Callable[[World, Command], tuple[Script, Exit | None]]
+    saved: int = 0
+    lives: dict[int, Life] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    swept: int = 0
+    kill_at: int | None = None
+    ticks: int = 0
+    held: str = ""
+    unreachable: str = ""
+
+    def tick(self) -> None:
+        """Die here if this is the moment."""
+        self.ticks += 1
+        if self.ticks == self.kill_at:
+            raise Killed
+
+
+class Place:
+    """A runner over the world."""
+
+    def __init__(self, world: World, clock: Hands) -> None:
+        self.world, self.clock = world, clock
+        self.closed = False
+
+    def cluster(self) -> Cluster:
+        return Cluster(
+            address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=24 * GIB
+        )
+
+    def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Attempt:
+        self.world.tick()
+        if self.world.unreachable:
+            raise Unreachable(self.world.unreachable, hint="start the cluster")
+        assert attempt not in self.world.lives, f"attempt {attempt} was started twice"
+        assert not any(life.running for life in self.world.lives.values()), "two attempts at once"
+        script, ended = self.world.play(self.world, command)
+        self.world.lives[attempt] = Life(script=list(script), exit=ended)
+        self.world.commands.append(command)
+        self.world.tick()
+        return Attempt(self.world, attempt, self.clock)
+
+    def attach(self, *, run: str, attempt: int) -> Attempt | None:
+        life = self.world.lives.get(attempt)
+        return Attempt(self.world, attempt, self.clock) if life is not None and life.supervised else None
+
+    def sweep(self, *, run: str) -> tuple[str, ...]:
+        self.world.swept += 1
+        for life in self.world.lives.values():
+            if not life.supervised:
+                life.running = False
+        return ()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Attempt:
+    """A handle: reads the attempt's writing from the start; every poll lets it write one more piece."""
+
+    def __init__(self, world: World, number: int, clock: Hands) -> None:
+        self.world, self.clock = world, clock
+        self.life = world.lives[number]
+        self.read = self.sampled = 0
+
+    def poll(self) -> Observed:
+        life = self.life
+        if life.running and life.script:
+            piece = life.script.pop(0)
+            if isinstance(piece, str):
+                piece = Observed(chunks=(Chunk(source="", data=piece.encode()),))
+            life.written += piece.chunks
+            life.samples += piece.samples
+            life.lost = piece.lost
+            for chunk in piece.chunks:
+                for line in chunk.data.decode().splitlines():
+                    if line.startswith("builtin: checkpoint step="):
+                        self.world.saved = int(line.split("=")[1].split()[0])
+        elif life.running and life.exit is not None:
+            life.running = False
+        chunks, self.read = tuple(life.written[self.read :]), len(life.written)
+        samples, self.sampled = tuple(life.samples[self.sampled :]), len(life.samples)
+        ended = None if life.running else life.exit or Exit(signal=15)
+        return Observed(chunks=chunks, samples=samples, exit=ended, lost=life.lost)
+
+    def stop(self, *, grace_s: float) -> float:
+        self.world.tick()
+        if self.life.running:
+            self.life.running = False
+            self.life.exit = self.life.exit if not self.life.script and self.life.exit else Exit(signal=15)
+        self.world.tick()
+        return 0.5
+
+    def drain(self, *, timeout_s: float) -> Drain:
+        self.world.tick()
+        assert not self.life.running, "drained while running"
+        return Drain(clear=not self.world.held, seconds=0.2, held=self.world.held)
+
+    def release(self) -> None:
+        self.world.tick()
+        self.life.supervised = False
+
+
+def settings(command: Command) -> dict[str, object]:
+    loaded = yaml.safe_load(command.files[0].text)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def tight_memory(world: World, command: Command) -> tuple[Script, Exit | None]:
+    """The scripted job: more than 2,048 tokens at once do not fit in backward; else it trains to its end."""
+    tokens = settings(command)["tokens_per_microbatch"]
+    assert isinstance(tokens, int)
+    first = world.saved + 1
+    opening = ["builtin: phase start name=init step=0\n"]
+    if world.saved and settings(command)["resume"] == "auto":
+        opening.append(f"builtin: resumed step={world.saved} path=/c/{world.saved}\n")
+    if tokens > 2048:
+        opening += [
+            phase("rollout", first),
+            f"builtin: phase start name=backward step={first}\n",
+            failure("backward", first),
+        ]
+        return [*opening, *[""] * 1000], None  # the other ranks wait for ever
+    return [*opening, *(step(n) for n in range(first, 5)), "builtin: done steps=4\n"], Exit(code=0)
+
+
+def forever(_: World, __: Command) -> tuple[Script, Exit | None]:
+    """A job that trains until it is stopped."""
+    return [step(n, 100_000) for n in range(1, 5000)], None
+
+
+def endless(start: int = 1) -> Iterator[str]:
+    while True:
+        yield step(start, 100_000)
+        start += 1

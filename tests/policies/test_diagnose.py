@@ -1,0 +1,76 @@
+"""First cause, not last error; and what the way of dying adds."""
+
+from policies.diagnose import diagnose
+from policies.evidence import Crashed, Evidence, Hung, Lost
+from policies.scan import scan
+from policies.types import Cause, Phase
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+WATCHDOG = "[rank1]:[E ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation timeout"
+
+
+def of(*lines: str, **how):
+    return diagnose(scan(["\n".join(lines).encode() + b"\n"], **how))
+
+
+def test_the_first_cause_wins_and_the_rest_are_counted():
+    found = of("OSError: [Errno 28] No space left on device", OOM, WATCHDOG, DIED)
+    assert found.cause is Cause.DISK
+    assert found.consequences == 3
+
+
+def test_consequences_before_the_cause_do_not_hide_it():
+    found = of(WATCHDOG, DIED, "ValueError: broken", OOM)
+    assert found.cause is Cause.GPU_OOM
+    assert found.evidence[0].line == 4
+
+
+def test_a_plain_exception_is_code_only_where_nothing_says_more():
+    assert of("ValueError: broken", DIED).cause is Cause.CODE
+    assert of("ValueError: broken", outcome=Lost(reason="node gone")).cause is Cause.INFRASTRUCTURE
+
+
+def test_a_kill_is_host_memory_only_with_evidence():
+    killed = Crashed(signal=9)
+    assert of("fine", outcome=killed).cause is Cause.UNKNOWN
+    assert of("fine", outcome=killed, host_peak_share=0.7).cause is Cause.UNKNOWN
+    assert of("fine", outcome=killed, host_peak_share=0.96).cause is Cause.HOST_OOM
+    assert of(DIED, outcome=Crashed(exit_code=1), host_peak_share=0.97).cause is Cause.HOST_OOM
+    assert of("fine", outcome=Crashed(exit_code=137), host_peak_share=None).cause is Cause.UNKNOWN
+
+
+def test_a_hang_after_an_oom_is_the_oom():
+    assert of("fine", outcome=Hung(silent_s=900)).cause is Cause.HANG
+    assert of(OOM, outcome=Hung(silent_s=900)).cause is Cause.GPU_OOM
+
+
+def test_rays_fixed_help_text_is_no_evidence():
+    assert (
+        of(
+            "Worker exit detail: Some common causes include: (1) the process was killed by the OOM killer "
+            "due to high memory usage, (2) ray stop --force was called",
+            outcome=Crashed(exit_code=1),
+        ).cause
+        is Cause.UNKNOWN
+    )
+
+
+def test_the_last_open_phase_is_the_phase_of_a_message_without_one():
+    found = of("builtin: phase start name=weight_sync step=4", "RuntimeError: CUDA error: out of memory")
+    assert found.phase is Phase.WEIGHT_SYNC
+
+
+def test_nothing_known_shows_its_work():
+    found = of("some error in the flux capacitor", outcome=Crashed(exit_code=3))
+    assert found.cause is Cause.UNKNOWN
+    assert [line.text for line in found.evidence] == ["some error in the flux capacitor"]
+    assert diagnose(Evidence()).cause is Cause.UNKNOWN
+
+
+def test_the_kernels_word_stands_above_the_records_that_follow():
+    record = (
+        'builtin: failure {"schema":1,"cause":"code","phase":"forward","component":"trainer","step":1,'
+        '"message":"m","exception":"E"}'
+    )
+    assert of("Out of memory: Killed process 7 (python) total-vm:1kB", record).cause is Cause.HOST_OOM
