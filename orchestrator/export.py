@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 import msgspec
@@ -98,23 +99,29 @@ def parse_or_none(text: str) -> Job | None:
         return None
 
 
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_YAML_1_1 = {"on", "off", "yes", "no", "y", "n"}  # which other readers take for booleans
+
+
 def flow(value: Any) -> str:
     """Return a value on one line of YAML that every reader understands the same way."""
     if isinstance(value, str):
-        plain = value.replace("_", "").replace("-", "").replace(".", "").replace("/", "").isalnum()
-        ambiguous = (
-            scalar(value) != value or value.lower() in ("on", "off", "yes", "no", "y", "n") or not value
-        )
         return (
             value
-            if (plain and not ambiguous and value[0].isalpha()) or (value[:1] == "/" and plain)
-            else json.dumps(value)
+            if _PLAIN.fullmatch(value) and scalar(value) == value and value.lower() not in _YAML_1_1
+            else _quoted(value)
         )
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow(k)}: {flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(flow(item) for item in value) + "]"
     return "null" if value is None else repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """Return a text in double quotes, with what YAML does not allow as escapes."""
+    escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+    return '"' + "".join(escapes.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
 
 
 def _apply(text: str, edit: Edit) -> str:

@@ -179,10 +179,18 @@ def _check(document: Document, job: Job, framework: Framework) -> None:
 
 def _complain_of(document: Document, problem: Problem) -> None:
     key, node = document.find(problem.path)
+    name = str(problem.path[-1]) if problem.path else ""
+    if key is not None and key.value != name and document.find((name,))[0] is not None:
+        key, node = document.find((name,))  # a setting that a key of the job itself stands for
     about_key = key is not None and (
         "unknown" in problem.message.lower() or node.id != "scalar" or node.value == ""
     )
     document.complain(problem.message, document.place(key if about_key else node), hint=problem.hint)
+
+
+def _position(document: Document, node: Any) -> tuple[int, int]:
+    place = document.place(node)
+    return place.line + 1, place.column + 1
 
 
 def _check_paths(document: Document, job: Job) -> None:

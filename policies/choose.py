@@ -36,8 +36,10 @@ def next_remedy(run: Run) -> Remedy | None:
     last = run.attempts[-1]
     if last.diagnosis is None:
         return None
-    climbed = _climbed(run)
-    permitted = list(_permitted(run, last.knobs, last.diagnosis))
+    streak = _streak(run)
+    climbed = _climbed(streak)
+    diagnosis = msgspec.structs.replace(last.diagnosis, streak=len(streak))
+    permitted = list(_permitted(run, last.knobs, diagnosis))
     # The streak's own remedies come last, and only then: they may still have room when all others are used.
     permitted.sort(key=lambda remedy: _used(remedy, climbed))
     for remedy in permitted:
@@ -68,8 +70,8 @@ def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
     return f"attempt #{attempt} misses by {_size(missing)} of {memory}"
 
 
-def _climbed(run: Run) -> tuple[Remedy, ...]:
-    """Return the remedies already used in a streak of equal failures without a new step."""
+def _streak(run: Run) -> list[Attempt]:
+    """Return the equal failures in a row without a new step, newest first."""
     streak: list[Attempt] = []
     for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
         if attempt.diagnosis is None or (streak and _failure(attempt) != _failure(streak[0])):
@@ -77,6 +79,11 @@ def _climbed(run: Run) -> tuple[Remedy, ...]:
         streak.append(attempt)
         if attempt.new_step:
             break
+    return streak
+
+
+def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
+    """Return the remedies already used in a long streak."""
     # The remedy that led to the oldest of them answered another failure.
     used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None)
     return used if len(streak) >= _CLIMB_AFTER else ()

@@ -188,6 +188,7 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     fragmentation: bool = False
     confidence: float = 1.0
     consequences: int = 0  # further failures that follow from the first
+    streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
 
 
 class Remedy(Value, frozen=True, kw_only=True):

@@ -24,12 +24,17 @@ def missing_bytes(facts: Facts) -> int | None:
     return max(0, facts.requested_bytes - facts.free_bytes)
 
 
-def shrink_share(facts: Facts) -> float:
-    """Return the share to which the load should shrink: a half, or less if the figures say so."""
+def shrink_share(diagnosis: Diagnosis) -> float:
+    """Return the share to which the load should shrink: a half, or less if the figures or a streak say so.
+
+    The second failure in a row quarters, the third divides by eight: a message names the request that failed,
+    not those that would have followed, and each relaunch costs more than a few smaller passes.
+    """
+    facts, blind = diagnosis.facts, 0.5**diagnosis.streak
     used = _used_bytes(facts)
     if used is None or facts.capacity_bytes is None or facts.requested_bytes is None:
-        return 0.5
-    return min(0.5, MARGIN * facts.capacity_bytes / max(1, used + facts.requested_bytes))
+        return blind
+    return min(blind, MARGIN * facts.capacity_bytes / max(1, used + facts.requested_bytes))
 
 
 def smaller(
@@ -63,6 +68,7 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     step = FRACTION_STEP_BLIND
     if missing is not None and capacity:
         step = max(FRACTION_STEP, 1.1 * missing / capacity + FRACTION_MULTIPLE)
+    step *= 2 ** (diagnosis.streak - 1)
     floor = lowest(profile, knob)
     floor = FRACTION_STEP_BLIND if floor is None else floor
     found = _snapped(profile, knob, max(floor, present - step), down=True, floor=floor)

@@ -52,9 +52,9 @@ def _run(settings: Settings) -> int:
     try:
         program.run()
     except ActorFailure as failure:
-        lines.say(failure.summary)
-        if failure.record is not None:
-            lines.say(failure.record.line().removeprefix("builtin: "))
+        # Without a record the reason is in the actor's own log only.
+        record = failure.record
+        lines.say(failure.summary if record is None else record.line().removeprefix("builtin: "))
         return _FAILURE
     finally:
         program.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import yaml
 
 from launchers.base import Problem
@@ -159,12 +160,21 @@ class Builtin:
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the settings that differ from the job as written."""
-        written = self.profile(job, _NOWHERE).knobs
-        return {
-            name: getattr(knobs, name)
-            for name in _SUPPORTED
-            if getattr(knobs, name) is not None and getattr(knobs, name) != getattr(written, name)
-        }
+        changed: dict[str, Any] = {}
+        while True:  # one setting's default may follow another, such as logprob_tokens tokens_per_microbatch
+            written = self.profile(
+                msgspec.structs.replace(job, settings={**job.settings, **changed}), _NOWHERE
+            ).knobs
+            more = {
+                name: getattr(knobs, name)
+                for name in _SUPPORTED
+                if name not in changed
+                and getattr(knobs, name) is not None
+                and getattr(knobs, name) != getattr(written, name)
+            }
+            if not more:
+                return changed
+            changed |= more
 
     def marker(self, line: str) -> Marker | None:
         """Return what one of the job's own lines says."""
@@ -198,7 +208,9 @@ class Builtin:
         return document
 
 
-_SAVE_EVERY = 10  # steps: the smaller half of the product's rule max(10 steps, 20 min); a step here takes seconds
+_SAVE_EVERY = (
+    10  # steps: the smaller half of the product's rule max(10 steps, 20 min); a step here takes seconds
+)
 _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
 
 
@@ -228,4 +240,3 @@ def _step(rest: str, fields: dict[str, str]) -> Marker | None:
         tokens_per_second=numbers.pop("tokens_per_second", None),
         metrics=numbers,
     )
-

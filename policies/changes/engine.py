@@ -12,7 +12,7 @@ from policies.types import Cause, Knobs, Profile
 
 def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer requests at once: smaller batches in the engine and fewer live tokens in its pool."""
-    share = shrink_share(diagnosis.facts) if diagnosis.cause is Cause.GPU_OOM else 0.5
+    share = shrink_share(diagnosis) if diagnosis.cause is Cause.GPU_OOM else 0.5
     fewer = smaller(profile, knobs, "concurrency", share=share)
     yield from change(
         "reduce_concurrency",
@@ -85,7 +85,7 @@ def disk_weight_sync(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> It
 def reduce_sync_buffer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose smaller pieces in the weight sync."""
     if knobs.sync_mode != "disk":
-        less = smaller(profile, knobs, "sync_buffer", share=shrink_share(diagnosis.facts))
+        less = smaller(profile, knobs, "sync_buffer", share=shrink_share(diagnosis))
         yield from change(
             "reduce_sync_buffer",
             profile,

@@ -16,7 +16,7 @@ _CHUNK = 1024  # tokens of logits at once when nothing was chunked before
 
 def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches."""
-    share = shrink_share(diagnosis.facts)
+    share = shrink_share(diagnosis)
     names: tuple[str, ...] = ("tokens_per_microbatch",)
     if diagnosis.phase in ROLLOUT_PHASES:
         names = ("max_batched_tokens",)
@@ -39,7 +39,7 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
 def reduce_micro_batch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer sequences per micro-batch, where batches are counted in sequences."""
     if knobs.dynamic_batching is not True:
-        fewer = smaller(profile, knobs, "microbatch_size", share=shrink_share(diagnosis.facts))
+        fewer = smaller(profile, knobs, "microbatch_size", share=shrink_share(diagnosis))
         yield from change(
             "reduce_micro_batch",
             profile,

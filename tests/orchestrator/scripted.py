@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import yaml
@@ -49,8 +49,8 @@ class Killed(BaseException):
 
 def failure(phase: str, step: int, *, component: str = "trainer", cause: str = "gpu-oom") -> str:
     record = {
-        "schema": 1, "cause": cause, "device": "cpu-budget", "phase": phase, "component": component, "rank": 0,
-        "step": step, "requested_bytes": 16 << 20, "used_bytes": 98 << 20, "budget_bytes": 100 << 20,
+        "schema": 1, "cause": cause, "device": "cpu-budget", "phase": phase, "component": component,
+        "rank": 0, "step": step, "requested_bytes": 16 << 20, "used_bytes": 98 << 20, "budget_bytes": 100 << 20,
         "message": "DefaultCPUAllocator: can't allocate memory", "exception": "RuntimeError",
     }  # fmt: skip
     return f"builtin: failure {json.dumps(record)}\n"
@@ -59,7 +59,8 @@ def failure(phase: str, step: int, *, component: str = "trainer", cause: str = "
 def phase(name: str, step: int, *, used: int = 50 << 20, budget: int = 100 << 20) -> str:
     return (
         f"builtin: phase start name={name} step={step}\n"
-        f"builtin: phase end name={name} step={step} seconds=1.0 component=trainer peak_bytes={used} budget_bytes={budget}\n"
+        f"builtin: phase end name={name} step={step} seconds=1.0 component=trainer "
+        f"peak_bytes={used} budget_bytes={budget}\n"
     )
 
 
@@ -67,7 +68,7 @@ def step(number: int, of: int = 4, *, used: int = 50 << 20) -> str:
     return (
         phase("rollout", number)
         + phase("forward", number, used=used)
-        + f"builtin: step {number}/{of} seconds=2.5 tokens=4096 tokens_per_second=1638.4 reward=0.1 loss=0.2 kl=0.0\n"
+        + f"builtin: step {number}/{of} seconds=2.5 tokens=4096 tokens_per_second=1638.4 reward=0.1\n"
         + f"builtin: checkpoint step={number} seconds=0.1 path=/c/{number}\n"
     )
 
@@ -222,9 +223,3 @@ def tight_memory(world: World, command: Command) -> tuple[Script, Exit | None]:
 def forever(_: World, __: Command) -> tuple[Script, Exit | None]:
     """A job that trains until it is stopped."""
     return [step(n, 100_000) for n in range(1, 5000)], None
-
-
-def endless(start: int = 1) -> Iterator[str]:
-    while True:
-        yield step(start, 100_000)
-        start += 1

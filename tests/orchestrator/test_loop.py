@@ -168,7 +168,7 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
             case.interrupts.note(2)
 
     case.clock.sleep = then_interrupt  # type: ignore[method-assign]
-    case.world.play = lambda w, c: ([*sum(([step(n, 9), ""] for n in range(1, 9)), [])], None)
+    case.world.play = lambda w, c: ([step(n, 9) for n in range(1, 9)], None)
     assert case.drive() == Interrupted(by="SIGINT")
     assert kinds(case.history)[-3:] == ["StopRequested", "Ended", "Finished"]
     assert next(e for e in case.history if isinstance(e, Ended)).outcome == Cancelled(by="user")

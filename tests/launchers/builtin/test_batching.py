@@ -7,7 +7,9 @@ LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 
 
 @given(LENGTHS, st.one_of(st.none(), st.integers(1, 1000)))
-def test_packing_by_tokens_loses_nothing_and_respects_the_limit(lengths: list[int], limit: int | None) -> None:
+def test_packing_by_tokens_loses_nothing_and_respects_the_limit(
+    lengths: list[int], limit: int | None
+) -> None:
     groups = by_tokens(lengths, limit=limit)
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     for group in groups:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +30,6 @@ SMALL = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # A socket's path is limited to 107 characters; pytest's folders are too deep.
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         context = ray.init(
             num_cpus=2,
@@ -65,6 +64,7 @@ def curve(output: str, name: str) -> list[float]:
     return [float(re.search(rf" {name}=(\S+)", line)[1]) for line in lines]  # type: ignore[index]
 
 
+@pytest.mark.e2e
 def test_a_resumed_run_has_the_curve_of_an_uninterrupted_one(cluster: str, tmp_path: Path) -> None:
     common = {"kl_coef": 0.01, "replay_path": None}
     recorded = str(tmp_path / "rollouts")
@@ -84,6 +84,7 @@ def test_a_resumed_run_has_the_curve_of_an_uninterrupted_one(cluster: str, tmp_p
     assert "builtin: config error checkpoint_dir:" in refused.stdout
 
 
+@pytest.mark.e2e
 def test_it_learns_only_when_weights_reach_the_engine(cluster: str, tmp_path: Path) -> None:
     common: dict[str, Any] = {"prompts": 16, "samples": 8, "response_tokens": 12, "lr": 1e-2}
     common["model_shape"] = {**SMALL["model_shape"], "hidden": 64, "intermediate": 128, "vocab": 128}
@@ -103,6 +104,7 @@ def test_a_disk_sync_reaches_the_engine_too(cluster: str, tmp_path: Path) -> Non
     assert max(curve(done.stdout, "logprob_gap")) < 1e-4
 
 
+@pytest.mark.e2e
 def test_one_failing_rank_ends_the_job_while_another_waits_for_it(cluster: str, tmp_path: Path) -> None:
     shape = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocab": 2048}
     started = time.monotonic()
@@ -123,6 +125,7 @@ def test_one_failing_rank_ends_the_job_while_another_waits_for_it(cluster: str, 
     assert time.monotonic() - started < 100
 
 
+@pytest.mark.e2e
 def test_two_ranks_make_the_update_of_one(cluster: str, tmp_path: Path) -> None:
     recorded = str(tmp_path / "rollouts")
     single = run(cluster, tmp_path, steps=3, kl_coef=0.01, record_path=recorded)
@@ -166,6 +169,6 @@ def test_bad_settings_are_exit_code_2(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert [line.split(":")[1] for line in done.stdout.splitlines()] == [
-        " config error stepz",
         " config error lr",
+        " config error stepz",
     ]

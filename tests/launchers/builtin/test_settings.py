@@ -20,7 +20,9 @@ def test_every_error_is_reported_at_once() -> None:
 
 
 def test_an_unknown_key_gets_a_suggestion() -> None:
-    with pytest.raises(SettingsError, match=r"builtin: config error sync_bufer: .*did you mean sync_buffer\?"):
+    with pytest.raises(
+        SettingsError, match=r"builtin: config error sync_bufer: .*did you mean sync_buffer\?"
+    ):
         parse_settings({"sync_bufer": 1})
 
 

@@ -1,0 +1,139 @@
+"""Real allocation failures under a real limit, each in its own process, leave the right record."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from launchers.builtin.device import ALLOCATOR_ENVIRONMENT
+from launchers.builtin.model import ModelShape, write_model
+from launchers.builtin.records import FailureRecord, PhaseFailure, describe, parse_line
+from launchers.builtin.rollouts import Sample
+from launchers.builtin.settings import parse_settings
+
+SHAPE = ModelShape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=1024, vocab=2048)
+SMALL_BATCHES = {"tokens_per_microbatch": 512, "recompute": "full"}
+
+
+def one_step(model: str, knobs: dict[str, Any], file_limit_bytes: int | None) -> None:
+    """Run a step of 4,096 tokens in this process; its failure is left on stderr."""
+    import resource
+
+    from launchers.builtin.trainer import TrainerRank
+
+    source = random.Random(0)
+
+    def sample() -> Sample:
+        tokens = [source.randrange(2048) for _ in range(32)]
+        return Sample(
+            prompt=tokens[:8],
+            response=tokens[8:],
+            logprobs=[-7.0] * 24,
+            reward=0.5,
+            advantage=source.gauss(0, 1),
+        )
+
+    if file_limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
+    rank = TrainerRank(parse_settings({"model": model, "save_every": 0, **knobs}), 0)
+    rank.start(model, None, None)
+    rank.take([sample() for _ in range(128)])
+    rank.log_prob(1)
+    rank.train(1)
+    rank.optimize(1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, shape=SHAPE, seed=0)
+    return str(folder)
+
+
+def failure(
+    model: str, knobs: dict[str, Any], *, file_limit_bytes: int | None = None
+) -> FailureRecord | None:
+    arguments = [model, msgspec.json.encode(knobs).decode(), str(file_limit_bytes or "")]
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env=os.environ | ALLOCATOR_ENVIRONMENT | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    records = [record for line in done.stderr.splitlines() if (record := parse_line(line))]
+    assert (done.returncode == 0) == (not records), done.stderr
+    return records[0] if records else None
+
+
+# Needs, in MiB, of the first step as written: log_prob 88, forward 486, backward 510, optimizer 88.
+@pytest.mark.parametrize(
+    ("phase", "budget", "knobs"),
+    [
+        ("log_prob", 60, {}),
+        ("forward", 120, {"logprob_tokens": 1024}),
+        ("backward", 140, {"logprob_tokens": 1024, "recompute": "full"}),
+        ("optimizer", 76, SMALL_BATCHES),
+        (None, 76, SMALL_BATCHES | {"optimizer_offload": True}),
+    ],
+)
+def test_a_small_budget_fails_in_its_phase(
+    model: str, phase: str | None, budget: int, knobs: dict[str, Any]
+) -> None:
+    record = failure(model, knobs | {"trainer_budget": f"{budget}MiB"})
+    if phase is None:
+        assert record is None
+        return
+    assert record is not None
+    assert (record.phase, record.cause, record.device) == (phase, "gpu-oom", "cpu-budget")
+    assert (record.step, record.component, record.budget_bytes) == (1, "trainer", budget << 20)
+    assert record.requested_bytes
+    assert record.used_bytes
+    assert record.used_bytes <= (budget + 1) << 20 < record.used_bytes + record.requested_bytes + (2 << 20)
+
+
+def test_exhausted_host_memory_is_another_cause(model: str, tmp_path: Path) -> None:
+    knobs = SMALL_BATCHES | {"optimizer_offload": True, "host_dir": str(tmp_path)}
+    record = failure(model, knobs, file_limit_bytes=1 << 20)
+    assert record is not None
+    assert (record.phase, record.cause, record.device) == ("optimizer", "host-oom", None)
+    assert record.requested_bytes == 2 << 20
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "budget", "cause"),
+    [
+        (MemoryError(), 5, "gpu-oom"),
+        (MemoryError(), None, "host-oom"),
+        (ValueError("no"), 5, "code"),
+        (OSError(28, "No space left on device"), 5, "disk"),
+        (ValueError("Loaded weights leave no GPU memory for the KV cache"), 5, "pool-too-small"),
+    ],
+)
+def test_causes(error: Exception, budget: int | None, cause: str) -> None:
+    record = describe(
+        error,
+        phase="init",
+        component="rollout",
+        rank=1,
+        step=0,
+        on_gpu=False,
+        used_bytes=1,
+        budget_bytes=budget,
+    )
+    assert record.cause == cause
+    assert parse_line(f"(pid=3) {record.line()}\n") == record
+
+
+if __name__ == "__main__":
+    try:
+        one_step(sys.argv[1], msgspec.json.decode(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] else None)
+    except PhaseFailure:
+        sys.exit(1)
