@@ -199,6 +199,8 @@ def _check_paths(document: Document, job: Job) -> None:
     for name, written in (("model", job.model), ("config", job.config)):
         if isinstance(written, str) and not (base / Path(written).expanduser()).exists():
             _, node = document.find((name,))
+            if any((c.line, c.column) == _position(document, node) for c in document.complaints):
+                continue
             document.complain(
                 f"`{name}`: no such file or folder", document.place(node), hint=f"looked in {base}"
             )
@@ -249,7 +251,7 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
             )
     if complaints:
         raise JobErrors(tuple(complaints))
-    return framework.settings(job, msgspec.structs.replace(profile.knobs, **changes))
+    return framework.settings(job, Knobs(**changes))
 
 
 def _setting(name: str, text: str | None, profile: Profile) -> Setting:

@@ -6,7 +6,7 @@ import math
 
 from policies.evidence import Diagnosis, Facts
 from policies.legal import highest, lowest
-from policies.types import Knobs, Profile, Setting
+from policies.types import Knobs, Phase, Profile, Setting
 
 # What is left free beside the figures of the message: the failed request is seldom the last of its phase.
 MARGIN = 0.9
@@ -67,7 +67,9 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
     step = FRACTION_STEP_BLIND
     if missing is not None and capacity:
-        step = max(FRACTION_STEP, 1.1 * missing / capacity + FRACTION_MULTIPLE)
+        # An engine that did not even start has shown nothing of what its batches need beside the pool.
+        least = FRACTION_STEP_BLIND if diagnosis.phase is Phase.ROLLOUT_INIT else FRACTION_STEP
+        step = max(least, 1.1 * missing / capacity + FRACTION_MULTIPLE)
     step *= 2 ** (diagnosis.streak - 1)
     floor = lowest(profile, knob)
     floor = FRACTION_STEP_BLIND if floor is None else floor

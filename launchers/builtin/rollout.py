@@ -142,7 +142,7 @@ def rollout_environment(options: EngineOptions) -> dict[str, str]:
     }
     if options.device == "cpu":
         # Half the cores: beside other work a team as wide as the machine waits for itself at every operator
-        # (single runs on two busy cores: two threads 100 to 170 tokens/s, two passive ones 910 to 940, one 1,480
+        # (single runs, two busy cores: two threads 100 to 170 tokens/s, passive 910 to 940, one thread 1,480
         # to 1,760; two threads on quiet cores 1,900 to 2,460).
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // 2))
         environment |= ALLOCATOR_ENVIRONMENT | {

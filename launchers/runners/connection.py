@@ -74,7 +74,7 @@ def disconnect(connection: Connection) -> None:
 
 
 def _existing(*, any_running: bool) -> str | None:
-    """Return the address that Ray itself would find: RAY_ADDRESS, the cluster of `ray start`, or any running one.
+    """Return the address that Ray itself would find: RAY_ADDRESS, that of `ray start`, or any running one.
 
     Our own local clusters are left out: they end with another run.
     """
@@ -112,7 +112,7 @@ def _join(address: str) -> Connection:
     except (OSError, ValueError) as error:
         raise Unreachable(
             f"cannot connect to the Ray cluster at {address}: {error}",
-            hint="write the host:port that `ray status` shows; Ray Client addresses (ray://) are not supported",
+            hint="write the host:port that `ray status` shows; Ray Client (ray://) is not supported",
         ) from error
     _enable_found_token()
     with _environment({"RAY_ADDRESS": address}):
@@ -176,9 +176,11 @@ def _protect() -> None:
         return
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    from ray._raylet import Config
+    from ray import _raylet
 
-    Config.initialize("")  # Ray reads the mode when it is imported
+    config = getattr(_raylet, "Config", None)
+    if config is not None:  # Ray without tokens has nothing to protect
+        config.initialize("")  # it has read the mode when it was imported
 
 
 def _visible_gpus() -> int:

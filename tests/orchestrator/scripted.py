@@ -50,7 +50,8 @@ class Killed(BaseException):
 def failure(phase: str, step: int, *, component: str = "trainer", cause: str = "gpu-oom") -> str:
     record = {
         "schema": 1, "cause": cause, "device": "cpu-budget", "phase": phase, "component": component,
-        "rank": 0, "step": step, "requested_bytes": 16 << 20, "used_bytes": 98 << 20, "budget_bytes": 100 << 20,
+        "rank": 0, "step": step,
+        "requested_bytes": 16 << 20, "used_bytes": 98 << 20, "budget_bytes": 100 << 20,
         "message": "DefaultCPUAllocator: can't allocate memory", "exception": "RuntimeError",
     }  # fmt: skip
     return f"builtin: failure {json.dumps(record)}\n"

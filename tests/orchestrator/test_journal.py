@@ -79,7 +79,7 @@ def test_a_second_writer_is_refused_and_named(folder: Path) -> None:
         found = owner(folder)
         assert found == Owner(host=os.uname().nodename, pid=os.getpid(), boot_id=journal.boot_id())
         assert found is not None and found.is_here
-        program = "import sys, pathlib; from orchestrator.journal import Journal; Journal(pathlib.Path(sys.argv[1]))"
+        program = "import sys, pathlib, orchestrator.journal as j; j.Journal(pathlib.Path(sys.argv[1]))"
         other = subprocess.run(
             [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False
         )

@@ -176,6 +176,16 @@ def test_three_equal_failures_without_a_step_climb_to_other_rungs():
     assert taken == ["reduce_tokens_per_mb", "reduce_tokens_per_mb", "chunk_logits", "loss_recompute"]
 
 
+def test_cuts_grow_with_a_streak_of_equal_failures():
+    story = Story()
+    written = story.launch().knobs.tokens_per_microbatch
+    first = story.fails().launch().knobs.tokens_per_microbatch
+    second = story.fails().launch().knobs.tokens_per_microbatch
+    assert (first, second) == (written // 2, written // 8)
+    third = story.steps(1).fails().launch().knobs.tokens_per_microbatch
+    assert third == second // 2
+
+
 def test_a_new_step_ends_the_streak():
     story = Story()
     story.launch()

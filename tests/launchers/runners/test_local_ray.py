@@ -22,8 +22,8 @@ DRIVER = """
     from tests.launchers.runners.attempts import Reading
 
     runner = RayRunner.open({address!r}, gpus=1)
-    program = "import os, ray, time; ray.init(log_to_driver=False); print('ready', os.environ['RAY_AUTH_MODE'], "
-    program += "ray.cluster_resources()['GPU'], ray.cluster_resources()['CPU'], flush=True); time.sleep(600)"
+    program = "import os, ray, time; ray.init(log_to_driver=False); "
+    program += "print('ready', os.environ['RAY_AUTH_MODE'], ray.cluster_resources()['GPU'], ray.cluster_resources()['CPU'], flush=True); time.sleep(600)"
     handle = runner.start(Command(argv=("{{python}}", "-c", program)), run={run!r}, attempt=1, python=None)
     reading = Reading(handle)
     reading.until("ready")
