@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ from policies.events import (
     StopRequested,
     TrainingCompleted,
 )
-from policies.evidence import Completed, Lost
+from policies.evidence import Cancelled, Completed, Lost
 from policies.types import Knobs, Phase
 
 _ASCII = {"✓": "ok", "✗": "x", "→": "->", "·": "-", "×": "x", "…": "...", "█": "#", "–": "-"}
@@ -103,9 +104,7 @@ class Console:
             case Progressed():
                 self._progressed(event)
             case FailureSeen():
-                self._dated(
-                    f"failure seen in line {event.finding.line.line}: {event.finding.line.text.strip()[:160]}"
-                )
+                self._dated(f"failure seen: {story.seen(event.finding)}")
             case GoalReached():
                 self._goal = event
                 self._dated(self._goal_line(event), style="yellow" if event.marginal else "green")
@@ -203,8 +202,9 @@ class Console:
                 self._line(Text(f"    ✓ {words}{last}{_speed(self._last)}", style="green"))
             elif isinstance(event.outcome, Lost):
                 self._line(Text(f"    ! {words}{last}", style="yellow"))
-            elif event.stop_s is not None and self._goal is None:
-                self._line(Text(f"    {words}{last}, in {show_duration(event.stop_s)}", style="dim"))
+            elif isinstance(event.outcome, Cancelled) and event.outcome.by == "user":
+                took = "" if event.stop_s is None else f" in {show_duration(event.stop_s)}"
+                self._line(Text(f"    {words}{took}{last}", style="dim"))
         if event.held:
             self._point(Text(f"✗ memory did not come back: {event.held}", style="red"))
 
@@ -215,14 +215,14 @@ class Console:
         numbers = story.figures(event.facts)
         detail = numbers or (event.evidence[0].text.strip()[:160] if event.evidence else "")
         if detail:
-            self._point(Text(f"  {detail}"))
+            self._detail(detail)
 
     def _decided(self, event: Decided) -> None:
         if event.remedy is not None and self._knobs is not None:
             changes = story.setting_changes(self._knobs, event.remedy.apply(self._knobs))
             self._point(Text.assemble((f"→ {event.remedy.name}", "bold"), f"   {changes}"))
             costs = story.remedy_costs(event.remedy)
-            self._point(Text(f"  {event.remedy.reason}{f'; {costs}' if costs else ''}"))
+            self._detail(f"{event.remedy.reason}{f'; {costs}' if costs else ''}")
         else:
             wait = f", in {show_duration(event.not_before_s)}" if event.not_before_s else ""
             self._point(Text(f"→ {event.reason}{wait}"))
@@ -290,7 +290,7 @@ class Console:
     def _goal_line(self, event: GoalReached) -> str:
         mark, word = ("!", "marginal") if event.marginal else ("✓", "stable")
         parts = [f"{mark} {word} at step {event.step}", story.peaks(event.peaks)]
-        if event.peaks:
+        if any(peak.capacity_bytes for peak in event.peaks.values()):
             parts.append(f"{event.headroom:.1%} free")
         if event.tokens_per_second:
             parts.append(f"{event.tokens_per_second:,.0f} tok/s")
@@ -306,11 +306,7 @@ class Console:
                 f"#{self._number}  {self._title}", show_duration(now - self._started_at), self._terminal.width
             )
         ]
-        phases = [
-            f"{phase} ✓ {show_gib(peak.used_bytes)}"
-            for phase, peak in progress.peaks.items()
-            if peak.used_bytes
-        ]
+        phases = [story.peaks(progress.peaks)] if progress.peaks else []
         phases += [f"{progress.phase} …"] if progress.phase is not Phase.NONE else []
         step = "" if progress.step is None else f"step {progress.step}{_of(progress.of)}"
         lines.append(Text(f"    {'   '.join([*phases, step])}"))
@@ -328,6 +324,14 @@ class Console:
             self._line(Text.assemble("    ", text))
         else:
             self._dated(text.plain.strip(), style=str(text.style))
+
+    def _detail(self, words: str) -> None:
+        """Explain a point: wrapped under it on a terminal, dated elsewhere."""
+        if not self._live_wanted:
+            self._dated(words)
+            return
+        for line in textwrap.wrap(words, width=max(40, min(self._terminal.width, 100) - 6)):
+            self._line(Text(f"      {line}"))
 
     def _dated(self, words: str, *, style: str = "") -> None:
         self._said_at = self._now()

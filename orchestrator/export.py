@@ -167,7 +167,7 @@ def _replace(text: str, node: Any, new: str, why: str, *, key: Any = None) -> st
 
 
 def _insert(text: str, mapping: Any, name: str, value: str, why: str) -> str:
-    """Put a new key before the first one of a mapping."""
+    """Put a new key behind the last one of a mapping; a flow mapping gets it in front."""
     entry = f"{flow(name)}: {value}"
     if mapping.flow_style:
         brace = mapping.start_mark.index + 1
@@ -175,11 +175,21 @@ def _insert(text: str, mapping: Any, name: str, value: str, why: str) -> str:
         line = mapping.start_mark.index - mapping.start_mark.column
         return _commented(text[:brace] + entry + separator + text[brace:], line, why)
     first = mapping.value[0][0].start_mark
-    line = first.index - first.column
-    indent = text[line : first.index]
-    if indent.strip():
+    indent = text[first.index - first.column : first.index]
+    key, last = mapping.value[-1]
+    end = _last_leaf(last).end_mark.index
+    if indent.strip() or end < key.start_mark.index:  # an alias: its marks are those of its anchor
         return text
+    line = end if text[:end].endswith("\n") else text.find("\n", end) + 1
+    if not line:
+        text, line = text + "\n", len(text) + 1
     return _commented(f"{text[:line]}{indent}{entry}\n{text[line:]}", line, why)
+
+
+def _last_leaf(node: Any) -> Any:
+    while node.id != "scalar" and node.value and not node.flow_style:
+        node = node.value[-1] if node.id == "sequence" else node.value[-1][1]
+    return node
 
 
 def _commented(text: str, line: int, why: str) -> str:

@@ -60,3 +60,5 @@ def listening(request: Path | None = None) -> Iterator[Interrupts]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if request is not None:
+            request.unlink(missing_ok=True)

@@ -185,7 +185,9 @@ def _complain_of(document: Document, problem: Problem) -> None:
     about_key = key is not None and (
         "unknown" in problem.message.lower() or node.id != "scalar" or node.value == ""
     )
-    document.complain(problem.message, document.place(key if about_key else node), hint=problem.hint)
+    label = ".".join(map(str, problem.path))
+    message = problem.message if not label or name in problem.message else f"`{label}`: {problem.message}"
+    document.complain(message, document.place(key if about_key else node), hint=problem.hint)
 
 
 def _position(document: Document, node: Any) -> tuple[int, int]:
@@ -251,7 +253,7 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
             )
     if complaints:
         raise JobErrors(tuple(complaints))
-    return framework.settings(job, Knobs(**changes))
+    return framework.settings(job, msgspec.structs.replace(Knobs(), **changes))
 
 
 def _setting(name: str, text: str | None, profile: Profile) -> Setting:

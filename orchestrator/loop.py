@@ -50,12 +50,18 @@ class Audience(Protocol):
     def watch(self, progress: Progress, *, now: float) -> None:
         """See where the running attempt is; called at every poll."""
 
+    def say(self, text: str) -> None:
+        """Hear what is done beside the events."""
+
 
 class Unseen:
     """Nobody watches."""
 
     def watch(self, progress: Progress, *, now: float) -> None:
         """See nothing."""
+
+    def say(self, text: str) -> None:
+        """Hear nothing."""
 
 
 def accept(
@@ -168,9 +174,14 @@ class _Driver:
             self.runner.sweep(run=self.folder.id)
             return
         if handle is None:
-            self.runner.sweep(run=self.folder.id)
+            ended = self.runner.sweep(run=self.folder.id)
+            left = f"; ended what was left: {', '.join(ended)}" if ended else ""
+            self.audience.say(
+                f"run {self.folder.id} · attempt #{self.number} has no supervisor any more{left}"
+            )
             self.end_unwatched("the driver ended and no supervisor was left")
             return
+        self.audience.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
         self.handle = handle
         self.follow()
         stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
@@ -310,7 +321,7 @@ class _Driver:
             held=held,
         )
         self.record(ended)
-        self.view("outcome", ended)
+        self.folder.attempt(self.number).write_view("outcome", ended)
         self.release()
 
     def stop(self) -> float | None:
@@ -360,10 +371,7 @@ class _Driver:
         fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
         row = Diagnosed(**fields, attempt=self.number)
         self.record(row)
-        self.view("diagnosis", row)
-
-    def view(self, name: str, row: Ended | Diagnosed) -> None:
-        self.folder.attempt(self.number).write_view(name, row)
+        self.folder.attempt(self.number).write_view("diagnosis", row)
 
     def abandon(self, failure: Failure) -> None:
         """Stop what runs because it can no longer be recorded; the run can be resumed."""

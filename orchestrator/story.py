@@ -20,14 +20,22 @@ from policies.evidence import (
     Crashed,
     Diagnosis,
     Facts,
+    Finding,
     Hung,
     Lost,
     Outcome,
     Peak,
     Remedy,
 )
-from policies.types import Cluster, Knobs, Phase, Setting, changed
+from policies.types import Cause, Cluster, Knobs, Phase, Setting, changed
 
+_CAUSES = {
+    Cause.CODE: "code: an error of the job itself,",
+    Cause.CONFIG: "config: a setting that the job refuses,",
+    Cause.UNKNOWN: "unknown: no rule matches,",
+}
+_TRAIN = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+_SHOWN = {"rollout", "log_prob", "train"}
 _SPARE = ", with little memory to spare,"
 # Words for the phases that do not read well after "in".
 _PHASES = {
@@ -41,14 +49,23 @@ _PHASES = {
 
 def where(diagnosis: Diagnosis) -> str:
     """Return `gpu-oom in backward, step 2, rank 2`."""
-    parts = [str(diagnosis.cause)]
+    parts = [_CAUSES.get(diagnosis.cause, str(diagnosis.cause))]
     if diagnosis.phase is not Phase.NONE:
         parts[0] += f" {_PHASES.get(diagnosis.phase, f'in {diagnosis.phase}')}"
     if diagnosis.step is not None:
         parts.append(f"step {diagnosis.step}")
     if diagnosis.rank is not None:
         parts.append(f"rank {diagnosis.rank}")
-    return ", ".join(parts)
+    return ", ".join(parts).replace(",,", ",").rstrip(",")
+
+
+def seen(finding: Finding) -> str:
+    """Return what a failure line says, as far as a rule knows it."""
+    if finding.cause is None:
+        return f"{finding.line.text.strip()[:120]} (line {finding.line.line})"
+    phase = finding.phase
+    words = f" {_PHASES.get(phase, f'in {phase}')}" if phase is not Phase.NONE else ""
+    return f"{finding.cause}{words} (line {finding.line.line})"
 
 
 def figures(facts: Facts) -> str:
@@ -93,10 +110,19 @@ def place(cluster: Cluster) -> str:
 
 
 def peaks(values: dict[str, Peak]) -> str:
-    """Return the peaks per phase in one line."""
-    return "   ".join(
-        f"{phase} {show_gib(peak.used_bytes)}" for phase, peak in values.items() if peak.used_bytes
-    )
+    """Return the peaks that matter in one line; the passes of training are one row for people."""
+    rows: dict[str, Peak] = {}
+    for phase, peak in values.items():
+        row = "train" if phase in _TRAIN else phase
+        if row not in rows or _fullness(peak) > _fullness(rows[row]):
+            rows[row] = peak
+    fullest = max(rows, key=lambda row: _fullness(rows[row]), default="")
+    shown = [row for row in rows if row in _SHOWN or row == fullest]
+    return "   ".join(f"{row} {show_gib(rows[row].used_bytes)}" for row in shown if rows[row].used_bytes)
+
+
+def _fullness(peak: Peak) -> tuple[float, int]:
+    return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
 
 
 def outcome(value: Outcome) -> str:

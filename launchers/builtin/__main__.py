@@ -8,7 +8,8 @@ from types import FrameType
 from typing import NoReturn
 
 from launchers.builtin import lines
-from launchers.builtin.settings import Settings, SettingsError, read_settings
+from launchers.builtin.paths import read_settings
+from launchers.builtin.settings import Settings, SettingsError
 
 _FAILURE = 1
 _BAD_SETTING = 2

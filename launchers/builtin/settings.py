@@ -3,13 +3,10 @@
 import difflib
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
-import yaml
 
-from launchers.builtin.checkpoint import newest_complete
 from launchers.builtin.model import ModelShape
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -96,22 +93,6 @@ class SettingsError(Exception):
         self.errors = errors
 
 
-def read_settings(path: Path) -> Settings:
-    """Return the settings of a YAML file, or raise SettingsError with every error in it."""
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _single("--config", f"cannot read {path}: {error.strerror}", "name a readable file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        what = " ".join(str(error).split())
-        raise _single("--config", f"{path} is not YAML: {what}", "correct the file") from error
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise _single("--config", f"{path} is not a mapping of keys to values", "write `key: value` lines")
-    return parse_settings(document)
-
-
 def parse_settings(document: Mapping[Any, Any]) -> Settings:
     """Return the settings of a mapping, or raise SettingsError with every error in it."""
     hints = get_type_hints(Settings, include_extras=True)
@@ -135,11 +116,7 @@ def parse_settings(document: Mapping[Any, Any]) -> Settings:
 
 
 def impossible(settings: Settings) -> list[ConfigError]:
-    """Return what cannot work although every value is legal by itself."""
-    return [*_training(settings), *_paths(settings)]
-
-
-def _training(settings: Settings) -> list[ConfigError]:
+    """Return what cannot work although every value is legal by itself; looks at no file."""
     errors = []
     length = settings.prompt_tokens + settings.response_tokens
     for key in ("tokens_per_microbatch", "logprob_tokens"):
@@ -161,28 +138,11 @@ def _training(settings: Settings) -> list[ConfigError]:
         errors.append(ConfigError("engines", what, "use fewer engines or more prompts"))
     if settings.model is None:
         errors += [ConfigError("model_shape", what, hint) for what, hint in settings.model_shape.errors()]
-    return errors
-
-
-def _paths(settings: Settings) -> list[ConfigError]:
-    errors = []
-    if settings.model is not None and not (Path(settings.model) / "config.json").is_file():
-        what = f"{settings.model} holds no config.json"
-        errors.append(ConfigError("model", what, "name a folder with a Hugging Face causal LM"))
     if settings.engine == "replay" and settings.replay_path is None:
         errors.append(ConfigError("replay_path", "missing", "engine: replay needs recorded rollouts"))
-    if settings.replay_path is not None and not Path(settings.replay_path).is_dir():
-        what = f"{settings.replay_path} is not a folder"
-        errors.append(ConfigError("replay_path", what, "record one with record_path"))
-    if not Path(settings.host_dir).is_dir():
-        errors.append(ConfigError("host_dir", f"{settings.host_dir} is not a folder", "use /dev/shm"))
-    if settings.checkpoint_dir is None:
-        if settings.save_every > 0:
-            what = f"missing although save_every is {settings.save_every}"
-            errors.append(ConfigError("checkpoint_dir", what, "name a folder, or set save_every: 0"))
-    elif settings.resume == "never" and (found := newest_complete(Path(settings.checkpoint_dir))):
-        what = f"{found} is a checkpoint of another run"
-        errors.append(ConfigError("checkpoint_dir", what, "use an empty folder, or set resume: auto"))
+    if settings.checkpoint_dir is None and settings.save_every > 0:
+        what = f"missing although save_every is {settings.save_every}"
+        errors.append(ConfigError("checkpoint_dir", what, "name a folder, or set save_every: 0"))
     return errors
 
 
@@ -256,5 +216,6 @@ def _plain(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _single(key: str, what: str, hint: str) -> SettingsError:
+def single_error(key: str, what: str, hint: str) -> SettingsError:
+    """Return an exception that carries one error."""
     return SettingsError((ConfigError(key, what, hint),))

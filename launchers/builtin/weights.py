@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from launchers.builtin.tensor_file import Entry, Raw
@@ -21,10 +22,14 @@ _SPELLING = {
 _DTYPES = {spelling: dtype for dtype, spelling in _SPELLING.items()}
 
 
+# Ray copies a larger block with six threads, whose stacks (8 MiB each) the device budget would have to hold.
+_BLOCK_BYTES = 512 << 10
+
+
 class Bucket:
     """Some weights as one flat buffer; it arrives in another process as a list of (name, tensor).
 
-    The buffer travels outside the pickle, so neither side makes another copy of it.
+    The buffer travels outside the pickle, so the sender makes no other copy of it.
     """
 
     def __init__(self, entries: list[Entry], flat: Raw) -> None:
@@ -32,12 +37,13 @@ class Bucket:
         self._flat = flat
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unflatten, (self._entries, self._flat)
+        blocks = [self._flat[at : at + _BLOCK_BYTES] for at in range(0, len(self._flat), _BLOCK_BYTES)]
+        return unflatten, (self._entries, blocks)
 
 
-def unflatten(entries: list[Entry], flat: Raw) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that lie one after the other in a buffer, sharing its memory."""
-    memory = readable(flat)
+def unflatten(entries: list[Entry], blocks: list[Raw]) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors whose bytes lie one after the other in blocks."""
+    memory = readable(np.concatenate(blocks))
     tensors = []
     offset = 0
     for entry in entries:

@@ -122,7 +122,7 @@ class Builtin:
             AtLeast(
                 knob=name,
                 value=sequence,
-                why=f"a micro-batch holds at least one sequence of prompt_tokens + response_tokens = {sequence}",
+                why=f"a pass holds at least one sequence, prompt_tokens + response_tokens = {sequence}",
             )
             for name in ("tokens_per_microbatch", "logprob_tokens")
         ]

@@ -18,6 +18,7 @@ from launchers.base import Exit, Unreachable
 from launchers.runners.processes import MARKER, is_alive, read_stat
 from policies.types import Command, LogSource, Value
 
+FOLDER = "AUTOTUNE_FOLDER"  # where private folders go instead of the temporary folder: our own Ray's
 _PREFIX = "autotune-attempt-"
 _OWNER = "owner.json"
 _SHIM = Path(__file__).with_name("shim.py")
@@ -48,7 +49,7 @@ class Child:
     def __init__(
         self, command: Command, *, attempt: str, python: str | None, environment: dict[str, str]
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.environ.get(FOLDER)))  # mode 0700
         self.output = self.folder / "output.log"
         self.attempt = attempt
         own = read_stat(os.getpid())
@@ -173,7 +174,7 @@ def remove_dead_folders(run: str, *, spared: set[str]) -> tuple[str, ...]:
 
 def _owned_folders(run: str) -> list[tuple[Path, _Owner]]:
     found = []
-    for record in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+    for record in Path(os.environ.get(FOLDER) or tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
         try:
             owner = msgspec.json.decode(record.read_bytes(), type=_Owner)
         except (OSError, msgspec.DecodeError):

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from launchers.base import Unreachable
+from launchers.runners.child import FOLDER
 from launchers.runners.host import read_cards
 from policies.types import Value
 
@@ -22,6 +24,7 @@ NAMESPACE = "autotune"
 _LEAST_CPUS = 16  # frameworks start many light actors
 _OBJECT_STORE_BYTES = 256 * 1024 * 1024
 _LONGEST_FOLDER = 40  # Ray's socket paths below it must stay under 107 bytes
+_HEAD_SILENT_S = 20.0  # a restarted head is back by then
 _KNOCK_S = 5.0  # Ray itself would try for 40 s
 _LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -35,6 +38,40 @@ class Connection(Value, frozen=True, kw_only=True):
     note: str  # what the user should know; empty when they asked for just this
     lifeline: int = -1  # while it is open, our own Ray lives
     reaper: int = -1
+
+
+class Head:
+    """Whether the cluster's head still answers.
+
+    Asked before every use of Ray: with the head gone its calls block, and after 60 s it ends this process.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._place = (host.strip("[]"), int(port))
+        self._answered_at = time.monotonic()
+        self.gone = ""  # why this process has left the cluster
+
+    def answers(self) -> bool:
+        """Return whether the head takes connections; leave the cluster when it has not for too long."""
+        if self.gone:
+            return False
+        try:
+            socket.create_connection(self._place, timeout=_KNOCK_S).close()
+        except OSError as error:
+            if time.monotonic() - self._answered_at > _HEAD_SILENT_S:
+                self.leave(f"the Ray cluster's head {self._place[0]} does not answer: {error}")
+            return False
+        self._answered_at = time.monotonic()
+        return True
+
+    def leave(self, reason: str) -> None:
+        """Disconnect from a cluster that is gone."""
+        import ray
+
+        self.gone = reason
+        with _own_signals():
+            ray.shutdown()
 
 
 def connect(address: str | None, *, gpus: int | None = None) -> Connection:
@@ -68,7 +105,7 @@ def disconnect(connection: Connection) -> None:
 
     with _own_signals():
         ray.shutdown()
-    if connection.ours:
+    if connection.lifeline >= 0:
         os.close(connection.lifeline)
         os.waitpid(connection.reaper, 0)
 
@@ -155,7 +192,7 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
     _protect()
     name, _, value = token.partition("=")
     try:
-        with _environment({name: value, "RAY_ADDRESS": None}):
+        with _environment({name: value, FOLDER: folder, "RAY_ADDRESS": None}):
             info = _init(
                 address="local",
                 num_cpus=max(_LEAST_CPUS, len(os.sched_getaffinity(0))),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from launchers.base import Unreachable
-from launchers.runners.connection import Connection, connect, disconnect
+from launchers.runners.connection import Connection, Head, connect, disconnect
 from launchers.runners.host import Machine, measure
 from launchers.runners.node import Start, sweep_machine
 from launchers.runners.posts import Posts, living_nodes, on_node
@@ -21,8 +23,17 @@ _SWEEP_GRACE_S = 2.0
 class RayRunner:
     """Attempts as programs supervised by actors of a Ray cluster."""
 
-    def __init__(self, connection: Connection, *, nodes: int = 1, gpus_per_node: int | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        nodes: int = 1,
+        gpus_per_node: int | None = None,
+        gpus: int | None = None,
+    ) -> None:
         self._connection = connection
+        self._link = Head(connection.address)
+        self._gpus = gpus
         self._nodes = nodes
         self._gpus_per_node = gpus_per_node
         self.note = connection.note  # a line for the console; empty when the user asked for just this cluster
@@ -35,7 +46,7 @@ class RayRunner:
 
         `nodes` and `gpus_per_node` are what a command that is not Ray-native reserves.
         """
-        return cls(connect(address, gpus=gpus), nodes=nodes, gpus_per_node=gpus_per_node)
+        return cls(connect(address, gpus=gpus), nodes=nodes, gpus_per_node=gpus_per_node, gpus=gpus)
 
     @property
     def address(self) -> str:
@@ -46,6 +57,7 @@ class RayRunner:
         """Return what the nodes report; with cards anywhere, only the nodes that have some count."""
         import ray
 
+        self._reach()
         probe = ray.remote(num_cpus=0, max_retries=0)(measure)
         nodes = living_nodes()
         machines: list[Machine] = _get([probe.options(**on_node(node)).remote() for node in nodes], _START_S)
@@ -68,6 +80,7 @@ class RayRunner:
         """Start an attempt: a supervisor on the head node, a sampler on every other node."""
         import ray
 
+        self._reach()
         posts = self._posts(run, attempt)
         if posts.find_supervisor() is not None:
             raise Unreachable(
@@ -101,7 +114,7 @@ class RayRunner:
         except (ray.exceptions.RayError, RuntimeError) as error:
             posts.dismiss()
             raise Unreachable(f"the Ray cluster did not take the attempt: {error}") from error
-        return RayHandle(posts, actors=actors, starts=starts, head=head)
+        return RayHandle(posts, actors=actors, starts=starts, head=head, link=self._link)
 
     def _gpus_to_reserve(self, nodes: list[dict[str, Any]]) -> int:
         if self._gpus_per_node is not None:
@@ -111,18 +124,21 @@ class RayRunner:
 
     def attach(self, *, run: str, attempt: int) -> RayHandle | None:
         """Return the attempt if its supervisor lives, to be read from the start once more."""
+        self._reach()
         posts = self._posts(run, attempt)
         found = posts.find()
         if found is None:
             return None
         actors, head = found
         starts = _get([actor.begun.remote() for actor in actors.values()], _ANSWER_S)
-        return RayHandle(posts, actors=actors, starts=dict(zip(actors, starts, strict=True)), head=head)
+        begun = dict(zip(actors, starts, strict=True))
+        return RayHandle(posts, actors=actors, starts=begun, head=head, link=self._link)
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
         """End what is left of a run's attempts without a living supervisor, on all nodes."""
         import ray
 
+        self._reach()
         spared: set[str] = set()
         ended: list[str] = []
         for attempt in Posts.attempts(run):
@@ -144,6 +160,16 @@ class RayRunner:
     def close(self) -> None:
         """Leave the cluster; our own ends."""
         disconnect(self._connection)
+
+    def _reach(self) -> None:
+        """Connect once more when the cluster was left because its head was gone."""
+        if not self._link.answers() and not self._link.gone:
+            self._link.leave("the Ray cluster's head does not answer")
+        if self._link.gone:
+            disconnect(self._connection)
+            self._connection = replace(self._connection, lifeline=-1, reaper=-1)
+            self._connection = connect("local" if self._connection.ours else self.address, gpus=self._gpus)
+            self._link = Head(self._connection.address)
 
     def _posts(self, run: str, attempt: int) -> Posts:
         return Posts(run=run, attempt=attempt, detached=not self._connection.ours)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from launchers.base import Chunk, Drain, Exit, Observed
+from launchers.runners.connection import Head
 from launchers.runners.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
 from launchers.runners.harvest import Harvest
 from launchers.runners.node import Baseline, Report, Start
@@ -30,12 +31,14 @@ class RayHandle:
         actors: dict[str, Any],
         starts: dict[str, Start],
         head: str,
+        link: Head,
         enough_share: float = ENOUGH_SHARE,
     ) -> None:
         self._posts = posts
         self._actors = actors  # by node id
         self._starts = starts
         self._head = head
+        self._link = link
         self._enough_share = enough_share
         self._readers = self._choose_readers()
         self._cursors: dict[str, dict[str, int]] = {node: {} for node in actors}
@@ -50,7 +53,8 @@ class RayHandle:
         """Return what is new on all nodes."""
         import ray
 
-        if self._lost:
+        if self._lost or not self._link.answers():
+            self._lost = self._lost or self._link.gone
             return Observed(lost=self._lost)
         try:
             reports = self._reports()
@@ -148,6 +152,8 @@ class RayHandle:
         import ray
 
         begun = time.monotonic()
+        if not self._link.answers():
+            return 0.0  # nothing of the cluster can be reached; `sweep` ends what is left once it is back
         try:
             self._forget_dead()
             self._mend()
@@ -184,6 +190,10 @@ class RayHandle:
         """Wait until no memory of the attempt is held on any node."""
         import ray
 
+        if not self._link.answers():
+            return Drain(
+                clear=False, seconds=0.0, held=self._link.gone or "the Ray cluster's head does not answer"
+            )
         try:
             self._forget_dead()
             self._mend()
@@ -220,6 +230,8 @@ class RayHandle:
         """Give up the attempt's actors; what still runs of it ends."""
         import ray
 
+        if not self._link.answers():
+            return
         try:
             self._posts.dismiss()
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:

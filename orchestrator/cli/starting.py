@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import subprocess
@@ -130,6 +131,7 @@ def submit(prepared: Prepared, *, url: str, options: Options) -> None:
         )
     from ray.job_submission import JobSubmissionClient
 
+    logging.getLogger("ray").setLevel(logging.WARNING)  # it tells about uploads
     text = export.edited(
         prepared.text, [export.Edit(("workdir",), prepared.job.workdir, "where it was submitted")]
     )

@@ -13,7 +13,7 @@ from orchestrator.cli import driving
 from orchestrator.cli.options import Options
 from orchestrator.errors import Failure
 from orchestrator.journal import Owner, owner
-from policies.events import Finished
+from policies.events import Finished, Interrupted
 
 _STOP_S = 120.0  # the grace, the last words and the drain gate
 _POLL_S = 0.2
@@ -30,6 +30,10 @@ def stop(run: runs.Run, *, options: Options) -> None:
             click.echo(f"run {run.id} is over already", err=True)
             return
         driving.end(run, options=options)
+    last = run.history()[-1:]
+    if last and isinstance(last[0], Finished) and not isinstance(last[0].verdict, Interrupted):
+        click.echo(f"run {run.id} came to its own end meanwhile", err=True)
+        return
     click.echo(f"run {run.id} is stopped; `autotune resume {run.id}` continues it", err=True)
 
 

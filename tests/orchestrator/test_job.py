@@ -34,7 +34,7 @@ def only(text: str) -> tuple[int, int, str, str]:
 
 def test_the_commented_example_loads() -> None:
     job = load(ROOT / "configs" / "builtin-cpu.yaml")
-    assert job.framework == "builtin" and job.settings["tokens_per_microbatch"] == 4096
+    assert job.framework == "builtin" and job.settings["steps"] >= 1
     assert Path(job.workdir).is_absolute()
 
 

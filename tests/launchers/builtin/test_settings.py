@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from launchers.builtin import checkpoint
-from launchers.builtin.settings import SettingsError, parse_settings, read_settings
+from launchers.builtin.paths import read_settings, unusable_paths
+from launchers.builtin.settings import SettingsError, parse_settings
 
 MINIMAL: dict[str, Any] = {"save_every": 0}
 
@@ -34,8 +35,6 @@ def test_an_unknown_key_gets_a_suggestion() -> None:
         ({"max_model_len": 10}, "max_model_len"),
         ({"engine": "replay"}, "replay_path"),
         ({"save_every": 1}, "checkpoint_dir"),
-        ({"model": "/nowhere"}, "model"),
-        ({"host_dir": "/nowhere"}, "host_dir"),
         ({"trainer_budget": ["1MiB", "2MiB"]}, "trainer_budget"),
         ({"engine_budget": "12 apples"}, "engine_budget"),
         ({"engine_budget": True}, "engine_budget"),
@@ -64,8 +63,15 @@ def test_sizes_numbers_and_budgets() -> None:
 def test_a_foreign_checkpoint_is_refused_unless_resuming(tmp_path: Path) -> None:
     partial = checkpoint.begin(tmp_path, step=1)
     checkpoint.commit(partial, step=1, position=0, ranks=1, keep=1)
-    assert keys({"checkpoint_dir": str(tmp_path)}) == ["checkpoint_dir"]
-    assert parse_settings(MINIMAL | {"checkpoint_dir": str(tmp_path), "resume": "auto"}).resume == "auto"
+    settings = parse_settings(MINIMAL | {"checkpoint_dir": str(tmp_path)})
+    assert [error.key for error in unusable_paths(settings)] == ["checkpoint_dir"]
+    resuming = parse_settings(MINIMAL | {"checkpoint_dir": str(tmp_path), "resume": "auto"})
+    assert not unusable_paths(resuming)
+
+
+def test_missing_folders_are_all_named() -> None:
+    settings = parse_settings(MINIMAL | {"model": "/nowhere", "host_dir": "/nowhere"})
+    assert [error.key for error in unusable_paths(settings)] == ["model", "host_dir"]
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "\x00"])

@@ -23,7 +23,9 @@ DRIVER = """
 
     runner = RayRunner.open({address!r}, gpus=1)
     program = "import os, ray, time; ray.init(log_to_driver=False); "
-    program += "print('ready', os.environ['RAY_AUTH_MODE'], ray.cluster_resources()['GPU'], ray.cluster_resources()['CPU'], flush=True); time.sleep(600)"
+    program += "has = ray.cluster_resources(); "
+    program += "print('ready', os.environ['RAY_AUTH_MODE'], has['GPU'], has['CPU'], flush=True); "
+    program += "time.sleep(600)"
     handle = runner.start(Command(argv=("{{python}}", "-c", program)), run={run!r}, attempt=1, python=None)
     reading = Reading(handle)
     reading.until("ready")
@@ -97,6 +99,7 @@ def test_nothing_is_left_of_it_after_the_driver_was_killed(run, tmp_path: Path):
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), seconds=10)
     wait_for(lambda: not Path(lines["FOLDER"]).exists(), seconds=10)
     assert not carriers(f"{run}/1")
+    assert not [owner for owner in Path("/tmp").glob("autotune-attempt-*/owner.json") if run in owner.read_text()]
 
 
 def test_it_ends_with_its_runner(run, tmp_path: Path):

@@ -1,0 +1,32 @@
+import socket
+import time
+
+import pytest
+
+from launchers.base import Unreachable
+from launchers.runners import connection
+from launchers.runners.connection import Head, connect
+from tests.launchers.runners.attempts import wait_for
+
+
+def test_a_head_that_is_gone_for_long_is_left(monkeypatch):
+    monkeypatch.setattr(connection, "_HEAD_SILENT_S", 0.3)
+    server = socket.create_server(("127.0.0.1", 0))
+    head = Head(f"127.0.0.1:{server.getsockname()[1]}")
+    assert head.answers()
+    server.close()
+    begun = time.monotonic()
+    assert not head.answers()
+    assert not head.gone
+    wait_for(lambda: not head.answers() and head.gone, seconds=5)
+    assert time.monotonic() - begun >= 0.2
+    assert "127.0.0.1 does not answer" in head.gone
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://head:10001", "nonsense"])
+def test_an_address_where_nobody_listens_is_unreachable(address, ray_home, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    begun = time.monotonic()
+    with pytest.raises(Unreachable, match=address):
+        connect(address)
+    assert time.monotonic() - begun < 15

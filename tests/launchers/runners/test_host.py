@@ -1,0 +1,103 @@
+from types import SimpleNamespace
+
+import pytest
+
+from launchers.runners import host
+from launchers.runners.host import Holder, read_cards, read_host
+from launchers.runners.sampler import Sampler
+from tests.launchers.runners.attempts import wait_for
+
+GIB = 1 << 30
+
+
+class ScriptedNvml:
+    """Two cards, the second of which cannot tell who uses it."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802 - as NVML names it
+        return SimpleNamespace(used=(device + 1) * GIB, total=80 * GIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device):  # noqa: N802
+        if device == 1:
+            raise self.NVMLError
+        return [SimpleNamespace(pid=1, usedGpuMemory=GIB), SimpleNamespace(pid=2, usedGpuMemory=None)]
+
+    def nvmlDeviceGetUtilizationRates(self, device):  # noqa: N802
+        return SimpleNamespace(gpu=50 * device)
+
+    def nvmlDeviceGetName(self, device):  # noqa: N802
+        return b"NVIDIA H100"
+
+
+@pytest.fixture
+def two_cards(monkeypatch):
+    library = ScriptedNvml()
+    monkeypatch.setattr(host, "_nvml", lambda: (library, (0, 1)))
+
+
+def test_cards_are_read(two_cards):
+    first, second = read_cards()
+    assert (first.index, first.used_bytes, first.total_bytes, first.utilisation) == (0, GIB, 80 * GIB, 0.0)
+    assert first.holders == (Holder(pid=1, used_bytes=GIB), Holder(pid=2, used_bytes=0))
+    assert second.holders == ()
+    assert host.measure().card_name == "NVIDIA H100"
+
+
+def test_samples_carry_cards(two_cards):
+    sampler = Sampler("nobody/1", node="a")
+    wait_for(lambda: sampler.since(0)[0] >= 2, seconds=5)
+    taken, samples = sampler.since(0)
+    sampler.close()
+    assert len(samples) == taken
+    assert [gpu.used_bytes for gpu in samples[0].gpus] == [GIB, 2 * GIB]
+    assert samples[0].gpu_share == 0.5
+    assert sampler.highest == {0: GIB, 1: 2 * GIB}
+    assert sampler.held == set()
+    assert sampler.since(taken)[1] == ()
+
+
+def test_two_samples_a_second():
+    sampler = Sampler("nobody/1", node="a")
+    wait_for(lambda: sampler.since(0)[0] >= 4, seconds=5)
+    sampler.close()
+    samples = sampler.since(0)[1]
+    assert samples[3].at - samples[0].at < 1.6
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "folder"),
+    [
+        ("0::/job", ("memory.max", "memory.current", "inactive_file"), ""),
+        (
+            "4:memory:/job",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            "memory",
+        ),
+    ],
+)
+def test_the_tightest_cgroup_counts(monkeypatch, tmp_path, line, names, folder):
+    total, mine = str(1 << 62) if folder else "max", str(300 * 1024 * 1024)
+    real = host.Path
+
+    def rooted(path, *rest):
+        text = str(real(path, *rest))
+        if text.startswith("/sys/fs/cgroup"):
+            return real(str(tmp_path) + text)
+        if text == "/proc/self/cgroup":
+            return tmp_path / "cgroup"
+        return real(text)
+
+    root = real(str(tmp_path) + "/sys/fs/cgroup") / folder
+    (root / "job").mkdir(parents=True)
+    (tmp_path / "cgroup").write_text(line + "\n")
+    for where, limit in ((root, total), (root / "job", mine)):
+        (where / names[0]).write_text(limit)
+        (where / names[1]).write_text(str(200 * 1024 * 1024))
+        (where / "memory.stat").write_text(f"other 1\n{names[2]} {50 * 1024 * 1024}\n")
+    monkeypatch.setattr(host, "Path", rooted)
+    host._limiting_group.cache_clear()
+    memory = read_host()
+    host._limiting_group.cache_clear()
+    assert memory == (150 * 1024 * 1024, 300 * 1024 * 1024)

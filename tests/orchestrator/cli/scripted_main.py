@@ -1,0 +1,52 @@
+"""`autotune` over a scripted place to run: `python -m tests.orchestrator.cli.scripted_main PLAY ARGS…`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from launchers.base import Exit, Unreachable
+from orchestrator import loop
+from orchestrator.cli import driving, main
+from orchestrator.clock import SystemClock
+from policies.types import Command
+from tests.orchestrator.scripted import Place, Script, World, failure, forever, phase, tight_memory
+
+_FASTER = 20
+
+
+class Fast(SystemClock):
+    """The real time, waited for twenty times shorter."""
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds / _FASTER)
+
+
+def never_fits(_: World, __: Command) -> tuple[Script, Exit | None]:
+    return [phase("rollout", 1), failure("rollout_init", 1, component="rollout")], Exit(code=1)
+
+
+def own_failure(_: World, __: Command) -> tuple[Script, Exit | None]:
+    lines = 'Traceback (most recent call last):\n  File "job.py", line 3, in <module>\nKeyError: "reward"\n'
+    return [lines], Exit(code=1)
+
+
+def bug(_: World, __: Command) -> tuple[Script, Exit | None]:
+    raise ZeroDivisionError("a bug")
+
+
+PLAYS = {f.__name__: f for f in (tight_memory, forever, never_fits, own_failure, bug)}
+
+
+def open_runner(*_: object, **__: object) -> Place:
+    if play == "unreachable":
+        raise Unreachable("cannot reach Ray at gpu-01:6379 (connection refused)", hint="start the cluster")
+    return Place(World(PLAYS[play]), Fast())  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    play = sys.argv.pop(1)
+    driving.open_runner = open_runner  # type: ignore[assignment]
+    driving.SystemClock = Fast  # type: ignore[misc]
+    loop.LAST_WORDS_S = 0.5
+    main(prog_name="autotune")

@@ -1,0 +1,123 @@
+"""Runs a program on a pipe or on a terminal of 100 columns, and tells what a person saw."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+_CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\]8;[^\x1b]*\x1b\\|[\r\n]|[^\x1b\r\n]+")
+
+
+class Seen:
+    """What a program printed and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+def run(
+    *arguments: str,
+    cwd: Path,
+    tty: bool = False,
+    play: str = "",
+    env: dict[str, str] | None = None,
+    meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None,
+) -> Seen:
+    """Run `autotune` with these arguments; `play` names a scripted place to run."""
+    module = ["tests.orchestrator.cli.scripted_main", play] if play else ["orchestrator.cli"]
+    environment = {
+        "PATH": os.environ["PATH"], "HOME": str(cwd), "PYTHONPATH": str(ROOT),
+        "TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **(env or {}),
+    }  # fmt: skip
+    command = [sys.executable, "-m", *module, *arguments]
+    if not tty:
+        child = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        if meanwhile is not None:
+            meanwhile(child)
+        out, err = child.communicate(timeout=60)
+        return Seen(child.returncode, out.decode(), err.decode())
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    child = subprocess.Popen(
+        command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave
+    )
+    os.close(slave)
+    if meanwhile is not None:
+        meanwhile(child)
+    written = _read_all(master, child)
+    out = child.communicate(timeout=60)[0]
+    return Seen(child.returncode, out.decode(), screen(written.decode()))
+
+
+def _read_all(master: int, child: subprocess.Popen[bytes]) -> bytes:
+    data = b""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        ready, _, _ = select.select([master], [], [], 0.1)
+        try:
+            piece = os.read(master, 65536) if ready else b""
+        except OSError:  # the other end is closed
+            break
+        data += piece
+        if not ready and child.poll() is not None:
+            break
+    os.close(master)
+    return data
+
+
+def screen(written: str) -> str:
+    """Return the lines that stay on a terminal, its scrollback included."""
+    lines, row, column = [""], 0, 0
+    for match in _CONTROL.finditer(written):
+        text, argument, kind = match[0], match[1], match[2]
+        if text == "\n":
+            row, column = row + 1, 0
+            if row == len(lines):
+                lines.append("")
+        elif text == "\r":
+            column = 0
+        elif kind == "A":
+            row = max(0, row - int(argument or 1))
+        elif kind == "K":
+            lines[row] = "" if argument == "2" else lines[row][:column]
+        elif kind is None and not text.startswith("\x1b"):
+            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
+            column += len(text)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def filtered(text: str) -> str:
+    """Return a text without what differs from run to run."""
+    for pattern, word in (
+        (r"\brun [0-9a-f]{4,}\b", "run 7c1e"),
+        (r"\b(runs/)[0-9a-f]{4,}\b", r"\g<1>7c1e"),
+        (r"(autotune (?:resume|status|stop) )[0-9a-f]{4,}\b", r"\g<1>7c1e"),
+        (r"\b\d\d:\d\d:\d\dZ", "00:00:00Z"),
+        (r" +(\d+h )?(\d+m )?\d+(\.\d+)?s$", " [time]"),
+        (r"\b(\d+h )?(\d+m )?\d+(\.\d+)?s\b", "[time]"),
+        (r"/tmp/[^\s:'\"]*/(?=runs|job|$)", "[tmp]/"),
+        (r"cd /\S+", "cd [cwd]"),
+        (r"/\S+/bin/python\S*", "[python]"),
+        (r"checkpoint_dir: \S+", "checkpoint_dir: [dir]"),
+        (r"[ \t]+$", ""),
+    ):
+        text = re.sub(pattern, word, text, flags=re.MULTILINE)
+    return text

@@ -1,0 +1,311 @@
+"""The commands: their surface, exit codes, streams and how they find and end runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from orchestrator.cli import COMMANDS, main
+from orchestrator.cli.options import Options, given
+from orchestrator.journal import decode
+from policies.events import Accepted, Ended, Finished, GoalReached, Started, TrainingCompleted
+from tests.orchestrator.cli.terminal import run
+from tests.orchestrator.cli.test_transcripts import interrupt
+from tests.orchestrator.scripted import JOB
+
+GLOBAL = {
+    "--help",
+    "-h",
+    "--version",
+    "-V",
+    "-v",
+    "--verbose",
+    "-q",
+    "--quiet",
+    "--json",
+    "--color",
+    "--runs-dir",
+}
+OWN = {
+    "launch": {"-n", "--dry-run", "--detach", "--submit", "--set", "--relaunches", "--policy"},
+    "status": {"--watch"},
+    "resume": set[str](),
+    "stop": set[str](),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def commands() -> dict[str, click.Command]:
+    context = click.Context(main)
+    found = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None}
+
+
+def test_the_surface_is_frozen() -> None:
+    found = commands()
+    assert tuple(found) == COMMANDS and set(found) == set(OWN)
+    for name, command in found.items():
+        context = click.Context(command, help_option_names=["-h", "--help"])
+        options = {o for p in command.get_params(context) if isinstance(p, click.Option) for o in p.opts}
+        assert options == GLOBAL | OWN[name], name
+
+
+def test_every_option_reads_its_variable() -> None:
+    for name, command in commands().items():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and parameter.name not in ("version", "help"):
+                long = next(o for o in parameter.opts if o.startswith("--"))
+                assert parameter.envvar == "AUTOTUNE_" + long[2:].upper().replace("-", "_"), (name, long)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_lists_the_exit_codes_and_an_example(name: str) -> None:
+    text = commands()[name].get_help(click.Context(commands()[name], info_name=f"autotune {name}"))
+    assert "Exit codes:\n" in text and f"autotune {name}" in text.split("Example:")[1]
+    if name in ("launch", "resume"):
+        for code in ("0", "1", "2", "3", "101", "130"):
+            assert f"\n    {code} " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "expected"),
+    [
+        ([], {}, "runs"),
+        ([], {"AUTOTUNE_RUNS_DIR": "env"}, "env"),
+        (["--runs-dir", "group"], {"AUTOTUNE_RUNS_DIR": "env"}, "group"),
+        (["CMD", "--runs-dir", "own"], {"AUTOTUNE_RUNS_DIR": "env"}, "own"),
+        (["--runs-dir", "group", "CMD", "--runs-dir", "own"], {}, "own"),
+    ],
+)
+def test_a_flag_wins_over_the_environment_wherever_it_stands(
+    arguments: list[str], variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    seen: list[Options] = []
+    status = commands()["status"]
+    monkeypatch.setattr(status, "callback", lambda *_, **__: seen.append(given(click.get_current_context())))
+    words = arguments if "CMD" in arguments else [*arguments, "CMD"]
+    main(["status" if word == "CMD" else word for word in words], standalone_mode=False)
+    assert seen[0].runs_dir == Path(expected)
+
+
+def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; begun = time.perf_counter()\n"
+        "from orchestrator.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "heavy = {'ray', 'optuna', 'jinja2', 'rich', 'torch', 'yaml'} & set(sys.modules)\n"
+        "print(heavy, file=sys.stderr); print(time.perf_counter() - begun, file=sys.stderr)\n"
+    )
+    times = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        heavy, seconds = done.stderr.split("\n")[:2]
+        assert heavy == "set()"
+        times.append(float(seconds))
+    assert min(times) < 0.3
+
+
+def test_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli", "-V"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("autotune 0.")
+
+
+@pytest.mark.parametrize(
+    ("play", "code"),
+    [("tight_memory", 0), ("never_fits", 1), ("own_failure", 1), ("unreachable", 3), ("bug", 101)],
+)
+def test_exit_codes(play: str, code: int, home: Path) -> None:
+    assert run("launch", "job.yaml", cwd=home, play=play).code == code
+
+
+def test_a_bug_shows_its_traceback(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play="bug")
+    assert "ZeroDivisionError: a bug" in seen.err and "this is a bug in autotune" in seen.err
+
+
+def test_json_is_the_journal(home: Path) -> None:
+    seen = run("--json", "launch", "job.yaml", cwd=home, play="tight_memory")
+    events = [decode(line.encode()) for line in seen.out.splitlines()]
+    journal = next((home / "runs").glob("*/events.jsonl"))
+    assert seen.out == journal.read_text()
+    assert isinstance(events[0], Accepted) and json.loads(seen.out.splitlines()[0])["schema"] == 1
+    assert isinstance(events[-1], Finished) and events[-1].verdict == TrainingCompleted()
+
+
+def test_quiet_says_nothing_but_the_result(home: Path) -> None:
+    seen = run("launch", "-q", "job.yaml", cwd=home, play="tight_memory")
+    assert seen.err == "" and seen.out.endswith("stable.yaml\n")
+
+
+def test_the_stable_job_launches_again_as_written(home: Path) -> None:
+    stable = run("launch", "job.yaml", cwd=home, play="tight_memory").out.strip()
+    again = run("launch", stable, "--json", cwd=home, play="tight_memory")
+    events = [decode(line.encode()) for line in again.out.splitlines()]
+    assert again.code == 0 and len([e for e in events if isinstance(e, Started)]) == 1
+    script = home / Path(stable).parent / "launch.sh"
+    assert "tokens_per_microbatch: 2048" in script.read_text() and os.access(script, os.X_OK)
+
+
+def test_the_stable_job_is_there_from_the_milestone_on(home: Path) -> None:
+    text = JOB.replace("goal: {steps: 3}", "goal: {steps: 2}")
+    (home / "job.yaml").write_text(text)
+
+    def stop_at_goal(child: subprocess.Popen[bytes]) -> None:
+        until = time.monotonic() + 30
+        while not list((home / "runs").glob("*/stable.yaml")):
+            assert time.monotonic() < until and child.poll() is None
+            time.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+
+    assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=stop_at_goal).code == 143
+
+
+def wait_for(home: Path, kind: str) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        journals = list((home / "runs").glob("*/events.jsonl"))
+        if journals and f'"type":"{kind}"' in journals[0].read_text():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"no {kind}")
+
+
+def test_stop_from_another_terminal(home: Path) -> None:
+    def stop(_: object) -> None:
+        wait_for(home, "progressed")
+        seen = run("stop", cwd=home)
+        assert seen.code == 0 and "is stopped" in seen.err
+
+    seen = run("launch", "job.yaml", cwd=home, play="forever", meanwhile=stop)
+    assert seen.code == 143 and "autotune resume" in seen.err
+
+
+def test_stop_and_status_after_the_driver_was_killed(home: Path) -> None:
+    def kill(child: subprocess.Popen[bytes]) -> None:
+        wait_for(home, "progressed")
+        child.kill()
+
+    assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=kill).code == -signal.SIGKILL
+    assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "INTERRUPTED"
+    assert run("stop", cwd=home, play="forever").code == 0
+    assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "STOPPED"
+    assert "is over already" in run("stop", cwd=home).err
+
+
+def test_resume_after_ctrl_c_and_after_the_end(home: Path) -> None:
+    assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=interrupt).code == 130
+    seen = run("resume", cwd=home, play="tight_memory")
+    assert seen.code == 0 and seen.out.strip().endswith("stable.yaml")
+    again = run("resume", cwd=home, play="tight_memory")
+    assert again.code == 0 and again.out == seen.out
+
+
+def test_a_second_driver_is_refused(home: Path) -> None:
+    def resume(child: subprocess.Popen[bytes]) -> None:
+        wait_for(home, "progressed")
+        seen = run("resume", cwd=home, play="forever")
+        assert seen.code == 3 and f"driven by pid {child.pid}" in seen.err
+        child.send_signal(signal.SIGINT)
+
+    assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=resume).code == 130
+
+
+def test_status_shows_runs_and_attempts(home: Path) -> None:
+    run("launch", "job.yaml", cwd=home, play="tight_memory")
+    table = run("status", cwd=home).out.splitlines()
+    assert table[0].split() == [
+        "RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS"
+    ]  # fmt: skip
+    assert table[1].split()[1:4] == ["story", "builtin", "1×CPU"]
+    assert table[1].split()[-2:] == ["2", "COMPLETED"]
+    one = run("status", table[1][:2], cwd=home).out.splitlines()
+    assert one[2].startswith("  ↳1  as written") and one[2].endswith("✗ gpu-oom in backward, step 1, rank 0")
+    assert "tokens_per_microbatch 4096 → 2048" in one[3]
+
+
+def test_set_and_relaunches_are_part_of_the_runs_job(home: Path) -> None:
+    seen = run(
+        "launch",
+        "job.yaml",
+        "--set",
+        "tokens_per_microbatch=2048",
+        "--relaunches",
+        "0",
+        cwd=home,
+        play="tight_memory",
+    )
+    assert seen.code == 0
+    text = next((home / "runs").glob("*/job.yaml")).read_text()
+    assert "tokens_per_microbatch: 2048  # the whole step" in text and "relaunches: 0" in text
+
+
+def test_runs_must_be_absolute_under_a_ray_job(home: Path) -> None:
+    ray_job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
+    for arguments in (["launch", "job.yaml"], ["launch", "job.yaml", "--submit", "http://127.0.0.1:1"]):
+        seen = run(*arguments, cwd=home, env=ray_job)
+        assert seen.code == 2 and "must be absolute" in seen.err
+
+
+def test_an_unwritable_runs_folder(home: Path) -> None:
+    seen = run("launch", "job.yaml", "--runs-dir", "job.yaml/runs", cwd=home)
+    assert seen.code in (2, 3) and "Traceback" not in seen.err
+    (home / "file").write_text("")
+    seen = run("launch", "job.yaml", "--runs-dir", "file/runs", cwd=home)
+    assert seen.code == 3 and "cannot create" in seen.err and "--runs-dir" in seen.err
+
+
+def test_without_utf_8_the_story_is_ascii(home: Path) -> None:
+    plain = {
+        "PYTHONUTF8": "0",
+        "LANG": "C",
+        "LC_ALL": "C",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "ascii",
+    }
+    seen = run("launch", "job.yaml", cwd=home, play="tight_memory", env=plain)
+    assert seen.code == 0 and seen.err.isascii() and "4096 -> 2048" in seen.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "colored"),
+    [
+        ([], {}, False),
+        (["--color", "always"], {}, True),
+        ([], {"FORCE_COLOR": "1"}, True),
+        ([], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (["--color", "never"], {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colour(flags: list[str], variables: dict[str, str], colored: bool, home: Path) -> None:
+    story = run("launch", "job.yaml", *flags, cwd=home, play="tight_memory", env=variables)
+    wrong = run("launch", "no.yaml", *flags, cwd=home, env=variables)
+    assert ("\x1b[" in story.err, "\x1b[" in wrong.err) == (colored, colored)
+
+
+def test_events_carry_what_status_needs(home: Path) -> None:
+    run("launch", "job.yaml", cwd=home, play="tight_memory")
+    rows = next((home / "runs").glob("*/events.jsonl")).read_bytes().splitlines()
+    events = [decode(row) for row in rows]
+    assert all(e.at.endswith("Z") for e in events)
+    ended = [e for e in events if isinstance(e, Ended)]
+    assert all(e.seconds > 0 for e in ended)
+    goal = next(e for e in events if isinstance(e, GoalReached))
+    assert msgspec.to_builtins(goal)["peaks"]["forward"]["capacity_bytes"] == 100 << 20
