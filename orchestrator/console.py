@@ -17,6 +17,7 @@ from rich.text import Text
 
 from orchestrator import story
 from orchestrator.clock import seconds_of
+from orchestrator.colour import wants_color
 from orchestrator.units import show_duration, show_gib
 from orchestrator.watch import Progress
 from policies.events import (
@@ -350,15 +351,6 @@ class Console:
             for glyph, word in _ASCII.items():
                 text = _replaced(text, glyph, word)
         return text
-
-
-def wants_color(color: str, stream: TextIO) -> bool:
-    """Return whether a stream gets colour, by --color, NO_COLOR, FORCE_COLOR and TERM."""
-    if color != "auto":
-        return color == "always"
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def _replaced(text: Text, glyph: str, word: str) -> Text:

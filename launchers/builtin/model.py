@@ -4,47 +4,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from launchers.builtin.shape import ModelShape
 from launchers.builtin.tensor_file import Entry, Raw, write
 
 # The scale at which the task was seen to be learnt in 30 steps from random weights.
 _INIT_STD = 0.05
 _MAX_POSITIONS = 32768
 _SPECIAL = ("<pad>", "<eos>")
-
-
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The generated model's dimensions."""
-
-    hidden: int = 128
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate: int = 256
-    vocab: int = 512
-
-    def errors(self) -> list[tuple[str, str]]:
-        """Return what is impossible about the shape, each with a hint."""
-        found = [
-            (f"{name} is {value}", "use a positive number")
-            for name, value in msgspec.structs.asdict(self).items()
-            if value < 1
-        ]
-        if found:
-            return found
-        if self.hidden % (2 * self.heads):
-            what = f"hidden {self.hidden} is no even multiple of heads {self.heads}"
-            found.append((what, "make hidden / heads an even number"))
-        if self.heads % self.kv_heads:
-            found.append((f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}", "use a divisor"))
-        if self.vocab < 16 or self.vocab % 4:
-            found.append((f"vocab {self.vocab} does not suit the task", "use a multiple of 4, at least 16"))
-        return found
 
 
 def write_model(folder: Path, *, shape: ModelShape, seed: int) -> None:

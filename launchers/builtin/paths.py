@@ -5,7 +5,13 @@ from pathlib import Path
 import yaml
 
 from launchers.builtin.checkpoint import newest_complete
-from launchers.builtin.settings import ConfigError, Settings, SettingsError, parse_settings
+from launchers.builtin.settings import (
+    ConfigError,
+    Settings,
+    SettingsError,
+    parse_settings,
+    single_error,
+)
 
 
 def read_settings(path: Path) -> Settings:

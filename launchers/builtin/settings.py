@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from launchers.builtin.model import ModelShape
+from launchers.builtin.shape import ModelShape
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]

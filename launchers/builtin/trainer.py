@@ -11,7 +11,7 @@ import torch
 
 from launchers.builtin import checkpoint, weights
 from launchers.builtin.batching import plan
-from launchers.builtin.device import Device, PhaseReading, warm_up
+from launchers.builtin.device import Device, PhaseReading, limit_thread_stacks, warm_up
 from launchers.builtin.host import ActivationOffload, HostMemory, Parking, local
 from launchers.builtin.loss import TokenTerms, objective
 from launchers.builtin.optimizer import Adam, Moments
@@ -67,6 +67,7 @@ class TrainerRank:
         """Load the model, or the checkpoint over it; the budget begins here, above the warmed-up process."""
         settings = self._settings
         torch.manual_seed(settings.seed + self._rank)
+        limit_thread_stacks()
         warm_up()
         warm_up_policy()
         _warm_up_transport()

@@ -29,6 +29,7 @@ from policies.events import (
     Interrupted,
     NeedsHuman,
     Stable,
+    Started,
     TrainingCompleted,
     Verdict,
 )
@@ -48,7 +49,7 @@ def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
     return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
 
 
-def drive(run: runs.Run, *, options: Options, notes: tuple[str, ...] = ()) -> ExitCode:
+def drive(run: runs.Run, *, options: Options) -> ExitCode:
     """Drive a run from wherever it stands to its end; returns the exit code."""
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=bool(options.quiet))
 
@@ -62,9 +63,12 @@ def drive(run: runs.Run, *, options: Options, notes: tuple[str, ...] = ()) -> Ex
 
     try:
         with Journal(run.path, tell=tell) as journal, listening(run.path / "stop") as interrupts:
-            console.replay(journal.history())
-            for note in notes:
-                console.say(note)
+            before = journal.history()
+            console.replay(before)
+            if before:
+                console.say(
+                    f"run {run.id} · {sum(isinstance(e, Started) for e in before)} attempts on record"
+                )
             verdict = _drive(run, journal, console, interrupts)
             _summarise(run, verdict, console)
     finally:

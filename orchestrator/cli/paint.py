@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 
 import click
+
+from orchestrator.colour import wants_color
 
 _STYLES = (
     (re.compile(r"^error(\[\w+\])?:", re.MULTILINE), {"fg": "red", "bold": True}),
@@ -18,11 +19,7 @@ _STYLES = (
 
 def painted(text: str, *, color: str) -> str:
     """Return a message with colour where stderr takes it."""
-    wanted = color == "always"
-    if color == "auto" and not os.environ.get("NO_COLOR"):
-        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        wanted = bool(os.environ.get("FORCE_COLOR")) or terminal
-    if not wanted:
+    if not wants_color(color, sys.stderr):
         return text
     for pattern, style in _STYLES:
         text = pattern.sub(lambda match, style=style: click.style(match[0], **style), text)  # type: ignore[misc]

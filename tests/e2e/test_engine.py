@@ -15,9 +15,10 @@ import ray
 import torch
 
 from launchers.builtin.engines.base import EngineOptions
-from launchers.builtin.model import ModelShape, write_model
+from launchers.builtin.model import write_model
 from launchers.builtin.records import FailureRecord, PhaseFailure, parse_line
 from launchers.builtin.rollout import start_rollout_actor
+from launchers.builtin.shape import ModelShape
 
 pytestmark = [
     pytest.mark.e2e,

@@ -224,3 +224,8 @@ def tight_memory(world: World, command: Command) -> tuple[Script, Exit | None]:
 def forever(_: World, __: Command) -> tuple[Script, Exit | None]:
     """A job that trains until it is stopped."""
     return [step(n, 100_000) for n in range(1, 5000)], None
+
+
+def silent(_: World, __: Command) -> tuple[Script, Exit | None]:
+    """A job that starts and says nothing more."""
+    return ["builtin: phase start name=init step=0\n"], None

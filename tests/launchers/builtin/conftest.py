@@ -8,9 +8,10 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from launchers.builtin.model import ModelShape, write_model
+from launchers.builtin.model import write_model
 from launchers.builtin.rollouts import Sample
 from launchers.builtin.settings import parse_settings
+from launchers.builtin.shape import ModelShape
 from launchers.builtin.trainer import TrainerRank
 
 SHAPE = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, vocab=64)

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from launchers.builtin.device import ALLOCATOR_ENVIRONMENT
-from launchers.builtin.model import ModelShape, write_model
+from launchers.builtin.model import write_model
 from launchers.builtin.records import FailureRecord, PhaseFailure, describe, parse_line
 from launchers.builtin.rollouts import Sample
 from launchers.builtin.settings import parse_settings
+from launchers.builtin.shape import ModelShape
 
 SHAPE = ModelShape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=1024, vocab=2048)
 SMALL_BATCHES = {"tokens_per_microbatch": 512, "recompute": "full"}

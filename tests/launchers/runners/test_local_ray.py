@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -99,7 +100,8 @@ def test_nothing_is_left_of_it_after_the_driver_was_killed(run, tmp_path: Path):
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), seconds=10)
     wait_for(lambda: not Path(lines["FOLDER"]).exists(), seconds=10)
     assert not carriers(f"{run}/1")
-    assert not [owner for owner in Path("/tmp").glob("autotune-attempt-*/owner.json") if run in owner.read_text()]
+    owners = Path(tempfile.gettempdir()).glob("autotune-attempt-*/owner.json")
+    assert not [owner for owner in owners if run in owner.read_text()]
 
 
 def test_it_ends_with_its_runner(run, tmp_path: Path):

@@ -10,7 +10,7 @@ from orchestrator import loop
 from orchestrator.cli import driving, main
 from orchestrator.clock import SystemClock
 from policies.types import Command
-from tests.orchestrator.scripted import Place, Script, World, failure, forever, phase, tight_memory
+from tests.orchestrator.scripted import Place, Script, World, failure, forever, phase, silent, tight_memory
 
 _FASTER = 20
 
@@ -35,7 +35,7 @@ def bug(_: World, __: Command) -> tuple[Script, Exit | None]:
     raise ZeroDivisionError("a bug")
 
 
-PLAYS = {f.__name__: f for f in (tight_memory, forever, never_fits, own_failure, bug)}
+PLAYS = {f.__name__: f for f in (tight_memory, forever, silent, never_fits, own_failure, bug)}
 
 
 def open_runner(*_: object, **__: object) -> Place:

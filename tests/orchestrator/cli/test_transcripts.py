@@ -41,7 +41,7 @@ CASES = {
     "gave-up": ("launch job.yaml", "never_fits", JOB),
     "own-failure": ("launch job.yaml", "own_failure", JOB),
     "unreachable": ("launch job.yaml", "unreachable", JOB),
-    "interrupted": ("launch job.yaml", "forever", JOB),
+    "interrupted": ("launch job.yaml", "silent", JOB),
     "no-runs": ("status", "", ""),
     "no-run": ("resume 58aa", "", ""),
 }
