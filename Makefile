@@ -39,10 +39,10 @@ test: install  ## every test that needs no SGLang engine
 	$(PYTEST) -m "not e2e and not e2e_long"
 
 e2e: install  ## real Ray, SGLang and out-of-memory failures
-	$(PYTEST) -m e2e tests/e2e
+	$(PYTEST) -m e2e tests
 
 e2e-long: install  ## the same, minutes each
-	$(PYTEST) -m e2e_long --timeout 3600 tests/e2e
+	$(PYTEST) -m e2e_long --timeout 3600 tests
 
 demo: install  ## recover the built-in job from real out-of-memory failures
 	$(BIN)/autotune launch configs/builtin-cpu.yaml

@@ -249,8 +249,9 @@ LADDER: tuple[Rung, ...] = (
         host.reduce_workers,
         host.drop_weights_backup,
         host.host_allocator,
-        host.reduce_host_offload,
     ),
+    *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.reduce_tokens_per_mb),
+    *_rungs((Cause.HOST_OOM,), _ANY_PHASE, host.reduce_host_offload),
     *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer, engine.disk_weight_sync),
     *_rungs((Cause.HOST_OOM,), _ANY_PHASE, training.reduce_micro_batch, engine.reduce_concurrency),
     *_rungs(

@@ -8,14 +8,19 @@ from policies.changes import change, doubled
 from policies.evidence import Diagnosis, Remedy
 from policies.legal import highest
 from policies.sizing import shrink_share, smaller, stronger
-from policies.types import Component, Knobs, Phase, Profile
+from policies.types import Cause, Component, Knobs, Phase, Profile
 
 ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _CHUNK = 1024  # tokens of logits at once when nothing was chunked before
 
 
 def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches."""
+    """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches.
+
+    Host memory holds something of a pass only while activations are offloaded to it.
+    """
+    if diagnosis.cause is Cause.HOST_OOM and knobs.activation_offload is not True:
+        return
     share = shrink_share(diagnosis)
     names: tuple[str, ...] = ("tokens_per_microbatch",)
     if diagnosis.phase in ROLLOUT_PHASES:

@@ -1,0 +1,184 @@
+"""`autotune launch` on the built-in job: real Ray, real SGLang, allocations that really fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+GIB = 1 << 30
+# 7.7 million parameters; peaks of its phases under these settings: docs/builtin-job.md.
+SHAPE = {"hidden": 320, "layers": 4, "heads": 10, "kv_heads": 5, "intermediate": 1280, "vocab": 2048}
+FITS = {
+    "model_shape": SHAPE,
+    "prompts": 16,
+    "samples": 12,
+    "prompt_tokens": 8,
+    "response_tokens": 24,
+    "lr": 0.001,
+    "steps": 2,
+    "save_every": 1,
+    "trainer_budget": "116MiB",
+    "engine_budget": "1GiB",
+    "memory_fraction": 0.85,
+    "concurrency": 128,
+    "tokens_per_microbatch": 256,
+    "logprob_tokens": 3072,
+    "optimizer_offload": True,
+    "sync_buffer": "16MiB",
+}
+
+Event = dict[str, Any]
+
+
+class Told:
+    """What a finished `autotune` left behind."""
+
+    def __init__(self, folder: Path, result: subprocess.CompletedProcess[str]) -> None:
+        self.result = result
+        journals = sorted((folder / "runs").glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
+        self.run = journals[-1].parent
+        self.events: list[Event] = [json.loads(line) for line in journals[-1].read_text().splitlines()]
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event["type"] == kind]
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        return [(event["cause"], event["phase"]) for event in self.of("diagnosed")]
+
+    @property
+    def remedies(self) -> list[str]:
+        return [event["remedy"]["name"] for event in self.of("decided") if event["remedy"]]
+
+    @property
+    def story(self) -> str:
+        return self.result.stderr
+
+
+def autotune(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Told:
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "HOME": str(home), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=1100,
+    )
+    return Told(folder, result)
+
+
+def launch(folder: Path, settings: dict[str, Any], *, env: dict[str, str] | None = None) -> Told:
+    job = {
+        "name": "recovery",
+        "framework": "builtin",
+        "settings": FITS | settings,
+        "cluster": {"address": "local"},
+        "goal": {"steps": 2},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return autotune(folder, "launch", "job.yaml", env=env)
+
+
+def test_the_demo_recovers_from_four_phases_and_its_result_holds(tmp_path: Path) -> None:
+    told = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"))
+    assert told.result.returncode == 0, told.story
+    assert {cause for cause, _ in told.failures} == {"gpu-oom"}
+    phases = [phase for _, phase in told.failures]
+    assert {"rollout_init", "log_prob", "optimizer"} <= set(phases), told.story
+    assert {"forward", "backward"} & set(phases), told.story
+    answers = dict(zip(phases, told.remedies, strict=True))
+    assert answers["rollout_init"] == "reduce_mem_fraction"
+    assert answers["optimizer"] == "offload_optimizer"
+    tried = [json.dumps(event["knobs"], sort_keys=True) for event in told.of("started")]
+    assert len(set(tried)) == len(tried)
+    assert [event["marginal"] for event in told.of("goal_reached")] == [False], told.story
+    stable = told.run / "stable.yaml"
+    assert Path(told.result.stdout.strip()).resolve() == stable.resolve() or str(stable).endswith(
+        told.result.stdout.strip()
+    )
+
+    again = autotune(tmp_path, "launch", str(stable), "--set", "sync_buffer=8MiB")
+    assert again.result.returncode == 0, again.story
+    assert again.failures == []
+    assert len(again.of("started")) == 1
+
+
+def test_memory_that_arrives_with_the_first_step_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
+    """Adam's state is there from step 2 on; the scoring pass no longer fits beside it."""
+    told = launch(
+        tmp_path,
+        {"optimizer_offload": False, "trainer_budget": "140MiB", "tokens_per_microbatch": 64, "steps": 3},
+    )
+    assert told.result.returncode == 0, told.story
+    first = told.of("diagnosed")[0]
+    assert (first["cause"], first["phase"], first["step"]) == ("gpu-oom", "log_prob", 2), told.story
+    assert told.remedies[0] == "reduce_tokens_per_mb"
+    resumed = [event for event in told.of("progressed") if event["attempt"] == 2]
+    assert resumed[0]["step"] == 2
+    assert resumed[0]["resumed_from"] == 1
+    steps = [event["step"] for event in told.of("progressed")]
+    assert steps == sorted(set(steps)), "no step was trained twice"
+
+
+def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) -> None:
+    """Two ranks hold half the weights each; the sync gathers them into buckets."""
+    told = launch(
+        tmp_path,
+        {
+            "model_shape": {"hidden": 384, "layers": 16, "heads": 12, "kv_heads": 6}
+            | {"intermediate": 1536, "vocab": 512},
+            "prompts": 4,
+            "samples": 4,
+            "ranks": 2,
+            "trainer_budget": "218MiB",
+            "engine_budget": "1GiB",
+            "tokens_per_microbatch": 64,
+            "logprob_tokens": 128,
+            "recompute": "full",
+            "sync_buffer": "160MiB",
+        },
+    )
+    assert told.result.returncode == 0, told.story
+    first = told.of("diagnosed")[0]
+    assert (first["cause"], first["phase"], first["component"]) == ("gpu-oom", "weight_sync", "trainer")
+    assert told.remedies[0] == "reduce_sync_buffer"
+
+
+def test_host_memory_killed_by_ray_is_not_cured_by_more_offload(tmp_path: Path) -> None:
+    """Offloaded activations fill the host; Ray's memory monitor kills a worker."""
+    memory = psutil.virtual_memory()
+    limit = memory.total - memory.available + 4 * GIB
+    told = launch(
+        tmp_path,
+        {
+            "engine": "light",
+            "prompts": 64,
+            "trainer_budget": None,
+            "tokens_per_microbatch": 24576,
+            "activation_offload": True,
+        },
+        env={
+            "RAY_memory_usage_threshold": f"{limit / memory.total:.4f}",
+            "RAY_memory_monitor_refresh_ms": "200",
+        },
+    )
+    assert told.result.returncode == 0, told.story
+    first = told.of("diagnosed")[0]
+    assert first["cause"] == "host-oom", told.story
+    assert first["phase"] in ("forward", "backward"), told.story
+    assert told.remedies[0] == "reduce_tokens_per_mb"
+    assert not any("offload" in name and name.startswith("offload") for name in told.remedies)
