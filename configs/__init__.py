@@ -1,0 +1,1 @@
+"""Example jobs and the schema of job.yaml."""

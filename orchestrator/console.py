@@ -84,6 +84,7 @@ class Console:
         self._gpus = 0
         self._goal: GoalReached | None = None
         self._last: Progressed | None = None
+        self._trained = False
         self._said_at = self._stepped_at = 0.0
 
     # ------------------------------------------------------------------ what is told
@@ -172,10 +173,12 @@ class Console:
             "as written" if event.knobs == self._first else "same settings again"
         )
         self._knobs, self._goal, self._last = event.knobs, None, None
-        self._dated(f"started: {self._title}" + (", from the last checkpoint" if event.resume else ""))
+        # The first attempt of a job that resumes has a checkpoint too; no other has one before a step is done.
+        continues = event.resume and (self._trained or event.attempt == 1)
+        self._dated(f"started: {self._title}" + (", from the last checkpoint" if continues else ""))
 
     def _progressed(self, event: Progressed) -> None:
-        self._last = event
+        self._last, self._trained = event, True
         if self._now() - self._stepped_at >= _STEP_LINES_S or event.resumed_from is not None:
             self._stepped_at = self._now()
             resumed = "" if event.resumed_from is None else f" (continued after step {event.resumed_from})"

@@ -59,7 +59,7 @@ def share(written: object) -> float:
 
 def show_gib(size: float, *, digits: int = 2) -> str:
     """Return `13.91 GiB`; small sizes in MiB so that a CPU budget can be read."""
-    if abs(size) >= 0.1 * GIB:
+    if abs(size) >= GIB:
         return f"{size / GIB:,.{digits}f} GiB"
     return f"{size / 1024**2:,.{max(digits - 1, 0)}f} MiB"
 

@@ -12,12 +12,11 @@ from policies.events import GaveUp
 from policies.evidence import Diagnosis, Remedy
 from policies.remedies import candidates
 from policies.repeats import repeats
-from policies.sizing import missing_bytes
+from policies.sizing import missing_bytes, size_text
 from policies.types import Cause, Effect, Knobs, Phase, Recovery
 
 _CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new step
 _COMBINED = 3  # cures that may be joined so that an earlier failure does not come back
-_GIB = 1 << 30
 _MEMORY = {
     Cause.GPU_OOM: "device memory",
     Cause.HOST_OOM: "host memory",
@@ -67,7 +66,7 @@ def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
     if missing is None:
         return ""
     memory = _MEMORY.get(diagnosis.cause, "memory")
-    return f"attempt #{attempt} misses by {_size(missing)} of {memory}"
+    return f"attempt #{attempt} misses by {size_text(missing)} of {memory}"
 
 
 def _streak(run: Run) -> list[Attempt]:
@@ -206,9 +205,3 @@ def _key(remedy: Remedy) -> bytes:
 
 def _words(remedy: Remedy) -> str:
     return ", ".join(f"{knob} = {value}" for knob, value in remedy.changes.items())
-
-
-def _size(number: int) -> str:
-    if number >= _GIB:
-        return f"{number / _GIB:.2f} GiB"
-    return f"{number / (1 << 20):.1f} MiB"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policies.changes import GIB, change
+from policies.changes import change
 from policies.evidence import Diagnosis, Remedy
-from policies.sizing import higher_fraction, lower_fraction, shrink_share, smaller, stronger
+from policies.sizing import higher_fraction, lower_fraction, shrink_share, size_text, smaller, stronger
 from policies.types import Cause, Knobs, Profile
 
 
@@ -102,5 +102,5 @@ def _of_capacity(before: float | None, after: float | None, diagnosis: Diagnosis
     if before is None or after is None:
         return ""
     if capacity:
-        return f"{(before - after) * capacity / GIB:.2f} GiB"
+        return size_text((before - after) * capacity)
     return f"{(before - after) * 100:.0f} % of the card"
