@@ -173,7 +173,7 @@ class Console:
             "as written" if event.knobs == self._first else "same settings again"
         )
         self._knobs, self._goal, self._last = event.knobs, None, None
-        # The first attempt of a job that resumes has a checkpoint too; no other has one before a step is done.
+        # A job that resumes has a checkpoint from the start; any other only after a step.
         continues = event.resume and (self._trained or event.attempt == 1)
         self._dated(f"started: {self._title}" + (", from the last checkpoint" if continues else ""))
 
