@@ -57,6 +57,7 @@ class Console:
         runs_dir: Path,
         color: str = "auto",
         quiet: bool = False,
+        verbose: bool = False,
         width: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -72,7 +73,7 @@ class Console:
             highlight=False,
             soft_wrap=True,
         )
-        self._runs_dir, self._quiet, self._now = runs_dir, quiet, now
+        self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
         self._live: Live | None = None
         self._run = ""
         self._first: Knobs | None = None
@@ -179,7 +180,8 @@ class Console:
 
     def _progressed(self, event: Progressed) -> None:
         self._last, self._trained = event, True
-        if self._now() - self._stepped_at >= _STEP_LINES_S or event.resumed_from is not None:
+        due = self._now() - self._stepped_at >= _STEP_LINES_S
+        if due or self._verbose or event.resumed_from is not None:
             self._stepped_at = self._now()
             resumed = "" if event.resumed_from is None else f" (continued after step {event.resumed_from})"
             took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
@@ -220,6 +222,9 @@ class Console:
         detail = numbers or (event.evidence[0].text.strip()[:160] if event.evidence else "")
         if detail:
             self._detail(detail)
+        if self._verbose:
+            for found in event.evidence:
+                self._detail(f"line {found.line}: {found.text.strip()}")
 
     def _decided(self, event: Decided) -> None:
         if event.remedy is not None and self._knobs is not None:

@@ -51,7 +51,13 @@ def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
 
 def drive(run: runs.Run, *, options: Options) -> ExitCode:
     """Drive a run from wherever it stands to its end; returns the exit code."""
-    console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=bool(options.quiet))
+    console = Console(
+        sys.stderr,
+        runs_dir=options.runs_dir,
+        color=options.color,
+        quiet=bool(options.quiet),
+        verbose=bool(options.verbose),
+    )
 
     def tell(event: Event) -> None:
         if options.json:

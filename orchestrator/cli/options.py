@@ -64,7 +64,14 @@ def global_options(command: _F) -> _F:
         click.option(
             "-q", "--quiet", count=True, envvar="AUTOTUNE_QUIET", help="Say only what failed.", **shared
         ),
-        click.option("-v", "--verbose", count=True, envvar="AUTOTUNE_VERBOSE", help="Say more.", **shared),
+        click.option(
+            "-v",
+            "--verbose",
+            count=True,
+            envvar="AUTOTUNE_VERBOSE",
+            help="Also say every step, and the log lines that decided.",
+            **shared,
+        ),
         click.version_option(
             None, "-V", "--version", package_name="autotune", message="autotune %(version)s"
         ),

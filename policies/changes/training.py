@@ -179,7 +179,7 @@ def _offload(name: str, profile: Profile, knobs: Knobs, knob: str, what: str) ->
         profile,
         knobs,
         {knob: True},
-        reason=f"{what} move to host memory while the devices do not need them",
+        reason=f"host memory keeps {what} while the devices do not need it",
         frees=what,
         slows="every step, by the transfers",
     )

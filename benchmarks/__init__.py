@@ -1,0 +1,1 @@
+"""Measurements of autotune itself; nothing here passes or fails."""
