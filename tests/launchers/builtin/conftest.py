@@ -1,12 +1,9 @@
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 from launchers.builtin.model import write_model
 from launchers.builtin.rollouts import Sample
