@@ -1,4 +1,4 @@
-"""Peaks per phase of the built-in job on this machine, one row per setting: `python -m benchmarks.builtin_peaks`.
+"""Peaks per phase of the built-in job on this machine: `python -m benchmarks.builtin_peaks`.
 
 Every row is one run of two steps with the same recorded rollouts and no budget, so that nothing fails.
 """

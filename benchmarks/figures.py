@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.clock import seconds_of
-from policies.events import Decided, Diagnosed, Ended, FailureSeen, History, Progressed, Started, StopRequested
+from policies.events import (
+    Decided,
+    Diagnosed,
+    Ended,
+    FailureSeen,
+    History,
+    Progressed,
+    Started,
+    StopRequested,
+)
 
 # Student's t, two-sided 95 %, by degrees of freedom; beyond the table the normal quantile.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
@@ -59,9 +68,7 @@ def paired_ratios(
     with_autotune: Sequence[Sequence[float]], without: Sequence[Sequence[float]]
 ) -> list[float]:
     """Return, for each pair of runs, the ratio of their median step times."""
-    return [
-        statistics.median(a) / statistics.median(b) for a, b in zip(with_autotune, without, strict=True)
-    ]
+    return [statistics.median(a) / statistics.median(b) for a, b in zip(with_autotune, without, strict=True)]
 
 
 def rates(readings: Sequence[Reading], *, since: float, until: float) -> dict[str, float]:
@@ -112,7 +119,9 @@ def recoveries(history: History, *, written: Sequence[float], launched: Sequence
     return found
 
 
-def _at(event: Started | Progressed | FailureSeen | StopRequested | Ended | Diagnosed | Decided | None) -> float | None:
+def _at(
+    event: Started | Progressed | FailureSeen | StopRequested | Ended | Diagnosed | Decided | None,
+) -> float | None:
     return None if event is None else seconds_of(event.at)
 
 

@@ -49,7 +49,13 @@ def ray_head() -> Iterator[Head]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AUTOTUNE_"))}
     env |= {"HOME": str(folder), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     port = _free_port()
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+    ]
     command += ["--node-ip-address", "127.0.0.1", "--port", str(port), "--temp-dir", str(folder)]
     command += ["--num-cpus", "16", "--object-store-memory", str(256 << 20), "--include-dashboard", "false"]
     command += ["--dashboard-agent-listen-port", str(_free_port())]  # another Ray may hold the usual one
@@ -98,11 +104,11 @@ class Meter:
     The job's processes are left out: the shim's child and the Ray workers that it starts.
     """
 
-    def __init__(self, head: Head, *, driver: int = 0) -> None:
+    def __init__(self, head: Head, *, driver: int = 0, supervisor: int = 0) -> None:
         self._head = head
+        self._named = {driver: DRIVER, supervisor: SUPERVISOR}
         self._groups: dict[tuple[int, int], str] = {}
         self._used_s: dict[tuple[int, int], float] = {}
-        self._driver = driver
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self.readings: list[Reading] = []
@@ -144,24 +150,25 @@ class Meter:
         self.readings.append(Reading(time.time(), total))
 
     def _group(self, stat: ProcessStat, stats: dict[int, ProcessStat]) -> str:
-        if stat.pid == self._driver:
-            return DRIVER
+        if stat.pid in self._named:
+            return self._named[stat.pid]
         if not self._below_head(stat, stats):
             return ""
         try:
             words = Path(f"/proc/{stat.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return ""  # ended meanwhile
-        title = words[0]
-        if title.startswith(b"ray::"):
-            return SUPERVISOR if title.startswith(b"ray::NodeActor") else ""
+        above = stats.get(stat.parent)
+        parent = "" if above is None else above.name
+        if words[0].startswith(b"ray::"):
+            return SUPERVISOR if words[0].startswith(b"ray::NodeActor") and parent == "raylet" else ""
         if any(word.endswith(b"/shim.py") for word in words):
-            parent = stats.get(stat.parent)
-            return SHIM if parent is not None and parent.name.startswith("ray::") else ""
-        parent = stats.get(stat.parent)
-        of_ray = stat.pid == self._head.pid or any(b"raylet" in word or b"gcs_server" in word for word in words[:1])
-        agent = parent is not None and parent.name == "raylet" and any(b"agent" in word for word in words)
-        return RAY if of_ray or agent else ""
+            return (
+                SHIM if parent.startswith("ray::NodeActor") else ""
+            )  # not its child, before it runs the job
+        daemon = stat.pid == self._head.pid or words[0].endswith((b"/raylet", b"/gcs_server"))
+        agent = parent == "raylet" and any(b"agent" in word for word in words)
+        return RAY if daemon or agent else ""
 
     def _below_head(self, stat: ProcessStat, stats: dict[int, ProcessStat]) -> bool:
         above: ProcessStat | None = stat
@@ -184,9 +191,10 @@ class Lookout:
         self._read: dict[str, int] = {entry.name: entry.stat().st_size for entry in logs.glob("worker-*.err")}
         self.written: list[float] = []
 
-    def watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Look until `child` has ended."""
-        while child.poll() is None:
+    def watch(self, child: subprocess.Popen[bytes], *, longest_s: float) -> None:
+        """Look until `child` has ended, for so many seconds at most."""
+        until = time.monotonic() + longest_s
+        while child.poll() is None and time.monotonic() < until:
             self._look()
             time.sleep(_LOOK_S)
 

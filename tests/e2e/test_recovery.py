@@ -111,7 +111,7 @@ def test_the_demo_recovers_from_four_phases_and_its_result_holds(tmp_path: Path)
         told.result.stdout.strip()
     )
 
-    again = autotune(tmp_path, "launch", str(stable), "--set", "sync_buffer=8MiB")
+    again = autotune(tmp_path, "launch", str(stable))
     assert again.result.returncode == 0, again.story
     assert again.failures == []
     assert len(again.of("started")) == 1
