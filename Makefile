@@ -51,7 +51,7 @@ overhead: install  ## what autotune itself costs
 	$(BIN)/python -m benchmarks.overhead
 
 schema: install  ## write configs/job.schema.json
-	$(BIN)/python -m orchestrator.schema configs/job.schema.json
+	$(BIN)/python -m orchestrator.job_schema > configs/job.schema.json
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build ./*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -14,7 +14,8 @@ from orchestrator.job_format import REQUIRED, SECTIONS, TOP, Key
 from orchestrator.job_values import Unfit, suggestion
 from orchestrator.units import show_value
 from orchestrator.yaml_text import Document, Place, TooLargeError, scalar
-from policies.types import KNOBS, Cluster, Job, Knobs, Profile, Setting
+from policies.legal import objections
+from policies.types import KNOBS, Cluster, Grid, Job, Knobs, Profile, Setting
 
 
 def load(path: str | Path) -> Job:
@@ -251,6 +252,16 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
                     about="set",
                 )
             )
+    proposed = msgspec.structs.replace(profile.knobs, **changes)
+    if not complaints:
+        whole = " ".join(written)
+        # The user may leave the grids of the ladder, but not what the framework demands.
+        free = {name: msgspec.structs.replace(each, grid=Grid()) for name, each in profile.supported.items()}
+        demands = msgspec.structs.replace(profile, supported=free)
+        complaints += [
+            Complaint(message=why, file="--set", width=len(whole), text=whole, about="set")
+            for why in objections(demands, profile.knobs, proposed, started=False)
+        ]
     if complaints:
         raise JobErrors(tuple(complaints))
     return framework.settings(job, msgspec.structs.replace(Knobs(), **changes))

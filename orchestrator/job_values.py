@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator import units
+from policies.remedies import LADDER
 from policies.types import KNOBS, Model
 
 
@@ -141,9 +142,10 @@ def knob_name(value: Any) -> str:
 
 def denied_name(value: Any) -> str:
     """Read the name of a remedy or a knob."""
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", value):
-        raise Unfit("the name of a remedy or of a knob")
-    return value
+    known = (*dict.fromkeys(rung.name for rung in LADDER), *KNOBS)
+    if value not in known:
+        raise Unfit("the name of a remedy or of a knob", hint=suggestion(str(value), known))
+    return str(value)
 
 
 def job_name(value: Any) -> str:

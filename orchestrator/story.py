@@ -78,7 +78,7 @@ def figures(facts: Facts) -> str:
     elif facts.allocated_bytes is not None and facts.capacity_bytes:
         parts.append(f"{show_gib(facts.allocated_bytes)} of {show_gib(facts.capacity_bytes)} was in use")
     elif facts.capacity_bytes:
-        parts.append(f"of {show_gib(facts.capacity_bytes)}")
+        parts.append(f"the device has {show_gib(facts.capacity_bytes)}")
     return ", ".join(parts)
 
 

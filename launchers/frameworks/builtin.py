@@ -150,7 +150,8 @@ class Builtin:
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as `python -m launchers.builtin --config settings.yaml`."""
         document = self._document(job, run=run) | self.settings(job, knobs)
-        document["resume"] = "auto" if resume else "never"
+        # A checkpoint in the run's own folder is the run's own; in one that the user named it may be foreign.
+        document["resume"] = "auto" if resume or "checkpoint_dir" not in job.settings else "never"
         return Command(
             argv=("{python}", "-m", "launchers.builtin", "--config", "{attempt}/settings.yaml"),
             env=dict(job.env),

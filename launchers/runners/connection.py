@@ -229,10 +229,21 @@ def _visible_gpus() -> int:
 def _init(**options: Any) -> dict[str, Any]:
     import ray
 
-    with _own_signals():
-        context = ray.init(
-            namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", configure_logging=True, **options
-        )
+    try:
+        with _own_signals():
+            context = ray.init(
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=True,
+                **options,
+            )
+    except SystemExit as left:
+        # Ray's own handler of SIGTERM, which is installed while it connects, leaves the process at once.
+        if left.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)
+            raise Unreachable("stopped by SIGTERM while connecting to Ray") from None
+        raise
     return dict(context.address_info)
 
 

@@ -104,6 +104,8 @@ def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interr
     try:
         runner = open_runner(job, before=accepted.cluster if isinstance(accepted, Accepted) else None)
     except Unreachable as unreachable:
+        if interrupts.by:
+            return Interrupted(by=interrupts.by)
         raise _unreachable(unreachable, run) from None
     try:
         note = getattr(runner, "note", "")

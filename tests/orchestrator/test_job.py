@@ -309,3 +309,14 @@ def test_wrong_overrides() -> None:
 
 def test_every_framework_is_in_the_schema() -> None:
     assert set(job_format.schema(tuple(FRAMEWORKS))["properties"]["framework"]["enum"]) == set(FRAMEWORKS)
+
+
+def test_an_override_that_the_framework_refuses() -> None:
+    with pytest.raises(JobErrors, match="is below 23"):
+        override(parse(HEAD), ("tokens_per_microbatch=4",))
+
+
+def test_an_unknown_remedy_cannot_be_denied() -> None:
+    text = HEAD + "recovery: {deny: [offload_optimiser]}\n"
+    with pytest.raises(JobErrors, match="did you mean `offload_optimizer`"):
+        parse(text)

@@ -1,4 +1,6 @@
+import signal
 import socket
+import sys
 import time
 
 import pytest
@@ -30,3 +32,21 @@ def test_an_address_where_nobody_listens_is_unreachable(address, ray_home, monke
     with pytest.raises(Unreachable, match=address):
         connect(address)
     assert time.monotonic() - begun < 15
+
+
+def test_sigterm_while_ray_connects_reaches_our_handler(monkeypatch):
+    """Ray's own handler, which is installed meanwhile, would end the process with code 15 and not a word."""
+    noted = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
+
+    def interrupted(**_options):
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("ray.init", interrupted)
+    try:
+        with pytest.raises(Unreachable, match="SIGTERM"):
+            connection._init(address="local")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert noted == [signal.SIGTERM]
