@@ -12,6 +12,7 @@ import ray
 
 from launchers.builtin import checkpoint, lines
 from launchers.builtin.actors import end, gather, start_trainers
+from launchers.builtin.broadcast import Broadcast
 from launchers.builtin.data import PromptSource
 from launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from launchers.builtin.lines import StepFigures, Usage
@@ -33,6 +34,7 @@ class Program:
         self._scratch = Path(tempfile.mkdtemp(prefix="builtin-"))
         self._engines: dict[str, Any] = {}
         self._trainers: dict[str, Any] = {}
+        self._broadcast: Broadcast | None = None
         self._position = 0
         self._done_steps = 0
 
@@ -94,6 +96,10 @@ class Program:
                 lines.phase_end("rollout_init", step=self._done_steps, component="rollout", usage=usage)
 
         gather(calls, done=note)
+        if self._on_gpu and settings.ranks > 1 and settings.engine == "sglang":
+            if settings.sync_mode == "memory":
+                self._broadcast = Broadcast(self._trainers, engines=self._engines, backend="nccl")
+                self._broadcast.join(self._done_steps)
         if resumed is not None:
             lines.say(f"resumed step={self._done_steps} path={resumed}")
             if settings.sync_mode != "none":
@@ -196,8 +202,15 @@ class Program:
             lines.phase_end("weight_sync", step=step, component="trainer", usage=trainer)
 
     def _sync_through_memory(self, step: int) -> None:
-        counts = self._on_ranks("bucket_count", step)
         self._on_engines("begin_update", step=step)
+        if self._broadcast is None:
+            self._sync_through_store(step)
+        else:
+            self._broadcast.sync(step)
+        self._on_engines("end_update", step=step)
+
+    def _sync_through_store(self, step: int) -> None:
+        counts = self._on_ranks("bucket_count", step)
         for index in range(counts[0]):
             buckets = {label: trainer.bucket.remote(index, step) for label, trainer in self._trainers.items()}
             # The reference goes to the engines; the bytes never pass through this process.
@@ -207,7 +220,6 @@ class Program:
                 for label, engine in self._engines.items()
             }
             gather(ready | updates if updates else buckets)
-        self._on_engines("end_update", step=step)
 
     def _sync_through_disk(self, step: int) -> None:
         folder = self._scratch / "weights"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from launchers.builtin.broadcast import Backend, Content
 from launchers.builtin.engines.base import (
     Completion,
     Engine,
@@ -78,20 +79,29 @@ class RolloutActor:
             self._engine.update_from_disk(path)
 
     def join_update_group(
-        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group: str
+        self,
+        *,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group: str,
+        backend: Backend,
+        step: int = 0,
     ) -> None:
-        """Join the process group over which trainer ranks broadcast weights to engines on GPUs."""
-        with self._reporting("weight_sync", step=0):
+        """Join the process group over which trainer rank 0 broadcasts weights to the engines."""
+        with self._reporting("weight_sync", step=step):
             self._distributed().join_update_group(
                 master_address=master_address,
                 master_port=master_port,
                 rank_offset=rank_offset,
                 world_size=world_size,
                 group=group,
+                backend=backend,
             )
 
-    def receive(self, tensors: list[tuple[str, str, list[int]]], *, group: str, step: int = 0) -> None:
-        """Take one broadcast bucket of (name, dtype, shape); the sender broadcasts at the same time."""
+    def receive(self, tensors: list[Content], *, group: str, step: int = 0) -> None:
+        """Take one broadcast bucket; the sender broadcasts at the same time."""
         with self._reporting("weight_sync", step=step):
             self._distributed().receive(tensors, group=group)
 
@@ -105,7 +115,7 @@ class RolloutActor:
 
     def _distributed(self) -> Any:
         if not hasattr(self._engine, "join_update_group"):
-            raise ValueError("only SGLang engines on GPUs take weights by broadcast; set sync_mode: memory")
+            raise ValueError("only SGLang engines take weights by broadcast")
         return self._engine
 
     @contextmanager

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from launchers.builtin import checkpoint, weights
+from launchers.builtin import broadcast, checkpoint, weights
 from launchers.builtin.batching import plan
 from launchers.builtin.device import Device, PhaseReading, limit_thread_stacks, warm_up
 from launchers.builtin.host import ActivationOffload, HostMemory, Parking, local
@@ -56,6 +56,7 @@ class TrainerRank:
         self._reference: Policy | None = None
         self._policy_parking: Parking | None = None
         self._reference_parking: Parking | None = None
+        self._engines: torch.distributed.ProcessGroup | None = None
 
     def address(self) -> str:
         """Return where the ranks can meet."""
@@ -185,6 +186,21 @@ class TrainerRank:
                 flat[offset : offset + entry.nbytes] = torch.from_numpy(block)
                 offset += entry.nbytes
             return weights.Bucket(entries, flat.numpy()) if self._rank == 0 else None
+
+    def join_engines(self, meeting: str, world_size: int, backend: broadcast.Backend, step: int) -> None:
+        """Join, as its rank 0, the process group in which the engines receive weights."""
+        with self._phase("weight_sync", step=step):
+            self._engines = broadcast.join(meeting, world_size=world_size, backend=backend)
+
+    def contents(self, step: int) -> list[list[broadcast.Content]]:
+        """Return what each transfer of a weight sync by broadcast carries."""
+        self.bucket_count(step)
+        return [[broadcast.content(name, self._weights[name]) for name in names] for names in self._buckets]
+
+    def send(self, index: int, step: int) -> None:
+        """Broadcast one transfer's weights to the engines (rank 0)."""
+        with self._phase("weight_sync", step=step):
+            broadcast.send((self._weights[name] for name in self._buckets[index]), group=self._engines)
 
     def write_weights(self, folder: str, step: int) -> None:
         """Write the whole weights as a Hugging Face folder's model.safetensors (rank 0)."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from launchers.builtin.broadcast import Backend, Content
 from launchers.builtin.device import ALLOCATOR_ENVIRONMENT
 from launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from launchers.builtin.engines.board import Board
@@ -145,23 +146,32 @@ class SglangEngine:
             self._check(self._engine.update_weights_from_disk(path))
 
     def join_update_group(
-        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group: str
+        self,
+        *,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group: str,
+        backend: Backend,
     ) -> None:
-        """Join the NCCL group whose rank 0, a trainer, broadcasts weights."""
-        self._check(
-            self._engine.init_weights_update_group(
-                master_address, master_port, rank_offset, world_size, group, backend="nccl"
+        """Join the process group whose rank 0, a trainer, broadcasts weights."""
+        with self._watching():
+            self._check(
+                self._engine.init_weights_update_group(
+                    master_address, master_port, rank_offset, world_size, group, backend
+                )
             )
-        )
 
-    def receive(self, tensors: list[tuple[str, str, list[int]]], *, group: str) -> None:
-        """Load one broadcast bucket of (name, dtype, shape), between begin_update and end_update."""
+    def receive(self, tensors: list[Content], *, group: str) -> None:
+        """Load one broadcast bucket, between begin_update and end_update."""
         names, dtypes, shapes = (list(column) for column in zip(*tensors, strict=True))
-        self._check(
-            self._engine.update_weights_from_distributed(
-                names, dtypes, shapes, group_name=group, flush_cache=False
+        with self._watching():
+            self._check(
+                self._engine.update_weights_from_distributed(
+                    names, dtypes, shapes, group_name=group, flush_cache=False
+                )
             )
-        )
 
     def memory(self) -> EngineMemory:
         """Return the peak of the scheduler process above its baseline since the last call."""

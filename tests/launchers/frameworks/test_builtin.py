@@ -80,8 +80,10 @@ def test_mistakes_are_found_before_anything_starts() -> None:
     [
         ("builtin: phase start name=log_prob step=3", PhaseStarted(phase=Phase.LOG_PROB, step=3)),
         (
-            "builtin: phase end name=rollout step=3 seconds=2.0 "
-            "component=rollout peak_bytes=7 budget_bytes=9",
+            (
+                "builtin: phase end name=rollout step=3 seconds=2.0 "
+                "component=rollout peak_bytes=7 budget_bytes=9"
+            ),
             PhaseEnded(
                 phase=Phase.ROLLOUT,
                 step=3,

@@ -1,0 +1,102 @@
+"""Weight sync from card to card: trainer rank 0 broadcasts in one process group with all engines."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from launchers.builtin.actors import gather
+
+if TYPE_CHECKING:
+    import torch
+
+Backend = Literal["nccl", "gloo"]
+
+GROUP = "weights"
+
+
+class Content(NamedTuple):
+    """One tensor that an engine must expect."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+def content(name: str, weight: "torch.Tensor") -> Content:
+    """Return how an engine must expect a weight (the whole one, where this rank has a part)."""
+    return Content(name, str(weight.dtype).removeprefix("torch."), list(weight.shape))
+
+
+def join(meeting: str, *, world_size: int, backend: Backend) -> "torch.distributed.ProcessGroup":
+    """Return the engines' process group, joined as its rank 0.
+
+    The same steps as SGLang's `init_custom_process_group` (srt/utils/common.py, 0.5.23), because torch has no
+    public way to a group with processes outside the default one, and importing SGLang patches transformers.
+    """
+    from torch.distributed import PrefixStore
+    from torch.distributed import distributed_c10d as c10d
+
+    store, _, _ = next(c10d.rendezvous(f"tcp://{meeting}", 0, world_size))
+    group, _ = c10d._new_process_group_helper(
+        world_size,
+        0,
+        [],
+        c10d.Backend(backend),
+        PrefixStore(GROUP, store),
+        group_name=c10d.GroupName(GROUP),
+        timeout=c10d.default_pg_timeout,
+    )
+    assert isinstance(group, c10d.ProcessGroup)
+    c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
+    return group
+
+
+def send(weights: "Iterable[torch.Tensor]", *, group: "torch.distributed.ProcessGroup | None") -> None:
+    """Gather each weight, with all ranks, and broadcast it from the one that has the group."""
+    import torch
+
+    from launchers.builtin.weights import whole
+
+    for weight in weights:
+        full = whole(weight)
+        if group is not None:
+            torch.distributed.broadcast(full.contiguous(), src=0, group=group)
+
+
+class Broadcast:
+    """The main program's side: it tells trainers and engines what to send and to receive."""
+
+    def __init__(self, trainers: dict[str, Any], *, engines: dict[str, Any], backend: Backend) -> None:
+        self._trainers = trainers
+        self._engines = engines
+        self._backend = backend
+
+    def join(self, step: int) -> None:
+        """Bring trainer rank 0 and all engines into one process group."""
+        meeting = gather({"trainer-0": self._trainers["trainer-0"].address.remote()})["trainer-0"]
+        host, _, port = meeting.rpartition(":")
+        world_size = 1 + len(self._engines)
+        sender = self._trainers["trainer-0"].join_engines.remote(meeting, world_size, self._backend, step)
+        receivers = {
+            label: engine.join_update_group.remote(
+                master_address=host,
+                master_port=int(port),
+                rank_offset=rank,
+                world_size=world_size,
+                group=GROUP,
+                backend=self._backend,
+                step=step,
+            )
+            for rank, (label, engine) in enumerate(self._engines.items(), start=1)
+        }
+        gather({"trainer-0": sender} | receivers)
+
+    def sync(self, step: int) -> None:
+        """Send all weights; the engines' update must be open."""
+        plans = gather({label: rank.contents.remote(step) for label, rank in self._trainers.items()})
+        for index, tensors in enumerate(plans["trainer-0"]):
+            sent = {label: rank.send.remote(index, step) for label, rank in self._trainers.items()}
+            received = {
+                label: engine.receive.remote(tensors, group=GROUP, step=step)
+                for label, engine in self._engines.items()
+            }
+            gather(sent | received)
