@@ -32,10 +32,12 @@ def join(meeting: str, *, world_size: int, backend: Backend) -> "torch.distribut
     The same steps as SGLang's `init_custom_process_group` (srt/utils/common.py, 0.5.23), because torch has no
     public way to a group with processes outside the default one, and importing SGLang patches transformers.
     """
-    from torch.distributed import PrefixStore
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import ProcessGroup
     from torch.distributed import distributed_c10d as c10d
+    from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(c10d.rendezvous(f"tcp://{meeting}", 0, world_size))
+    store, _, _ = next(rendezvous(f"tcp://{meeting}", 0, world_size))
     group, _ = c10d._new_process_group_helper(
         world_size,
         0,
@@ -45,7 +47,7 @@ def join(meeting: str, *, world_size: int, backend: Backend) -> "torch.distribut
         group_name=c10d.GroupName(GROUP),
         timeout=c10d.default_pg_timeout,
     )
-    assert isinstance(group, c10d.ProcessGroup)
+    assert isinstance(group, ProcessGroup)
     c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
     return group
 

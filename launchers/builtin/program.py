@@ -96,10 +96,10 @@ class Program:
                 lines.phase_end("rollout_init", step=self._done_steps, component="rollout", usage=usage)
 
         gather(calls, done=note)
-        if self._on_gpu and settings.ranks > 1 and settings.engine == "sglang":
-            if settings.sync_mode == "memory":
-                self._broadcast = Broadcast(self._trainers, engines=self._engines, backend="nccl")
-                self._broadcast.join(self._done_steps)
+        through_memory = settings.engine == "sglang" and settings.sync_mode == "memory"
+        if self._on_gpu and settings.ranks > 1 and through_memory:
+            self._broadcast = Broadcast(self._trainers, engines=self._engines, backend="nccl")
+            self._broadcast.join(self._done_steps)
         if resumed is not None:
             lines.say(f"resumed step={self._done_steps} path={resumed}")
             if settings.sync_mode != "none":

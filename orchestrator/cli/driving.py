@@ -105,6 +105,8 @@ def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interr
         runner = open_runner(job, before=accepted.cluster if isinstance(accepted, Accepted) else None)
     except Unreachable as unreachable:
         if interrupts.by:
+            console.say(f"stopped by {interrupts.by} before anything was started")
+            console.say(f"hint: `autotune resume {run.id}` goes on from here")
             return Interrupted(by=interrupts.by)
         raise _unreachable(unreachable, run) from None
     try:
