@@ -180,8 +180,8 @@ class Console:
 
     def _progressed(self, event: Progressed) -> None:
         self._last, self._trained = event, True
-        due = self._now() - self._stepped_at >= _STEP_LINES_S
-        if due or self._verbose or event.resumed_from is not None:
+        due = self._verbose or self._now() - self._stepped_at >= _STEP_LINES_S
+        if due or event.resumed_from is not None:
             self._stepped_at = self._now()
             resumed = "" if event.resumed_from is None else f" (continued after step {event.resumed_from})"
             took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
@@ -223,8 +223,7 @@ class Console:
         if detail:
             self._detail(detail)
         if self._verbose:
-            for found in event.evidence:
-                self._detail(f"line {found.line}: {found.text.strip()}")
+            self._detail("\n".join(f"line {found.line}: {found.text.strip()}" for found in event.evidence))
 
     def _decided(self, event: Decided) -> None:
         if event.remedy is not None and self._knobs is not None:
@@ -396,8 +395,6 @@ def _speed(event: Progressed | None) -> str:
 
 def _memory(progress: Progress) -> str:
     sample = progress.sample
-    return (
-        ""
-        if sample is None
-        else f", host {show_gib(sample.host_used_bytes)} of {show_gib(sample.host_total_bytes)}"
-    )
+    if sample is None:
+        return ""
+    return f", host {show_gib(sample.host_used_bytes)} of {show_gib(sample.host_total_bytes)}"
