@@ -29,10 +29,12 @@ _HEAD_START_S = 90.0
 _HEAD_END_S = 30.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LOOK_S = 0.02
+_AGENT_TITLES = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
+_AGENT_SCRIPTS = (b"/dashboard/agent.py", b"/runtime_env/agent/main.py")
 
 
 class Head:
-    """A Ray head on the loopback address, with the environment that its programs need."""
+    """A Ray head that asks for a token, with the environment that its programs need."""
 
     def __init__(self, folder: Path, *, port: int, pid: int, env: dict[str, str]) -> None:
         self.folder = folder
@@ -152,6 +154,8 @@ class Meter:
     def _group(self, stat: ProcessStat, stats: dict[int, ProcessStat]) -> str:
         if stat.pid in self._named:
             return self._named[stat.pid]
+        if stat.pid == self._head.pid:
+            return RAY
         if not self._below_head(stat, stats):
             return ""
         try:
@@ -159,22 +163,30 @@ class Meter:
         except OSError:
             return ""  # ended meanwhile
         above = stats.get(stat.parent)
-        parent = "" if above is None else above.name
-        if words[0].startswith(b"ray::"):
-            return SUPERVISOR if words[0].startswith(b"ray::NodeActor") and parent == "raylet" else ""
-        if any(word.endswith(b"/shim.py") for word in words):
-            return (
-                SHIM if parent.startswith("ray::NodeActor") else ""
-            )  # not its child, before it runs the job
-        daemon = stat.pid == self._head.pid or words[0].endswith((b"/raylet", b"/gcs_server"))
-        agent = parent == "raylet" and any(b"agent" in word for word in words)
-        return RAY if daemon or agent else ""
+        return group_of(
+            words, parent="" if above is None else above.name, of_head=stat.parent == self._head.pid
+        )
 
     def _below_head(self, stat: ProcessStat, stats: dict[int, ProcessStat]) -> bool:
         above: ProcessStat | None = stat
         while above is not None and above.pid != self._head.pid:
             above = stats.get(above.parent)
         return above is not None
+
+
+def group_of(words: list[bytes], *, parent: str, of_head: bool) -> str:
+    """Return the group of a process below the Ray head, from its command line and its parent's name.
+
+    Empty for the job's processes, and for a Ray worker that does not yet show what it runs.
+    """
+    if parent == "raylet":
+        if words[0].startswith(b"ray::NodeActor"):
+            return SUPERVISOR
+        agent = words[0] in _AGENT_TITLES or any(word.endswith(_AGENT_SCRIPTS) for word in words)
+        return RAY if agent else ""
+    if any(word.endswith(b"/shim.py") for word in words):
+        return SHIM if parent.startswith("ray::NodeActor") else ""  # not its child, before it runs the job
+    return RAY if of_head else ""
 
 
 def started_at(stat: ProcessStat) -> float:

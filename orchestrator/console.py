@@ -222,7 +222,7 @@ class Console:
         detail = numbers or (event.evidence[0].text.strip()[:160] if event.evidence else "")
         if detail:
             self._detail(detail)
-        if self._verbose:
+        if self._verbose and event.evidence:
             self._detail("\n".join(f"line {found.line}: {found.text.strip()}" for found in event.evidence))
 
     def _decided(self, event: Decided) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.figures import Reading, interval95, paired_ratios, rates, recoveries, spread, table
 from benchmarks.overhead import Measured, Run, report
-from benchmarks.place import DRIVER, RAY, SHIM, SUPERVISOR, Lookout, started_at
+from benchmarks.place import DRIVER, RAY, SHIM, SUPERVISOR, Lookout, group_of, started_at
 from launchers.builtin.records import PREFIX
 from launchers.runners.processes import read_stat
 from orchestrator.clock import timestamp
@@ -87,6 +87,31 @@ def test_the_report_shows_every_part() -> None:
     assert "3.00 %" in text and "2.00 %" in text  # all three, and above the floor
     assert "1.0000   (95 % interval 1.0000 to 1.0000, t, 2 pairs)" in text
     assert "gpu-oom/none" in text and "5.000 s" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "parent", "of_head", "group"),
+    [
+        (["ray::NodeActor.poll"], "raylet", False, SUPERVISOR),
+        (["ray::IDLE"], "raylet", False, ""),
+        (["ray::TrainerRank.train"], "raylet", False, ""),
+        # A worker before it shows what it runs: its arguments name the agent's port.
+        (
+            ["python", "-u", "/ray/workers/default_worker.py", "--runtime-env-agent-port=1"],
+            "raylet",
+            False,
+            "",
+        ),
+        (["python", "-u", "/ray/dashboard/agent.py"], "raylet", False, RAY),
+        (["ray::RuntimeEnvAgent"], "raylet", False, RAY),
+        (["/ray/raylet"], "ray", True, RAY),
+        (["python", "-I", "-S", "/launchers/runners/shim.py", "5"], "ray::NodeActor", False, SHIM),
+        (["python", "-I", "-S", "/launchers/runners/shim.py", "5"], "python", False, ""),
+        (["python", "-m", "launchers.builtin"], "python", False, ""),
+    ],
+)
+def test_groups_of_processes(words: list[str], parent: str, of_head: bool, group: str) -> None:
+    assert group_of([word.encode() for word in words], parent=parent, of_head=of_head) == group
 
 
 class _Ending:
