@@ -13,7 +13,6 @@ import os
 import pty
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,19 +21,18 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from benchmarks.figures import Reading, interval95, paired_ratios, rates, recoveries, spread, table
-from benchmarks.place import AUTOTUNE, DRIVER, RAY, SUPERVISOR, Head, Lookout, Meter, ray_head
+from benchmarks.figures import Reading, rates
+from benchmarks.place import Head, Lookout, Meter, ray_head
+from benchmarks.report import WARM_UP_STEPS, Measured, Run, report
 from launchers.frameworks.builtin import Builtin
-from launchers.runners.host import read_host
 from orchestrator import journal
-from orchestrator.cli.driving import versions
 from orchestrator.cli.starting import first_command, prepare
 from orchestrator.clock import seconds_of
-from policies.events import Diagnosed, Finished, History, Progressed
+from policies.events import History, Progressed
 from policies.evidence import StepDone
 
 # The recorded rollouts serve both models: 16 prompts, 8 samples each, 32 tokens: 4,096 tokens a step.
@@ -44,7 +42,6 @@ LARGE = {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "intermediate": 
 # As written the larger model needs 88 MiB to score, 486 to train and 88 for the optimizer step.
 BUDGET = "80MiB"
 RECORDED_STEPS = 2
-WARM_UP_STEPS = 5
 OOM_STEPS = 3
 IDLE_S = 15.0
 LONGEST_RUN_S = 240.0
@@ -58,26 +55,6 @@ nothing = ray.remote(Nothing).options(num_cpus=0).remote()
 print(ray.get(nothing.pid.remote()), flush=True)
 sys.stdin.read()
 """
-
-
-class Run(NamedTuple):
-    """One run of the job that went well."""
-
-    steps: list[float]  # seconds each, without the first ones
-    steady: dict[str, float]  # CPU seconds per second of each group, while those steps ran
-    whole: dict[str, float]  # the same from the start to the end of the run
-    seconds: float
-
-
-class Measured(NamedTuple):
-    """Everything that the tables show."""
-
-    idle: dict[str, float]
-    supervised: list[Run]
-    alone: list[Run]
-    history: History
-    written: list[float]
-    launched: list[float]
 
 
 def main() -> int:
@@ -299,105 +276,6 @@ def _history(folder: Path) -> History:
 
 def _say(text: str) -> None:
     print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)
-
-
-# ------------------------------------------------------------------ tables
-
-
-def report(
-    measured: Measured, options: argparse.Namespace, *, load: tuple[float, ...], took_s: float
-) -> list[str]:
-    """Return the lines of the tables."""
-    cores = len(os.sched_getaffinity(0))
-    return [
-        "Overhead of autotune",
-        table(_circumstances(options, cores=cores, load=load, took_s=took_s)),
-        "",
-        "1. CPU of autotune's own processes, in % of one core (of all cores)",
-        table(_cpu_rows(measured, cores)),
-        "",
-        "2. Step times of the same job on the same Ray head, with and without autotune",
-        table(_step_rows(measured)),
-        "",
-        "3. Recovery from real out-of-memory failures: median (range, attempts)",
-        table(_recovery_rows(measured)),
-    ]
-
-
-def _circumstances(
-    options: argparse.Namespace, *, cores: int, load: tuple[float, ...], took_s: float
-) -> list[tuple[str, str]]:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = names[0].partition(":")[2].strip() if names else os.uname().machine
-    found = ", ".join(f"{name} {version}" for name, version in versions().items() if name != "sglang")
-    return [
-        ("date", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
-        ("command", f"python -m benchmarks.overhead --pairs {options.pairs} --steps {options.steps}"),
-        ("hardware", f"{cores} cores, {model}, {read_host().total_bytes / (1 << 30):.1f} GiB"),
-        ("versions", f"{found}; Linux {os.uname().release}"),
-        ("load before", " ".join(f"{value:.2f}" for value in load) + " (1, 5, 15 minutes)"),
-        ("took", f"{took_s:.0f} s"),
-    ]
-
-
-def _cpu_rows(measured: Measured, cores: int) -> list[tuple[str, str]]:
-    def shown(values: Sequence[float]) -> str:
-        return f"{100 * statistics.fmean(values):6.2f} %   ({100 * statistics.fmean(values) / cores:.2f} %)"
-
-    def own(rates_: dict[str, float]) -> float:
-        return sum(rates_.get(name, 0.0) for name in AUTOTUNE)
-
-    idle, runs = measured.idle, measured.supervised
-    whole = shown([own(run.whole) for run in runs])
-    floor = idle.get(DRIVER, 0.0) + idle.get(SUPERVISOR, 0.0)
-    rows = [(f"{name}, while steps run", shown([r.steady.get(name, 0.0) for r in runs])) for name in AUTOTUNE]
-    shares = [own(run.steady) for run in runs]
-    return [
-        *rows,
-        ("all three", shown(shares)),
-        ("  lowest and highest run", f"{100 * min(shares):6.2f} % to {100 * max(shares):.2f} %"),
-        ("idle floor: a Ray driver that does nothing", shown([idle.get(DRIVER, 0.0)])),
-        ("idle floor: a Ray actor that does nothing", shown([idle.get(SUPERVISOR, 0.0)])),
-        ("all three above the floor", shown([share - floor for share in shares])),
-        (
-            "all three, whole run with start and end",
-            f"{whole}   of {statistics.fmean(run.seconds for run in runs):.0f} s",
-        ),
-        ("Ray's own daemons, job with autotune", shown([run.steady.get(RAY, 0.0) for run in runs])),
-        ("Ray's own daemons, job alone", shown([run.steady.get(RAY, 0.0) for run in measured.alone])),
-        ("Ray's own daemons, no job", shown([idle.get(RAY, 0.0)])),
-    ]
-
-
-def _step_rows(measured: Measured) -> list[tuple[str, str]]:
-    a, b = [run.steps for run in measured.supervised], [run.steps for run in measured.alone]
-    ratios = paired_ratios(a, b)
-    mean, low, high = interval95(ratios)
-    return [
-        ("steps counted", f"{len(a[0])} of each run, the first {WARM_UP_STEPS} left out"),
-        ("median step with autotune", " ".join(f"{statistics.median(steps):.3f}" for steps in a) + " s"),
-        ("median step without", " ".join(f"{statistics.median(steps):.3f}" for steps in b) + " s"),
-        ("ratio of each pair", " ".join(f"{ratio:.4f}" for ratio in ratios)),
-        ("mean ratio", f"{mean:.4f}   (95 % interval {low:.4f} to {high:.4f}, t, {len(ratios)} pairs)"),
-    ]
-
-
-def _recovery_rows(measured: Measured) -> list[tuple[str, str]]:
-    found = recoveries(measured.history, written=measured.written, launched=measured.launched)
-    causes = [f"{e.cause}/{e.phase}" for e in measured.history if isinstance(e, Diagnosed)]
-    verdicts = [type(e.verdict).__name__ for e in measured.history if isinstance(e, Finished)]
-    return [
-        ("failures", ", ".join(causes) or "none"),
-        ("the run's end", ", ".join(verdicts) or "none"),
-        ("OOM line -> seen by the driver", spread([row.seen_s for row in found])),
-        ("OOM line -> gang stopped", spread([row.stopped_s for row in found])),
-        ("gang stopped -> memory drained", spread([row.drained_s for row in found])),
-        ("  of that, the drain gate alone", spread([row.gate_s for row in found])),
-        ("memory drained -> decision recorded", spread([row.decided_s for row in found])),
-        ("  of that, choosing the remedy alone", spread([row.policy_s for row in found])),
-        ("OOM line -> next attempt's program runs", spread([row.relaunched_s for row in found])),
-        ("not in it: the job's own start to its first step or OOM", spread([row.job_s for row in found])),
-    ]
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import Reading, interval95, paired_ratios, rates, recoveries, spread, table
-from benchmarks.overhead import Measured, Run, report
 from benchmarks.place import DRIVER, RAY, SHIM, SUPERVISOR, Lookout, group_of, started_at
+from benchmarks.report import Measured, Run, report
 from launchers.builtin.records import PREFIX
 from launchers.runners.processes import read_stat
 from orchestrator.clock import timestamp
@@ -86,6 +86,7 @@ def test_the_report_shows_every_part() -> None:
     text = "\n".join(report(measured, argparse.Namespace(pairs=2, steps=2), load=(1, 2, 3), took_s=1.0))
     assert "3.00 %" in text and "2.00 %" in text  # all three, and above the floor
     assert "1.0000   (95 % interval 1.0000 to 1.0000, t, 2 pairs)" in text
+    assert "not seen in" not in text
     assert "gpu-oom/none" in text and "5.000 s" in text
 
 
@@ -112,6 +113,14 @@ def test_the_report_shows_every_part() -> None:
 )
 def test_groups_of_processes(words: list[str], parent: str, of_head: bool, group: str) -> None:
     assert group_of([word.encode() for word in words], parent=parent, of_head=of_head) == group
+
+
+def test_the_report_does_not_hide_what_was_missed() -> None:
+    run = Run(steps=[0.5, 0.5], steady={DRIVER: 0.02}, whole={}, seconds=30.0)
+    measured = Measured(idle={}, supervised=[run], alone=[run], history=(), written=[], launched=[])
+    text = "\n".join(report(measured, argparse.Namespace(pairs=1, steps=2), load=(1, 2, 3), took_s=1.0))
+    assert text.count("not seen in 1 of 1 runs: too low") == 2  # the supervisor and the shim
+    assert "one pair has no interval" in text and "nan" not in text
 
 
 class _Ending:
