@@ -129,6 +129,7 @@ def submit(prepared: Prepared, *, url: str, options: Options) -> None:
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
+    from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
     logging.getLogger("ray").setLevel(logging.WARNING)  # it tells about uploads
@@ -150,7 +151,7 @@ def submit(prepared: Prepared, *, url: str, options: Options) -> None:
                 runtime_env={"working_dir": folder},
                 metadata={"name": prepared.job.name},
             )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
         raise Failure(
             f"cannot submit to {url}: {_first_line(error)}", hint="is this the cluster's dashboard?"
         ) from None
