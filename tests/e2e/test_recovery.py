@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 GIB = 1 << 30
-# 7.7 million parameters; peaks of its phases under these settings: docs/builtin-job.md.
+# 7.7 million parameters; its peaks: `python -m benchmarks.builtin_peaks`.
 SHAPE = {"hidden": 320, "layers": 4, "heads": 10, "kv_heads": 5, "intermediate": 1280, "vocab": 2048}
 FITS = {
     "model_shape": SHAPE,
