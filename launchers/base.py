@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Protocol
 
 from policies.evidence import Marker, Sample
@@ -16,16 +18,45 @@ class Problem(Value, frozen=True, kw_only=True):
     hint: str = ""
 
 
+class Status(StrEnum):
+    """What became of a remedy that a public guide names."""
+
+    WORKS = "works"
+    REPLACED = "replaced"  # another setting does it today
+    OBSOLETE = "obsolete"  # no longer needed, or without effect
+    IMPOSSIBLE = "impossible"  # never worked, or would change what is trained
+
+
+class Advice(Value, frozen=True, kw_only=True):
+    """A remedy of the public guides as it stands in the framework's current code."""
+
+    remedy: str  # a name of policies.remedies, or the guide's own words where none exists
+    phase: str  # a Phase, or "any"
+    setting: str  # as the guide writes it
+    status: Status
+    reason: str
+    instead: str = ""  # the setting that does it today
+    constraint: str = ""
+    effect: str = ""  # what it frees, and in which memory
+    cost: str = ""  # what it slows
+
+
 class Framework(Protocol):
     """What to run: pure knowledge of one framework, one file under `frameworks/`."""
 
     name: str
+    traces: tuple[str, ...]  # texts that only logs of this framework contain
+    advice: tuple[Advice, ...]  # what the guides say beyond, or against, the supported knobs
+    presets: Mapping[str, Mapping[str, Any]]  # name -> settings that a guide offers as a start
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""
 
+    def model_path(self, job: Job) -> str | None:
+        """Return the folder or hub name of the model that the job's settings name."""
+
     def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return what the policies need to know of the job."""
+        """Return what the policies need to know of the job; its shape may be unknown."""
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt; `{python}` in argv is the interpreter, `{attempt}` the folder of its files."""
@@ -36,8 +67,23 @@ class Framework(Protocol):
         Only what differs from the job as written.
         """
 
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as a user of the framework types them: overrides, flags or lines."""
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the settings that the beginning of one of its logs shows, under its own names."""
+
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the log says about progress, if anything."""
+
+    def can_force_longest(self, job: Job) -> bool:
+        """Return whether a trial can make every sequence as long as the job allows."""
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job as a trial runs it: `steps` steps under names, folders and loggers of its own.
+
+        `longest` forces every sequence to its full length, where that is possible.
+        """
 
 
 class Chunk(Value, frozen=True, kw_only=True):

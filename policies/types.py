@@ -5,11 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-import msgspec
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all values: immutable, compared by content, written as JSON by msgspec."""
+from policies.model import Layout as Layout
+from policies.model import Model as Model
+from policies.value import Value as Value
 
 
 class Cause(StrEnum):
@@ -156,22 +154,6 @@ class Search(Value, frozen=True, kw_only=True):
     min_gain: float = 0.01
 
 
-class Model(Value, frozen=True, kw_only=True):
-    """Shape of a causal language model, from a Hugging Face `config.json` or written in the job."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool = False
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_intermediate: int = 0
-
-
 class Job(Value, frozen=True, kw_only=True):
     """A parsed job.yaml; `settings` are the framework's own, under its own names."""
 
@@ -182,6 +164,8 @@ class Job(Value, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     config: str | None = None  # path of the framework's own YAML file
     model: str | dict[str, int] | None = None
+    shape: Model | None = None  # read from `model`, or from the model that the settings name
+    document: dict[str, Any] = {}  # what the file `config` holds
     cluster: ClusterSpec = ClusterSpec()
     env: dict[str, str] = {}
     workdir: str = "."  # absolute once parsed
@@ -355,6 +339,8 @@ class Profile(Value, frozen=True, kw_only=True):
     trainer_budget_bytes: int | None = None  # device budget of a trainer rank without a GPU
     engine_budget_bytes: int | None = None
     resumable: bool = True
+    layout: Layout = Layout()
+    warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each
 
 
 # --------------------------------------------------------------------------- launching

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import yaml
 
-from launchers.base import Problem
+from launchers.base import Advice, Problem
 from launchers.builtin.settings import SettingsError, parse_settings
 from policies.evidence import (
     Marker,
@@ -89,6 +90,9 @@ class Builtin:
     """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`."""
 
     name = "builtin"
+    traces: tuple[str, ...] = ("builtin: phase ", "builtin: step ", "builtin: failure ", "launchers.builtin")
+    advice: tuple[Advice, ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -100,6 +104,11 @@ class Builtin:
                 for problem in error.errors
             )
         return ()
+
+    def model_path(self, job: Job) -> str | None:
+        """Return the model's folder where the settings name one; else a small model is generated."""
+        written = job.settings.get("model")
+        return written if isinstance(written, str) else None
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
@@ -176,6 +185,25 @@ class Builtin:
             if not more:
                 return changed
             changed |= more
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as lines of settings.yaml."""
+        return tuple(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in settings.items())
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return nothing: the job's log does not show its settings."""
+        return {}
+
+    def can_force_longest(self, job: Job) -> bool:
+        """Return True: prompts have one length, and `ignore_eos` makes every answer as long as allowed."""
+        return True
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a checkpoint folder of its own and a few steps."""
+        own: dict[str, Any] = {"steps": steps, "checkpoint_dir": f"{folder}/checkpoints", "save_every": 0}
+        if longest:
+            own["ignore_eos"] = True
+        return msgspec.structs.replace(job, settings={**job.settings, **own})
 
     def marker(self, line: str) -> Marker | None:
         """Return what one of the job's own lines says."""
