@@ -248,7 +248,19 @@ class _Driver:
             folder=self.folder.attempt(self.number),
             known=self.of_attempt(),
             now=self.clock.now(),
+            saved=self.saved_before(),
         )
+
+    def saved_before(self) -> int | None:
+        """Return the step of the checkpoint that the attempt should continue, where it was told to."""
+        history, number = self.journal.history(), self.number
+        started = next(e for e in reversed(history) if isinstance(e, Started))
+        earlier = [
+            e.saved
+            for e in history
+            if isinstance(e, (Progressed, Ended)) and e.attempt < number and e.saved is not None
+        ]
+        return max(earlier, default=None) if started.resume else None
 
     def await_news(self) -> None:
         """Poll until something is recorded or the user interrupts."""
@@ -316,6 +328,7 @@ class _Driver:
             outcome=outcome,
             seconds=round(self.clock.now() - self.started_at(), 3),
             step=self.watch.step,
+            saved=self.watch.saved,
             stop_s=None if stop_s is None else round(stop_s, 3),
             drain_s=None if drain_s is None else round(drain_s, 3),
             held=held,

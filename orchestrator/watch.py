@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
-from launchers.base import Exit, Framework, Observed
+from launchers.base import Chunk, Exit, Framework, Observed
+from orchestrator.liveness import Liveness
 from orchestrator.log_file import LogFile, LogLine, reread
 from orchestrator.runs import Attempt
 from policies.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
@@ -27,22 +27,21 @@ from policies.evidence import (
     PhaseStarted,
     Resumed,
     Sample,
+    Saved,
     StepDone,
     TrainingDone,
 )
+from policies.rules_own import restarted, stalled
 from policies.scan import Scanner
 from policies.types import Job, Phase, Value
 
 _GRACE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
-_SILENCE_S = 15 * 60.0
-_SILENCE_STEPS = 5
-_SILENCE_START_S = 45 * 60.0  # loading and compiling a large model says nothing for long
 _BUSY_CORES = 0.2  # idle Ray workers stay below
 _BUSY_GPU_SHARE = 0.05
 _DEATH_S = 5.0
 _HOST_FULL_SHARE = 0.95
 _SIGKILL, _SIGTERM = 9, 15
-_RECENT_STEPS = 50
+_ANY_SCRIPT = "command"  # only its exit says that it is done
 
 
 class Progress(Value, frozen=True, kw_only=True):
@@ -68,7 +67,9 @@ class Watch:
         folder: Attempt,
         known: tuple[Event, ...],
         now: float,
+        saved: int | None = None,
     ) -> None:
+        """Follow an attempt that should continue the checkpoint of step `saved`, if there is one."""
         self._framework = framework
         self._job = job
         self._attempt = attempt
@@ -79,9 +80,9 @@ class Watch:
         self._goal_known = any(isinstance(event, GoalReached) for event in known)
         self._stop_known = any(isinstance(event, StopRequested) for event in known)
         self._suspects: deque[tuple[float, Finding]] = deque(maxlen=100)
-        self._active_at = self._heard_at = now
-        self._step_times: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._step_at: float | None = None
+        self._liveness = Liveness(silence_s=job.recovery.silence_s, now=now)
+        self._to_continue = saved
+        self.saved: int | None = None  # the step of the attempt's own last checkpoint
         self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)
         self._consecutive = 0
         self._peaks: dict[str, Peak] = {}  # since the last step
@@ -92,7 +93,6 @@ class Watch:
         self._cause_seen = self._memory_cause_seen = False
         self._recent: deque[Sample] = deque(maxlen=64)
         self.progress = Progress()
-        self.silent_s = 0.0
 
     @property
     def step(self) -> int | None:
@@ -106,13 +106,16 @@ class Watch:
         for sample in observed.samples:
             self._take(sample, now)
         if observed.chunks:
-            self._heard_at = self._active_at = now
+            self._liveness.heard(now)
         suspect = self._ripe(now, over=observed.exit is not None)
         if suspect is not None and not self._failure_known:
             events.append(self._failure(suspect))
-        silence = self._silence(now)
-        if silence and observed.exit is None and not observed.lost and not self._failure_known:
-            events.append(StopRequested(attempt=self._attempt, by="hang", reason=silence))
+        if observed.exit is None and not observed.lost and not self._failure_known and not self._stop_known:
+            reason = self._liveness.hung(now)
+            if reason:
+                self._stop_known = True
+                self._remark(stalled(reason), now)
+                events.append(StopRequested(attempt=self._attempt, by="hang", reason=reason))
         return tuple(events)
 
     def expect_end(self) -> None:
@@ -126,7 +129,7 @@ class Watch:
     def outcome(self, ended: Exit | None, *, lost: str, stopped_by: str) -> Outcome:
         """Return how the attempt ended."""
         if stopped_by == "hang":
-            return Hung(silent_s=round(self.silent_s, 1))
+            return Hung(silent_s=round(self._liveness.silent_s, 1))
         if stopped_by:
             return Cancelled(by=stopped_by)
         host = self._host_share(ended.at if ended is not None and ended.at else None)
@@ -149,12 +152,24 @@ class Watch:
         """Return what is kept to say why it died."""
         at = ended.at if ended is not None and ended.at else None
         seen: Evidence = self._scanner.evidence()
-        return msgspec.structs.replace(seen, outcome=outcome, host_peak_share=self._host_share(at))
+        return msgspec.structs.replace(
+            seen,
+            outcome=outcome,
+            host_peak_share=self._host_share(at),
+            last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
+        )
 
     @property
     def _complete(self) -> bool:
+        """Whether exit code 0 means that the training is done: some programs swallow their failures."""
         of, step = self.progress.of, self.progress.step
-        return self._done or of is None or (step is not None and step >= of)
+        if self._done:
+            return True
+        if of is not None:
+            return step is not None and step >= of
+        if step is None and self._job.framework != _ANY_SCRIPT:
+            return False
+        return not any(f.cause is not None and f.fatal != "never" for f in self._scanner.evidence().findings)
 
     def _read(self, lines: list[LogLine], now: float) -> list[Event]:
         events: list[Event] = []
@@ -195,23 +210,19 @@ class Watch:
                     _raise_to(self._all_peaks, phase, peak)
             case Resumed(step=step):
                 self._resumed_from = step
+            case Saved(step=step):
+                self.saved = step
             case TrainingDone():
                 self._done = True
             case StepDone():
                 self._suspects.clear()
                 self._scanner.progress(marker.step)
                 return self._stepped(marker, now)
-            case _:
-                pass
         return []
 
     def _stepped(self, done: StepDone, now: float) -> list[Event]:
-        seconds = done.seconds
-        if seconds is None and self._step_at is not None:
-            seconds = now - self._step_at
-        self._step_at = now
-        if seconds is not None:
-            self._step_times.append(seconds)
+        restart = self._restarted(done, now) if self.progress.step is None else []
+        seconds = self._liveness.stepped(now, seconds=done.seconds)
         peaks = self._peaks if self._all_peaks else self._card_peaks
         follows = self.progress.step is None or done.step == self.progress.step + 1
         self._consecutive = self._consecutive + 1 if follows else 1
@@ -233,6 +244,7 @@ class Watch:
             tokens_per_second=done.tokens_per_second,
             peaks=peaks,
             resumed_from=self._resumed_from,
+            saved=self.saved,
         )
         self._resumed_from, self._peaks, self._card_peaks = None, {}, {}
         events: list[Event] = []
@@ -242,7 +254,19 @@ class Watch:
             events.append(event)
         if self._consecutive >= self._job.goal.steps and not self._goal_known:
             events.append(self._goal(done))
-        return events
+        return restart + events
+
+    def _restarted(self, done: StepDone, now: float) -> list[Event]:
+        """Return the failure of an attempt that should have gone on and began anew."""
+        saved = self._to_continue
+        if saved is None or done.step > min(saved, 1) or self._failure_known:
+            return []
+        return self._remark(restarted(step=done.step, saved=saved), now)
+
+    def _remark(self, text: str, now: float) -> list[Event]:
+        """Write a line of our own into the log and return what follows from it."""
+        lines = self._files.write((Chunk(source="autotune", data=f"{text}\n".encode()),), ())
+        return self._read(lines, now)
 
     def _goal(self, done: StepDone) -> GoalReached:
         self._goal_known = True
@@ -266,27 +290,12 @@ class Watch:
         self._recent.append(sample)
         self.progress = msgspec.structs.replace(self.progress, sample=sample)
         if sample.cpu_share > _BUSY_CORES or sample.gpu_share > _BUSY_GPU_SHARE:
-            self._active_at = now
+            self._liveness.worked(now)
         phase = self.progress.phase
         if phase is not Phase.NONE:
             for card in sample.gpus:
                 peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
                 _raise_to(self._card_peaks, phase, peak)
-
-    def _silence(self, now: float) -> str:
-        """Return why the attempt counts as hung, or the empty string."""
-        if self._stop_known:
-            return ""
-        allowed = self._job.recovery.silence_s
-        since = self._heard_at if allowed is not None else self._active_at
-        if allowed is None:
-            steps = _SILENCE_STEPS * median(self._step_times) if self._step_times else 0.0
-            allowed = max(_SILENCE_S, steps) if self.progress.step is not None else _SILENCE_START_S
-        self.silent_s = now - since
-        if self.silent_s < allowed:
-            return ""
-        self._stop_known = True
-        return f"no output for {self.silent_s:.0f} s"
 
     def _host_share(self, at: float | None) -> float | None:
         """Return the largest share of a node's host memory in the last seconds."""

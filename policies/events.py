@@ -84,6 +84,7 @@ class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_fie
     tokens_per_second: float | None = None
     peaks: dict[str, Peak] = {}  # phase -> peak since the attempt's last step
     resumed_from: int | None = None
+    saved: int | None = None  # step of the attempt's last checkpoint so far
 
 
 class FailureSeen(EventBase, frozen=True, kw_only=True, tag="failure_seen", tag_field="type"):
@@ -115,6 +116,7 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
     outcome: Outcome
     seconds: float = 0.0
     step: int | None = None  # last completed step
+    saved: int | None = None  # step of its last checkpoint
     stop_s: float | None = None  # request -> processes gone
     drain_s: float | None = None  # processes gone -> memory back
     held: str = ""  # who holds memory that did not come back

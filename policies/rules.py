@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from policies.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
 from policies.rules_memory import MEMORY
+from policies.rules_own import OWN
 from policies.types import Cause
 
 # The first row that matches a line wins: harmless and special wordings stand before general ones.
 RULES: tuple[Rule, ...] = (
+    *OWN,
     *MEMORY,
     # ---- on-chip memory is a kernel's own affair
     row(

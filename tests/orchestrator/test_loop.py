@@ -201,8 +201,19 @@ def test_held_memory_ends_the_run_instead_of_launching_onto_it(tmp_path: Path) -
     assert len(case.world.commands) == 1
 
 
+def test_a_resumed_attempt_that_begins_anew_is_an_error(tmp_path: Path) -> None:
+    lost = ([step(1), step(2), Observed(lost="node gone")], None)
+    case = Case(tmp_path, World(lambda w, c: lost if not w.saved else ([step(1), step(2)], None)))
+    verdict = case.drive()
+    assert isinstance(verdict, NeedsHuman) and verdict.diagnosis.cause is Cause.CONFIG
+    assert verdict.diagnosis.evidence[0].text == (
+        "autotune: restarted at step 1 although a checkpoint of step 2 existed"
+    )
+    assert len(case.world.commands) == 2
+
+
 def test_losses_are_retried_with_backoff_out_of_their_own_budget(tmp_path: Path) -> None:
-    case = Case(tmp_path, World(lambda w, c: ([step(1), Observed(lost="node gone")], None)))
+    case = Case(tmp_path, World(lambda w, c: ([step(w.saved + 1), Observed(lost="node gone")], None)))
     begun = case.clock.now()
     verdict = case.drive()
     assert isinstance(verdict, Infrastructure)
@@ -221,7 +232,7 @@ def test_a_place_that_cannot_take_the_first_attempt_fails_at_once(tmp_path: Path
 
 def test_a_job_that_gives_no_sign_of_life_hangs(tmp_path: Path) -> None:
     text = JOB + "recovery: {silence: 60s, relaunches: 3}\n"
-    case = Case(tmp_path, World(lambda w, c: ([step(1), *[""] * 2000], None)), text)
+    case = Case(tmp_path, World(lambda w, c: ([] if w.saved else [step(1)], None)), text)
     verdict = case.drive()
     assert isinstance(verdict, NeedsHuman) and verdict.diagnosis.cause is Cause.HANG
     ended = [e for e in case.history if isinstance(e, Ended)]

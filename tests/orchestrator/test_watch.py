@@ -139,11 +139,16 @@ def test_a_number_replaces_the_rule_of_silence(tmp_path: Path) -> None:
     assert [type(e) for e in followed.see(samples=(sample(2, gpu=1.0),), after=2)] == [StopRequested]
 
 
+def test_exit_code_0_after_the_last_step_is_a_success(followed: Followed) -> None:
+    followed.see(step(4, of=4))
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Completed()
+
+
 def test_how_it_ended(followed: Followed) -> None:
     def outcome(ended: Exit | None, lost: str = "") -> object:
         return followed.watch.outcome(ended, lost=lost, stopped_by="")
 
-    assert outcome(Exit(code=0)) == Completed()
+    assert outcome(Exit(code=0)) == Crashed(exit_code=0)  # without a single step
     assert outcome(Exit(code=3)) == Crashed(exit_code=3)
     killed = outcome(Exit(signal=9))
     assert isinstance(killed, Lost) and killed.killed
@@ -191,3 +196,17 @@ def test_a_warning_that_the_run_survives_is_no_failure(tmp_path: Path) -> None:
     died = Followed(tmp_path / "b")
     seen = [*died.see(CUDA), *died.see(after=14), *died.see(after=2)]
     assert [type(e) for e in seen] == [FailureSeen]
+
+
+def test_a_job_that_talks_without_completing_a_step_hangs(followed: Followed) -> None:
+    followed.see(step(1), after=10.0)
+    stop: tuple[Event, ...] = ()
+    for _ in range(400):
+        stop = followed.see("resubmitting 32 rollouts\n", after=10.0)
+        if stop:
+            break
+    assert [type(event) for event in stop] == [StopRequested]
+    assert isinstance(stop[0], StopRequested) and stop[0].by == "hang"
+    assert stop[0].reason == "no training step for 3600 s"
+    assert "autotune: the attempt hangs: no training step for 3600 s" in followed.attempt.log.read_text()
+

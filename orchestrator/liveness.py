@@ -1,0 +1,71 @@
+"""When an attempt counts as hung: it fell silent, or it talks and works without ever completing a step."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_SILENCE_S = 15 * 60.0
+_SILENCE_STEPS = 5
+_SILENCE_START_S = 45 * 60.0  # loading and compiling a large model says nothing for long
+# A job that retries a failed rollout for ever writes all the time: only its missing steps tell.
+_STALL_S = 60 * 60.0
+_STALL_STEPS = 10
+_STALL_START_S = 2 * 60 * 60.0
+_STALL_SILENCES = 4  # where the job states its own silence
+_RECENT_STEPS = 50
+
+
+class Liveness:
+    """The times at which an attempt last gave a sign of life and last completed a step."""
+
+    def __init__(self, *, silence_s: float | None, now: float) -> None:
+        self._silence_s = silence_s
+        self._heard_at = self._active_at = self._stepped_at = now
+        self._durations: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._steps = 0
+        self.silent_s = 0.0
+
+    def heard(self, now: float) -> None:
+        """Take note of output."""
+        self._heard_at = self._active_at = now
+
+    def worked(self, now: float) -> None:
+        """Take note of activity of a processor or a card."""
+        self._active_at = now
+
+    def stepped(self, now: float, *, seconds: float | None) -> float | None:
+        """Take note of a completed step and return its seconds."""
+        if seconds is None and self._steps:
+            seconds = now - self._stepped_at
+        self._stepped_at = now
+        self._steps += 1
+        if seconds is not None:
+            self._durations.append(seconds)
+        return seconds
+
+    def hung(self, now: float) -> str:
+        """Return why the attempt counts as hung, or the empty string."""
+        since = self._heard_at if self._silence_s is not None else self._active_at
+        self.silent_s = now - since
+        if self.silent_s >= self._allowed_silence_s():
+            return f"no output for {self.silent_s:.0f} s"
+        if now - self._stepped_at >= self._allowed_stall_s():
+            return f"no training step for {now - self._stepped_at:.0f} s"
+        return ""
+
+    def _allowed_silence_s(self) -> float:
+        if self._silence_s is not None:
+            return self._silence_s
+        if not self._steps:
+            return _SILENCE_START_S
+        return max(_SILENCE_S, _SILENCE_STEPS * self._typical_s())
+
+    def _allowed_stall_s(self) -> float:
+        if not self._steps:
+            return _STALL_START_S
+        least = _STALL_S if self._silence_s is None else _STALL_SILENCES * self._silence_s
+        return max(least, _STALL_STEPS * self._typical_s())
+
+    def _typical_s(self) -> float:
+        return median(self._durations) if self._durations else 0.0
