@@ -12,6 +12,7 @@ from launchers.base import Framework, Problem
 from orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
 from orchestrator.job_format import REQUIRED, SECTIONS, TOP, Key
 from orchestrator.job_values import Unfit, suggestion
+from orchestrator.referred import with_document, with_shape
 from orchestrator.units import show_value
 from orchestrator.yaml_text import Document, Place, TooLargeError, scalar
 from policies.legal import objections
@@ -54,10 +55,23 @@ def parse(text: str, *, file: str = "job.yaml") -> Job:
     job = Job(**fields)
     framework = _known(job.framework)
     assert framework is not None
-    _check(document, job, framework)
-    _check_paths(document, job)
+    job = _complete(document, job, framework)
     if document.complaints:
         raise JobErrors(_distinct(document.complaints))
+    return job
+
+
+def _complete(document: Document, job: Job, framework: Framework) -> Job:
+    """Return the job with what it refers to; mistakes go to the document."""
+    job, problems = with_document(job)
+    if not problems:
+        _check(document, job, framework)
+    _check_paths(document, job, framework)
+    if not document.complaints:
+        job, more = with_shape(job, framework)
+        problems += more
+    for problem in problems:
+        _complain_of(document, problem)
     return job
 
 
@@ -196,20 +210,34 @@ def _position(document: Document, node: Any) -> tuple[int, int]:
     return place.line + 1, place.column + 1
 
 
-def _check_paths(document: Document, job: Job) -> None:
+def _check_paths(document: Document, job: Job, framework: Framework) -> None:
     """Complain of folders and files that the driver itself has to read."""
     base = Path(job.workdir)
-    for name, written in (("model", job.model), ("config", job.config)):
-        if isinstance(written, str) and not (base / Path(written).expanduser()).exists():
-            _, node = document.find((name,))
+    here = job.cluster.address in (None, "local")
+    named = framework.model_path(job)
+    places: list[tuple[str, ...]] = [("model",)] if isinstance(job.model, str) else []
+    if here and named is not None and job.model is None and _is_path(named):
+        key = next((k for k, value in job.settings.items() if value == named), None)
+        places += [("settings", key)] if key is not None else []
+    for place in places:
+        written = str(job.model) if place == ("model",) else str(named)
+        if not (base / Path(written).expanduser()).exists():
+            _, node = document.find(place)
             if any((c.line, c.column) == _position(document, node) for c in document.complaints):
                 continue
             document.complain(
-                f"`{name}`: no such file or folder", document.place(node), hint=f"looked in {base}"
+                f"`{'.'.join(place)}`: no such file or folder",
+                document.place(node),
+                hint=f"looked in {base}",
             )
-    if job.cluster.address in (None, "local") and not base.is_dir():
+    if here and not base.is_dir():
         _, node = document.find(("workdir",))
         document.complain("`workdir`: no such folder", document.place(node), hint=str(base))
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a model is named by its place on a disk and not by a name on a hub."""
+    return name.startswith(("/", "./", "../", "~"))
 
 
 # --------------------------------------------------------------------------- --set knob=value

@@ -232,7 +232,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_missing_files_that_the_driver_reads() -> None:
     assert only(HEAD + "model: ./no-such-folder\n")[:2] == (4, 8)
-    assert only(HEAD + "config: no.yaml\n")[2] == "`config`: no such file or folder"
+    assert only(HEAD + "config: no.yaml\n")[2] == "`config`: no such file"
     assert "`workdir`: no such folder" in [e[2] for e in errors(HEAD + "workdir: /no/such\n")]
 
 
