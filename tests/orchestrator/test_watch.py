@@ -209,4 +209,3 @@ def test_a_job_that_talks_without_completing_a_step_hangs(followed: Followed) ->
     assert isinstance(stop[0], StopRequested) and stop[0].by == "hang"
     assert stop[0].reason == "no training step for 3600 s"
     assert "autotune: the attempt hangs: no training step for 3600 s" in followed.attempt.log.read_text()
-

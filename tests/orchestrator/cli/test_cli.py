@@ -40,6 +40,7 @@ OWN = {
     "status": {"--watch"},
     "resume": set[str](),
     "stop": set[str](),
+    "ladder": set[str](),
 }
 
 

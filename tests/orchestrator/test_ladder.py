@@ -1,0 +1,48 @@
+"""The ladder as a table: every remedy in every framework, by its own settings."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from launchers.base import Framework, Status
+from launchers.frameworks import FRAMEWORKS
+from orchestrator import ladder
+from orchestrator.cli import main
+from policies.moves import MOVES
+from policies.remedies import LADDER
+from policies.types import KNOBS
+
+EVERY = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS.keys())
+
+
+def test_every_remedy_is_in_words() -> None:
+    assert set(MOVES) == {rung.name for rung in LADDER}
+    assert {knob for move in MOVES.values() for knob in move.knobs} <= set(KNOBS)
+
+
+@EVERY
+def test_every_remedy_has_a_row_that_works_or_says_why_not(framework: Framework) -> None:
+    table = ladder.rows(framework)
+    assert {row.remedy for row in table} >= set(MOVES)
+    for row in table:
+        assert row.status in set(Status)
+        assert row.status == Status.WORKS or row.reason, row
+        assert row.phase and row.setting
+
+
+@EVERY
+def test_the_table_is_printed_for_people_and_for_programs(framework: Framework) -> None:
+    shown = CliRunner().invoke(main, ["ladder", framework.name])
+    assert shown.exit_code == 0
+    assert all(name in shown.output for name in MOVES)
+    document = msgspec.json.decode(CliRunner().invoke(main, ["ladder", framework.name, "--json"]).output)
+    assert document["framework"] == framework.name
+    assert len(document["rows"]) == len(ladder.rows(framework))
+
+
+def test_an_unknown_framework_is_answered() -> None:
+    shown = CliRunner().invoke(main, ["ladder", "bultin"])
+    assert shown.exit_code == 2
+    assert "did you mean `builtin`?" in shown.output
