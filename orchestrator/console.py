@@ -156,6 +156,8 @@ class Console:
     # ------------------------------------------------------------------ events
 
     def _accepted(self, event: Accepted) -> None:
+        for warning in event.profile.warnings:
+            self._line(Text(f"warning: {warning}", style="yellow"))
         self._run, self._accepted_at = event.run, seconds_of(event.at)
         self._knobs = self._first = event.profile.knobs
         self._gpus = event.cluster.nodes * event.cluster.gpus_per_node
@@ -269,7 +271,7 @@ class Console:
                     )
             case Interrupted():
                 self._line(Text(f"! {words}", style="yellow"))
-                self._hint(f"continues at attempt #{max(1, self._number)}")
+                self._hint(f"continues at attempt #{self._number + 1}")
             case _:
                 self._line(Text(f"✗ {words}", style="red"))
                 self._line(Text("  The run is safe; nothing was lost."))

@@ -13,7 +13,7 @@ from orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
 from orchestrator.job_format import REQUIRED, SECTIONS, TOP, Key
 from orchestrator.job_values import Unfit, suggestion
 from orchestrator.referred import with_document, with_shape
-from orchestrator.units import show_value
+from orchestrator.units import show_value, size_bytes
 from orchestrator.yaml_text import Document, Place, TooLargeError, scalar
 from policies.legal import objections
 from policies.types import KNOBS, Cluster, Grid, Job, Knobs, Profile, Setting
@@ -295,6 +295,9 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
     return framework.settings(job, msgspec.structs.replace(Knobs(), **changes))
 
 
+_SIZES = ("sync_buffer", "memory_margin")  # knobs in bytes
+
+
 def _setting(name: str, text: str | None, profile: Profile) -> Setting:
     here = (0, max(1, len(name)))
     if text is None:
@@ -306,17 +309,7 @@ def _setting(name: str, text: str | None, profile: Profile) -> Setting:
     if name not in profile.supported:
         why = profile.unsupported.get(name, "it has no such setting")
         raise Unfit(f"{profile.framework} does not offer `{name}`", hint=why, at=here)
-    kind = next(field.type for field in msgspec.structs.fields(Knobs) if field.name == name)
-    value = scalar(text)
-    try:
-        if kind == float | None and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if kind == str | None and isinstance(value, (bool, int, float)):
-            value = text
-        setting: Setting = msgspec.convert(value, type=kind)
-    except msgspec.ValidationError:
-        words = {int | None: "a whole number", float | None: "a number", bool | None: "true or false"}
-        raise Unfit(f"`{name}` must be {words.get(kind, 'text')}") from None
+    setting = _converted(name, text)
     grid = profile.supported[name].grid
     if setting is None:
         return None
@@ -327,4 +320,25 @@ def _setting(name: str, text: str | None, profile: Profile) -> Setting:
             raise Unfit(f"`{name}` must be at least {show_value(grid.minimum)}")
         if grid.maximum is not None and setting > grid.maximum:
             raise Unfit(f"`{name}` must be at most {show_value(grid.maximum)}")
+    return setting
+
+
+def _converted(name: str, text: str) -> Setting:
+    """Return what was written as a value of the knob's type."""
+    kind = next(field.type for field in msgspec.structs.fields(Knobs) if field.name == name)
+    value = scalar(text)
+    if name in _SIZES and isinstance(value, str):
+        try:
+            value = size_bytes(value)
+        except ValueError:
+            raise Unfit(f"`{name}` must be a size such as `64MiB`") from None
+    try:
+        if kind == float | None and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if kind == str | None and isinstance(value, (bool, int, float)):
+            value = text
+        setting: Setting = msgspec.convert(value, type=kind)
+    except msgspec.ValidationError:
+        words = {int | None: "a whole number", float | None: "a number", bool | None: "true or false"}
+        raise Unfit(f"`{name}` must be {words.get(kind, 'text')}") from None
     return setting

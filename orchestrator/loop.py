@@ -180,6 +180,10 @@ class _Driver:
                 f"run {self.folder.id} · attempt #{self.number} has no supervisor any more{left}"
             )
             self.end_unwatched("the driver ended and no supervisor was left")
+            ended_now = self.ended()
+            if ended_now is not None and isinstance(ended_now.outcome, Lost):
+                # Nothing of the cluster failed: the user goes on at once.
+                self.record(Decided(attempt=self.number, reason=RESUMED))
             return
         self.audience.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
         self.handle = handle

@@ -72,9 +72,8 @@ def drive(run: runs.Run, *, options: Options) -> ExitCode:
             before = journal.history()
             console.replay(before)
             if before:
-                console.say(
-                    f"run {run.id} · {sum(isinstance(e, Started) for e in before)} attempts on record"
-                )
+                count = sum(isinstance(e, Started) for e in before)
+                console.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
             verdict = _drive(run, journal, console, interrupts)
             _summarise(run, verdict, console)
     finally:

@@ -8,7 +8,7 @@ import time
 import click
 import msgspec
 
-from orchestrator import runs, story
+from orchestrator import export, runs, story
 from orchestrator.cli.options import Options
 from orchestrator.clock import seconds_of
 from orchestrator.journal import owner
@@ -64,7 +64,13 @@ def standing(run: runs.Run, *, now: float) -> Standing:
     history = run.history()
     driven = owner(run.path) is not None
     if not history or not isinstance(history[0], Accepted):
-        return Standing(run=run.id, status="STARTING" if driven else "NOT STARTED")
+        job = export.parse_or_none(run.job_text)
+        return Standing(
+            run=run.id,
+            name=job.name if job is not None else "",
+            framework=job.framework if job is not None else "",
+            status="STARTING" if driven else "NOT STARTED",
+        )
     accepted = history[0]
     over = isinstance(history[-1], Finished)
     end = seconds_of(history[-1].at) if over or not driven else now

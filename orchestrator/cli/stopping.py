@@ -27,7 +27,8 @@ def stop(run: runs.Run, *, options: Options) -> None:
     else:
         history = run.history()
         if not history or isinstance(history[-1], Finished):
-            click.echo(f"run {run.id} is over already", err=True)
+            what = "is over already" if history else "has not started anything"
+            click.echo(f"run {run.id} {what}", err=True)
             return
         driving.end(run, options=options)
     last = run.history()[-1:]
