@@ -80,6 +80,9 @@ def global_options(command: _F) -> _F:
     return command
 
 
-def examples(command: str, codes: str) -> str:
-    """Return the end of a help text: the exit codes, kept line by line."""
-    return f"\b\nExit codes:\n{codes}\n\n\b\nExample: {command}"
+def run_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of runs that begin with what was typed, the latest first; for shell completion."""
+    folder = context.params.get("runs_dir") or given(context).runs_dir
+    entries = sorted(folder.glob("*/job.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [file.parent.name for file in entries if file.parent.name.startswith(incomplete)]
+

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from orchestrator.cli.launch import CODES
-from orchestrator.cli.options import given, global_options
+from orchestrator.cli.options import given, global_options, run_ids
 
 
 @click.command("resume", short_help="Continue an interrupted run.", epilog=CODES)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.options import given, global_options
+from orchestrator.cli.options import given, global_options, run_ids
 
 _CODES = """\b
 Exit codes:
@@ -13,7 +13,7 @@ Exit codes:
 
 
 @click.command("status", short_help="Table of runs, or one run's attempts.", epilog=_CODES)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @click.option(
     "--watch", is_flag=True, envvar="AUTOTUNE_WATCH", help="Repeat every two seconds until the run is over."
 )

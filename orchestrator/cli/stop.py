@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.options import given, global_options
+from orchestrator.cli.options import given, global_options, run_ids
 
 _CODES = """\b
 Exit codes:
@@ -14,7 +14,7 @@ Exit codes:
 
 
 @click.command("stop", short_help="End a run cleanly, from another terminal or host.", epilog=_CODES)
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from click.shell_completion import ShellComplete
 
 from orchestrator.cli import COMMANDS, main
 from orchestrator.cli.options import Options, given
@@ -310,3 +311,12 @@ def test_events_carry_what_status_needs(home: Path) -> None:
     assert all(e.seconds > 0 for e in ended)
     goal = next(e for e in events if isinstance(e, GoalReached))
     assert msgspec.to_builtins(goal)["peaks"]["forward"]["capacity_bytes"] == 100 << 20
+
+
+def test_run_ids_complete(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("7c1e", "7d00", "58aa"):
+        (home / "runs" / name).mkdir(parents=True)
+        (home / "runs" / name / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(home)
+    shell = ShellComplete(main, {}, "autotune", "_AUTOTUNE_COMPLETE")
+    assert {item.value for item in shell.get_completions(["resume"], "7")} == {"7c1e", "7d00"}
