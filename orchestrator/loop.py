@@ -6,12 +6,13 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from launchers.base import Framework, Handle, Observed, Runner, Unreachable
+from launchers.base import Framework, Handle, Runner, Unreachable
 from orchestrator.clock import Clock, seconds_of, timestamp
 from orchestrator.errors import Failure
-from orchestrator.interrupts import Impatient, Interrupts
+from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Journal
-from orchestrator.runs import Run, masked, shown_argv
+from orchestrator.runs import Run, masked
+from orchestrator.underway import POLL_S, UnderWay, start
 from orchestrator.watch import Progress, Watch, evidence_on_record, unwatched_outcome
 from policies.attempts import RESUMED
 from policies.decide import decide
@@ -25,7 +26,6 @@ from policies.events import (
     Event,
     Finish,
     Finished,
-    GoalReached,
     Infrastructure,
     Interrupted,
     Launch,
@@ -37,11 +37,6 @@ from policies.events import (
 )
 from policies.evidence import Completed, Diagnosis, Evidence, Lost
 from policies.types import Cluster, Job, Profile
-
-POLL_S = 0.4
-STOP_GRACE_S = 10.0
-DRAIN_S = 60.0
-LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
 
 class Audience(Protocol):
@@ -113,10 +108,8 @@ class _Driver:
         self.journal, self.framework, self.runner, self.clock = journal, framework, runner, clock
         self.folder, self.job, self.interrupts = folder, job, interrupts
         self.audience = audience
-        self.handle: Handle | None = None
-        self.watch: Watch | None = None
+        self.under_way: UnderWay | None = None
         self.evidence: Evidence | None = None
-        self.seen = Observed()
 
     def drive(self) -> Verdict:
         try:
@@ -186,8 +179,7 @@ class _Driver:
                 self.record(Decided(attempt=self.number, reason=RESUMED))
             return
         self.audience.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
-        self.handle = handle
-        self.follow()
+        self.follow(handle)
         stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
         if stop is not None:
             self.end(stopped_by=stop.by)
@@ -217,16 +209,16 @@ class _Driver:
         accepted = history[0]
         assert isinstance(accepted, Accepted)
         resume = accepted.profile.resumable and (number > 1 or self.job.resume)
-        command = self.framework.command(
-            self.job, action.knobs, run=self.folder.id, attempt=number, resume=resume
-        )
-        attempt = self.folder.attempt(number)
-        attempt.create()
-        attempt.write_command(command, python=self.job.python)
-        self.record(Started(attempt=number, knobs=action.knobs, command=shown_argv(command), resume=resume))
         try:
-            self.handle = self.runner.start(
-                command, run=self.folder.id, attempt=number, python=self.job.python
+            handle = start(
+                self.runner,
+                self.framework,
+                self.job,
+                action.knobs,
+                folder=self.folder,
+                number=number,
+                resume=resume,
+                record=self.record,
             )
         except Unreachable as unreachable:
             self.record(Ended(attempt=number, outcome=Lost(reason=unreachable.message)))
@@ -234,7 +226,7 @@ class _Driver:
                 self.finish(Infrastructure(reason=unreachable.message))
                 raise Failure(unreachable.message, hint=unreachable.hint) from None
             return
-        self.follow()
+        self.follow(handle)
 
     def wait(self, seconds: float) -> bool:
         """Wait before a relaunch; false when the user interrupted it."""
@@ -243,16 +235,27 @@ class _Driver:
             self.clock.sleep(min(POLL_S, max(0.0, until - self.clock.now())))
         return not self.interrupts.by
 
-    def follow(self) -> None:
+    def follow(self, handle: Handle) -> None:
         self.evidence = None
-        self.watch = Watch(
+        number, folder = self.number, self.folder.attempt(self.number)
+        watch = Watch(
             framework=self.framework,
             job=self.job,
-            attempt=self.number,
-            folder=self.folder.attempt(self.number),
+            attempt=number,
+            folder=folder,
             known=self.of_attempt(),
             now=self.clock.now(),
             saved=self.saved_before(),
+        )
+        self.under_way = UnderWay(
+            handle,
+            watch=watch,
+            number=number,
+            folder=folder,
+            started_at=self.started_at(),
+            record=self.record,
+            clock=self.clock,
+            interrupts=self.interrupts,
         )
 
     def saved_before(self) -> int | None:
@@ -268,34 +271,23 @@ class _Driver:
 
     def await_news(self) -> None:
         """Poll until something is recorded or the user interrupts."""
-        if self.handle is None:
+        attempt = self.under_way
+        if attempt is None:
             self.explain()
             return
         before = len(self.journal.history())
         while len(self.journal.history()) == before and not self.interrupts.by:
-            hung = self.poll()
+            hung = attempt.poll()
+            self.audience.watch(attempt.watch.progress, now=self.clock.now())
             if hung:
                 self.end(stopped_by="hang")
-            elif self.seen.exit is not None or self.seen.lost:
+            elif attempt.over:
                 self.end(stopped_by="")
             elif len(self.journal.history()) == before:
                 self.clock.sleep(POLL_S)
 
-    def poll(self) -> bool:
-        """Take in what is new; true when the attempt was found to hang."""
-        assert self.handle is not None and self.watch is not None
-        try:
-            self.seen = self.handle.poll()
-        except Unreachable as unreachable:
-            self.seen = Observed(lost=unreachable.message)
-        events = self.watch.feed(self.seen, now=self.clock.now())
-        for event in events:
-            self.record(event)
-        self.audience.watch(self.watch.progress, now=self.clock.now())
-        return any(isinstance(event, StopRequested) for event in events)
-
     def interrupt(self) -> Verdict:
-        if self.handle is not None:
+        if self.under_way is not None:
             self.record(StopRequested(attempt=self.number, by="user", reason=self.interrupts.by))
             self.end(stopped_by="user")
         return self.finish(Interrupted(by=self.interrupts.by))
@@ -309,70 +301,16 @@ class _Driver:
     # ------------------------------------------------------------------ the end of an attempt
 
     def end(self, *, stopped_by: str) -> None:
-        """End the whole attempt, wait for its memory and record how it ended."""
-        assert self.handle is not None and self.watch is not None
-        if stopped_by:
-            self.watch.expect_end()
-        stop_s = self.stop()
-        if stopped_by and not self.seen.lost:
-            self.last_words()
-        for event in self.watch.finish(now=self.clock.now()):
-            if isinstance(event, (Progressed, GoalReached)):
-                self.record(event)
-        try:
-            drain = self.handle.drain(timeout_s=DRAIN_S)
-            held, drain_s = ("" if drain.clear else drain.held or "unknown"), drain.seconds
-        except Unreachable as unreachable:
-            held, drain_s = "", None
-            self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
-        outcome = self.watch.outcome(self.seen.exit, lost=self.seen.lost, stopped_by=stopped_by)
-        self.evidence = self.watch.evidence(outcome, self.seen.exit)
-        ended = Ended(
-            attempt=self.number,
-            outcome=outcome,
-            seconds=round(self.clock.now() - self.started_at(), 3),
-            step=self.watch.step,
-            saved=self.watch.saved,
-            stop_s=None if stop_s is None else round(stop_s, 3),
-            drain_s=None if drain_s is None else round(drain_s, 3),
-            held=held,
-        )
-        self.record(ended)
-        self.folder.attempt(self.number).write_view("outcome", ended)
-        self.release()
-
-    def stop(self) -> float | None:
-        """End every process of the attempt; the user's second Ctrl-C cuts the grace short."""
-        assert self.handle is not None
-        try:
-            with self.interrupts.cutting():
-                return self.handle.stop(grace_s=0.0 if self.interrupts.impatient else STOP_GRACE_S)
-        except Impatient:
-            return self.handle.stop(grace_s=0.0)
-        except Unreachable:
-            return None
-
-    def last_words(self) -> None:
-        """Poll until the stopped attempt's exit and the end of its logs have arrived."""
-        until = self.clock.now() + LAST_WORDS_S
-        while True:
-            self.poll()
-            if self.seen.exit is not None or self.seen.lost or self.clock.now() >= until:
-                return
-            self.clock.sleep(POLL_S)
+        """End the attempt that is under way."""
+        assert self.under_way is not None
+        attempt = self.under_way
+        _, self.evidence = attempt.end(stopped_by=stopped_by)
+        self.audience.watch(attempt.watch.progress, now=self.clock.now())
+        self.under_way = None
 
     def started_at(self) -> float:
         starts = [e.at for e in self.of_attempt() if isinstance(e, Started)]
         return seconds_of(starts[-1]) if starts else self.clock.now()
-
-    def release(self) -> None:
-        assert self.handle is not None
-        try:
-            self.handle.release()
-        except Unreachable:
-            self.handle = None
-        self.handle = self.watch = None
-        self.seen = Observed()
 
     def explain(self) -> None:
         """Record why the last attempt failed."""
@@ -392,24 +330,15 @@ class _Driver:
 
     def abandon(self, failure: Failure) -> None:
         """Stop what runs because it can no longer be recorded; the run can be resumed."""
-        if self.handle is None:
+        attempt, self.under_way = self.under_way, None
+        if attempt is None:
             return
-        number, step = self.number, self.watch.step if self.watch is not None else None
-        handle, self.handle = self.handle, None
-        stop_s = self.stop_quietly(handle)
+        stop_s = attempt.abandon()
         if self.ended() is None:
+            lost = Lost(reason=failure.message)
             try:
                 self.record(
-                    Ended(attempt=number, outcome=Lost(reason=failure.message), step=step, stop_s=stop_s)
+                    Ended(attempt=attempt.number, outcome=lost, step=attempt.watch.step, stop_s=stop_s)
                 )
             except Failure as second:
                 failure.add_note(second.message)
-
-    def stop_quietly(self, handle: Handle) -> float | None:
-        try:
-            stop_s = handle.stop(grace_s=STOP_GRACE_S)
-            handle.drain(timeout_s=DRAIN_S)
-            handle.release()
-        except Unreachable:
-            return None
-        return stop_s

@@ -73,6 +73,7 @@ class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="ty
     knobs: Knobs
     command: tuple[str, ...] = ()
     resume: bool = False
+    trial: int | None = None  # of a search
 
 
 class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_field="type"):
@@ -120,6 +121,7 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
     stop_s: float | None = None  # request -> processes gone
     drain_s: float | None = None  # processes gone -> memory back
     held: str = ""  # who holds memory that did not come back
+    peaks: dict[str, Peak] = {}  # of phases that it passed after its last completed step
 
 
 class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field="type"):

@@ -1,0 +1,147 @@
+"""One attempt that runs: polled until it is over, then stopped, its memory awaited, its end recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from launchers.base import Framework, Handle, Observed, Runner, Unreachable
+from orchestrator.clock import Clock
+from orchestrator.interrupts import Impatient, Interrupts
+from orchestrator.runs import Attempt, Run, shown_argv
+from orchestrator.watch import Watch
+from policies.events import Ended, Event, GoalReached, Progressed, Started, StopRequested
+from policies.evidence import Evidence
+from policies.types import Job, Knobs
+
+POLL_S = 0.4
+STOP_GRACE_S = 10.0
+DRAIN_S = 60.0
+LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
+
+
+def start(
+    runner: Runner,
+    framework: Framework,
+    job: Job,
+    knobs: Knobs,
+    *,
+    folder: Run,
+    number: int,
+    resume: bool,
+    record: Callable[[Event], None],
+    trial: int | None = None,
+) -> Handle:
+    """Start an attempt, its intent recorded first; raises Unreachable when the place cannot take it."""
+    command = framework.command(job, knobs, run=folder.id, attempt=number, resume=resume)
+    attempt = folder.attempt(number)
+    attempt.create()
+    attempt.write_command(command, python=job.python)
+    record(Started(attempt=number, knobs=knobs, command=shown_argv(command), resume=resume, trial=trial))
+    return runner.start(command, run=folder.id, attempt=number, python=job.python)
+
+
+class UnderWay:
+    """An attempt from its start, or from our attaching to it, to its end."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        *,
+        watch: Watch,
+        number: int,
+        folder: Attempt,
+        started_at: float,
+        record: Callable[[Event], None],
+        clock: Clock,
+        interrupts: Interrupts,
+    ) -> None:
+        self.handle, self.watch, self.number, self.folder = handle, watch, number, folder
+        self.seen = Observed()
+        self._started_at, self._record, self._clock, self._interrupts = started_at, record, clock, interrupts
+
+    def poll(self) -> bool:
+        """Take in what is new; true when the attempt was found to hang."""
+        try:
+            self.seen = self.handle.poll()
+        except Unreachable as unreachable:
+            self.seen = Observed(lost=unreachable.message)
+        events = self.watch.feed(self.seen, now=self._clock.now())
+        for event in events:
+            self._record(event)
+        return any(isinstance(event, StopRequested) for event in events)
+
+    @property
+    def over(self) -> bool:
+        """Whether it ended by itself or can no longer be observed."""
+        return self.seen.exit is not None or bool(self.seen.lost)
+
+    def end(self, *, stopped_by: str) -> tuple[Ended, Evidence]:
+        """End the whole attempt, wait for its memory and record how it ended."""
+        if stopped_by:
+            self.watch.expect_end()
+        stop_s = self._stop()
+        if stopped_by and not self.seen.lost:
+            self._last_words()
+        for event in self.watch.finish(now=self._clock.now()):
+            if isinstance(event, (Progressed, GoalReached)):
+                self._record(event)
+        try:
+            drain = self.handle.drain(timeout_s=DRAIN_S)
+            held, drain_s = ("" if drain.clear else drain.held or "unknown"), drain.seconds
+        except Unreachable as unreachable:
+            held, drain_s = "", None
+            self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
+        outcome = self.watch.outcome(self.seen.exit, lost=self.seen.lost, stopped_by=stopped_by)
+        evidence = self.watch.evidence(outcome, self.seen.exit)
+        ended = Ended(
+            attempt=self.number,
+            outcome=outcome,
+            seconds=round(self._clock.now() - self._started_at, 3),
+            step=self.watch.step,
+            saved=self.watch.saved,
+            stop_s=None if stop_s is None else round(stop_s, 3),
+            drain_s=None if drain_s is None else round(drain_s, 3),
+            held=held,
+        )
+        self._record(ended)
+        self.folder.write_view("outcome", ended)
+        self.release()
+        return ended, evidence
+
+    def abandon(self) -> float | None:
+        """End the attempt without recording anything; returns the seconds it took."""
+        try:
+            stop_s = self.handle.stop(grace_s=STOP_GRACE_S)
+            self.handle.drain(timeout_s=DRAIN_S)
+            self.handle.release()
+        except Unreachable:
+            return None
+        return stop_s
+
+    def release(self) -> None:
+        """Give up supervisor and samplers; one that cannot be reached has nothing to give up."""
+        try:
+            self.handle.release()
+        except Unreachable:
+            return
+
+    def _stop(self) -> float | None:
+        """End every process of the attempt; the user's second Ctrl-C cuts the grace short."""
+        try:
+            with self._interrupts.cutting():
+                return self.handle.stop(grace_s=0.0 if self._interrupts.impatient else STOP_GRACE_S)
+        except Impatient:
+            return self.handle.stop(grace_s=0.0)
+        except Unreachable:
+            return None
+
+    def _last_words(self) -> None:
+        """Poll until the stopped attempt's exit and the end of its logs have arrived."""
+        until = self._clock.now() + LAST_WORDS_S
+        while True:
+            self.poll()
+            if self.over or self._clock.now() >= until:
+                return
+            self._clock.sleep(POLL_S)
