@@ -18,6 +18,7 @@ from rich.text import Text
 from orchestrator import story
 from orchestrator.clock import seconds_of
 from orchestrator.colour import wants_color
+from orchestrator.layout import apart, bar, cut, in_ascii
 from orchestrator.units import show_duration, show_gib
 from orchestrator.watch import Progress
 from policies.events import (
@@ -33,18 +34,18 @@ from policies.events import (
     Interrupted,
     NeedsHuman,
     Progressed,
+    Result,
     Stable,
     Started,
     StopRequested,
     TrainingCompleted,
+    Tried,
 )
 from policies.evidence import Cancelled, Completed, Lost
 from policies.types import Knobs, Phase
 
-_ASCII = {"✓": "ok", "✗": "x", "→": "->", "·": "-", "×": "x", "…": "...", "█": "#", "–": "-"}
 _HEARTBEAT_S = 60.0
 _STEP_LINES_S = 10.0
-_BAR = 24
 
 
 class Console:
@@ -97,7 +98,7 @@ class Console:
             self.tell(event)
         self._quiet = quiet
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Say what an event means."""
         match event:
             case Accepted():
@@ -122,6 +123,8 @@ class Console:
                 self._diagnosed(event)
             case Decided():
                 self._decided(event)
+            case Tried():
+                self._tried(event)
             case Finished():
                 self._finished(event)
             case _:
@@ -197,7 +200,7 @@ class Console:
             self._dated(f"{words}{last}, after {show_duration(event.seconds)}")
         else:
             self._line(
-                _apart(f"#{event.attempt}  {self._title}", show_duration(event.seconds), self._terminal.width)
+                apart(f"#{event.attempt}  {self._title}", show_duration(event.seconds), self._terminal.width)
             )
             if self._goal is not None:
                 self._line(
@@ -238,6 +241,13 @@ class Console:
             self._point(Text(f"→ {event.reason}{wait}"))
         if self._live_wanted:
             self._line(Text(""))
+
+    def _tried(self, event: Tried) -> None:
+        self.close()
+        good = event.result is Result.FITS
+        mark = "✓" if good else "·" if event.result in (Result.GATED, Result.SLOW) else "✗"
+        words = story.tried(event, before=self._first)
+        self._line(Text(f"{mark} trial {event.trial}  {words}", style="green" if good else ""))
 
     def _finished(self, event: Finished) -> None:
         self.close()
@@ -312,7 +322,7 @@ class Console:
 
     def _region(self, progress: Progress, now: float) -> Group:
         lines = [
-            _apart(
+            apart(
                 f"#{self._number}  {self._title}", show_duration(now - self._started_at), self._terminal.width
             )
         ]
@@ -324,9 +334,9 @@ class Console:
             lines.append(Text(f"    {self._goal_line(self._goal)}", style="green"))
         sample = progress.sample
         if sample:
-            lines += [_bar(f"GPU {c.index}", c.used_bytes, c.total_bytes) for c in sample.gpus[:2]]
-            lines.append(_bar("host", sample.host_used_bytes, sample.host_total_bytes))
-        return Group(*(self._plain(_cut(line, self._terminal.width)) for line in lines[:6]))
+            lines += [bar(f"GPU {c.index}", c.used_bytes, c.total_bytes) for c in sample.gpus[:2]]
+            lines.append(bar("host", sample.host_used_bytes, sample.host_total_bytes))
+        return Group(*(self._plain(cut(line, self._terminal.width)) for line in lines[:6]))
 
     def _point(self, text: Text) -> None:
         """Say a point of an attempt's story: indented on a terminal, dated elsewhere."""
@@ -356,35 +366,7 @@ class Console:
             self._terminal.print(self._plain(text))
 
     def _plain(self, text: Text) -> Text:
-        if self._ascii:
-            for glyph, word in _ASCII.items():
-                text = _replaced(text, glyph, word)
-        return text
-
-
-def _replaced(text: Text, glyph: str, word: str) -> Text:
-    return (
-        Text(word, style=text.style).join(text.split(glyph, allow_blank=True))
-        if glyph in text.plain
-        else text
-    )
-
-
-def _apart(left: str, right: str, width: int) -> Text:
-    room = max(1, min(width, 100) - len(left) - len(right))
-    return Text.assemble((left, "bold"), " " * room, (right, "dim"))
-
-
-def _cut(text: Text, width: int) -> Text:
-    text.truncate(max(10, width), overflow="ellipsis")
-    return text
-
-
-def _bar(name: str, used: int, total: int) -> Text:
-    part = used / total if total else 0.0
-    style = "red" if part >= 0.95 else "yellow" if part >= 0.9 else ""
-    bar = ("█" * round(part * _BAR)).ljust(_BAR, "·")
-    return Text.assemble(f"    {name:6}", (bar, style), f"  {show_gib(used)} / {show_gib(total)}")
+        return in_ascii(text) if self._ascii else text
 
 
 def _of(of: int | None) -> str:

@@ -12,6 +12,7 @@ from policies.events import (
     NeedsHuman,
     Stable,
     TrainingCompleted,
+    Tried,
     Verdict,
 )
 from policies.evidence import (
@@ -148,6 +149,21 @@ def outcome(value: Outcome) -> str:
             }.get(by, f"stopped by {by}")
         case _:
             assert_never(value)
+
+
+def tried(result: Tried, *, before: Knobs | None) -> str:
+    """Return what a search learned about one configuration."""
+    change = setting_changes(before, result.knobs) if before is not None else ""
+    parts = [f"{result.purpose.value}: {result.result.value}"]
+    if result.tokens_per_second is not None:
+        noise = f" ±{result.noise:.0%}" if result.noise is not None and result.noise >= 0.005 else ""
+        parts.append(f"{result.tokens_per_second:,.0f} tok/s{noise}")
+    if result.headroom is not None:
+        parts.append(f"{result.headroom:.1%} free")
+    if result.reason:
+        parts.append(result.reason)
+    parts.append(change or "as the job")
+    return "   ".join(parts)
 
 
 def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:

@@ -19,6 +19,7 @@ from policies.events import (
     Progressed,
     Started,
     StopRequested,
+    Tried,
     Verdict,
 )
 from policies.evidence import Cancelled, Diagnosis, Lost, Remedy
@@ -45,6 +46,7 @@ class Attempt(Value, frozen=True, kw_only=True):
     goal: GoalReached | None = None
     ended: Ended | None = None
     diagnosis: Diagnosis | None = None
+    progress: tuple[Progressed, ...] = ()  # its completed steps
     resumed: bool = False  # the user asked to go on after it
     renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
 
@@ -92,20 +94,24 @@ class Run(Value, frozen=True, kw_only=True):
 
 def fold(history: History) -> Run:
     """Return the history as attempts; raises ValueError where it does not begin with Accepted."""
-    if not history or not isinstance(history[0], Accepted):
-        raise ValueError("a history begins with Accepted")
+    accepted = _accepted(history)
     attempts: list[Attempt] = []
     finished: Verdict | None = None
     decided: Decided | None = None
     renewed = 0
+    steps: list[list[Progressed]] = []  # of each attempt
+    trials = {e.attempt for e in history if isinstance(e, Started) and e.trial is not None}
     for event in history[1:]:
+        if event.attempt in trials:
+            continue  # of a search: it decides about those itself
         match event:
-            case Accepted():
-                raise ValueError("a history has one Accepted")
+            case Accepted() | Tried():
+                pass
             case Started():
                 remedy = decided.remedy if decided is not None else None
                 number = event.attempt or len(attempts) + 1
                 attempts.append(Attempt(number=number, knobs=event.knobs, remedy=remedy, renewed=renewed))
+                steps.append([])
                 decided = None
             case Decided():
                 decided = event
@@ -119,15 +125,28 @@ def fold(history: History) -> Run:
             case Progressed() | FailureSeen() | GoalReached() | StopRequested() | Ended() | Diagnosed():
                 if attempts:
                     attempts[-1] = _seen(attempts[-1], event, attempts[:-1])
+                    if isinstance(event, Progressed):
+                        steps[-1].append(event)
             case _:
                 assert_never(event)
     return Run(
-        accepted=history[0],
-        attempts=tuple(attempts),
+        accepted=accepted,
+        attempts=tuple(
+            msgspec.structs.replace(attempt, progress=tuple(done))
+            for attempt, done in zip(attempts, steps, strict=True)
+        ),
         finished=finished,
         elapsed_s=_seconds_between(history[0].at, history[-1].at),
         renewed=renewed,
     )
+
+
+def _accepted(history: History) -> Accepted:
+    if not history or not isinstance(history[0], Accepted):
+        raise ValueError("a history begins with Accepted")
+    if any(isinstance(event, Accepted) for event in history[1:]):
+        raise ValueError("a history has one Accepted")
+    return history[0]
 
 
 def plain(diagnosis: Diagnosis) -> Diagnosis:

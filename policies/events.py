@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TypeAlias
 
 from policies.evidence import Diagnosis, Finding, Outcome, Peak, Remedy
+from policies.learned import Learned
 from policies.types import Cluster, Job, Knobs, Profile, Value
 
 
@@ -12,12 +14,14 @@ class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_f
     """The training ran to its end."""
 
     marginal: bool = False
+    faster: Remedy | None = None  # what the memory that stayed free would allow, as predicted
 
 
 class Stable(Value, frozen=True, kw_only=True, tag="stable", tag_field="verdict"):
     """The goal was reached and the job asked to stop there."""
 
     marginal: bool = False
+    faster: Remedy | None = None
 
 
 class GaveUp(Value, frozen=True, kw_only=True, tag="gave_up", tag_field="verdict"):
@@ -56,6 +60,13 @@ class EventBase(Value, frozen=True, kw_only=True):
     attempt: int = 0  # 1-based; 0: the run itself
 
 
+class Policy(StrEnum):
+    """What ranks the candidates of a run."""
+
+    LADDER = "ladder"  # their order alone
+    ESTIMATE = "estimate"
+
+
 class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="type"):
     """A run begins: everything decisions depend on."""
 
@@ -65,6 +76,9 @@ class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="
     cluster: Cluster
     schema: int = 1
     versions: dict[str, str] = {}
+    policy: Policy = Policy.ESTIMATE
+    learned: Learned | None = None  # what earlier runs of such jobs showed
+    mode: str = "launch"  # launch | search
 
 
 class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="type"):
@@ -146,6 +160,42 @@ class Finished(EventBase, frozen=True, kw_only=True, tag="finished", tag_field="
     verdict: Verdict
 
 
+class Purpose(StrEnum):
+    """What a trial of a search is for."""
+
+    PROBE = "probe"  # whether it fits, on the longest sequences that can be forced
+    SPEED = "speed"  # how fast it is, on the job's own lengths
+    CONFIRM = "confirm"  # whether it holds for goal.steps
+
+
+class Result(StrEnum):
+    """How a trial ended."""
+
+    FITS = "fits"
+    FAILS = "fails"  # a memory ran out
+    REFUSED = "refused"  # the job does not run with these settings
+    SLOW = "slow"  # stopped early: it cannot become the fastest
+    LOST = "lost"  # the cluster's fault; it says nothing about the settings
+    GATED = "gated"  # never run: predicted, or known, not to fit
+
+
+class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type"):
+    """What a search learned about one configuration."""
+
+    trial: int  # number in study.journal
+    knobs: Knobs
+    purpose: Purpose
+    result: Result
+    tokens_per_second: float | None = None  # median after the warm-up
+    noise: float | None = None  # relative standard error of it
+    headroom: float | None = None  # smallest free share over phases
+    constraints: dict[str, float] = {}  # phase -> use above what is allowed, in units of the limit
+    extrapolated: bool = False  # the longest sequences could not be forced
+    reason: str = ""
+    seconds: float = 0.0
+    gpu_hours: float = 0.0
+
+
 Event: TypeAlias = (
     Accepted
     | Started
@@ -156,6 +206,7 @@ Event: TypeAlias = (
     | Ended
     | Diagnosed
     | Decided
+    | Tried
     | Finished
 )
 History: TypeAlias = tuple[Event, ...]
