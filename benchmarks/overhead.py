@@ -194,7 +194,7 @@ def _supervised(head: Head, folder: Path) -> Run:
 
 def _alone(head: Head, folder: Path) -> Run:
     """Run the command of the first attempt by hand."""
-    job = prepare(folder / "job.yaml", overrides=(), relaunches=None).job
+    job = prepare(folder / "job.yaml", Wish()).job
     command = first_command(job)
     for file in command.files:
         (folder / file.name).write_text(file.text.replace("{attempt}", str(folder)))

@@ -14,6 +14,7 @@ from orchestrator.errors import JobErrors
 from orchestrator.job import parse
 from orchestrator.story import arrow
 from orchestrator.yaml_text import Document, Path, scalar
+from policies import trials
 from policies.events import Accepted, Decided, Ended, GoalReached, History, Started
 from policies.evidence import Cancelled, Completed
 from policies.types import Job, Knobs, changed
@@ -28,7 +29,11 @@ class Edit(NamedTuple):
 
 
 def stable_knobs(history: History) -> Knobs | None:
-    """Return the knobs of the last attempt that completed or reached the goal."""
+    """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
+    results = trials.tried(history)
+    best = trials.fastest(results, confirmed=True) or trials.fastest(results)
+    if best is not None:
+        return best.knobs
     knobs: dict[int, Knobs] = {e.attempt: e.knobs for e in history if isinstance(e, Started)}
     good = [
         e.attempt

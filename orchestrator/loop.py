@@ -30,12 +30,15 @@ from policies.events import (
     Interrupted,
     Launch,
     Progressed,
+    Stable,
     Started,
     Stop,
     StopRequested,
+    TrainingCompleted,
     Verdict,
 )
 from policies.evidence import Completed, Diagnosis, Evidence, Lost
+from policies.secrets import shown
 from policies.types import Cluster, Job, Profile
 
 
@@ -68,11 +71,18 @@ def accept(
     cluster: Cluster,
     versions: dict[str, str],
     now: float,
+    mode: str = "launch",
 ) -> None:
     """Record that a run begins."""
     journal.append(
         Accepted(
-            at=timestamp(now), run=run, job=masked(job), profile=profile, cluster=cluster, versions=versions
+            at=timestamp(now),
+            run=run,
+            job=masked(job),
+            profile=profile,
+            cluster=cluster,
+            versions=versions,
+            mode=mode,
         )
     )
 
@@ -87,10 +97,20 @@ def run(
     job: Job,
     interrupts: Interrupts,
     audience: Audience | None = None,
+    conclude: bool = True,
 ) -> Verdict:
-    """Drive a run from wherever its journal stands to its verdict."""
+    """Drive a run from wherever its journal stands to its verdict.
+
+    Without `conclude` a success is not recorded as the end of the run: something follows it.
+    """
     driver = _Driver(journal, framework, runner, clock, folder, job, interrupts, audience or Unseen())
+    driver.conclude = conclude
     return driver.drive()
+
+
+def resumed(attempt: int) -> Decided:
+    """Return the row that says that the user goes on with a run."""
+    return Decided(attempt=attempt, reason=RESUMED)
 
 
 class _Driver:
@@ -110,6 +130,7 @@ class _Driver:
         self.audience = audience
         self.under_way: UnderWay | None = None
         self.evidence: Evidence | None = None
+        self.conclude = True
 
     def drive(self) -> Verdict:
         try:
@@ -156,7 +177,7 @@ class _Driver:
         if isinstance(history[-1], Finished) and isinstance(
             history[-1].verdict, (Interrupted, Infrastructure)
         ):
-            self.record(Decided(attempt=self.number, reason=RESUMED))
+            self.record(resumed(self.number))
         if not self.number:
             return
         handle = self.runner.attach(run=self.folder.id, attempt=self.number)
@@ -176,7 +197,7 @@ class _Driver:
             ended_now = self.ended()
             if ended_now is not None and isinstance(ended_now.outcome, Lost):
                 # Nothing of the cluster failed: the user goes on at once.
-                self.record(Decided(attempt=self.number, reason=RESUMED))
+                self.record(resumed(self.number))
             return
         self.audience.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
         self.follow(handle)
@@ -294,7 +315,8 @@ class _Driver:
 
     def finish(self, verdict: Verdict) -> Verdict:
         last = self.journal.history()[-1]
-        if not isinstance(last, Finished):
+        success = isinstance(verdict, (TrainingCompleted, Stable))
+        if not isinstance(last, Finished) and (self.conclude or not success):
             self.record(Finished(attempt=self.number, verdict=verdict))
         return verdict
 
@@ -324,6 +346,7 @@ class _Driver:
         )
         diagnosis = diagnose(evidence)
         fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
+        fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
         row = Diagnosed(**fields, attempt=self.number)
         self.record(row)
         self.folder.attempt(self.number).write_view("diagnosis", row)

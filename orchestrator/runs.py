@@ -16,7 +16,7 @@ import msgspec
 from orchestrator import journal
 from orchestrator.errors import ExitCode, Failure
 from policies.events import History
-from policies.types import Command, Job
+from policies.types import Command, Job, Value
 
 # Whole words only: TOKENIZERS_PARALLELISM is no secret.
 _SECRET_ENV = re.compile(
@@ -67,6 +67,13 @@ class Attempt:
         write_private(self.path / f"{name}.json", msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
+class Asked(Value, frozen=True, kw_only=True):
+    """What the command line asked of a run, for whoever goes on with it."""
+
+    mode: str = "launch"  # launch | search
+    policy: str = "estimate"  # estimate | ladder
+
+
 class Run:
     """The folder of a run."""
 
@@ -79,6 +86,14 @@ class Run:
         """The job as it was launched."""
         return (self.path / "job.yaml").read_text()
 
+    @property
+    def asked(self) -> Asked:
+        """What the command line asked."""
+        try:
+            return msgspec.json.decode((self.path / "asked.json").read_bytes(), type=Asked)
+        except FileNotFoundError:
+            return Asked()
+
     def history(self) -> History:
         """Return the events on record, without locking."""
         return journal.read(self.path / "events.jsonl")
@@ -88,7 +103,7 @@ class Run:
         return Attempt(self.path / "attempts" / f"{number:04d}")
 
 
-def create(root: Path, *, job_text: str) -> Run:
+def create(root: Path, *, job_text: str, asked: Asked | None = None) -> Run:
     """Return a new run's folder with its job.yaml; the id is new in `root`."""
     _make(root, private=False)
     for digits in (2, 2, 2, 2, 2, 2, 2, 2, 3, 4, 8):
@@ -99,6 +114,7 @@ def create(root: Path, *, job_text: str) -> Run:
             continue
         except OSError as error:
             raise _unwritable(path, error) from None
+        write_private(path / "asked.json", msgspec.json.encode(asked or Asked()) + b"\n")
         write_private(path / "job.yaml", job_text.encode())
         return Run(path)
     raise Failure(f"no free run id in `{root}`", hint="pass another --runs-dir")

@@ -52,7 +52,7 @@ class Study:
         )
 
     def begin_with(self, knobs: Knobs) -> None:
-        """Propose a configuration before any other, once."""
+        """Propose a configuration before any other, unless it was proposed and not lost."""
         params = {}
         for name, distribution in self._distributions.items():
             value = getattr(knobs, name)
@@ -60,7 +60,10 @@ class Study:
                 value if distribution._contains(_internal(distribution, value)) else _top(distribution)
             )
         attributes = {_KNOBS: msgspec.to_builtins(knobs)}
-        if not any(trial.user_attrs == attributes for trial in self._study.get_trials(deepcopy=False)):
+        known = self._study.get_trials(deepcopy=False)
+        if not any(
+            t.user_attrs.get(_KNOBS) == attributes[_KNOBS] and t.state != TrialState.FAIL for t in known
+        ):
             self._study.enqueue_trial(params, user_attrs=attributes)
 
     def ask(self, *, seed: int) -> Asked:

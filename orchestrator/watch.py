@@ -33,6 +33,7 @@ from policies.evidence import (
 )
 from policies.rules_own import restarted, stalled
 from policies.scan import Scanner
+from policies.secrets import shown
 from policies.types import Job, Phase, Value
 
 _GRACE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
@@ -189,6 +190,7 @@ class Watch:
 
     def _failure(self, finding: Finding) -> FailureSeen:
         self._failure_known = True
+        finding = msgspec.structs.replace(finding, line=shown(finding.line))
         return FailureSeen(attempt=self._attempt, finding=finding)
 
     def _ripe(self, now: float, *, over: bool) -> Finding | None:

@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from launchers.base import Advice, Problem
-from launchers.builtin.settings import SettingsError, parse_settings
+from launchers.builtin.settings import Settings, SettingsError, parse_settings
 from policies.evidence import (
     Marker,
     Peak,
@@ -32,6 +32,8 @@ from policies.types import (
     Grid,
     Job,
     Knobs,
+    Layout,
+    Model,
     Phase,
     Placement,
     Profile,
@@ -110,6 +112,23 @@ class Builtin:
         written = job.settings.get("model")
         return written if isinstance(written, str) else None
 
+    def shape(self, job: Job) -> Model | None:
+        """Return the shape of the model that the job generates; None where only a folder tells."""
+        if job.shape is not None or self.model_path(job) is not None or job.model is not None:
+            return job.shape
+        shape = parse_settings(self._document(job, run="shape")).model_shape
+        return Model(
+            layers=shape.layers,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.hidden // shape.heads,
+            intermediate=shape.intermediate,
+            vocab=shape.vocab,
+            qkv_bias=True,
+            family="qwen2",
+        )
+
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
         settings = parse_settings(self._document(job, run="profile"))
@@ -154,6 +173,7 @@ class Builtin:
             trainer_budget_bytes=min((b for b in settings.trainer_budget if b), default=None),
             engine_budget_bytes=settings.engine_budget,
             resumable=settings.save_every > 0,
+            layout=_layout(settings),
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -201,7 +221,7 @@ class Builtin:
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a checkpoint folder of its own and a few steps."""
         own: dict[str, Any] = {"steps": steps, "checkpoint_dir": f"{folder}/checkpoints", "save_every": 0}
-        if longest:
+        if longest and job.settings.get("ignore_eos") is False:
             own["ignore_eos"] = True
         return msgspec.structs.replace(job, settings={**job.settings, **own})
 
@@ -237,6 +257,37 @@ class Builtin:
         return document
 
 
+def _layout(settings: Settings) -> Layout:
+    """Return how the job is spread: fp32 everywhere, one tensor at a time in the optimizer."""
+    parked = settings.param_offload and settings.kl_coef > 0
+    return Layout(
+        strategy="fsdp2" if settings.ranks > 1 else "none",
+        ranks=settings.ranks,
+        shards=settings.ranks,
+        engine_ranks=settings.engines,
+        parameter_bytes=4,
+        compute_bytes=4,
+        gradient_bytes=4,
+        optimizer_bytes=8,
+        logits_bytes=4,
+        engine_bytes=4,
+        kv_bytes=4,
+        reference=settings.kl_coef > 0,
+        reference_offload=parked,
+        optimizer_stays_offloaded=True,
+        padded=True,
+        logits_share=settings.response_tokens / (settings.prompt_tokens + settings.response_tokens),
+        chunked_head=True,
+        per_tensor_optimizer=True,
+        optimizer_temporary_bytes=_CLIPPING_BYTES,
+        sync_buckets=1,
+        sequences=settings.prompts * settings.samples,
+        prompt_tokens=settings.prompt_tokens,
+        response_tokens=settings.response_tokens,
+    )
+
+
+_CLIPPING_BYTES = 16  # the gradient's norm is taken in fp64: a copy and its square
 _SAVE_EVERY = (
     10  # steps: the smaller half of the product's rule max(10 steps, 20 min); a step here takes seconds
 )

@@ -114,7 +114,26 @@ def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interr
             console.say(note)
         if not history:
             _accept(run, journal, runner, framework, job)
-        verdict = loop.run(
+        verdict = _conduct(run, journal, runner, framework, job, console, interrupts)
+    except Unreachable as unreachable:
+        raise _unreachable(unreachable, run) from None
+    finally:
+        runner.close()
+    return verdict
+
+
+def _conduct(
+    run: runs.Run,
+    journal: Journal,
+    runner: Runner,
+    framework: Framework,
+    job: Job,
+    console: Console,
+    interrupts: Interrupts,
+) -> Verdict:
+    """Launch or search, as the run was asked for."""
+    if run.asked.mode == "launch":
+        return loop.run(
             journal,
             framework,
             runner,
@@ -124,11 +143,22 @@ def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interr
             interrupts=interrupts,
             audience=console,
         )
-    except Unreachable as unreachable:
-        raise _unreachable(unreachable, run) from None
-    finally:
-        runner.close()
-    return verdict
+    from orchestrator import searching
+    from orchestrator.search import Open
+
+    return searching.search(
+        journal,
+        framework,
+        runner,
+        SystemClock(),
+        folder=run,
+        job=job,
+        interrupts=interrupts,
+        audience=console,
+        gate=Open(),
+        starts=lambda _: (),
+        exported=lambda: _export(run),
+    )
 
 
 def _job(run: runs.Run, accepted: Event | None) -> Job:
@@ -148,6 +178,7 @@ def _accept(run: runs.Run, journal: Journal, runner: Runner, framework: Framewor
         profile=framework.profile(job, cluster),
         cluster=cluster,
         versions=versions(),
+        mode=run.asked.mode,
         now=SystemClock().now(),
     )
 

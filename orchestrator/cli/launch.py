@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -18,47 +20,71 @@ Exit codes:
   130  interrupted, 143 terminated; `autotune resume` continues"""
 
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def launching(command: _F) -> _F:
+    """Add what `launch` and `search` share."""
+    for decorator in reversed(
+        (
+            click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path)),
+            click.option(
+                "-n",
+                "--dry-run",
+                is_flag=True,
+                envvar="AUTOTUNE_DRY_RUN",
+                show_envvar=True,
+                help="Print the first command; start nothing.",
+            ),
+            click.option(
+                "--detach",
+                is_flag=True,
+                envvar="AUTOTUNE_DETACH",
+                show_envvar=True,
+                help="Return at once; the run goes on without the terminal.",
+            ),
+            click.option(
+                "--submit",
+                metavar="URL",
+                envvar="AUTOTUNE_SUBMIT",
+                show_envvar=True,
+                help="Run as a Ray job of the cluster whose dashboard is URL.",
+            ),
+            click.option(
+                "--set",
+                "overrides",
+                metavar="knob=value",
+                multiple=True,
+                envvar="AUTOTUNE_SET",
+                show_envvar=True,
+                help="Change a knob of the job.",
+            ),
+            click.option(
+                "--relaunches",
+                type=click.IntRange(min=0),
+                metavar="N",
+                envvar="AUTOTUNE_RELAUNCHES",
+                show_envvar=True,
+                help="Most relaunches after failures of the job.",
+            ),
+            click.option(
+                "--policy",
+                type=click.Choice(["estimate", "ladder"]),
+                default="estimate",
+                envvar="AUTOTUNE_POLICY",
+                show_envvar=True,
+                help="How a cure is chosen: by predicted memory, or by the ladder's order alone.",
+            ),
+        )
+    ):
+        command = decorator(command)
+    return command
+
+
 @click.command(
     "launch", short_help="Run the training to its end, recovering from memory failures.", epilog=CODES
 )
-@click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path))
-@click.option(
-    "-n", "--dry-run", is_flag=True, envvar="AUTOTUNE_DRY_RUN", help="Print the first command; start nothing."
-)
-@click.option(
-    "--detach",
-    is_flag=True,
-    envvar="AUTOTUNE_DETACH",
-    help="Return at once; the run goes on without the terminal.",
-)
-@click.option(
-    "--submit",
-    metavar="URL",
-    envvar="AUTOTUNE_SUBMIT",
-    help="Run as a Ray job of the cluster whose dashboard is URL.",
-)
-@click.option(
-    "--set",
-    "overrides",
-    metavar="knob=value",
-    multiple=True,
-    envvar="AUTOTUNE_SET",
-    help="Change a knob of the job.",
-)
-@click.option(
-    "--relaunches",
-    type=click.IntRange(min=0),
-    metavar="N",
-    envvar="AUTOTUNE_RELAUNCHES",
-    help="Most relaunches after failures of the job.",
-)
-@click.option(
-    "--policy",
-    type=click.Choice(["ladder"]),
-    default="ladder",
-    envvar="AUTOTUNE_POLICY",
-    help="How a cure is chosen.",
-)
+@launching
 @global_options
 @click.pass_context
 def command(
@@ -77,17 +103,10 @@ def command(
     Example:
       autotune launch job.yaml --set tokens_per_microbatch=16384
     """  # noqa: D301 - click reads the backspace
+    from orchestrator import runs
     from orchestrator.cli import starting
 
-    options = given(context)
-    if submit and detach:
-        raise click.UsageError("--submit runs elsewhere already; leave out --detach")
-    prepared = starting.prepare(job_file, overrides=overrides, relaunches=relaunches)
-    if dry_run:
-        starting.show(prepared, as_json=options.json)
-    elif submit:
-        starting.submit(prepared, url=submit, options=options)
-    elif detach:
-        starting.detach(prepared, options=options)
-    else:
-        context.exit(starting.launch(prepared, options=options))
+    wish = starting.Wish(overrides=overrides, relaunches=relaunches, asked=runs.Asked(policy=policy))
+    prepared = starting.prepare(job_file, wish)
+    code = starting.begin(prepared, dry_run=dry_run, detach_=detach, submit_=submit, options=given(context))
+    context.exit(code)

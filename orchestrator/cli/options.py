@@ -85,4 +85,3 @@ def run_ids(context: click.Context, parameter: click.Parameter, incomplete: str)
     folder = context.params.get("runs_dir") or given(context).runs_dir
     entries = sorted(folder.glob("*/job.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent.name for file in entries if file.parent.name.startswith(incomplete)]
-

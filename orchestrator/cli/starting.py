@@ -30,21 +30,39 @@ class Prepared(Value, frozen=True, kw_only=True):
 
     text: str
     job: Job
+    asked: runs.Asked
 
 
-def prepare(job_file: Path, *, overrides: tuple[str, ...], relaunches: int | None) -> Prepared:
+class Wish(Value, frozen=True, kw_only=True):
+    """What the command line says beside the job file."""
+
+    overrides: tuple[str, ...] = ()
+    relaunches: int | None = None
+    trials: int | None = None
+    duration: str | None = None
+    asked: runs.Asked = runs.Asked()
+
+
+def prepare(job_file: Path, wish: Wish) -> Prepared:
     """Return the job of a file with the options of the command line applied."""
     text = read_text(job_file)
     job = parse(text, file=str(job_file))
     edits = [
-        export.Edit(("settings", key), value, "--set") for key, value in override(job, overrides).items()
+        export.Edit(("settings", key), value, "--set") for key, value in override(job, wish.overrides).items()
     ]
-    if relaunches is not None:
-        edits.append(export.Edit(("recovery", "relaunches"), relaunches, "--relaunches"))
+    edits += [
+        export.Edit((section, key), value, f"--{key}")
+        for section, key, value in (
+            ("recovery", "relaunches", wish.relaunches),
+            ("search", "trials", wish.trials),
+            ("search", "duration", wish.duration),
+        )
+        if value is not None
+    ]
     if edits:
         text = export.edited(text, edits)
-        job = parse(text, file=f"{job_file} with --set")
-    return Prepared(text=text, job=job)
+        job = parse(text, file=f"{job_file} with the command line's options")
+    return Prepared(text=text, job=job, asked=wish.asked)
 
 
 def first_command(job: Job) -> Command:
@@ -52,6 +70,23 @@ def first_command(job: Job) -> Command:
     framework = frameworks.find(job.framework)
     knobs = framework.profile(job, assumed(job)).knobs
     return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume)
+
+
+def begin(
+    prepared: Prepared, *, dry_run: bool, detach_: bool, submit_: str | None, options: Options
+) -> ExitCode:
+    """Begin a run in the way that the command line asks for."""
+    if submit_ and detach_:
+        raise click.UsageError("--submit runs elsewhere already; leave out --detach")
+    if dry_run:
+        show(prepared, as_json=options.json)
+    elif submit_:
+        submit(prepared, url=submit_, options=options)
+    elif detach_:
+        detach(prepared, options=options)
+    else:
+        return launch(prepared, options=options)
+    return ExitCode.OK
 
 
 def show(prepared: Prepared, *, as_json: bool) -> None:
@@ -77,7 +112,7 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
-    run = runs.create(options.runs_dir, job_text=prepared.text)
+    run = runs.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
     return driving.drive(run, options=options)
 
 
@@ -87,7 +122,7 @@ def detach(prepared: Prepared, *, options: Options) -> None:
     if address not in (None, "local"):
         submit(prepared, url=dashboard(address), options=options)
         return
-    run = runs.create(options.runs_dir, job_text=prepared.text)
+    run = runs.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
     log = run.path / "driver.log"
     argv = [sys.executable, "-m", "orchestrator.cli", "--runs-dir", str(options.runs_dir), "resume", run.id]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -137,7 +172,8 @@ def submit(prepared: Prepared, *, url: str, options: Options) -> None:
         prepared.text, [export.Edit(("workdir",), prepared.job.workdir, "where it was submitted")]
     )
     python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
-    arguments = f"--runs-dir {runs_dir} launch job.yaml"
+    asked = prepared.asked
+    arguments = f"--runs-dir {runs_dir} {asked.mode} job.yaml --policy {asked.policy}"
     entrypoint = (
         f"if {python} -c 'import orchestrator' 2>/dev/null; "
         f"then exec {python} -m orchestrator.cli {arguments}; else exec autotune {arguments}; fi"

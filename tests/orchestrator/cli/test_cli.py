@@ -38,9 +38,21 @@ GLOBAL = {
 }
 OWN = {
     "launch": {"-n", "--dry-run", "--detach", "--submit", "--set", "--relaunches", "--policy"},
+    "search": {
+        "-n",
+        "--dry-run",
+        "--detach",
+        "--submit",
+        "--set",
+        "--relaunches",
+        "--policy",
+        "--trials",
+        "--duration",
+    },
     "status": {"--watch"},
     "resume": set[str](),
     "stop": set[str](),
+    "explain": {"--model", "--framework", "--rule"},
     "ladder": set[str](),
 }
 

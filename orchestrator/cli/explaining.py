@@ -1,0 +1,79 @@
+"""Explains logs one after the other: text or JSON on stdout."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+
+import click
+
+from launchers.frameworks import FRAMEWORKS
+from orchestrator.cli.options import Options
+from orchestrator.cli.paint import painted
+from orchestrator.errors import ExitCode, Failure
+from orchestrator.explain.document import document
+from orchestrator.explain.explanation import explain
+from orchestrator.explain.reading import check, first_bytes, read
+from orchestrator.explain.rule import explain_rule
+from orchestrator.explain.snapshot import explain_snapshot, is_snapshot, snapshot_document, snapshot_text
+from orchestrator.explain.text import text
+from orchestrator.models import read_model
+
+_MAGIC_BYTES = 16
+_ASCII = {"→": "->", "×": "x", "·": "|", "…": "..."}
+
+
+def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options) -> ExitCode:
+    """Print an explanation of every log; returns whether all of them got a cause."""
+    check(names)
+    known = _framework(framework) if framework is not None else None
+    shape = read_model(model) if model is not None else None
+    code = ExitCode.OK
+    for index, name in enumerate(names):
+        if is_snapshot(first_bytes(name, _MAGIC_BYTES)):
+            snapshot = explain_snapshot(Path(name))
+            shown, line = snapshot_text(name, snapshot), snapshot_document(name, snapshot)
+            is_answer = bool(snapshot.devices)
+        else:
+            found = explain(read(name), framework=known, model=shape)
+            shown, line = text(found, verbose=options.verbose > 0), document(found)
+            is_answer = found.is_answer
+        if options.json:
+            _write(line + b"\n")
+        else:
+            _say(("\n" if index else "") + shown, options)
+        if not is_answer:
+            code = ExitCode.NO
+    return code
+
+
+def show_rule(name: str, *, options: Options) -> None:
+    """Print what a rule or a cause means."""
+    shown = explain_rule(name, as_json=options.json)
+    if options.json:
+        _write(shown.encode() + b"\n")
+    else:
+        _say(shown, options)
+
+
+def _framework(name: str) -> str:
+    if name in FRAMEWORKS:
+        return name
+    near = difflib.get_close_matches(name, FRAMEWORKS, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(sorted(FRAMEWORKS))}"
+    raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
+
+
+def _say(shown: str, options: Options) -> None:
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    if "utf" not in encoding:
+        for glyph, word in _ASCII.items():
+            shown = shown.replace(glyph, word)
+        shown = shown.encode(encoding, "replace").decode(encoding)
+    click.echo(painted(shown, color=options.color, stream=sys.stdout), color=True)
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,1 @@
+"""`autotune explain`: logs in, causes and cures out; needs no job, no cluster and no GPU."""

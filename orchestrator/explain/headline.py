@@ -1,0 +1,151 @@
+"""The first line of an explanation: which memory, in which phase, by how much."""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.explain.explanation import Explanation
+from orchestrator.explain.plain import clipped, plain
+from orchestrator.units import show_gib, size_bytes
+from policies.prefixes import parsed
+from policies.rules import BY_NAME
+from policies.types import Cause, Component, Phase
+
+_PHASES = {
+    Phase.INIT: "start-up",
+    Phase.ROLLOUT_INIT: "start of the rollout engine",
+    Phase.WEIGHT_SYNC: "weight sync",
+    Phase.COMM: "communication",
+    Phase.DATA: "data loading",
+    Phase.OPTIMIZER: "optimizer step",
+    Phase.CHECKPOINT: "checkpointing",
+}
+_PARTS = {
+    Component.REF: "the reference model's",
+    Component.CRITIC: "the critic's",
+    Component.REWARD: "the reward model's",
+}
+_HOST_USE = re.compile(r"was running was (\d[\d.]* ?[KMGT]i?B) / (\d[\d.]* ?[KMGT]i?B) \(([\d.]+)\)")
+_HOST_WHO = {
+    "ray-memory-monitor": "Ray killed a worker",
+    "kernel-oom-kill": "the kernel killed a process",
+    "cgroup-oom-event": "the container's limit killed a process",
+    "slurm-oom-kill": "Slurm killed a task",
+    "kubernetes-oom-killed": "Kubernetes killed a container",
+    "pinned-memory": "no page-locked host memory was left",
+    "sglang-host-memory": "the engine asks for more host memory than there is",
+}
+_SIZE = re.compile(r"\d{1,20}(?:\.\d{1,9})? ?(?:[KMGT]i?B|bytes|B)\b")
+_LONGEST = 160
+
+
+def phase_words(found: Explanation) -> str:
+    """Return the phase as people say it; empty where it is not known."""
+    phase = found.diagnosis.phase
+    if phase is Phase.NONE:
+        return ""
+    words = _PHASES.get(phase, phase.value)
+    part = _PARTS.get(found.diagnosis.component)
+    return f"{part} {words}" if part else words
+
+
+def figure(size: int, text: str) -> str:
+    """Return a size as the log prints it, or in GiB where it prints bytes or nothing."""
+    for match in _SIZE.finditer(text):
+        if match[0].endswith("iB") and size_bytes(match[0]) == size:
+            return match[0] if " " in match[0] else re.sub(r"([KMGT]iB)", r" \1", match[0])
+    return show_gib(size)
+
+
+def on_budget(found: Explanation) -> bool:
+    """Return whether the device is a byte budget in host memory, as in the built-in job without a GPU."""
+    return found.diagnosis.facts.device == "cpu-budget"
+
+
+def headline(found: Explanation) -> str:
+    """Return what happened, in one line without its cause's name."""
+    diagnosis = found.diagnosis
+    text = found.shown.text if diagnosis.evidence else ""
+    phase = phase_words(found)
+    where = f" in {phase}" if phase else ""
+    match diagnosis.cause:
+        case Cause.GPU_OOM:
+            memory = "its memory budget" if on_budget(found) else "GPU memory"
+            return f"{phase or 'the job'} ran out of {memory}{_missing(found, text)}"
+        case Cause.HOST_OOM:
+            return _host(found, text, where)
+        case Cause.KV_POOL:
+            return "the engine's token pool ran dry and the engine crashed"
+        case Cause.POOL_TOO_SMALL:
+            return (
+                "the engine's pool is too small to start, so it must grow"
+                if phase != "rollout"
+                else ("the engine's pool has no room left for its requests")
+            )
+        case Cause.SHM:
+            return f"shared memory (/dev/shm) ran out{where}"
+        case Cause.OBJECT_STORE:
+            return f"Ray's object store is full{where}{_missing(found, text)}"
+        case Cause.DISK:
+            return (
+                f"a disk is full{where}"
+                if "full" in text.lower() or "space" in text.lower()
+                else (f"a file could not be written{where}")
+            )
+        case Cause.HANG:
+            return "nothing moved any more"
+        case Cause.INFRASTRUCTURE:
+            return f"the cluster failed, not the job: {_message(text)}"
+        case Cause.CONFIG:
+            return f"a setting is refused: {_message(text)}"
+        case Cause.CODE:
+            return f"the job's own code failed: {_message(text)}"
+        case _:
+            return "no rule matches"
+
+
+def span(found: Explanation) -> tuple[int, int]:
+    """Return which characters of the first line of evidence say it: the requested size, else the message."""
+    line = found.shown
+    text = plain(line.text)
+    requested = found.diagnosis.facts.requested_bytes
+    if requested:
+        for match in _SIZE.finditer(text):
+            if _is_size(match[0], requested):
+                return match.span()
+    rule = BY_NAME.get(line.rule)
+    match_of = rule.pattern.search(text) if rule is not None else None
+    if match_of is not None and match_of.end() > match_of.start():
+        return match_of.span()
+    return 0, max(1, len(text))
+
+
+def _is_size(written: str, size: int) -> bool:
+    number, unit = re.fullmatch(r"([\d.]+) ?(\w+)", written).groups()  # type: ignore[union-attr]
+    return size_bytes(number + ("B" if unit == "bytes" else unit)) == size
+
+
+def _missing(found: Explanation, text: str) -> str:
+    facts = found.diagnosis.facts
+    if facts.requested_bytes is None:
+        return ""
+    needed = f": needed {figure(facts.requested_bytes, text)}"
+    return needed if facts.free_bytes is None else f"{needed}, {figure(facts.free_bytes, text)} was free"
+
+
+def _host(found: Explanation, text: str, where: str) -> str:
+    rule = found.diagnosis.evidence[0].rule if found.diagnosis.evidence else ""
+    texts = " ".join(line.text for line in found.diagnosis.evidence)
+    use = _HOST_USE.search(texts)
+    who = _HOST_WHO.get(rule, "")
+    if use is not None:
+        share = f" ({float(use[3]):.0%})" if re.fullmatch(r"[01]?\.\d+", use[3]) else ""
+        return f"{who or 'host memory ran out'}: host memory {use[1]} of {use[2]}{share}"
+    if who:
+        return f"{who}{where}: host memory ran out"
+    return f"host memory ran out{where}{_missing(found, text)}"
+
+
+def _message(text: str) -> str:
+    shown = plain(parsed(text).bare).strip()
+    return clipped(shown, (0, 1), width=_LONGEST)[0] or "no message"

@@ -1,0 +1,164 @@
+"""A PyTorch memory snapshot explained without a GPU: who held the memory at the peak, and how torn it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.errors import ExitCode, Failure
+from orchestrator.explain.plain import plain
+from orchestrator.explain.unpickle import LARGEST_BYTES
+from orchestrator.units import show_gib
+from policies.snapshot import DeviceMemory, Site, Snapshot
+from policies.types import Cause, Phase
+
+_READER = "orchestrator.explain.unpickle"
+_PROTOCOLS = (2, 3, 4, 5)
+_PICKLE = b"\x80"  # no text begins with it
+_SITES = 10  # printed; the JSON document has more
+_LONGEST_S = 1800.0  # the reader's own limit grows with the file and is shorter
+_INDENT = " " * 6
+_MOMENTS = {
+    "oom": "at the first failed request",
+    "peak": "at the peak of what was recorded",
+    "state": "when it was taken; allocations were not recorded",
+}
+
+
+def is_snapshot(head: bytes) -> bool:
+    """Return whether a file that begins so is a pickle, and not a log."""
+    return head[:1] == _PICKLE and len(head) > 1 and head[1] in _PROTOCOLS
+
+
+def explain_snapshot(path: Path) -> Snapshot:
+    """Return what a snapshot tells; raises Failure where the file is something else."""
+    if path.stat().st_size > LARGEST_BYTES:
+        raise _refused(path, f"it is larger than {show_gib(LARGEST_BYTES)}")
+    command = [sys.executable, "-m", _READER, str(path.absolute())]
+    try:
+        reader = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _refused(path, "reading it took too long") from None
+    if reader.returncode == 0:
+        return msgspec.json.decode(reader.stdout, type=Snapshot)
+    try:
+        reason = msgspec.json.decode(reader.stdout, type=str)
+    except msgspec.DecodeError:
+        reason = "reading it took more memory or time than a snapshot of its size may"
+    raise _refused(path, plain(reason))
+
+
+def _refused(path: Path, reason: str) -> Failure:
+    return Failure(
+        f"{plain(str(path))} is no memory snapshot that can be read: {reason}",
+        hint="a snapshot is what torch.cuda.memory._dump_snapshot writes",
+        code=ExitCode.USAGE,
+    )
+
+
+def cause(found: Snapshot) -> Cause:
+    """Return the cause that a snapshot shows: a request that failed, or none."""
+    return Cause.GPU_OOM if any(device.moment == "oom" for device in found.devices) else Cause.UNKNOWN
+
+
+def snapshot_document(name: str, found: Snapshot) -> bytes:
+    """Return one line of JSON, with the names of a log's document where they apply."""
+    why = cause(found)
+    failed = next((device for device in found.devices if device.moment == "oom"), None)
+    return msgspec.json.encode(
+        {
+            "schema": 1,
+            "file": name,
+            "kind": "snapshot",
+            "cause": why,
+            "is_oom": why.is_oom,
+            "resource": why.resource,
+            "facts": {
+                "requested_bytes": failed and failed.requested_bytes,
+                "free_bytes": failed and failed.device_free_bytes,
+                "allocated_bytes": failed and failed.allocated_bytes,
+                "reserved_unallocated_bytes": failed and failed.unallocated_bytes,
+            },
+            "fragmentation": failed is not None and failed.fragmented,
+            "devices": [
+                msgspec.structs.replace(
+                    device,
+                    sites=tuple(
+                        msgspec.structs.replace(site, place=plain(site.place)) for site in device.sites
+                    ),
+                    labels={plain(label): size for label, size in device.labels.items()},
+                )
+                for device in found.devices
+            ],
+            "settings": {plain(key): plain(value) for key, value in found.settings.items()},
+        }
+    )
+
+
+def snapshot_text(name: str, found: Snapshot) -> str:
+    """Return the explanation as people read it."""
+    if not found.devices:
+        return f"unknown: {plain(name)} is an empty snapshot: no memory and no records\n"
+    return "\n".join(line for device in found.devices for line in _device(plain(name), device))
+
+
+def _device(name: str, device: DeviceMemory) -> Iterable[str]:
+    used, idle = show_gib(device.allocated_bytes), show_gib(device.unallocated_bytes)
+    figures = f"{used} was in use, {idle} reserved but unused"
+    if device.requested_bytes is not None:
+        if device.device_free_bytes is not None:
+            figures += f", {show_gib(device.device_free_bytes)} free on the card"
+        wanted = f"GPU {device.device} could not give {show_gib(device.requested_bytes)}"
+        yield f"error[{Cause.GPU_OOM}]: {wanted}: {figures}"
+    else:
+        yield f"GPU {device.device}: {figures}"
+    yield f"{_INDENT}--> {name}"
+    yield (
+        f"info: {_MOMENTS[device.moment]}: {device.allocations:,} allocations; "
+        f"{device.events:,} events recorded, peak {show_gib(device.peak_bytes)}"
+    )
+    yield f"info: {_torn(device)}"
+    yield f"info: by phase   {_shares(device.phases)}"
+    if device.labels:
+        yield f"info: by category   {_shares({plain(label): size for label, size in device.labels.items()})}"
+    yield "info: largest allocation sites"
+    yield from (_site(site) for site in device.sites[:_SITES])
+    rest = len(device.sites) - _SITES
+    if rest > 0:
+        yield f"{_INDENT}and {rest} more (--json)"
+
+
+def _torn(device: DeviceMemory) -> str:
+    if not device.free_pieces:
+        return "not fragmentation: all that is reserved is in use"
+    largest = show_gib(device.largest_free_bytes)
+    idle = f"{show_gib(device.unallocated_bytes)} unused in {device.free_pieces:,}"
+    pieces = f"{idle} {'piece' if device.free_pieces == 1 else f'pieces, the largest {largest}'}"
+    if device.requested_bytes is None:
+        return pieces
+    if device.fragmented:
+        return f"fragmented: {pieces}; `expandable_segments` could have served the request"
+    if device.largest_free_bytes >= device.requested_bytes:
+        return f"{pieces}, which was large enough but belongs to another stream or pool"
+    return f"not fragmentation: {pieces}, so `expandable_segments` would not help"
+
+
+def _shares(sizes: dict[str, int]) -> str:
+    whole = max(1, sum(sizes.values()))
+    parts = (
+        f"{name if name != Phase.NONE else 'no phase'} {show_gib(size)} ({size / whole:.0%})"
+        for name, size in sizes.items()
+        if size
+    )
+    return " · ".join(parts) or "nothing in use"
+
+
+def _site(site: Site) -> str:
+    phase = "" if site.phase is Phase.NONE else f"   {site.phase}"
+    return f"{_INDENT}{show_gib(site.size_bytes):>12}  {site.allocations:>6,} ×  {plain(site.place)}{phase}"

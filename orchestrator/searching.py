@@ -1,0 +1,205 @@
+"""A whole search: make the job stable first, then try what is faster, and prove the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from launchers.base import Framework, Runner
+from orchestrator import loop
+from orchestrator.clock import Clock, timestamp
+from orchestrator.errors import ExitCode, Failure
+from orchestrator.interrupts import Interrupts
+from orchestrator.journal import Journal
+from orchestrator.loop import Audience
+from orchestrator.runs import Run
+from orchestrator.search import Gate, Search
+from orchestrator.trial import Bench
+from policies import trials
+from policies.events import (
+    Accepted,
+    Ended,
+    Finished,
+    History,
+    Interrupted,
+    Progressed,
+    Purpose,
+    Result,
+    Stable,
+    Started,
+    TrainingCompleted,
+    Tried,
+    Verdict,
+)
+from policies.evidence import Peak
+from policies.space import space
+from policies.types import Job, Knobs
+
+_FIRST = "base"  # the name of the attempts that make the job stable
+
+
+def search(
+    journal: Journal,
+    framework: Framework,
+    runner: Runner,
+    clock: Clock,
+    *,
+    folder: Run,
+    job: Job,
+    interrupts: Interrupts,
+    audience: Audience,
+    gate: Gate,
+    starts: Callable[[Knobs], tuple[Knobs, ...]],
+    exported: Callable[[], None],
+) -> Verdict:
+    """Search from wherever the journal stands; returns the verdict, which is also its last row.
+
+    `starts` proposes configurations to try right after the stable one.
+    """
+    accepted = journal.history()[0]
+    assert isinstance(accepted, Accepted)
+    check(job, accepted)
+    bench = Bench(
+        journal,
+        framework,
+        runner,
+        clock,
+        folder=folder,
+        job=job,
+        cluster=accepted.cluster,
+        interrupts=interrupts,
+    )
+    if _trials_begun(journal.history()):
+        _reopen(journal, clock)
+    else:
+        first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
+        verdict = loop.run(
+            journal,
+            framework,
+            runner,
+            clock,
+            folder=folder,
+            job=first,
+            interrupts=interrupts,
+            audience=audience,
+            conclude=False,
+        )
+        if not isinstance(verdict, TrainingCompleted | Stable):
+            return verdict
+    base = _stable(journal.history())
+    dimensions = space(job, accepted.profile, base.knobs)
+    found = Search(
+        bench,
+        dimensions=dimensions,
+        starts=(base.knobs, *starts(base.knobs)),
+        gate=gate,
+        exported=lambda _: exported(),
+        known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else _result(journal.history(), base, job),
+    )
+    names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
+    audience.say(f"searching over {names}")
+    reason = found.drive()
+    if reason:
+        audience.say(f"no further trial: {reason}")
+        found.confirm()
+    exported()
+    if interrupts.by:
+        return _finish(journal, clock, Interrupted(by=interrupts.by))
+    summary(journal.history(), found.importance(), say=audience.say)
+    return _finish(journal, clock, Stable())
+
+
+def check(job: Job, accepted: Accepted) -> None:
+    """Refuse a search that has nothing to vary or no room for its trials."""
+    profile = accepted.profile
+    for name in job.search.vary or ():
+        if name not in profile.supported:
+            raise Failure(
+                f"search.vary: {profile.framework} does not offer `{name}`",
+                hint=profile.unsupported.get(name, "see `autotune ladder`"),
+                code=ExitCode.USAGE,
+            )
+    if not space(job, profile, profile.knobs):
+        raise Failure(
+            "the job leaves no knob open that a search could vary",
+            hint="name some in `search.vary`, such as `vary: [tokens_per_microbatch, memory_fraction]`",
+            code=ExitCode.USAGE,
+        )
+    gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
+    own = max(1, profile.layout.ranks)
+    if gpus and job.search.parallel * own > gpus:
+        raise Failure(
+            f"search.parallel: {job.search.parallel} trials of {own} GPUs each, the cluster has {gpus}",
+            hint=f"set `search.parallel: {max(1, gpus // own)}`",
+            code=ExitCode.USAGE,
+        )
+
+
+def summary(history: History, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
+    """Say what a search found: the front, what each knob was worth, what it cost."""
+    results = trials.tried(history)
+    best = trials.fastest(results, confirmed=True) or trials.fastest(results)
+    first = next((r for r in results if r.result is Result.FITS), None)
+    if best is not None and first is not None and first.tokens_per_second and best.tokens_per_second:
+        gain = best.tokens_per_second / first.tokens_per_second
+        say(f"fastest: trial {best.trial}, {best.tokens_per_second:,.0f} tok/s, {gain:.2f}x the stable start")
+    for result in trials.front(results):
+        say(
+            f"  trial {result.trial:3}  {result.tokens_per_second or 0:>10,.0f} tok/s  "
+            f"{result.headroom or 0:6.1%} free"
+        )
+    if importance:
+        worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items())
+        say(f"what each knob was worth: {worth}")
+    hours = {what: value for what, value in trials.spent(results).items() if value}
+    if hours:
+        parts = ", ".join(f"{what} {value:.1f}" for what, value in hours.items())
+        say(f"GPU-hours: {sum(hours.values()):.1f} ({parts})")
+
+
+def _trials_begun(history: History) -> bool:
+    return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
+
+
+def _reopen(journal: Journal, clock: Clock) -> None:
+    """Take note that the user goes on with a search that was interrupted."""
+    last = journal.history()[-1]
+    if isinstance(last, Finished) and isinstance(last.verdict, Interrupted):
+        journal.append(msgspec.structs.replace(loop.resumed(last.attempt), at=timestamp(clock.now())))
+
+
+def _stable(history: History) -> Started:
+    """Return the attempt that made the job stable."""
+    ended = {e.attempt for e in history if isinstance(e, Ended)}
+    launches = [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in ended]
+    return launches[-1]
+
+
+def _result(history: History, base: Started, job: Job) -> Tried:
+    """Return what the stable attempt showed, as a trial that held for goal.steps."""
+    steps = [e for e in history if isinstance(e, Progressed) and e.attempt == base.attempt]
+    peaks: dict[str, Peak] = {}
+    for step in steps:
+        for phase, peak in step.peaks.items():
+            if phase not in peaks or peaks[phase].used_bytes < peak.used_bytes:
+                peaks[phase] = peak
+    free = [1 - p.used_bytes / p.capacity_bytes for p in peaks.values() if p.capacity_bytes]
+    rate, noise = trials.speed(steps) or (None, None)
+    return Tried(
+        attempt=base.attempt,
+        trial=0,
+        knobs=base.knobs,
+        purpose=Purpose.CONFIRM,
+        result=Result.FITS,
+        tokens_per_second=rate,
+        noise=noise,
+        headroom=round(min(free), 4) if free else None,
+        constraints=trials.excess(peaks, headroom=job.goal.headroom),
+        reason="the stable start",
+    )
+
+
+def _finish(journal: Journal, clock: Clock, verdict: Verdict) -> Verdict:
+    journal.append(Finished(at=timestamp(clock.now()), verdict=verdict))
+    return verdict

@@ -1,0 +1,181 @@
+"""From bytes of a log to causes and cures: framework, settings, secrets, odd logs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launchers.frameworks import FRAMEWORKS
+from launchers.frameworks.builtin import Builtin
+from orchestrator.errors import ExitCode, Failure
+from orchestrator.explain.document import document
+from orchestrator.explain.explanation import Explanation, explain
+from orchestrator.explain.reading import check, read, read_from
+from orchestrator.explain.rule import explain_rule
+from orchestrator.explain.text import text
+from orchestrator.models import read_model
+from policies.evidence import Marker, StepDone
+from policies.rules import RULES
+from policies.types import Cause
+
+LOGS = Path(__file__).parent / "logs"
+OOM = (
+    "Traceback (most recent call last):\n"
+    '  File "scripted/train.py", line 5, in train_step\n'
+    '  File "torch/autograd/graph.py", line 824, in _engine_run_backward\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+    "of 79.19 GiB of which 1.00 GiB is free. Process 11 has 8.00 GiB memory in use. Including non-PyTorch "
+    "memory, this process has 70.19 GiB memory in use. Of the allocated memory 69.00 GiB is allocated by "
+    "PyTorch, and 128.00 MiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+class Scripted(Builtin):
+    """A framework whose logs print their settings."""
+
+    name = "scripted"
+    traces = ("scripted/",)
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the settings of the line `settings {...}`."""
+        line = next((line for line in text.splitlines() if line.startswith("settings ")), "settings {}")
+        found: dict[str, Any] = json.loads(line.removeprefix("settings "))
+        return found
+
+    def marker(self, line: str) -> Marker | None:
+        """Return the step of `step N length/max=M memory/allocated=G`."""
+        if not line.startswith("step "):
+            return None
+        _, step, *pairs = line.split()
+        return StepDone(step=int(step), metrics={k: float(v) for k, v in (p.split("=") for p in pairs)})
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FRAMEWORKS, "scripted", Scripted())
+
+
+def of(log: str | bytes, **options: Any) -> Explanation:
+    data = log.encode() if isinstance(log, str) else log
+    reading = read_from(io.BytesIO(data), name="run.log")
+    return explain(reading, framework=options.get("framework"), model=options.get("model"))
+
+
+@pytest.mark.usefixtures("scripted")
+def test_printed_settings_give_the_change_in_the_frameworks_words() -> None:
+    found = of('settings {"tokens_per_microbatch": 8192, "recompute": "full"}\n' + OOM)
+    shown = text(found)
+    assert "help: lower `tokens_per_microbatch` 8192 → 4096" in shown
+    assert "scripted  tokens_per_microbatch: 4096" in shown
+    remedies = {r.cure.name: r for r in found.remedies}
+    assert "recompute" not in remedies, "the log shows it at its end"
+    assert remedies["offload_activations"].assumed and not remedies["reduce_tokens_per_mb"].assumed
+
+
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize("line", ['settings {"stepz": 1}', "settings {torn", 'settings {"recompute": 7}'])
+def test_settings_that_make_no_job_fall_back_to_neutral_cures(line: str) -> None:
+    found = of(f"{line}\n{OOM}")
+    assert found.context.framework is not None and found.remedies and "note: " in text(found)
+    assert not any(remedied.cure.exact for remedied in found.remedies)
+
+
+@pytest.mark.usefixtures("scripted")
+def test_without_settings_the_framework_names_what_to_change() -> None:
+    shown = text(of(OOM))
+    assert "lower `tokens_per_microbatch`, for instance to half" in shown
+    assert "scripted  tokens_per_microbatch" in shown
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_settings_file_that_is_not_shown_is_told() -> None:
+    found = of('+ train --config job.yaml\nsettings {"tokens_per_microbatch": 4096, "concurrency": 8}\n' + OOM)
+    assert "reads a file of settings" in text(found)
+    assert found.remedies[0].cure.changes == {"tokens_per_microbatch": 2048}
+
+
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([f"step {n} memory/allocated={60 + n}" for n in range(1, 7)], "`memory/allocated` 61 → 66"),
+        ([f"step {n} length/max={n % 2 + 90 + 60 * (n == 6)}" for n in range(1, 7)], "`length/max` 150"),
+        ([f"step {n} length/max=90 memory/allocated=61" for n in range(1, 7)], ""),
+    ],
+)
+def test_late_failures_are_told_apart(steps: list[str], words: str) -> None:
+    found = of("\n".join(steps) + "\n" + OOM)
+    assert words in found.late and bool(words) == bool(found.late)
+
+
+def test_another_holder_of_the_card_is_named() -> None:
+    found = of(OOM)
+    assert [(holder.pid, holder.held_bytes) for holder in found.holders] == [(11, 8 << 30)]
+    assert "pid 11 8.00 GiB" in text(found)
+
+
+def test_the_model_tells_what_a_request_is() -> None:
+    model = read_model(LOGS / "config.json")
+    found = of(OOM.replace("2.00 GiB", "13.91 GiB"), model=model)
+    assert "24,576 tokens × 151,936 vocab × 4 bytes" in text(found)
+    assert of(OOM, model=model).request is None
+
+
+def test_the_document_has_its_names() -> None:
+    one = json.loads(document(of(OOM)))
+    assert {
+        "schema", "file", "cause", "is_oom", "resource", "phase", "component", "rank", "facts",
+        "fragmentation", "confidence", "evidence", "consequences", "remedies",
+    } <= one.keys()  # fmt: skip
+    assert one["facts"].keys() == {
+        "requested_bytes", "free_bytes", "capacity_bytes", "allocated_bytes", "reserved_unallocated_bytes",
+        "outside_bytes",
+    }  # fmt: skip
+    assert one["evidence"][0].keys() == {"line", "text", "rule"}
+    assert all({"name", "reason", "changes"} <= remedy.keys() for remedy in one["remedies"])
+
+
+def test_secrets_and_escapes_stay_in_the_log() -> None:
+    poison = (
+        "\x1b[31m \x1b]0;owned\x07 \x9b31m \u202e HF_TOKEN=hf_abcdefghijklmnopqrstuvwx https://me:hunter2@x/"
+    )
+    found = of(OOM.replace("unallocated.\n", f"unallocated. {poison}\n"))
+    for shown in (text(found), document(found).decode()):
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
+        assert "hunter2" not in shown and "hf_abc" not in shown
+
+
+def test_every_number_of_the_first_lines_is_in_the_log() -> None:
+    shown = text(of((LOGS / "training.log").read_text()))
+    for figure in ("13.91 GiB", "10.61 GiB", "65.62", "1.41", "79.19 GiB"):
+        assert figure in shown
+    assert "ranks 0, 1 and 3 died because rank 2 did (run.log:9, 10, 11)" in shown
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=3000), st.sampled_from([b"", OOM.encode()]), st.binary(max_size=500))
+def test_no_bytes_break_it(before: bytes, message: bytes, after: bytes) -> None:
+    found = of(before + message + after)
+    assert text(found).replace("\n", "").isprintable()
+    json.loads(document(found))
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES] + [cause.value for cause in Cause])
+def test_every_rule_and_cause_is_explained(rule: str) -> None:
+    assert explain_rule(rule, as_json=False).startswith(f"{rule}: ")
+    assert json.loads(explain_rule(rule, as_json=True))["meaning"]
+
+
+def test_what_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x")
+    with pytest.raises(Failure) as raised:
+        check((str(tmp_path), str(tmp_path / "log"), str(tmp_path / "no"), "-", "-"))
+    assert raised.value.code is ExitCode.USAGE
+    assert all(word in raised.value.message for word in ("is a folder", "does not exist", "read once"))
+    assert not read(str(tmp_path / "log")).evidence.findings
