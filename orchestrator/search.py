@@ -99,8 +99,12 @@ class Search:
             judged = {result.knobs for result in results if result.purpose is Purpose.CONFIRM}
             waiting = trials.fastest(r for r in results if r.knobs not in judged)
             held = trials.fastest(results, confirmed=True)
-            confirmed = sum(r.purpose is Purpose.CONFIRM for r in results)
-            if waiting is None or (held is not None and confirmed >= self._settings.confirm):
+            proven = [
+                r
+                for r in results
+                if r.purpose is Purpose.CONFIRM and r.result is Result.FITS and r.knobs != self._base
+            ]
+            if waiting is None or len(proven) >= self._settings.confirm or _rate(waiting) <= _rate(held):
                 return held
             self._running.append(
                 Trial(self._bench, number=waiting.trial, knobs=waiting.knobs, purpose=Purpose.CONFIRM)
@@ -236,6 +240,10 @@ class Search:
             )
         if result.purpose is not Purpose.CONFIRM:
             self._study.begin_with(result.knobs)
+
+
+def _rate(result: Tried | None) -> float:
+    return 0.0 if result is None else result.tokens_per_second or 0.0
 
 
 def _ran(result: Tried) -> bool:

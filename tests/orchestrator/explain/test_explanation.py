@@ -95,7 +95,9 @@ def test_without_settings_the_framework_names_what_to_change() -> None:
 
 @pytest.mark.usefixtures("scripted")
 def test_a_settings_file_that_is_not_shown_is_told() -> None:
-    found = of('+ train --config job.yaml\nsettings {"tokens_per_microbatch": 4096, "concurrency": 8}\n' + OOM)
+    found = of(
+        '+ train --config job.yaml\nsettings {"tokens_per_microbatch": 4096, "concurrency": 8}\n' + OOM
+    )
     assert "reads a file of settings" in text(found)
     assert found.remedies[0].cure.changes == {"tokens_per_microbatch": 2048}
 

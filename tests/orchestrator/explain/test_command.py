@@ -1,0 +1,98 @@
+"""The command: standard input, exit codes, JSON Lines, wrong options."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from launchers.frameworks import FRAMEWORKS
+from orchestrator.cli import main
+
+LOGS = Path(__file__).parent / "logs"
+HOST, OTHER, TRAINING = (str(LOGS / f"{name}.log") for name in ("host", "other", "training"))
+
+
+def call(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["explain", *arguments], input=text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((HOST,), 0, "error[host-oom]"),
+        ((HOST, TRAINING), 0, "error[gpu-oom]"),
+        ((HOST, OTHER), 1, "unknown: "),
+        ((str(LOGS / "healthy.log"),), 1, "unknown: "),
+        ((), 2, "name a log"),
+        (("no.log",), 2, "does not exist"),
+        ((str(LOGS),), 2, "is a folder"),
+        (("--rule", "gpu-oom", HOST), 2, "leave out the logs"),
+        (("--rule", "torch-cuda"), 2, "did you mean `torch-cuda-oom`?"),
+        (("--model", "no.json", HOST), 2, "does not exist"),
+        (("--framework", "sline", HOST), 2, "unknown framework"),
+    ],
+)
+def test_exit_codes(arguments: tuple[str, ...], code: int, said: str) -> None:
+    seen = call(*arguments)
+    assert seen.exit_code == code and said in seen.output
+
+
+def test_standard_input_is_a_log() -> None:
+    seen = call("-", "--json", text=Path(TRAINING).read_text())
+    one = json.loads(seen.output)
+    assert (one["file"], one["cause"], one["evidence"][0]["line"]) == ("stdin", "gpu-oom", 8)
+
+
+def test_json_is_one_line_per_log() -> None:
+    lines = call("--json", HOST, OTHER, TRAINING).output.splitlines()
+    assert [json.loads(line)["cause"] for line in lines] == ["host-oom", "unknown", "gpu-oom"]
+    assert json.loads(lines[2])["consequence_ranks"] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
+def test_every_framework_can_be_named(framework: str) -> None:
+    seen = call("--framework", framework, TRAINING)
+    assert seen.exit_code == 0 and f"a log of {framework}" in seen.output
+
+
+def test_a_pipe_with_a_name_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "log"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(Path(HOST).read_bytes(),))
+    writer.start()
+    seen = call(str(pipe))
+    writer.join()
+    assert seen.exit_code == 0 and "error[host-oom]" in seen.output
+
+
+def test_a_pickle_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
+    assert "snapshot" in call(str(tmp_path / "s.pickle")).output
+
+
+def test_it_needs_no_ray_no_torch_and_no_tables() -> None:
+    program = (
+        "import sys; from orchestrator.cli import main\n"
+        f"main(['explain', {TRAINING!r}], standalone_mode=False)\n"
+        "print({'ray', 'optuna', 'jinja2', 'rich', 'torch'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "set()"
+
+
+def test_ascii_terminals_get_ascii() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli", "explain", TRAINING],
+        capture_output=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},
+    )
+    assert done.stdout.isascii() and b" | 1.41 cached | " in done.stdout
