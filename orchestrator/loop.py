@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, assert_never
 
 import msgspec
@@ -14,7 +15,8 @@ from orchestrator.journal import Journal
 from orchestrator.runs import Run, masked
 from orchestrator.underway import POLL_S, UnderWay, start
 from orchestrator.watch import Progress, Watch, evidence_on_record, unwatched_outcome
-from policies.attempts import RESUMED
+from policies.attempts import RESUMED, fold
+from policies.calibration import kind_of
 from policies.decide import decide
 from policies.diagnose import diagnose
 from policies.events import (
@@ -29,6 +31,7 @@ from policies.events import (
     Infrastructure,
     Interrupted,
     Launch,
+    Policy,
     Progressed,
     Stable,
     Started,
@@ -38,6 +41,7 @@ from policies.events import (
     Verdict,
 )
 from policies.evidence import Completed, Diagnosis, Evidence, Lost
+from policies.learned import Kind, Learned
 from policies.secrets import shown
 from policies.types import Cluster, Job, Profile
 
@@ -72,19 +76,22 @@ def accept(
     versions: dict[str, str],
     now: float,
     mode: str = "launch",
+    policy: Policy = Policy.ESTIMATE,
+    recall: Callable[[Kind], Learned | None] = lambda _: None,
 ) -> None:
-    """Record that a run begins."""
-    journal.append(
-        Accepted(
-            at=timestamp(now),
-            run=run,
-            job=masked(job),
-            profile=profile,
-            cluster=cluster,
-            versions=versions,
-            mode=mode,
-        )
+    """Record that a run begins; `recall` gives what earlier jobs of its kind taught."""
+    accepted = Accepted(
+        at=timestamp(now),
+        run=run,
+        job=masked(job),
+        profile=profile,
+        cluster=cluster,
+        versions=versions,
+        mode=mode,
+        policy=policy,
     )
+    known = recall(kind_of(fold((accepted,))))
+    journal.append(msgspec.structs.replace(accepted, learned=known))
 
 
 def run(

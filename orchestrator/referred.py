@@ -50,7 +50,7 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
         return msgspec.structs.replace(job, shape=shape), problem
     name = job.model if job.model is not None else framework.model_path(job)
     if name is None:
-        return job, ()
+        return msgspec.structs.replace(job, shape=framework.shape(job)), ()
     try:
         return msgspec.structs.replace(job, shape=find_model(name, job.workdir)), ()
     except Failure as failure:

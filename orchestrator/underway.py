@@ -104,6 +104,7 @@ class UnderWay:
             stop_s=None if stop_s is None else round(stop_s, 3),
             drain_s=None if drain_s is None else round(drain_s, 3),
             held=held,
+            peaks=self.watch.peaks_since_step,
         )
         self._record(ended)
         self.folder.write_view("outcome", ended)

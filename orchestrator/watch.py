@@ -100,6 +100,11 @@ class Watch:
         """The last completed step."""
         return self.progress.step
 
+    @property
+    def peaks_since_step(self) -> dict[str, Peak]:
+        """The peaks of phases that it passed after its last completed step."""
+        return dict(self._peaks or self._card_peaks)
+
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
         """Take in what is new and return what follows from it."""
         lines = self._files.write(observed.chunks, observed.samples)

@@ -10,7 +10,7 @@ import click
 
 from launchers import frameworks
 from launchers.base import Framework, Runner, Unreachable
-from orchestrator import export, loop, runs
+from orchestrator import experience, export, loop, runs
 from orchestrator.cli.options import Options
 from orchestrator.clock import SystemClock
 from orchestrator.console import Console
@@ -19,6 +19,8 @@ from orchestrator.interrupts import Interrupts, listening
 from orchestrator.job import parse
 from orchestrator.journal import Journal, encode
 from orchestrator.units import show_gib
+from policies.attempts import fold
+from policies.calibration import learned
 from policies.events import (
     Accepted,
     Event,
@@ -28,6 +30,8 @@ from policies.events import (
     Infrastructure,
     Interrupted,
     NeedsHuman,
+    Policy,
+    Progressed,
     Stable,
     Started,
     TrainingCompleted,
@@ -119,7 +123,18 @@ def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interr
         raise _unreachable(unreachable, run) from None
     finally:
         runner.close()
+    _learn(journal)
     return verdict
+
+
+def _learn(journal: Journal) -> None:
+    """Keep what the run taught about the memory of such jobs."""
+    history = journal.history()
+    if not any(isinstance(event, Progressed) for event in history):
+        return
+    taught = learned(fold(history))
+    if taught is not None:
+        experience.keep(taught)
 
 
 def _conduct(
@@ -179,6 +194,8 @@ def _accept(run: runs.Run, journal: Journal, runner: Runner, framework: Framewor
         cluster=cluster,
         versions=versions(),
         mode=run.asked.mode,
+        policy=Policy(run.asked.policy),
+        recall=experience.recall,
         now=SystemClock().now(),
     )
 

@@ -88,6 +88,12 @@ def _others(found: Explanation) -> list[str]:
     return [f"info: other processes hold memory of this card: {shown}{more}; an engine of the job may be one"]
 
 
+def _about(size: int, text: str) -> str:
+    """Return a size as the log prints it; one that only follows from its figures is marked."""
+    written = figure(size, text)
+    return written if written in text else f"about {written}"
+
+
 def _fragmentation(found: Explanation) -> list[str]:
     diagnosis = found.diagnosis
     facts, text = diagnosis.facts, found.shown.text
@@ -100,12 +106,12 @@ def _fragmentation(found: Explanation) -> list[str]:
         expandable = any(remedied.cure.name == "expandable_segments" for remedied in found.remedies)
         cure = "" if expandable else "; `expandable_segments` is on already, or not offered here"
         lines.append(
-            f"info: fragmentation: {figure(idle, text)} is reserved but unallocated, {enough}, "
+            f"info: fragmentation: {_about(idle, text)} is reserved but unallocated, {enough}, "
             f"in pieces too small for it{cure}"
         )
     elif fragmentation_excluded(diagnosis) and idle is not None:
         lines.append(
-            f"info: not fragmentation: only {figure(idle, text)} is reserved but unallocated, "
+            f"info: not fragmentation: only {_about(idle, text)} is reserved but unallocated, "
             "so `expandable_segments` would not help"
         )
     if _OLD_ADVICE in text:

@@ -93,7 +93,7 @@ def headline(found: Explanation) -> str:
                 else (f"a file could not be written{where}")
             )
         case Cause.HANG:
-            return "nothing moved any more"
+            return f"nothing moved any more{where}: {_message(text)}"
         case Cause.INFRASTRUCTURE:
             return f"the cluster failed, not the job: {_message(text)}"
         case Cause.CONFIG:
@@ -139,7 +139,7 @@ def _host(found: Explanation, text: str, where: str) -> str:
     use = _HOST_USE.search(texts)
     who = _HOST_WHO.get(rule, "")
     if use is not None:
-        share = f" ({float(use[3]):.0%})" if re.fullmatch(r"[01]?\.\d+", use[3]) else ""
+        share = f" ({round(float(use[3]) * 100)} %)" if re.fullmatch(r"[01]?\.\d+", use[3]) else ""
         return f"{who or 'host memory ran out'}: host memory {use[1]} of {use[2]}{share}"
     if who:
         return f"{who}{where}: host memory ran out"

@@ -11,16 +11,19 @@ from orchestrator.explain.plain import clipped, plain
 from orchestrator.units import GIB
 from policies.evidence import Finding
 from policies.rules import RULES
-from policies.types import Cause
+from policies.types import Cause, Component
 
 _WIDTH = 100
 _CURES = 3  # printed; the JSON document has all
 _ERRORS = 3
 _ADVICE = 2
+_PARTS = (Component.CRITIC, Component.REF, Component.REWARD)
+_COUNTED = 100  # the scan keeps no more
 _PLACES = 3  # of consequences
 _ELSE = {
     Cause.CODE: "this is no memory failure; the traceback ends at the line above",
     Cause.CONFIG: "this is no memory failure; correct the setting that the line above names",
+    Cause.HANG: "look for the rank that says nothing: the others waited for it until their timeout",
     Cause.DISK: "make room, or write elsewhere; no memory setting cures this",
     Cause.INFRASTRUCTURE: "start it again once the cluster is well; no memory setting cures this",
 }
@@ -59,21 +62,20 @@ def _consequences(found: Explanation) -> list[str]:
     count = len(found.followers)
     if not count:
         return []
+    all_of = f"{count + 1}" if count < _COUNTED else f"more than {_COUNTED}"
     same = [other for other in found.followers if other.cause is found.diagnosis.cause]
     others, rank = ranks(found), found.diagnosis.rank
     places = ", ".join(str(other.line.line) for other in _one_per_rank(found.followers)[:_PLACES])
     where = f" ({found.file}:{places})"
     if others and rank is not None and len(same) < len(found.followers):
         verb = "died" if len(others) > 1 else "failed"
-        return [
-            f"info: first failure of {count + 1}; {_listed(others)} {verb} because rank {rank} did{where}"
-        ]
+        return [f"info: first failure of {all_of}; {_listed(others)} {verb} because rank {rank} did{where}"]
     if others and len(same) == len(found.followers):
-        return [f"info: first failure of {count + 1}; {_listed(others)} failed in the same way{where}"]
+        return [f"info: first failure of {all_of}; {_listed(others)} failed in the same way{where}"]
     rest = (
         "the other follows from it or repeats it" if count == 1 else "the others follow from it or repeat it"
     )
-    return [f"info: first failure of {count + 1}; {rest}{where}"]
+    return [f"info: first failure of {all_of}; {rest}{where}"]
 
 
 def _one_per_rank(followers: tuple[Finding, ...]) -> list[Finding]:
@@ -149,8 +151,14 @@ def _advice(found: Explanation) -> list[str]:
         for row in framework.advice
         if row.status is not Status.WORKS
         and (row.phase == phase or (row.phase == "any" and row.remedy in names))
+        and not _is_of_another(row, found.diagnosis.component)
     ]
     return [_outdated(row) for row in rows[:_ADVICE]]
+
+
+def _is_of_another(row: Advice, component: Component) -> bool:
+    """Return whether advice is about a part of the job that did not fail."""
+    return any(f"{part}." in row.setting for part in _PARTS if part is not component)
 
 
 def _outdated(row: Advice) -> str:

@@ -16,6 +16,7 @@ LOGS = Path(__file__).parents[1] / "explain" / "logs"
 CASES = {
     "explain-engine": "explain engine.log",
     "explain-training": "explain training.log --model config.json",
+    "explain-verl": "explain verl.log --model config.json",
     "explain-host": "explain host.log",
     "explain-unknown": "explain other.log",
     "explain-healthy": "explain healthy.log",
