@@ -1,0 +1,68 @@
+"""A virtual environment per framework, built once from its pinned list and kept under the list's hash."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # where pip's own configuration has no CPU build
+_COMPLETE = ".complete"
+
+
+def environment(name: str) -> Path:
+    """Return the interpreter of the environment with `requirements/<name>.txt` and nothing else.
+
+    The list names every package, dependencies too: it is installed with --no-deps, so that a package's own
+    requirements (CUDA, an inference engine) are not pulled in and the environment is the same every time.
+    """
+    requirements = REQUIREMENTS / f"{name}.txt"
+    folder = cache() / f"{name}-{_digest(requirements)}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once build it once
+        if not (folder / _COMPLETE).exists():
+            _build(folder, requirements)
+    return folder / "bin" / "python"
+
+
+def cache() -> Path:
+    """Return the folder of all environments; AUTOTUNE_TEST_CACHE names another one."""
+    named = os.environ.get("AUTOTUNE_TEST_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "autotune-tests"
+
+
+def run(name: str, program: str, *arguments: str, timeout_s: float = 120) -> str:
+    """Return what a Python program prints in an environment; fails with its error output."""
+    done = subprocess.run(
+        [str(environment(name)), "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        cwd=cache(),
+    )
+    if done.returncode != 0:
+        raise AssertionError(f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def _digest(requirements: Path) -> str:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}\n"
+    return hashlib.sha256(version.encode() + requirements.read_bytes()).hexdigest()[:12]
+
+
+def _build(folder: Path, requirements: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+    install += ["--disable-pip-version-check", "-r", str(requirements)]
+    if subprocess.run(install, check=False).returncode != 0:
+        subprocess.run([*install, "--extra-index-url", _TORCH_INDEX], check=True)
+    (folder / _COMPLETE).touch()

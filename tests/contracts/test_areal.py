@@ -1,0 +1,212 @@
+"""What autotune writes for AReaL, read by AReaL's own code."""
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from launchers.frameworks.areal import Areal
+from launchers.frameworks.areal_backend import BackendError, parse
+from launchers.frameworks.areal_config import DEFAULTS
+from launchers.frameworks.areal_keys import CLASSES, kind_of
+from policies.diagnose import diagnose
+from policies.legal import completed, lowest, objections
+from policies.scan import scan
+from policies.types import Cause, Knobs
+from tests.launchers.frameworks.areal_jobs import CLUSTER, JOBS, ROOT, job
+
+from .environments import run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+READER = (Path(__file__).parent / "areal_reader.py").read_text()
+FRAMEWORK = Areal()
+
+
+@pytest.fixture
+def ask(tmp_path):
+    def asked(what, **question):
+        path = tmp_path / "question.json"
+        path.write_text(json.dumps({"what": what, **question}))
+        return json.loads(run("areal", READER, str(path), timeout_s=600).splitlines()[-1])
+
+    return asked
+
+
+def legal_changes(each):
+    """Every change of one knob that the policies could make, as knobs."""
+    found = FRAMEWORK.profile(each, CLUSTER)
+    for name, support in found.supported.items():
+        values = support.grid.values
+        if not values:
+            step, low = support.grid.multiple or 1, lowest(found, name) or 0
+            values = (round(-(-low // step) * step, 2), getattr(found.knobs, name))
+        for value in values:
+            changes = completed(found, found.knobs, {name: type(getattr(found.knobs, name))(value)})
+            knobs = msgspec.structs.replace(found.knobs, **changes)
+            if changes and not objections(found, found.knobs, knobs, started=False):
+                yield name, knobs
+
+
+def overrides(argv):
+    return [word for word in argv if word.startswith("++")]
+
+
+def test_the_table_of_settings_is_areals_own(ask):
+    theirs = ask("classes")
+    assert theirs == {name: CLASSES[name] for name in theirs}  # ours also names the classes they inherit from
+
+
+def test_the_defaults_are_areals_own(ask):
+    assert ask("defaults", names=list(DEFAULTS)) == DEFAULTS
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_every_override_of_every_change_is_taken_and_arrives(ask, tmp_path, kind):
+    each, cases, wanted = JOBS[kind], [], []
+    for name, knobs in [("as written", Knobs()), *legal_changes(each)]:
+        settings = FRAMEWORK.settings(each, knobs)
+        if any(settings == earlier for _, earlier in wanted):
+            continue
+        argv = FRAMEWORK.command(each, knobs, run="7c1e", attempt=1, resume=False).argv
+        cases.append(
+            {
+                "path": str(tmp_path / "job.yaml"),
+                "document": each.document,
+                "overrides": overrides(argv),
+                "names": list(settings),
+            }
+        )
+        wanted.append((name, settings))
+    for (name, settings), answer in zip(wanted, ask("composed", cases=cases), strict=True):
+        assert "error" not in answer, (name, settings, answer)
+        assert not any(isinstance(sizes, str) for sizes in answer["backends"]), (name, answer["backends"])
+        for setting, value in settings.items():
+            assert _contains(answer["values"][setting], value), (name, setting, value, answer["values"])
+
+
+def _contains(found, value):
+    """Whether AReaL's value holds ours: it fills sections up with its defaults."""
+    if isinstance(value, dict):
+        return isinstance(found, dict) and all(_contains(found.get(key), each) for key, each in value.items())
+    if isinstance(value, list):
+        return len(found) == len(value) and all(map(_contains, found, value))
+    return found == value
+
+
+def test_presets_examples_and_trials_are_taken(ask, tmp_path):
+    written = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs").glob("areal-*.yaml")]
+    starts = [*FRAMEWORK.presets.values(), *(each["settings"] for each in written)]
+    jobs = [job(dict(settings)) for settings in starts]
+    jobs += [
+        FRAMEWORK.trial(each, folder="/runs/7c1e/trials/1", steps=5, longest=True) for each in JOBS.values()
+    ]
+    cases = [
+        {
+            "path": str(tmp_path / "job.yaml"),
+            "document": each.document,
+            "overrides": overrides(
+                FRAMEWORK.command(each, Knobs(), run="7c1e", attempt=1, resume=False).argv
+            ),
+            "names": ["actor.optimizer.lr", "train_dataset.batch_size", "gconfig.max_new_tokens"],
+        }
+        for each in jobs
+    ]
+    for answer in ask("composed", cases=cases):
+        assert "error" not in answer, answer
+        assert list(answer["values"].values()) == [1e-6, 256, 3072]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "max_concurrent_rollouts",
+        "actor.weight_chunked_mem_mb",
+        "actor.mb_spec.max_token_per_mb",
+        "sglang.mem_fraction",
+    ],
+)
+def test_what_the_check_calls_unknown_is_unknown_to_areal(ask, tmp_path, setting):
+    assert FRAMEWORK.check(job({setting: 4}))
+    case = {"path": str(tmp_path / "job.yaml"), "document": job().document, "names": []}
+    (answer,) = ask("composed", cases=[{**case, "overrides": [f"++{setting}=4"]}])
+    assert "ConfigKeyError" in answer["error"]
+
+
+def test_backends_mean_to_us_what_they_mean_to_areal(ask):
+    texts = [
+        "fsdp:d4",
+        "fsdp:d2c2",
+        "fsdp:t2d2c2",
+        "sglang:d2t2",
+        "vllm:d2t2p2",
+        "megatron:d1t2p2",
+        "megatron:d4t2e4",
+        "megatron:(attn:d2t2|ffn:d2e2)",
+        "archon:d2c2",
+        " fsdp : d4 ",
+        "fsdp:d2d4",
+        "d4",
+        "[actor]:d4",
+        "fsdp.d4",
+        "fsdp:d2p2",
+        "fsdp:d4e2",
+        "sglang:d4c2",
+        "fsdp:d0",
+        "FSDP:d4",
+        "megatron:d2e4",
+        "fsdp:d4+sglang:d4",
+    ]
+    for text, theirs in zip(texts, ask("backends", texts=texts), strict=True):
+        try:
+            found = parse(text)
+            ours = [found.data, found.tensor, found.pipeline, found.context, found.expert]
+        except BackendError:
+            ours = None
+        assert ours == (theirs if isinstance(theirs, list) else None), (text, ours, theirs)
+        if ours is not None:
+            assert parse(str(found)) == msgspec.structs.replace(found, name="")
+
+
+def test_areals_words_about_a_sequence_that_does_not_fit_are_known(ask):
+    text = ask("packed", lengths=[100, 4097], capacity=4096)
+    assert text == "RuntimeError: Values [100, 4097] is larger than capacity 4096"
+    assert diagnose(scan([text.encode() + b"\n"])).cause is Cause.CONFIG
+    assert ask("packed", lengths=[100, 4096], capacity=4096)
+
+
+def test_the_lines_that_are_watched_are_in_areals_code(ask):
+    stats, recover, stats_of_device, trainer = ask(
+        "sources",
+        files=["utils/stats_logger.py", "utils/recover.py", "api/io_struct.py", "trainer/rl_trainer.py"],
+    )
+    assert re.search(r"Train step \{global_step \+ 1\}/\{self.ft_spec.total_train_steps\} done\.", stats)
+    assert "Training completes! Total time elapsed" in stats
+    assert "Recovering from {recover_info.last_step_info.next()}." in recover
+    assert "Memory-Usage {head}: " in stats_of_device
+    for work in ("critic values", "ref logp", "recompute logp", "ppo update", "ppo critic update"):
+        assert f'get_device_stats().log("{work}")' in trainer
+
+
+def test_engine_arguments_are_those_of_the_sglang_that_areal_pins(ask):
+    arguments = ask("server_args")
+    written = {
+        name
+        for each in JOBS.values()
+        for _, knobs in legal_changes(each)
+        for name in FRAMEWORK.settings(each, knobs)
+        if name.startswith("sglang.")
+    }
+    assert len(written) >= 4
+    for name in written:
+        assert f'"--{name.removeprefix("sglang.").replace("_", "-")}"' in arguments, name
+
+
+def test_what_the_advice_names_instead_exists():
+    for advice in FRAMEWORK.advice:
+        for name in re.findall(
+            r"(?<![\w.])(?:actor|rollout|sglang|vllm|memory_profiler)\.[\w.]+", advice.instead
+        ):
+            assert name.endswith(".log") or kind_of(name.rstrip(".")) is not None, name

@@ -1,0 +1,140 @@
+"""Every flag that a remedy, preset or example job of slime or Relax produces is one that they really take.
+
+The lists under `facts/` were read from the code of both at the versions they name. The real parsers ignore an
+unknown flag; the one built here refuses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+
+from launchers.frameworks.flags import arguments, bare, from_words
+from launchers.frameworks.megatron_rl import MegatronRl
+from orchestrator.job import parse
+from policies.legal import objections
+from policies.types import Job, Knobs
+from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, RELAX, SLIME, job
+from tests.launchers.frameworks.megatron_replay import CLUSTER
+from tests.launchers.frameworks.test_megatron_rl import values_of
+
+FACTS = Path(__file__).parent / "facts"
+CONFIGS = Path(__file__).parents[2] / "configs"
+TYPES = {
+    "int": int,
+    "Optional[int]": int,
+    "float": float,
+    "Optional[float]": float,
+    "json": json.loads,
+    "json.loads": json.loads,
+}
+COUNTED = {**COLOCATED, "use-dynamic-batch-size": False, "max-tokens-per-gpu": None, "micro-batch-size": 4}
+ASYNCHRONOUS = {**APART, "fully-async": True}
+FRAMEWORKS = (SLIME, RELAX)
+
+
+class Refusing(argparse.ArgumentParser):
+    """A parser that raises where the shipped one would exit, or say nothing."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@functools.cache
+def parser(framework: MegatronRl) -> Refusing:
+    """Return a parser of the framework's own flags, types and choices, that takes no abbreviations."""
+    facts = json.loads((FACTS / f"{framework.name}-flags.json").read_text())
+    own = Refusing(allow_abbrev=False)
+    for name, fact in facts["flags"].items():
+        action = fact.get("action", "store")
+        options: dict[str, Any] = {}
+        if action == "BooleanOptionalAction":
+            options["action"] = argparse.BooleanOptionalAction
+        elif action in ("store_true", "store_false"):
+            options["action"] = action
+        elif action == "DeprecatedStoreTrueAction":
+            options["action"] = "store_true"
+        else:
+            options["type"] = TYPES.get(fact.get("type", ""), str)
+            if action.startswith("store(nargs="):
+                options["nargs"] = action[len("store(nargs=") : -1]
+            if "choices" in fact:
+                options["choices"] = fact["choices"]
+        own.add_argument(f"--{name}", **options)
+    return own
+
+
+def produced(framework: MegatronRl) -> Iterator[Any]:
+    """Yield what every value of every knob makes of several jobs, under the knob's name."""
+    jobs = {"colocated": COLOCATED, "apart": APART, "counted": COUNTED}
+    if framework is RELAX:
+        jobs["asynchronous"] = ASYNCHRONOUS
+    for label, settings in jobs.items():
+        written = job(framework, {name: value for name, value in settings.items() if value is not None})
+        profile = framework.profile(written, CLUSTER)
+        for knob, support in profile.supported.items():
+            for value in values_of(support.grid, getattr(profile.knobs, knob)):
+                wanted = msgspec.structs.replace(profile.knobs, **{knob: value})
+                if not objections(profile, profile.knobs, wanted, started=False):
+                    changes = framework.settings(written, wanted)
+                    yield pytest.param(framework, changes, id=f"{framework.name}-{label}-{knob}-{value}")
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes"), [row for framework in FRAMEWORKS for row in produced(framework)]
+)
+def test_every_value_of_a_knob_is_a_flag_of_the_framework(framework, changes) -> None:
+    parser(framework).parse_args(arguments(changes, negatable=framework.dialect.negatable))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+def test_presets_are_flags_of_the_framework(framework) -> None:
+    for preset in framework.presets.values():
+        parser(framework).parse_args(arguments(preset, negatable=framework.dialect.negatable))
+
+
+def attempts(written: Job, framework: MegatronRl) -> Iterator[tuple[str, ...]]:
+    knobs = framework.profile(written, CLUSTER).knobs
+    for attempt in (1, 2):
+        yield framework.command(written, knobs, run="r", attempt=attempt, resume=attempt > 1).argv
+    trial = framework.trial(written, folder="/trials", steps=3, longest=False)
+    yield framework.command(trial, Knobs(), run="r", attempt=1, resume=False).argv
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*CONFIGS.glob("slime*.yaml"), *CONFIGS.glob("relax*.yaml")]), ids=lambda path: path.stem
+)
+def test_the_commands_of_example_jobs_hold_known_flags_with_values_that_fit(path) -> None:
+    written = parse(path.read_text())
+    framework = SLIME if written.framework == "slime" else RELAX
+    for argv in attempts(written, framework):
+        known, _ = parser(framework).parse_known_args(argv)
+        assert known.save is None or known.save_interval is not None
+        unknown = {name for name in from_words(argv) if name not in vars(known)} & set(from_words(argv))
+        listed = framework.dialect.names | {f"no-{name}" for name in framework.dialect.negatable}
+        assert {name for name in unknown if not name.startswith("sglang-")} <= listed
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+def test_the_names_that_the_check_knows_hold_every_flag(framework) -> None:
+    facts = json.loads((FACTS / f"{framework.name}-flags.json").read_text())
+    own = {name for name in (*facts["flags"], *facts["further"]) if not name.startswith("sglang-")}
+    assert own - framework.dialect.names == set()
+    assert not own & set(framework.dialect.removed)
+    for flag in framework.check(Job(name="j", framework=framework.name, settings=dict.fromkeys(own, None))):
+        assert "unknown" not in flag.message, flag
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+def test_switches_that_can_be_turned_off_are_those_of_the_parser(framework) -> None:
+    facts = json.loads((FACTS / f"{framework.name}-flags.json").read_text())["flags"]
+    optional = {name for name, fact in facts.items() if fact.get("action") == "BooleanOptionalAction"}
+    assert optional == framework.dialect.negatable
+    assert all(bare(name) == name for name in facts)

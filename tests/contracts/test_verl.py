@@ -1,0 +1,262 @@
+"""verl's own code as the judge of every override that can reach it."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from launchers.frameworks import verl_keys
+from launchers.frameworks.verl_config import _DEFAULTS, _FOLLOWS, _MEGATRON_DEFAULTS, Config
+from launchers.frameworks.verl_knobs import read
+from policies.evidence import Diagnosis, StepDone
+from policies.legal import objections
+from policies.remedies import candidates
+from policies.types import Cause, Component, Job, Phase, Setting
+from tests.contracts.environments import environment, run
+from tests.launchers.frameworks.verl_jobs import JOBS, VERL, job, moves, profile, with_settings, written_jobs
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+# Composes each list as verl's entry point does, validates it and builds what its workers build of it.
+_COMPOSE = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from hydra import compose, initialize_config_module
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+for words in json.load(open(sys.argv[1])):
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer", overrides=words)
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        print("TAKEN")
+    except BaseException as error:
+        print("REFUSED", json.dumps(f"{type(error).__name__}: {error}"[:400]))
+"""
+_TINY = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+_VALUES = """
+import json, sys
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", overrides=[f"model_engine={sys.argv[1]}"])
+def leaves(node, at=""):
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{at}{key}.")
+        elif key != "_target_":
+            yield f"{at}{key}", value
+print(json.dumps(dict(leaves(OmegaConf.to_container(config, resolve=False)))))
+"""
+
+
+def verdicts(lists: list[tuple[str, ...]], folder: Path) -> list[str]:
+    """Return what verl says of each list of overrides: TAKEN, or REFUSED and why."""
+    (folder / "config.json").write_text(json.dumps(_TINY))
+    (folder / "generation_config.json").write_text("{}")
+    # To build a critic verl reads its model, which this machine has not.
+    stand_in = (f"critic.model.path={folder}", "++critic.model.load_tokenizer=False")
+    file = folder / "overrides.json"
+    file.write_text(json.dumps([(*words, *stand_in) for words in lists]))
+    output = run("verl", _COMPOSE, str(file), timeout_s=1700).splitlines()
+    found = [line for line in output if line.startswith(("TAKEN", "REFUSED"))]
+    assert len(found) == len(lists)
+    return found
+
+
+def overrides(of: Job, settings: dict[str, Any], *, resume: bool = False) -> tuple[str, ...]:
+    """Return the overrides of an attempt of a job with changed settings."""
+    changed = with_settings(of, settings)
+    command = VERL.command(changed, profile(changed).knobs, run="7c1e", attempt=1 + resume, resume=resume)
+    return command.argv[3:]
+
+
+def changes_of(of: Job) -> list[dict[str, Setting]]:
+    """Return every change that any remedy can make of a job, and every value of every grid."""
+    own = profile(of)
+    found = [{knob: value} for knob, value, _ in moves(of)]
+    for cause, phase, component in product(Cause, Phase, Component):
+        diagnosis = Diagnosis(cause=cause, phase=phase, component=component)
+        found += [r.changes for r in candidates(own, own.knobs, diagnosis, started=False) if r.changes]
+    return [change for index, change in enumerate(found) if change not in found[:index]]
+
+
+def folded(of: Job) -> list[dict[str, Setting]]:
+    """Return the changes joined where they are legal together: each takes verl a second to judge."""
+    own, groups = profile(of), list[dict[str, Setting]]()
+    for change in changes_of(of):
+        for group in groups:
+            together = replace(own.knobs, **group, **{k: v for k, v in change.items() if k not in group})
+            if group.keys().isdisjoint(change) and not objections(own, own.knobs, together, started=False):
+                group |= change
+                break
+        else:
+            groups.append(dict(change))
+    return groups
+
+
+ALL = {**JOBS, **written_jobs()}
+
+
+def lists_of(of: Job) -> list[tuple[dict[str, Setting] | str, tuple[str, ...]]]:
+    """Return a job's lists of overrides: every change, and the ways in which it is started without one."""
+    own = profile(of)
+    found: list[tuple[dict[str, Setting] | str, tuple[str, ...]]] = [
+        (group, overrides(of, VERL.settings(of, replace(own.knobs, **group)))) for group in folded(of)
+    ]
+    short = VERL.trial(of, folder="/scratch/trial", steps=5, longest=True)
+    return [
+        *found,
+        ("as written", overrides(of, {})),
+        ("resumed", overrides(of, {}, resume=True)),
+        ("trial", overrides(short, {})),
+    ]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[dict[str, Setting] | str, str]]]:
+    """Return what verl says of every list of every job; one process judges them all."""
+    rows = [(name, what, words) for name, of in ALL.items() for what, words in lists_of(of)]
+    said = verdicts([words for _, _, words in rows], tmp_path_factory.mktemp("verl"))
+    found: dict[str, list[tuple[dict[str, Setting] | str, str]]] = {name: [] for name in ALL}
+    for (name, what, _), line in zip(rows, said, strict=True):
+        found[name].append((what, line))
+    return found
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_change_composes_and_validates(name, judged) -> None:
+    own = profile(ALL[name])
+    changed = {knob for what, _ in judged[name] if isinstance(what, dict) for knob in what}
+    assert changed >= own.supported.keys() - {"dynamic_batching"}
+    assert {f"{what}: {line}" for what, line in judged[name] if line != "TAKEN"} == set()
+
+
+@pytest.mark.parametrize("engine", ["dp", "megatron"])
+def test_the_tables_hold_what_verl_composes(engine: str) -> None:
+    composed = json.loads(run("verl", _VALUES, engine))
+    assert set(composed) == verl_keys.configured(engine)
+    defaults = {**_DEFAULTS, **(_MEGATRON_DEFAULTS if engine == "megatron" else {})}
+    for key in (set(defaults) & set(composed)) - {"model_engine"}:
+        assert composed[key] == defaults[key], key
+    # Fields that only dataclasses know have their default there; all others are in a configuration.
+    both = verl_keys.configured("dp") | verl_keys.configured("megatron")
+    assert set(defaults) - both <= verl_keys.addable("dp")
+    for key, followed in _FOLLOWS.items():
+        assert followed in str(composed[key]) or engine == "megatron", key
+
+
+def test_dataclass_fields_have_the_defaults_of_the_table() -> None:
+    program = """
+from verl.workers.config import FSDPCriticConfig, RolloutConfig
+import dataclasses
+of = lambda kind, name: next(f.default for f in dataclasses.fields(kind) if f.name == name)
+print(of(FSDPCriticConfig, "ppo_infer_max_token_len_per_gpu"), of(RolloutConfig, "enable_sleep_mode"))
+"""
+    assert run("verl", program).splitlines()[-1] == "32768 True"
+
+
+def test_what_verl_prints_of_its_configuration_is_read_back() -> None:
+    program = """
+import sys
+from pprint import pprint
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+with initialize_config_module("verl.trainer.config", version_base=None):
+    pprint(OmegaConf.to_container(compose("ppo_trainer", overrides=sys.argv[1:]), resolve=True))
+"""
+    for name in ("fsdp2-reference", "critic", "megatron"):
+        of = JOBS[name]
+        text = run("verl", program, *VERL.words(of.settings))
+        tagged = "".join(f"\x1b[36m(TaskRunnerV1 pid=1)\x1b[0m {line}\n" for line in text.splitlines())
+        for shown in (text, tagged):
+            settings = VERL.printed(shown)
+            assert read(Config(Job(name="j", framework="verl", settings=settings))) == read(Config(of))
+        torn = "\n".join(tagged.splitlines()[:200])
+        assert VERL.printed(torn)[f"{'actor_rollout_ref.actor'}.use_dynamic_bsz"] is True
+
+
+def test_the_lines_that_the_markers_read_are_verls() -> None:
+    package = next((environment("verl").parents[1] / "lib").glob("python*/site-packages/verl"))
+    trainer = (package / "trainer/ppo/v1/trainer_base.py").read_text()
+    for text in (
+        "Resuming from {global_step_folder}, setting global step to {self.global_steps}",
+        "Saving checkpoint to {local_global_step_folder}",
+        "Training from scratch",
+        "create worker group ",
+        "actor and ref model engine initialized",
+        "checkpoint engine manager initialized",
+        "all initialize finished, ready to fit",
+        "Final validation metrics: ",
+        'desc="Training Progress"',
+    ):
+        assert text in trainer, text
+    saver = (package / "utils/checkpoint/fsdp_checkpoint_manager.py").read_text()
+    assert "Saved extra_state to " in saver
+    buffer = (package / "trainer/ppo/v1/replay_buffer.py").read_text()
+    assert 'os.getenv("VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS", "60")' in buffer
+    program = """
+import numpy as np
+from verl.utils.logger.aggregate_logger import concat_dict_to_str
+print(concat_dict_to_str({"training/global_step": 7, "perf/time_per_step": np.float64(3.5),
+    "perf/total_num_tokens": np.int64(7000), "actor/perf/max_memory_allocated_gb": 41.5}, step=7))
+"""
+    marker = VERL.marker(run("verl", program).splitlines()[-1])
+    assert isinstance(marker, StepDone)
+    assert (marker.step, marker.seconds, marker.tokens_per_second) == (7, 3.5, 2000.0)
+    assert marker.metrics["actor/perf/max_memory_allocated_gb"] == 41.5
+
+
+@pytest.mark.parametrize("name", ["cuda_graph_max_bs", "chunked_prefill_size", "max_running_requests"])
+def test_the_pinned_sglang_takes_its_arguments(name: str) -> None:
+    package = next((environment("sglang-0.5.12").parents[1] / "lib").glob("python*/site-packages/sglang"))
+    arguments = (package / "srt/server_args.py").read_text()
+    assert re.search(rf"^    {name}: Optional\[int\] = None", arguments, re.MULTILINE)
+
+
+def test_a_changed_number_of_data_loader_workers_breaks_a_resume() -> None:
+    program = """
+from torchdata.stateful_dataloader import StatefulDataLoader
+def loader(workers):
+    return StatefulDataLoader(list(range(16)), batch_size=2, num_workers=workers)
+before = loader(2)
+next(iter(before))
+state = before.state_dict()
+for workers in (2, 1, 0):
+    after = loader(workers)
+    after.load_state_dict(state)
+    try:
+        next(iter(after)); print(workers, "continues")
+    except AssertionError:
+        print(workers, "refused")
+"""
+    assert run("verl", program).split("\n")[:3] == ["2 continues", "1 refused", "0 refused"]
+
+
+def test_values_that_need_quotes_arrive_as_they_are() -> None:
+    program = """
+import json, sys
+from hydra import compose, initialize_config_module
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", overrides=sys.argv[1:])
+print(json.dumps([config.data.train_files, config.trainer.experiment_name, config.data.val_files]))
+"""
+    names = ["~/it's here, (new)/a=b.parquet", '10 % of {all}: \\ "x"', "/a/b-c.d@e"]
+    of = job(data__train_files=names[0], trainer__experiment_name=names[1], data__val_files=names[2])
+    assert json.loads(run("verl", program, *VERL.words(of.settings)).splitlines()[-1]) == names

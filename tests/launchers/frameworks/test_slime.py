@@ -1,0 +1,252 @@
+"""slime: its own flags, its lines, and its failures, phase by phase."""
+
+import msgspec
+import pytest
+
+from policies.evidence import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
+from policies.types import Cause, Component, Knobs, Phase, Placement
+
+from .megatron_jobs import APART, COLOCATED, SLIME, flag, job
+from .megatron_replay import CLUSTER, LOGS, cure, read
+
+
+def test_train_async_is_the_users_choice() -> None:
+    written = job(SLIME, APART)
+    assert SLIME.command(written, Knobs(), run="r", attempt=1, resume=False).argv[:2] == (
+        "{python}",
+        "train.py",
+    )
+    own = job(SLIME, APART, command=("python", "train_async.py"))
+    assert SLIME.profile(own, CLUSTER).placement is Placement.ASYNCHRONOUS
+    assert SLIME.command(own, Knobs(), run="r", attempt=1, resume=False).argv[:2] == (
+        "python",
+        "train_async.py",
+    )
+    shared = job(SLIME, COLOCATED, command=("python", "train_async.py"))
+    assert [problem.path for problem in SLIME.check(shared)] == [("settings", "colocate")]
+
+
+def test_flags_that_slime_no_longer_reads_are_named() -> None:
+    gone = {
+        "train-memory-margin-bytes": 1,
+        "disable-weights-backuper": True,
+        "enable-cuda-memory-check": True,
+    }
+    problems = SLIME.check(job(SLIME, {**COLOCATED, **gone}))
+    assert [problem.path[1] for problem in problems] == list(gone)
+    unsupported = SLIME.profile(job(SLIME), CLUSTER).unsupported
+    assert {"memory_margin", "weights_backup", "nccl_memory_check", "logprob_tokens"} <= set(unsupported)
+
+
+def test_weights_through_files_need_a_folder() -> None:
+    written = job(SLIME, {**COLOCATED, "save": "/shared/ck"})
+    assert SLIME.settings(written, Knobs(sync_mode="disk")) == {
+        "update-weight-transport": "disk",
+        "update-weight-disk-dir": "/shared/ck/weight-sync",
+    }
+    own = job(SLIME, {**COLOCATED, "update-weight-transport": "disk"})
+    assert [problem.path[1] for problem in SLIME.check(own)] == ["update-weight-transport"]
+
+
+def test_graphs_are_limited_under_the_name_of_its_sglang() -> None:
+    written = job(SLIME)
+    assert SLIME.settings(written, Knobs(cuda_graphs="limited")) == {"sglang-cuda-graph-max-bs-decode": 32}
+    assert SLIME.settings(written, Knobs(cuda_graphs="off")) == {"sglang-disable-cuda-graph": True}
+
+
+def test_variables_reach_the_trainer_alone() -> None:
+    written = job(SLIME, {**APART, "train-env-vars": {"NCCL_DEBUG": "INFO"}})
+    assert SLIME.settings(written, Knobs(allocator="expandable", host_allocator="jemalloc")) == {
+        "train-env-vars": {
+            "NCCL_DEBUG": "INFO",
+            "LD_PRELOAD": "libjemalloc.so.2",
+            "SLIME_ENABLE_EXPANDABLE_SEGMENTS": "1",
+        }
+    }
+
+
+def test_a_critic_keeps_the_trainer_sleeping() -> None:
+    profile = SLIME.profile(job(SLIME, {**COLOCATED, "advantage-estimator": "ppo"}), CLUSTER)
+    assert (profile.layout.critic, profile.layout.critic_offload) == (True, True)
+    assert "param_offload" in profile.unsupported
+
+
+def test_a_budget_is_counted_per_card() -> None:
+    split = {**COLOCATED, "context-parallel-size": 2}
+    knobs = SLIME.profile(job(SLIME, split), CLUSTER).knobs
+    assert (knobs.context_parallel, knobs.tokens_per_microbatch) == (2, 16384)
+    command = SLIME.command(
+        job(SLIME, split),
+        msgspec.structs.replace(knobs, tokens_per_microbatch=4096),
+        run="r",
+        attempt=1,
+        resume=False,
+    )
+    assert flag(command.argv, "max-tokens-per-gpu") == "4096"
+
+
+# --------------------------------------------------------------------------- its lines
+
+MEASURED = (
+    "metrics.py:401 - perf 4: {'perf/train_time': 20.0, 'perf/actor_train_time': 10.0, "
+    "'perf/actor_train_tok_per_s': np.float64(800.0), 'perf/step_time': 40.0}"
+)
+TRAINER = "\x1b[36m(MegatronTrainRayActor pid=4101)\x1b[0m [2026-08-22 10:00:01] "
+
+
+@pytest.mark.parametrize(
+    ("line", "marker"),
+    [
+        (f"{TRAINER}timer.py:24 - Timer ref_log_probs start", PhaseStarted(phase=Phase.LOG_PROB, step=0)),
+        (
+            f"{TRAINER}timer.py:32 - Timer actor_train end (elapsed: 61.9s)",
+            PhaseEnded(phase=Phase.FORWARD, step=0, seconds=61.9),
+        ),
+        (f"{TRAINER}timer.py:24 - Timer train_wait start", None),
+        (
+            "(RolloutManager pid=1) Rollout generation:   0%|          | 0/256 [00:00<?, ?it/s]",
+            PhaseStarted(phase=Phase.ROLLOUT, step=0),
+        ),
+        (
+            f"{TRAINER}metrics.py:268 - perf 4: {{'rollout/response_len': nan, 'perf/rollout_time': 9.5}}",
+            PhaseEnded(phase=Phase.ROLLOUT, step=5, seconds=9.5),
+        ),
+        (
+            TRAINER + MEASURED,
+            StepDone(
+                step=5,
+                seconds=40.0,
+                tokens_per_second=200.0,
+                metrics={
+                    "train_time": 20.0,
+                    "actor_train_time": 10.0,
+                    "actor_train_tok_per_s": 800.0,
+                    "step_time": 40.0,
+                },
+            ),
+        ),
+        (f"{TRAINER}model.py:918 - step 8: {{'train/loss': 0.1, 'train/step': 8}}", None),
+        (f"{TRAINER}train_metric_utils.py:401 - perf 4: {{'perf/train_time': 20.0, 'perf/act", None),
+        (
+            "  [2026-08-22 10:09:58.731042] successfully saved checkpoint from iteration      19 to /ck",
+            Saved(step=20),
+        ),
+        (
+            "  successfully loaded checkpoint from /ck [ t 1/2, p 1/1 ] at iteration 19",
+            Resumed(step=20),
+        ),
+        ("  successfully loaded checkpoint from /ref [ t 1/2, p 1/1 ] at iteration 0", None),
+        (
+            f"{TRAINER}memory_utils.py:53 - [Rank 0] Memory-Usage before update_weights: {{'gpu': '0'}}",
+            PhaseStarted(phase=Phase.WEIGHT_SYNC, step=0),
+        ),
+        ("a line of somebody else", None),
+    ],
+)
+def test_lines_of_the_log(line, marker) -> None:
+    assert SLIME.marker(line) == marker
+
+
+def test_the_dump_of_arguments_gives_the_flags_back() -> None:
+    printed = SLIME.printed((LOGS / "slime" / "arguments.log").read_text())
+    assert printed["max-tokens-per-gpu"] == 9216
+    assert printed["sglang-mem-fraction-static"] == 0.7
+    assert printed["offload-train"] is True
+    assert "world-size" not in printed
+    assert "optimizer-cpu-offload" not in printed
+    knobs = SLIME.profile(job(SLIME, printed), CLUSTER).knobs
+    assert (knobs.tensor_parallel, knobs.tokens_per_microbatch) == (2, 9216)
+
+
+def test_a_traced_command_line_gives_the_flags_too() -> None:
+    line = (
+        "+ ray job submit --address=http://127.0.0.1:8265 -- python3 train.py --colocate "
+        "--max-tokens-per-gpu 4608 --eval-prompt-data aime /data/aime.jsonl --sglang-mem-fraction-static 0.7"
+    )
+    assert SLIME.printed(line) == {
+        "colocate": True,
+        "max-tokens-per-gpu": 4608,
+        "eval-prompt-data": ["aime", "/data/aime.jsonl"],
+        "sglang-mem-fraction-static": 0.7,
+    }
+
+
+def test_a_resumed_run_counts_on() -> None:
+    markers = read(SLIME, "resumed").markers
+    assert markers[0] == Resumed(step=20)
+    assert [m.step for m in markers if isinstance(m, StepDone)] == [21]
+    assert [m for m in markers if isinstance(m, Saved)] == [Saved(step=21)]
+
+
+# --------------------------------------------------------------------------- its failures
+
+FAILING = {**COLOCATED, "use-kl-loss": True, "ref-load": "/ref"}
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "component", "remedy", "words"),
+    [
+        ("init", Phase.INIT, Component.TRAINER, "offload_optimizer", "--optimizer-cpu-offload"),
+        (
+            "rollout_init",
+            Phase.ROLLOUT_INIT,
+            Component.ROLLOUT,
+            "reduce_mem_fraction",
+            "--sglang-mem-fraction-static 0.7",
+        ),
+        (
+            "rollout",
+            Phase.ROLLOUT,
+            Component.ROLLOUT,
+            "reduce_concurrency",
+            "--sglang-max-running-requests 16",
+        ),
+        ("log_prob", Phase.LOG_PROB, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+        ("forward", Phase.FORWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+        ("backward", Phase.BACKWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+        ("optimizer", Phase.OPTIMIZER, Component.TRAINER, "offload_optimizer", "--optimizer-cpu-offload"),
+        (
+            "weight_sync",
+            Phase.WEIGHT_SYNC,
+            Component.TRAINER,
+            "reduce_sync_buffer",
+            "--update-weight-buffer-size 268435456",
+        ),
+        (
+            "comm",
+            Phase.COMM,
+            Component.TRAINER,
+            "reduce_sync_buffer",
+            "--update-weight-buffer-size 268435456",
+        ),
+    ],
+)
+def test_a_failure_of_device_memory_gets_its_first_remedy(name, phase, component, remedy, words) -> None:
+    found = cure(SLIME, job(SLIME, FAILING), name)
+    assert (found.diagnosis.cause, found.diagnosis.phase) == (Cause.GPU_OOM, phase)
+    assert found.diagnosis.component is component
+    assert (found.remedy, found.words[0]) == (remedy, words)
+
+
+def test_a_refused_pool_grows() -> None:
+    found = cure(SLIME, job(SLIME, FAILING), "pool_too_small")
+    assert found.diagnosis.cause is Cause.POOL_TOO_SMALL
+    assert found.words == ("--sglang-mem-fraction-static 0.85",)
+
+
+def test_a_full_host_is_never_given_more() -> None:
+    found = cure(SLIME, job(SLIME, FAILING), "host")
+    assert found.diagnosis.cause is Cause.HOST_OOM
+    assert found.words == ("--no-offload-train",)
+
+
+@pytest.mark.xfail(reason="frames that fetch samples are not told from a training pass")
+def test_samples_on_their_way_to_the_card_are_of_the_data_phase() -> None:
+    assert cure(SLIME, job(SLIME, FAILING), "data").diagnosis.phase is Phase.DATA
+
+
+def test_nothing_of_the_engines_cures_a_checkpoint_while_it_sleeps() -> None:
+    shown = read(SLIME, "checkpoint")
+    assert shown.evidence.findings[0].phase is Phase.CHECKPOINT
+    with pytest.raises(AssertionError, match="a new run with optimizer_offload"):
+        cure(SLIME, job(SLIME, FAILING), "checkpoint")
