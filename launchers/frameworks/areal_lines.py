@@ -1,0 +1,67 @@
+"""What the lines of an AReaL log say about progress and memory."""
+
+from __future__ import annotations
+
+import re
+
+from policies.evidence import Marker, Peak, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
+from policies.types import Component, Phase
+
+GIB = 1 << 30  # AReaL's "GB"
+
+_STEP = re.compile(r"Epoch \d+/\d+ Step \d+/\d+ Train step (\d+)/(\d+) done\.")
+_RECOVERING = re.compile(r"Recovering from StepInfo\(.*global_step=(\d+)")
+_DONE = "Training completes! Total time elapsed"
+_MEMORY = re.compile(
+    r"Memory-Usage (?P<what>[\w /]+): memory allocated \(GB\): [\d.]+, memory reserved \(GB\): [\d.]+, "
+    r"device memory used/total \(GB\): (?P<used>[\d.]+)/(?P<total>[\d.]+)"
+)
+# rl_trainer.py and the engines log these after the work they name; rank 0 of the role speaks.
+_WORK: dict[str, tuple[Phase, Component]] = {
+    "critic values": (Phase.LOG_PROB, Component.CRITIC),
+    "ref logp": (Phase.LOG_PROB, Component.REF),
+    "recompute logp": (Phase.LOG_PROB, Component.TRAINER),
+    "ppo update": (Phase.BACKWARD, Component.TRAINER),
+    "ppo critic update": (Phase.BACKWARD, Component.CRITIC),
+    "after model creation/loading": (Phase.INIT, Component.TRAINER),
+}
+_STARTS = {
+    "Memory-Usage before model creation/loading": Phase.INIT,
+    "Waiting for server ready...": Phase.ROLLOUT_INIT,
+}
+_SERVERS_READY = "Servers are all ready!"
+_NEEDLES = ("Train step", "Memory-Usage", "Recovering from", "server", "Servers", "Training completes")
+
+
+def marker(line: str) -> Marker | None:
+    """Return what a line says; steps count what is completed, as the log does."""
+    if not any(needle in line for needle in _NEEDLES):
+        return None
+    if step := _STEP.search(line):
+        return StepDone(step=int(step[1]), of=int(step[2]))
+    if recovering := _RECOVERING.search(line):
+        # It names the next step, counted from 0: as many are completed.
+        return Resumed(step=int(recovering[1]))
+    if _DONE in line:
+        return TrainingDone(step=0)  # the line does not name the step
+    for text, phase in _STARTS.items():
+        if text in line:
+            return PhaseStarted(phase=phase, step=0)
+    if _SERVERS_READY in line:
+        return PhaseEnded(phase=Phase.ROLLOUT_INIT, step=0, seconds=0.0)
+    return _memory(line)
+
+
+def _memory(line: str) -> Marker | None:
+    found = _MEMORY.search(line)
+    if found is None or found["what"] not in _WORK:
+        return None
+    phase, component = _WORK[found["what"]]
+    # What the card holds once the work is done; the allocator's reserve bounds the use from above.
+    peak = Peak(
+        used_bytes=round(float(found["used"]) * GIB),
+        capacity_bytes=round(float(found["total"]) * GIB),
+        component=component,
+        upper_bound=True,
+    )
+    return PhaseEnded(phase=phase, step=0, seconds=0.0, peak=peak)

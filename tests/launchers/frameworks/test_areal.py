@@ -1,0 +1,637 @@
+"""AReaL both ways: what a job says becomes knobs, what knobs change becomes AReaL's own overrides."""
+
+import msgspec
+import pytest
+import yaml
+
+from launchers.base import Status
+from launchers.frameworks.areal import Areal
+from launchers.frameworks.areal_backend import BackendError, from_allocation_mode, parse
+from launchers.frameworks.areal_keys import kind_of, leaves
+from policies.evidence import Peak, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
+from policies.legal import completed, lowest, objections
+from policies.types import (
+    KNOBS,
+    Component,
+    Effect,
+    FixedDuringRun,
+    Knobs,
+    Phase,
+    Placement,
+    Recovery,
+)
+
+from .areal_jobs import CLUSTER, COLOCATED, CRITIC, JOBS, REFERENCE, ROOT, SHAPE, job
+
+FRAMEWORK = Areal()
+every_job = pytest.mark.parametrize("each", JOBS.values(), ids=JOBS.keys())
+# What is trained and from which samples: no remedy may touch any of it.
+THE_USERS = (
+    "batch_size",
+    "n_samples",
+    "max_new_tokens",
+    "max_tokens",
+    "max_length",
+    "lr",
+    "ppo_n_minibatches",
+    "dtype",
+    "kv_cache_dtype",
+    "kl_ctl",
+    "temperature",
+    "context_length",
+    "total_train_steps",
+    "seed",
+    "path",
+)
+
+
+def profile(of):
+    return FRAMEWORK.profile(of, CLUSTER)
+
+
+def values(of, name):
+    """Legal values of a knob, as a remedy or a search would take them."""
+    grid = of.supported[name].grid
+    if grid.values:
+        return grid.values
+    present = getattr(of.knobs, name)
+    low = lowest(of, name) or 0
+    if isinstance(present, float):
+        return (round(low, 2), 0.5, grid.maximum)
+    step = int(grid.multiple or 1)
+    return tuple(-(-max(low, n) // step) * step for n in (0, present // 2, present * 2))
+
+
+def changed(of, name, value):
+    """The knobs with one of them changed and what must go with it."""
+    return msgspec.structs.replace(of.knobs, **completed(of, of.knobs, {name: value}))
+
+
+def legal_changes(of):
+    for name in of.supported:
+        for value in values(of, name):
+            knobs = changed(of, name, value)
+            if not objections(of, of.knobs, knobs, started=False):
+                yield name, value, knobs
+
+
+@every_job
+def test_every_example_job_is_one_that_areal_takes(each):
+    assert FRAMEWORK.check(each) == ()
+
+
+@every_job
+def test_every_knob_is_offered_or_declined_with_a_reason(each):
+    found = profile(each)
+    assert set(found.supported) | set(found.unsupported) == set(KNOBS)
+    assert not set(found.supported) & set(found.unsupported)
+    assert all(found.unsupported.values())
+    assert all(support.setting for support in found.supported.values())
+
+
+@every_job
+def test_knobs_survive_the_way_to_settings_and_back(each):
+    found = profile(each)
+    for name, value, knobs in legal_changes(found):
+        settings = FRAMEWORK.settings(each, knobs)
+        again = msgspec.structs.replace(each, settings={**each.settings, **settings})
+        assert profile(again).knobs == knobs, (name, value, settings)
+        assert FRAMEWORK.settings(again, knobs) == {}
+        assert FRAMEWORK.check(again) == (), (name, value, settings)
+
+
+@every_job
+def test_no_change_touches_what_is_trained(each):
+    for _, _, knobs in legal_changes(profile(each)):
+        for name in FRAMEWORK.settings(each, knobs):
+            assert kind_of(name) is not None
+            assert name.rpartition(".")[2] not in THE_USERS
+
+
+@every_job
+def test_the_job_as_written_needs_no_settings(each):
+    assert FRAMEWORK.settings(each, profile(each).knobs) == {}
+    assert FRAMEWORK.settings(each, Knobs()) == {}
+
+
+# --------------------------------------------------------------------------- the profile
+
+
+def test_the_profile_of_the_example():
+    found = profile(job())
+    assert found.knobs.concurrency == 256
+    assert found.knobs.memory_fraction == 0.9
+    assert found.knobs.tokens_per_microbatch == 16384
+    assert (found.knobs.recompute, found.knobs.sync_mode, found.knobs.allocator) == (
+        "off",
+        "memory",
+        "default",
+    )
+    assert found.longest_sequence == 1024 + 3072
+    assert (found.placement, found.engine, found.engine_version) == (
+        Placement.ASYNCHRONOUS,
+        "sglang",
+        "0.5.10.post1",
+    )
+    layout = found.layout
+    assert (layout.strategy, layout.ranks, layout.shards, layout.engine_ranks) == ("fsdp2", 4, 4, 4)
+    assert (layout.sequences, layout.prompt_tokens, layout.response_tokens) == (2048, 1024, 3072)
+    assert found.resumable
+    assert found.warnings == ()
+
+
+def test_a_silent_job_gets_areals_own_defaults():
+    knobs = profile(
+        job(
+            rollout__max_concurrent_rollouts=...,
+            sglang__mem_fraction_static=...,
+            train_dataset__num_workers=...,
+            actor__mb_spec=...,
+            actor__weight_update_mode=...,
+        )
+    ).knobs
+    assert knobs.concurrency == 256  # consumer_batch_size, which refers to the batch
+    assert (knobs.memory_fraction, knobs.dataloader_workers, knobs.sync_mode) == (0.9, 0, "memory")
+    assert knobs.tokens_per_microbatch == 512 * 4096  # unlimited: all sequences of a data-parallel rank
+
+
+def test_placement_and_who_is_resident():
+    assert profile(job(rollout__max_head_offpolicyness=0)).placement is Placement.SEPARATE
+    found = profile(job(**COLOCATED))
+    assert found.placement is Placement.COLOCATED
+    assert found.layout.engine_sleeps
+    assert "rollout" not in found.resident["backward"]  # the engine is asleep: its pool cures nothing there
+    assert found.resident["rollout_init"] == ("trainer", "rollout")  # models leave only once all are built
+    assert "sync_mode" in found.unsupported
+    assert {"allocator", "host_allocator"} <= set(found.unsupported)
+
+
+def test_a_budget_may_not_fall_below_the_longest_sequence():
+    found = profile(job())
+    short = changed(found, "tokens_per_microbatch", 2048)
+    assert "is larger than capacity" in objections(found, found.knobs, short, started=False)[0]
+    wide = profile(job(actor__backend="fsdp:d2c2"))
+    assert lowest(wide, "tokens_per_microbatch") == 4096  # counted before a sequence is split
+
+
+def test_without_a_prompt_limit_only_the_engines_context_bounds_a_sequence():
+    for each in (job(train_dataset__max_length=None), job(workflow={"max_turns": 4})):
+        found = profile(each)
+        assert found.longest_sequence == 8192
+        assert any("longest sequence" in warning for warning in found.warnings)
+        assert not FRAMEWORK.can_force_longest(each)
+    assert FRAMEWORK.can_force_longest(job())
+
+
+@pytest.mark.parametrize(("heads", "legal"), [(40, (1, 2, 4, 8)), (28, (1, 2, 4)), (64, (1, 2, 4, 8, 16))])
+def test_sequences_split_only_as_far_as_the_heads_do(heads, legal):
+    shape = msgspec.structs.replace(SHAPE, heads=heads, kv_heads=8 if heads != 28 else 4)
+    each = job(how={"shape": shape}, actor__backend="fsdp:d16", cluster__n_nodes=4)
+    found = profile(each)
+    assert found.supported["sequence_parallel"].grid.values == legal
+    assert objections(found, found.knobs, changed(found, "sequence_parallel", 32), started=False)
+
+
+def test_what_a_recover_checkpoint_depends_on_is_fixed_during_a_run():
+    found = profile(job())
+    fixed = {c.knob for c in found.constraints if isinstance(c, FixedDuringRun)}
+    assert fixed == {"tensor_parallel", "sequence_parallel"}
+    split = changed(found, "sequence_parallel", 2)
+    assert objections(found, found.knobs, split, started=False) == ()
+    assert objections(found, found.knobs, split, started=True)
+    engine = changed(found, "rollout_tensor_parallel", 2)
+    assert objections(found, found.knobs, engine, started=True) == ()
+
+
+def test_devices_stay_the_same_however_they_are_split():
+    found = profile(job())
+    settings = FRAMEWORK.settings(job(), changed(found, "rollout_tensor_parallel", 2))
+    assert settings == {"rollout.backend": "sglang:d2t2"}
+    both = msgspec.structs.replace(found.knobs, sequence_parallel=4, tensor_parallel=4)
+    assert objections(found, found.knobs, both, started=False)
+
+
+def test_too_few_rollouts_would_not_hold_a_batch():
+    found = profile(job())
+    assert lowest(found, "concurrency") == 16
+    assert lowest(profile(job(rollout__queue_size=1024)), "concurrency") == 1
+    mistakes = FRAMEWORK.check(job({"rollout.max_concurrent_rollouts": 8}))
+    assert [p.path for p in mistakes] == [("settings", "rollout.max_concurrent_rollouts")]
+
+
+def test_offloaded_weights_take_the_optimizer_along():
+    found = profile(job())
+    alone = msgspec.structs.replace(found.knobs, param_offload=True)
+    assert objections(found, found.knobs, alone, started=False)
+    assert FRAMEWORK.settings(job(), changed(found, "param_offload", True)) == {
+        "actor.fsdp.offload_params": True,
+        "actor.fsdp.per_layer_optim_step": True,
+    }
+    assert found.supported["optimizer_offload"].effect is Effect.NUMERIC
+    assert "optimizer_offload" in profile(job(actor__optimizer__type="sgd")).unsupported
+
+
+def test_roles_that_share_a_phase_follow_the_actors_budget():
+    each = job(**CRITIC, **REFERENCE, actor__kl_ctl=0.01)
+    knobs = msgspec.structs.replace(profile(each).knobs, tokens_per_microbatch=8192, recompute="full")
+    settings = FRAMEWORK.settings(each, knobs)
+    for role in ("actor", "critic", "ref"):
+        assert settings[f"{role}.mb_spec.max_tokens_per_mb"] == 8192
+    assert settings["critic.gradient_checkpointing"] is True
+    apart = JOBS["reference alone scores"]
+    assert profile(apart).supported["logprob_tokens"].setting == "ref.mb_spec.max_tokens_per_mb"
+    assert "ref.mb_spec.max_tokens_per_mb" not in FRAMEWORK.settings(apart, Knobs(tokens_per_microbatch=8192))
+
+
+def test_the_trainers_allocator_does_not_reach_the_engine():
+    settings = FRAMEWORK.settings(job(), Knobs(allocator="expandable"))
+    (trainer,), (engine,) = settings["actor.scheduling_spec"], settings["rollout.scheduling_spec"]
+    assert trainer["env_vars"] == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert trainer["gpu"] == 1
+    assert engine["env_vars"] == {}
+    both = FRAMEWORK.settings(job(), Knobs(allocator="expandable", host_allocator="jemalloc"))
+    assert both["actor.scheduling_spec"][0]["env_vars"] == {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "LD_PRELOAD": "libjemalloc.so.2",
+    }
+    swapped = job(actor__scheduling_spec="${rollout.scheduling_spec}", rollout__scheduling_spec=[{"gpu": 1}])
+    assert FRAMEWORK.settings(swapped, Knobs(host_allocator="tcmalloc")) == {
+        "actor.scheduling_spec": [{"gpu": 1, "env_vars": {"LD_PRELOAD": "libtcmalloc.so.4"}}]
+    }
+
+
+def test_what_refers_to_a_changed_setting_stays_as_it_is():
+    each = job(train_dataset__batch_size="${rollout.max_concurrent_rollouts}", rollout__consumer_batch_size=1)
+    assert FRAMEWORK.settings(each, Knobs(concurrency=128)) == {
+        "rollout.max_concurrent_rollouts": 128,
+        "train_dataset.batch_size": 256,
+    }
+    critic = job(**{**CRITIC, "critic": {**CRITIC["critic"], "backend": "${actor.backend}"}})
+    assert FRAMEWORK.settings(critic, Knobs(tensor_parallel=2)) == {"actor.backend": "fsdp:d2t2"}
+
+
+def test_megatron_recomputes_selectively_or_in_full():
+    each = JOBS["megatron"]
+    assert profile(each).supported["recompute"].grid.values == ("off", "selective", "full")
+    assert FRAMEWORK.settings(each, Knobs(recompute="selective")) == {
+        "actor.gradient_checkpointing": True,
+        "actor.megatron.recompute_granularity": "selective",
+        "actor.megatron.recompute_method": None,
+        "actor.megatron.recompute_num_layers": None,
+    }
+
+
+# --------------------------------------------------------------------------- backends
+
+
+def test_an_old_allocation_mode_is_translated():
+    each = JOBS["old allocation mode"]
+    found = profile(each)
+    assert (found.knobs.rollout_tensor_parallel, found.knobs.sequence_parallel) == (1, 2)
+    assert any("rollout.backend=sglang:d4 and actor.backend=fsdp:d2c2" in w for w in found.warnings)
+    argv = FRAMEWORK.command(each, found.knobs, run="7c1e", attempt=1, resume=False).argv
+    assert {"++rollout.backend=sglang:d4", "++actor.backend=fsdp:d2c2"} <= set(argv)
+
+
+def test_allocation_modes():
+    rollout, actor, shared = from_allocation_mode("sglang[rollout]:d8p1t1|fsdp[actor]:d8p1t1")
+    assert (rollout.ranks, actor.ranks, shared) == (8, 8, True)
+    rollout, actor, shared = from_allocation_mode("sglang:d2t2 + megatron:(attn:d2t2|ffn:d2e2)")
+    assert (rollout.tensor, actor.expert, shared) == (2, 2, False)
+    assert str(actor) == "megatron:(attn:d2t2|ffn:d2e2)"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "d4",
+        "[actor]:d4",
+        "fsdp.d4",
+        "fsdp:d2p2",
+        "fsdp:d4e2",
+        "sglang:d4c2",
+        "fsdp:d4+sglang:d4",
+        "fsdp:d0",
+        "FSDP:d4",
+    ],
+)
+def test_backends_that_areal_refuses(wrong):
+    with pytest.raises(BackendError):
+        parse(wrong)
+    place = "actor" if "sglang:" not in wrong[:7] else "rollout"
+    assert any(
+        p.path == ("settings", f"{place}.backend") for p in FRAMEWORK.check(job({f"{place}.backend": wrong}))
+    )
+
+
+# --------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"max_concurrent_rollouts": 200}, "it is `rollout.max_concurrent_rollouts` today"),
+        ({"actor.mb_spec.max_token_per_mb": 4096}, "did you mean `actor.mb_spec.max_tokens_per_mb`?"),
+        ({"sglang.mem_fraction": 0.8}, "did you mean `sglang.mem_fraction_static`?"),
+        ({"actor.weight_chunked_mem_mb": 512}, "actor.weight_update_mode=disk needs no such buffer"),
+        ({"++actor.fsdp.cpu_offload": True}, ""),
+    ],
+)
+def test_unknown_settings_are_named_with_what_was_meant(settings, hint):
+    (problem,) = FRAMEWORK.check(job(settings))
+    assert problem.path == ("settings", next(iter(settings)))
+    assert "unknown setting" in problem.message
+    assert hint in problem.hint
+
+
+def test_a_section_is_removed_with_null_and_not_with_hydras_tilde():
+    (problem,) = FRAMEWORK.check(job({"~ref": None}))
+    assert problem.hint == "null removes a section"
+    assert FRAMEWORK.check(job({"ref": None})) == ()
+
+
+def test_mistakes_in_the_yaml_are_found_too():
+    (problem,) = FRAMEWORK.check(job(actor__mb_spec={"max_tokens": 1}))
+    assert problem.path == ("config",)
+    assert problem.hint == "did you mean `actor.mb_spec.max_tokens_per_mb`?"
+    assert (
+        FRAMEWORK.check(job(workflow={"tools": ["python"]})) == ()
+    )  # a script may bring settings of its own
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"actor.weight_update_mode": "nccl"},
+        {"scheduler.type": "slurm"},
+        {"scheduler.type": "kubernetes"},
+        {"rollout.max_concurrent_rollouts": "many"},
+        {"actor.gradient_checkpointing": 2},
+        {"recover.mode": "resume"},
+        {"actor.backend": "sglang:d4"},
+        {"rollout.backend": "sglang:d8"},  # with the trainer's four: more than the eight devices
+        {"actor.offload": True},
+        {"rollout.scheduling_strategy.type": "colocation", "rollout.scheduling_strategy.target": "actor"},
+    ],
+)
+def test_what_areal_would_only_say_once_the_models_are_loaded(settings):
+    assert FRAMEWORK.check(job(settings))
+
+
+def test_a_job_without_script_file_or_names():
+    bare = job(how={"command": (), "config": None})
+    assert {p.path for p in FRAMEWORK.check(bare)} == {("command",), ("config",)}
+    missing = FRAMEWORK.check(job(trial_name=..., rollout__backend=...))
+    assert {p.message for p in missing} == {"`trial_name` is missing", "`rollout.backend` is missing"}
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def argv_of(each, *, attempt=1, resume=False, knobs=None):
+    return FRAMEWORK.command(each, knobs or profile(each).knobs, run="7c1e", attempt=attempt, resume=resume)
+
+
+def test_a_command_is_the_script_its_yaml_and_the_overrides():
+    command = argv_of(job({"total_train_epochs": 5}), knobs=Knobs(tokens_per_microbatch=8192))
+    assert command.argv[:4] == ("{python}", "examples/math/gsm8k_rl.py", "--config", "gsm8k.yaml")
+    assert "++total_train_epochs=5" in command.argv
+    assert command.argv[-1] == "++actor.mb_spec.max_tokens_per_mb=8192"
+    assert (command.cwd, command.logs, command.ray_native) == ("/home/me/AReaL", (), True)
+
+
+def test_no_attempt_continues_the_checkpoint_of_another_run():
+    first = argv_of(job()).argv
+    assert first == argv_of(job(), attempt=2, resume=True).argv
+    assert "++recover.fileroot=/data/areal/autotune/7c1e" in first
+    own = argv_of(job(how={"resume": True})).argv
+    assert not any(word.startswith("++recover.fileroot") for word in own)
+
+
+def test_a_job_without_checkpoints_gets_them_and_no_blind_retries():
+    each = job(recover__mode="disabled", recover__freq_steps=...)
+    argv = argv_of(each).argv
+    assert {"++recover.mode='on'", "++recover.freq_secs=1200", "++recover.retries=0"} <= set(argv)
+    assert len(profile(each).warnings) == 2
+    often = job(how={"recovery": Recovery(save_every=3)}, recover__freq_steps=...)
+    assert "++recover.freq_steps=3" in argv_of(often).argv
+    refused = job({"recover.mode": "disabled"})
+    assert not profile(refused).resumable
+    assert not any("recover.fileroot" in word for word in argv_of(refused).argv)
+    assert not profile(job({"actor._version": "v2", "rollout._version": "v2"})).resumable
+
+
+def test_a_logger_goes_on_with_its_own_run():
+    assert "++stats_logger.wandb.id_suffix='7c1e'" in argv_of(job()).argv
+    named = job(stats_logger__wandb__id_suffix="mine")
+    assert not any("id_suffix" in word for word in argv_of(named).argv)
+    assert (
+        "++stats_logger.wandb.id_suffix='7c1e'"
+        in argv_of(job({"stats_logger.wandb.id_suffix": "timestamp"})).argv
+    )
+
+
+def test_swanlab_goes_on_too():
+    assert argv_of(job()).env == {}
+    command = argv_of(job(stats_logger__swanlab={"mode": "cloud"}, how={"env": {"HF_HOME": "/hf"}}))
+    assert command.env == {
+        "SWANLAB_RUN_ID": "autotune7c1e000000000",
+        "SWANLAB_RESUME": "allow",
+        "HF_HOME": "/hf",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "native"),
+    [
+        ("ray", (), True),
+        ("local", (), False),
+        (None, ("++scheduler.type=ray",), True),
+    ],
+)
+def test_the_scheduler_says_who_holds_the_devices(kind, words, native):
+    command = argv_of(job(scheduler__type=kind))
+    assert set(words) <= set(command.argv)
+    assert command.ray_native is native
+
+
+def test_the_old_launchers_read_an_allocation_mode():
+    command = ("python3", "-m", "areal.infra.launcher.local", "train.py")
+    each = job(how={"command": command}, scheduler=...)
+    rendered = argv_of(each, knobs=Knobs(rollout_tensor_parallel=2))
+    assert "++allocation_mode=sglang:d2t2+fsdp:d4" in rendered.argv
+    assert not any("scheduler" in word for word in rendered.argv)
+    assert rendered.ray_native is False
+
+
+def test_a_trial_has_names_and_folders_of_its_own_and_leaves_no_trace():
+    each = FRAMEWORK.trial(job({"trial_name": "t"}), folder="/runs/7c1e/trials/3", steps=4, longest=True)
+    argv = argv_of(each).argv
+    assert "++total_train_steps=4" in argv
+    assert "++gconfig.ignore_eos=true" in argv
+    assert "++cluster.fileroot=/runs/7c1e/trials/3" in argv
+    assert "++stats_logger.wandb.mode=disabled" in argv
+    assert "++recover.mode=disabled" in argv
+    assert "++saver.freq_epochs=null" in argv
+    assert "++trial_name=autotuneruns7c1etrials3" in argv
+    assert not any("recover.fileroot" in word for word in argv)
+    literal = FRAMEWORK.trial(job(saver__fileroot="/data/mine"), folder="/f", steps=1, longest=False)
+    assert literal.settings["saver.fileroot"] == "/f"
+    assert FRAMEWORK.check(each) == ()
+
+
+def test_words_are_hydras():
+    assert FRAMEWORK.words(
+        {
+            "a.b": True,
+            "c": None,
+            "d": "on",
+            "e": "fsdp:d4t2",
+            "f": "it's two words",
+            "g": ["x", 1],
+            "h": {"k": "v=1"},
+            "i": 1e-05,
+            "j": "${actor.path}",
+        }
+    ) == (
+        "++a.b=true",
+        "++c=null",
+        "++d='on'",
+        "++e=fsdp:d4t2",
+        "++f='it\\'s two words'",
+        "++g=[x,1]",
+        "++h={k:'v=1'}",
+        "++i=1e-05",
+        "++j=${actor.path}",
+    )
+
+
+def test_settings_are_read_from_a_command_line_in_a_log():
+    text = (
+        "+ python examples/math/gsm8k_rl.py --config gsm8k.yaml ++actor.mb_spec.max_tokens_per_mb=8192 "
+        "rollout.backend=sglang:d4 +memory_profiler.profile_steps=[0,1] no.such=1\n"
+        "it's --config without a value a.b=c\n"
+    )
+    assert FRAMEWORK.printed(text) == {
+        "actor.mb_spec.max_tokens_per_mb": 8192,
+        "rollout.backend": "sglang:d4",
+        "memory_profiler.profile_steps": [0, 1],
+    }
+
+
+def test_the_model_is_the_actors():
+    assert FRAMEWORK.model_path(job()) == "Qwen/Qwen2.5-7B-Instruct"
+    assert FRAMEWORK.model_path(job({"actor.path": "/models/mine"})) == "/models/mine"
+    assert FRAMEWORK.model_path(job(how={"document": {}})) is None
+
+
+# --------------------------------------------------------------------------- the guide and the log
+
+
+def test_the_guides_remedies_are_all_judged():
+    text = " ".join(f"{a.setting} {a.instead}" for a in FRAMEWORK.advice)
+    for named in (
+        "allocation_mode",
+        "train_dataset.max_length",
+        "gconfig.max_new_tokens",
+        "max_tokens_per_mb",
+        "max_concurrent_rollouts",
+        "mem_fraction_static",
+        "train_dataset.batch_size",
+        "fsdp:d2c2",
+        "from_disk",
+        "weight_chunked_mem_mb",
+        "llm_server.log",
+        "FSDP sharding",
+    ):
+        assert named in text
+    for advice in FRAMEWORK.advice:
+        assert advice.reason
+        assert advice.phase == "any" or advice.phase in tuple(Phase)
+        if advice.status is Status.REPLACED:
+            assert advice.instead
+
+
+def test_presets_and_examples_are_jobs_that_pass_the_check():
+    for name, settings in FRAMEWORK.presets.items():
+        assert FRAMEWORK.check(job(dict(settings))) == (), name
+    for path in sorted((ROOT / "configs").glob("areal-*.yaml")):
+        written = yaml.safe_load(path.read_text())
+        each = job(written["settings"], how={"command": tuple(written["command"])})
+        assert FRAMEWORK.check(each) == ()
+        assert written["config"] == "configs/areal/gsm8k.yaml"
+        assert written["model"] == {k: getattr(SHAPE, k) for k in written["model"]}
+
+
+GIB = 1 << 30
+HEAD = "\x1b[1;38;2;180;140;80m(AReaL)\x1b[0m \x1b[92m20260822-10:01:07.512 "
+
+
+@pytest.mark.parametrize(
+    ("line", "marker"),
+    [
+        (
+            HEAD + "StatsLogger INFO: Epoch 1/10 Step 3/29 Train step 3/290 done.\x1b[0m",
+            StepDone(step=3, of=290),
+        ),
+        (
+            (
+                "(RayRPCServer pid=71) (AReaL) 20260822-10:01:07.512 StatsLogger INFO: "
+                "Epoch 2/10 Step 1/29 Train step 30/290 done."
+            ),
+            StepDone(step=30, of=290),
+        ),
+        (
+            HEAD + "Recover INFO: Recovering from StepInfo(epoch=0, epoch_step=20, global_step=20, "
+            "steps_per_epoch=29).\x1b[0m",
+            Resumed(step=20),
+        ),
+        (
+            HEAD
+            + "IOStruct INFO: Memory-Usage ppo update: memory allocated (GB): 28.40, memory reserved (GB): "
+            "70.15, device memory used/total (GB): 70.00/79.00\x1b[0m",
+            PhaseEnded(
+                phase=Phase.BACKWARD,
+                step=0,
+                seconds=0.0,
+                peak=Peak(used_bytes=70 * GIB, capacity_bytes=79 * GIB, upper_bound=True),
+            ),
+        ),
+        (
+            (
+                "IOStruct INFO: Memory-Usage ref logp: memory allocated (GB): 1.00, memory reserved (GB): "
+                "2.00, device memory used/total (GB): 3.00/4.00"
+            ),
+            PhaseEnded(
+                phase=Phase.LOG_PROB,
+                step=0,
+                seconds=0.0,
+                peak=Peak(
+                    used_bytes=3 * GIB, capacity_bytes=4 * GIB, component=Component.REF, upper_bound=True
+                ),
+            ),
+        ),
+        (
+            "IOStruct INFO: Memory-Usage before model creation/loading: memory allocated (GB): 0.00, ",
+            PhaseStarted(phase=Phase.INIT, step=0),
+        ),
+        ("RemoteInfEngine INFO: Waiting for server ready...", PhaseStarted(phase=Phase.ROLLOUT_INIT, step=0)),
+        (
+            "RemoteInfEngine INFO: Servers are all ready!",
+            PhaseEnded(phase=Phase.ROLLOUT_INIT, step=0, seconds=0.0),
+        ),
+        ("StatsLogger INFO: Training completes! Total time elapsed 412.44.", TrainingDone(step=0)),
+        ("IOStruct INFO: Memory-Usage compute advantages: memory allocated (GB): 1.00", None),
+        ("Epoch 1/10 Step 3/29 Train step 3/", None),
+        ("a server of somebody else", None),
+    ],
+)
+def test_lines_of_the_log(line, marker):
+    assert FRAMEWORK.marker(line) == marker
+
+
+def test_the_table_of_settings_is_a_tree():
+    assert kind_of("actor.mb_spec.max_tokens_per_mb") == "int?"
+    assert kind_of("train_dataset.dataset_kwargs.anything") == "any"
+    assert kind_of("actor.mb_spec.max_tokens") is None
+    assert len(set(leaves())) == len(list(leaves())) > 1000
