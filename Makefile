@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install check test e2e e2e-long demo overhead schema clean
+.PHONY: help install check test e2e e2e-long demo overhead schema clean explain-speed fuzz
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -49,6 +49,15 @@ demo: install  ## recover the built-in job from real out-of-memory failures
 
 overhead: install  ## what autotune itself costs
 	$(BIN)/python -m benchmarks.overhead
+
+explain-speed: install  ## how fast explain reads a log of 1 GiB, against grep
+	$(BIN)/python -m benchmarks.explain
+
+# atheris is no requirement of anything else; FUZZ_SECONDS=0 runs until it is interrupted.
+FUZZ_SECONDS ?= 300
+fuzz: install  ## look for a log that breaks explain
+	$(PIP) atheris==3.0.0
+	$(BIN)/python -m tests.fuzz.explain .fuzz -artifact_prefix=.fuzz/ -max_total_time=$(FUZZ_SECONDS) -max_len=20000 -timeout=60
 
 schema: install  ## write configs/job.schema.json
 	$(BIN)/python -m orchestrator.job_schema > configs/job.schema.json

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from policies.evidence import Marker, Sample
-from policies.types import Cluster, Command, Job, Knobs, Profile, Value
+from policies.types import Cluster, Command, Job, Knobs, Model, Profile, Value
 
 
 class Problem(Value, frozen=True, kw_only=True):
@@ -48,12 +48,16 @@ class Framework(Protocol):
     traces: tuple[str, ...]  # texts that only logs of this framework contain
     advice: tuple[Advice, ...]  # what the guides say beyond, or against, the supported knobs
     presets: Mapping[str, Mapping[str, Any]]  # name -> settings that a guide offers as a start
+    announces_end: bool  # a line says that the training is done; without it, exit code 0 is no success
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""
 
     def model_path(self, job: Job) -> str | None:
         """Return the folder or hub name of the model that the job's settings name."""
+
+    def shape(self, job: Job) -> Model | None:
+        """Return the model's shape where the settings themselves tell it; `job.shape` otherwise."""
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return what the policies need to know of the job; its shape may be unknown."""

@@ -173,7 +173,7 @@ class Watch:
             return True
         if of is not None:
             return step is not None and step >= of
-        if step is None and self._job.framework != _ANY_SCRIPT:
+        if self._framework.announces_end or (step is None and self._job.framework != _ANY_SCRIPT):
             return False
         return not any(f.cause is not None and f.fatal != "never" for f in self._scanner.evidence().findings)
 
@@ -218,7 +218,7 @@ class Watch:
             case Resumed(step=step):
                 self._resumed_from = step
             case Saved(step=step):
-                self.saved = step
+                self.saved = step if step is not None else (self.progress.step or 0) + 1
             case TrainingDone():
                 self._done = True
             case StepDone():

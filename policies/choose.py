@@ -8,10 +8,14 @@ import msgspec
 
 from policies.attempts import Attempt, Run
 from policies.changes.host import free_before_relaunch
+from policies.cures import cure
 from policies.events import GaveUp
 from policies.evidence import Diagnosis, Remedy
+from policies.legal import objections
+from policies.ranking import best, judged, measures, outlook, trusted
 from policies.remedies import candidates
 from policies.repeats import repeats
+from policies.shortfall import shortfall
 from policies.sizing import missing_bytes, size_text
 from policies.types import Cause, Effect, Knobs, Phase, Recovery
 
@@ -28,9 +32,10 @@ _MEMORY = {
 
 
 def next_remedy(run: Run) -> Remedy | None:
-    """Return the cheapest permitted remedy that repeats no earlier failure; None: none is left.
+    """Return the best permitted remedy that repeats no earlier failure; None: none is left.
 
-    Where an estimate is available, it ranks these candidates; the ladder's order breaks its ties.
+    Where an estimate is available and trusted it ranks all legal neighbours, and the ladder's order breaks
+    its ties; where it is not, the ladder's order alone decides.
     """
     last = run.attempts[-1]
     if last.diagnosis is None:
@@ -38,6 +43,10 @@ def next_remedy(run: Run) -> Remedy | None:
     streak = _streak(run)
     climbed = _climbed(streak)
     diagnosis = msgspec.structs.replace(last.diagnosis, streak=len(streak))
+    if not climbed and trusted(run, diagnosis):
+        ranked = _estimated(run, diagnosis)
+        if ranked is not None:
+            return ranked
     permitted = list(_permitted(run, last.knobs, diagnosis))
     # The streak's own remedies come last, and only then: they may still have room when all others are used.
     permitted.sort(key=lambda remedy: _used(remedy, climbed))
@@ -46,6 +55,23 @@ def next_remedy(run: Run) -> Remedy | None:
         if whole is not None:
             return whole
     return None
+
+
+def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
+    """Return the best configuration by the calibrated estimate; None where nothing is known of the job."""
+    view = outlook(run)
+    if view is None or not measures(view, diagnosis):
+        return None
+    present, started = run.attempts[-1].knobs, started_before(run)
+
+    def permitted(knobs: Knobs) -> bool:
+        legal = not objections(run.accepted.profile, present, knobs, started=started)
+        return legal and _relapse(run, knobs) is None
+
+    found = best(view, present, diagnosis=diagnosis, started=started, permitted=permitted)
+    if found is None:
+        return None
+    return cure(view, present, found, judged(view, present), diagnosis)
 
 
 def gave_up(run: Run, reason: str = "") -> GaveUp:
@@ -57,7 +83,12 @@ def gave_up(run: Run, reason: str = "") -> GaveUp:
     if not reason:
         where = "" if diagnosis.phase is Phase.NONE else f" in {diagnosis.phase.value}"
         reason = f"nothing left cures {diagnosis.cause.value}{where}"
-    return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=_would_help(run, diagnosis))
+    missing = shortfall(run, started=started_before(run))
+    if missing is None:
+        return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=_would_help(run, diagnosis))
+    helping = (*missing.would_fit, *_would_help(run, diagnosis))
+    nearest = "; ".join(text for text in (missing.nearest, _closest(run, diagnosis)) if text)
+    return GaveUp(reason=reason, nearest=nearest, would_help=tuple(dict.fromkeys(helping)))
 
 
 def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
@@ -82,9 +113,10 @@ def _streak(run: Run) -> list[Attempt]:
 
 
 def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
-    """Return the remedies already used in a long streak."""
-    # The remedy that led to the oldest of them answered another failure.
-    used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None)
+    """Return the ladder's remedies already used in a long streak."""
+    # The remedy that led to the oldest of them answered another failure; one that a wrong estimate sized too
+    # small says nothing against its rung.
+    used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None and not a.remedy.predicted)
     return used if len(streak) >= _CLIMB_AFTER else ()
 
 
@@ -101,7 +133,7 @@ def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
 
 def _permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     recovery = run.accepted.job.recovery
-    for remedy in candidates(run.accepted.profile, knobs, diagnosis, started=_started(run)):
+    for remedy in candidates(run.accepted.profile, knobs, diagnosis, started=started_before(run)):
         if remedy.changes and not _denied(recovery, remedy):
             yield remedy
 
@@ -111,7 +143,7 @@ def _denied(recovery: Recovery, remedy: Remedy) -> bool:
     return remedy.effect not in recovery.allow or not names.isdisjoint(recovery.deny)
 
 
-def _started(run: Run) -> bool:
+def started_before(run: Run) -> bool:
     """Return whether a checkpoint may exist that the next attempt continues."""
     return run.accepted.job.resume or run.best_step is not None
 
@@ -156,6 +188,14 @@ def _relapse(run: Run, proposed: Knobs) -> Attempt | None:
 
 
 def _nearest(run: Run, diagnosis: Diagnosis) -> str:
+    closest = _closest(run, diagnosis)
+    if not closest:
+        return "the messages do not say by how much the nearest configuration misses"
+    return f"the nearest configuration, {closest}"
+
+
+def _closest(run: Run, diagnosis: Diagnosis) -> str:
+    """Return which attempt missed by least by its own message; empty where no message says."""
     misses = [
         (missing, attempt)
         for attempt in run.attempts
@@ -164,10 +204,9 @@ def _nearest(run: Run, diagnosis: Diagnosis) -> str:
         and (missing := missing_bytes(attempt.diagnosis.facts)) is not None
     ]
     if not misses:
-        return "the messages do not say by how much the nearest configuration misses"
+        return ""
     _, attempt = min(misses, key=lambda miss: miss[0])
-    text = nearest_text(attempt.diagnosis or diagnosis, attempt.number)
-    return f"the nearest configuration, {text}"
+    return nearest_text(attempt.diagnosis or diagnosis, attempt.number)
 
 
 _USERS = {
@@ -186,11 +225,13 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     found = [remedy.reason for remedy in free_before_relaunch(profile, last.knobs, diagnosis)]
     found += [
         f"{remedy.name}, which recovery.allow or recovery.deny rules out"
-        for remedy in candidates(profile, last.knobs, diagnosis, started=_started(run))
+        for remedy in candidates(profile, last.knobs, diagnosis, started=started_before(run))
         if remedy.changes and _denied(recovery, remedy)
     ]
-    after_start = candidates(profile, last.knobs, diagnosis, started=False) if _started(run) else iter(())
-    legal_now = {_key(r) for r in candidates(profile, last.knobs, diagnosis, started=_started(run))}
+    after_start = (
+        candidates(profile, last.knobs, diagnosis, started=False) if started_before(run) else iter(())
+    )
+    legal_now = {_key(r) for r in candidates(profile, last.knobs, diagnosis, started=started_before(run))}
     found += [
         f"a new run with {_words(remedy)}, which a checkpoint of this run does not allow"
         for remedy in after_start

@@ -6,6 +6,7 @@ from typing import assert_never
 
 from policies.attempts import MEMORY_CAUSES, RESUMED, Attempt, Run, fold
 from policies.choose import gave_up, next_remedy
+from policies.climb import CLIMB, back, due, offer, stopped_to_climb
 from policies.events import (
     Action,
     Await,
@@ -21,6 +22,7 @@ from policies.events import (
     TrainingCompleted,
 )
 from policies.evidence import Cancelled, Completed, Crashed, Diagnosis, Hung, Lost
+from policies.preflight import first_launch
 from policies.types import Cause, Then
 
 _BACKOFF_S = 30.0  # doubled with every loss
@@ -38,8 +40,7 @@ def decide(history: History) -> Action:
     if run.finished is not None:
         return Finish(verdict=run.finished)
     if not run.attempts:
-        # An estimate would choose the first knobs here.
-        return Launch(knobs=run.accepted.profile.knobs, reason="as written")
+        return first_launch(run)
     last = run.attempts[-1]
     return _while_running(run, last) if last.ended is None else _after_end(run, last, last.ended)
 
@@ -47,9 +48,9 @@ def decide(history: History) -> Action:
 def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
     match ended.outcome:
         case Completed():
-            return Finish(verdict=TrainingCompleted(marginal=_marginal(run)))
+            return Finish(verdict=TrainingCompleted(marginal=_marginal(run), faster=offer(run)))
         case Cancelled(by="goal"):
-            return Finish(verdict=Stable(marginal=_marginal(run)))
+            return Finish(verdict=Stable(marginal=_marginal(run), faster=offer(run)))
         case Cancelled(by="user") if not last.resumed:
             return Finish(verdict=Interrupted(by="user"))
         case Completed() | Crashed() | Hung() | Lost() | Cancelled():
@@ -60,6 +61,11 @@ def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
         return Finish(verdict=Infrastructure(reason=f"memory did not come back: {ended.held}"))
     if last.resumed and not last.out_of_memory:
         return _again(last, RESUMED)
+    if stopped_to_climb(last) and last.diagnosis is None:
+        faster = offer(run)
+        if faster is None:
+            return _again(last, "nothing faster is left to try; the same knobs again")
+        return Launch(knobs=faster.apply(last.knobs), reason=faster.reason, remedy=faster)
     if last.infrastructure:
         return _after_loss(run, last)
     if last.diagnosis is None:
@@ -75,7 +81,8 @@ def _while_running(run: Run, last: Attempt) -> Action:
         return Stop(by="failure", reason=finding.line.text or finding.line.rule)
     if last.goal is not None and run.accepted.job.goal.then is Then.STOP:
         return Stop(by="goal", reason=f"the goal was reached at step {last.goal.step}")
-    return Await()
+    climb = due(run, last)
+    return Await() if climb is None else Stop(by=CLIMB, reason=climb.reason)
 
 
 def _after_loss(run: Run, last: Attempt) -> Action:
@@ -101,7 +108,9 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     if diagnosis.cause is not Cause.HANG and diagnosis.cause not in MEMORY_CAUSES:
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     recovery = run.accepted.job.recovery
-    failed = [a for a in run.since_resumed if not a.infrastructure and not a.interrupted]
+    failed = [
+        a for a in run.since_resumed if not a.infrastructure and not a.interrupted and not stopped_to_climb(a)
+    ]
     if diagnosis.cause is Cause.HANG and _hung_before(run):
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     if len(failed) > recovery.relaunches:
@@ -110,7 +119,7 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
         return Finish(verdict=gave_up(run, f"the {recovery.duration_s:.0f} s of recovery.duration are over"))
     if diagnosis.cause is Cause.HANG:
         return _again(last, "it hung once; the same knobs again")
-    remedy = next_remedy(run)
+    remedy = back(run, last) or next_remedy(run)
     if remedy is None:
         return Finish(verdict=gave_up(run))
     return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)

@@ -6,7 +6,7 @@ from policies.evidence import Completed, Crashed, Diagnosis, Evidence, Finding, 
 from policies.figures import filled, fragmented
 from policies.rule import BUILTIN_FAILURE, NEVER
 from policies.rules import BY_NAME
-from policies.types import Cause, Phase
+from policies.types import Cause, Component, Phase
 
 _SHOWN = 5  # lines of evidence
 _NEAR = 60  # lines within which two messages may be of one failure
@@ -60,6 +60,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     facts, phase, component = first.facts, first.phase, first.component
     lines = [first.line]
     others = 0
+    headed = BY_NAME[first.line.rule].header
     for other in evidence.findings:
         if other is first or (other.line.line < first.line.line and other.cause is None):
             continue
@@ -68,6 +69,8 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         same = other.cause is cause and abs(other.line.line - first.line.line) <= _NEAR
         if same and first.line.rule != BUILTIN_FAILURE:
             facts = filled(facts, other.facts) if other.source == first.source else facts
+            if headed and not BY_NAME[other.line.rule].header and other.phase is not Phase.NONE:
+                phase, component, headed = other.phase, _known(other.component, component), False
             phase = other.phase if phase is Phase.NONE else phase
             component = other.component if component.value == "unknown" else component
         if same and len(lines) < _SHOWN:
@@ -86,7 +89,17 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         fragmentation=cause is Cause.GPU_OOM and fragmented(facts),
         confidence=1.0 if first.line.rule == BUILTIN_FAILURE else 0.5 if _weak(first) else 0.9,
         consequences=others,
+        other_ranks=_other_ranks(evidence, first),
     )
+
+
+def _other_ranks(evidence: Evidence, first: Finding) -> tuple[int, ...]:
+    """Return the ranks that failed beside the first; the findings are bounded, and so are they."""
+    return tuple(sorted({f.rank for f in evidence.findings if f.rank is not None} - {first.rank}))
+
+
+def _known(component: Component, otherwise: Component) -> Component:
+    return otherwise if component is Component.UNKNOWN else component
 
 
 def _from_outcome(evidence: Evidence) -> Diagnosis | None:

@@ -81,9 +81,9 @@ class Resumed(Value, frozen=True, kw_only=True, tag="resumed", tag_field="kind")
 
 
 class Saved(Value, frozen=True, kw_only=True, tag="saved", tag_field="kind"):
-    """A marker: a checkpoint after `step` is complete."""
+    """A marker: a checkpoint after `step` is complete; None: after the step in progress."""
 
-    step: int
+    step: int | None
 
 
 class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_field="kind"):
@@ -188,6 +188,7 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     fragmentation: bool = False
     confidence: float = 1.0
     consequences: int = 0  # further failures that follow from the first
+    other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
     streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
 
 
@@ -200,6 +201,9 @@ class Remedy(Value, frozen=True, kw_only=True):
     frees: str = ""
     slows: str = ""
     effect: Effect = Effect.EXACT
+    predicted: dict[str, int] = {}  # phase -> bytes that its peak is expected to need; empty: no estimate
+    predicted_host: int | None = None  # bytes of one node
+    step_s: float | None = None  # expected of a step, corrected by measured ones
 
     def __post_init__(self) -> None:
         """Refuse an unexplained change, and an empty one except where others hold the memory."""

@@ -13,7 +13,7 @@ _UNITS = {
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip  # Ray and SGLang's host messages print decimal GB
-_SIZE = r"(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)?"
+_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)?"
 
 # Ordered: the first pattern that matches gives the figure.
 _REQUESTED = (
@@ -25,6 +25,10 @@ _REQUESTED = (
     rf"{_SIZE} KV cache is needed",
     rf"failed to alloc {_SIZE}",
     rf"Unable to allocate {_SIZE}",
+    rf"(?:trying to|[Ff]ailed to) allocate {_SIZE}",
+    rf"[Oo]ut of memory allocating {_SIZE}",
+    rf"(?:memory allocation|malloc|mmap) of (?:size )?{_SIZE}",
+    rf"unable to mmap {_SIZE}",
     rf"posix_fallocate of {_SIZE}",
 )
 _CAPACITY = (rf"total capaci?ty of {_SIZE}", rf"{_SIZE} total capacity", rf"lru\) capacity: {_SIZE}")
@@ -38,6 +42,7 @@ _FREE = (
 _ALLOCATED = (rf"{_SIZE} is allocated by PyTorch", rf"{_SIZE} already allocated")
 _UNALLOCATED = (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"; {_SIZE} cached\)")
 _RESERVED = (rf"{_SIZE} reserved in total by PyTorch",)
+_MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
 _HOST = re.compile(rf"was running was {_SIZE} / {_SIZE} \(")
 
 _COMPILED = {
@@ -56,6 +61,8 @@ NOTHING = Facts()
 
 def facts_of(text: str) -> Facts:
     """Return the figures that a message prints."""
+    if "MPS backend" in text:
+        text = _MPS_UNIT.sub(r"\1iB", text)
     figures = {name: _first(name, text) for name in _COMPILED}
     allocated, unallocated = figures["allocated"], figures["unallocated"]
     if unallocated is None and figures["reserved"] is not None and allocated is not None:
@@ -112,4 +119,4 @@ def _first(name: str, text: str) -> int | None:
 
 
 def _bytes(number: str, unit: str | None) -> int:
-    return round(float(number[:40]) * _UNITS[(unit or "").lower()])
+    return round(float(number.replace(",", "")[:40]) * _UNITS[(unit or "").lower()])

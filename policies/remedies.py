@@ -279,9 +279,21 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     for rung in rungs:
         for remedy in rung.propose(profile, knobs, diagnosis):
             known = any(other.changes == remedy.changes for other in seen)
-            if not known and not objections(profile, knobs, remedy.apply(knobs), started=started):
+            if known or _elsewhere(profile, remedy, diagnosis):
+                continue
+            if not objections(profile, knobs, remedy.apply(knobs), started=started):
                 seen.append(remedy)
                 yield remedy
+
+
+def _elsewhere(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
+    """Return whether a remedy frees device memory in other phases only, as state that comes back does."""
+    phases = [profile.supported[knob].phases for knob in remedy.changes if knob in profile.supported]
+    return (
+        diagnosis.cause is Cause.GPU_OOM
+        and bool(phases)
+        and all(own and diagnosis.phase not in own for own in phases)
+    )
 
 
 def _reaches(rung: Rung, profile: Profile, diagnosis: Diagnosis) -> bool:

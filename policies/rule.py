@@ -24,6 +24,8 @@ class Rule(Value, frozen=True, kw_only=True):
     component: Component = Component.UNKNOWN
     weak: bool = False  # a symptom that any other cause explains
     harmless: bool = False  # a line that only looks like a failure
+    header: bool = False  # says that a failure was passed on; the failure itself stands below it
+    driver: bool = False  # does not say whether device or pinned host memory was asked for
 
     def matches(self, line: str) -> bool:
         """Return whether the line shows this signature."""
@@ -41,6 +43,8 @@ def row(
     component: Component = Component.UNKNOWN,
     weak: bool = False,
     harmless: bool = False,
+    header: bool = False,
+    driver: bool = False,
 ) -> Rule:
     """Return a row of the table."""
     return Rule(
@@ -54,4 +58,6 @@ def row(
         component=component,
         weak=weak,
         harmless=harmless,
+        header=header,
+        driver=driver,
     )

@@ -5,79 +5,130 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
+from policies.blocks import Cursor, blocks, last_lines
+from policies.context import Waiting, above, below, starting
 from policies.evidence import Evidence, Finding, Line, Outcome
 from policies.figures import NOTHING, facts_of, filled
-from policies.lines import LONGEST, Reader, blocks, parsed
-from policies.lines import Line as Parsed
-from policies.places import component_of, ends_error, is_frame, is_stage, phase_of
+from policies.last_errors import WRONG, LastErrors, Suspects, looks_wrong
+from policies.matcher import Matcher, Search
+from policies.needles import required, sharpest, without_covered
+from policies.places import (
+    STAGE,
+    component_of,
+    finer,
+    in_validation,
+    is_frame,
+    is_stage,
+    phase_around,
+    pins_host_memory,
+    role,
+)
+from policies.prefixes import LONGEST, parsed, segments
+from policies.prefixes import Line as Parsed
 from policies.records import mark_of, record_of
 from policies.rule import BUILTIN_FAILURE, NEVER, UNLESS_PROGRESS, Rule
 from policies.rules import BY_NAME, RULES, matching
-from policies.types import Component, Phase
+from policies.types import Cause, Component, Phase
 
-_CAUSES, _WEAK, _CONSEQUENCES, _ERRORS = 80, 20, 100, 20  # kept of each
+_CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
 _TEXT = 2000  # characters kept of a line
 _BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
 _AHEAD = 40  # lines of context after it
-_JOINED = 6  # lines over which the figures of one message may be spread
-_STAGE_REACH = 300  # lines after which an engine's start-up line says nothing any more
+_WAITING = 8  # findings that may wait for it at once
+_OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
+_WRAPPED = 60  # characters of a row that may go on in the next one
 
-_NEEDLES = tuple(
-    dict.fromkeys(
-        ["builtin: ", "rror", "xception", *(n for rule in RULES if not rule.harmless for n in rule.needles)]
-    )
+# A line that any rule but a harmless one matches, that marks a phase or a stage, holds one of them.
+SEARCHED = without_covered(
+    [
+        "builtin: ",
+        *sorted(required(STAGE) or ()),
+        *(
+            needle
+            for rule in RULES
+            if not rule.harmless
+            for needle in sorted(sharpest(rule.pattern, rule.needles))
+        ),
+    ]
 )
-# Covered by a shorter needle: searched once.
-SEARCHED = tuple(n for n in _NEEDLES if not any(other != n and other in n for other in _NEEDLES))
-_QUICK = re.compile("|".join(map(re.escape, SEARCHED)))
-_LOOKS_WRONG = re.compile(r"\b(error|exception|fatal|failed)\b", re.IGNORECASE)
-_DIGITS = re.compile(r"\d+")
+_search = Search(SEARCHED, WRONG)
+_HARMLESS = tuple(rule for rule in RULES if rule.harmless)
 _RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
 
 
 class Scanner:
     """Reads a log line by line, or in bulk through `scan`; keeps what says why a run died."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, match: Matcher | None = None) -> None:
+        self._match = _search.matcher() if match is None else match
         self._findings: list[Finding] = []
         self._tags: list[str] = []  # of the findings
         self._causes = 0
-        self._errors: dict[str, Line] = {}
+        self._errors = LastErrors(_harmless)
         self._recent: dict[str, deque[str]] = {}
         self._stage: tuple[int, str] | None = None
         self._phase = Phase.NONE
         self._step: int | None = None
         self._lines = 0
-        self._ahead: dict[int, list[str]] = {}  # finding -> its context after the message
-
-    @property
-    def attentive(self) -> bool:
-        """Whether the next lines matter although no rule knows them."""
-        return bool(self._ahead)
+        self._ahead: dict[int, Waiting] = {}  # finding -> its context after the message
+        self._open: tuple[int, Parsed] | None = None  # a line that may go on in the next row
+        self._until = 0  # the line up to which every line is read
+        self._read = 0  # bytes before the block at hand
+        self._at = 0  # bytes before the piece at hand
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
         """Take one line and return the findings in it."""
-        self._lines = max(self._lines, number)
         memory = self._recent.get(source)
         if memory is None:
             if len(self._recent) >= 256:
                 self._recent.pop(next(iter(self._recent)))
             memory = self._recent[source] = deque(maxlen=_BACK)
-        found: tuple[Finding, ...] = ()
-        if self._ahead or _QUICK.search(text) is not None or is_stage(text):
-            kept = memory
-            found = self.examine(text, number=number, source=source, before=lambda: list(kept))
+        kept = memory
+        block = text.encode("utf-8", "replace")
+        found = self.read(block, number=number, source=source, before=lambda _: list(kept))
+        self._lines = max(self._lines, number)
         memory.append(text[:LONGEST])
         return found
+
+    def read(
+        self, block: bytes, *, number: int, source: str, before: Callable[[int], list[str]]
+    ) -> tuple[Finding, ...]:
+        """Take whole lines of which the first has a number; `before` gives the lines above a position."""
+        ends, wrong = self._match(block)
+        found: list[Finding] = []
+        cursor = Cursor(block, number=number)
+        for end in ends:
+            if end <= cursor.at:
+                continue
+            self._attend(cursor, cursor.line_of(end - 1), source)
+            start, stop = cursor.piece_of(end - 1)
+            cursor.pass_to(start)
+            piece = block[start:stop].decode("utf-8", "replace")
+            self._at = self._read + start
+            found.extend(
+                self.examine(piece, number=cursor.number, source=source, before=partial(before, start))
+            )
+            if self._open is not None:
+                self._until = max(self._until, cursor.number + 1)
+            cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
+        self._attend(cursor, len(block), source)
+        cursor.pass_to(len(block))
+        if wrong:
+            self._errors.suspect(Suspects(block, wrong, ends, cursor.number, self._read))
+        self._read += len(block)
+        self._lines = max(self._lines, cursor.number - 1)
+        return tuple(found)
 
     def progress(self, step: int) -> None:
         """Take note that a step is done: what could have been a warning was one."""
         self._step = step
         self._stage = None
         self._ahead.clear()
+        self._until = 0
         kept = [
             (
                 msgspec.structs.replace(finding, fatal=NEVER)
@@ -97,17 +148,28 @@ class Scanner:
     ) -> tuple[Finding, ...]:
         """Take one line that may matter; `before` gives the lines above it."""
         found = []
-        for segment in text.split("\r") if "\r" in text else (text,):
-            finding = self._segment(parsed(segment), number=number, source=source, before=before)
+        parts = segments(text)
+        for index, segment in enumerate(parts):
+            finding = self._segment(
+                parsed(segment),
+                number=number,
+                source=source,
+                before=before if index == 0 else partial(_with_parts, before, parts[:index]),
+            )
             if finding is not None:
                 found.append(finding)
         return tuple(found)
+
+    @property
+    def lines(self) -> int:
+        """How many lines are read."""
+        return self._lines
 
     def evidence(self, *, outcome: Outcome | None = None, host_peak_share: float | None = None) -> Evidence:
         """Return what is known so far."""
         return Evidence(
             findings=tuple(self._findings),
-            last_errors=tuple(self._errors.values()),
+            last_errors=self._errors.lines(),
             last_phase=self._phase,
             last_step=self._step,
             lines=self._lines,
@@ -115,9 +177,13 @@ class Scanner:
             host_peak_share=host_peak_share,
         )
 
-    def count(self, lines: int) -> None:
-        """Take note of the number of lines read."""
-        self._lines = max(self._lines, lines)
+    def _attend(self, cursor: Cursor, stop: int, source: str) -> None:
+        """Read the lines before a position while a finding waits for its context."""
+        while cursor.number <= self._until and (line := cursor.next_line(stop)) is not None:
+            number, start, end = line
+            self._at = self._read + start
+            text = cursor.block[start:end].decode("utf-8", "replace")
+            self.examine(text, number=number, source=source, before=list)
 
     def _segment(
         self, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
@@ -134,6 +200,8 @@ class Scanner:
         if is_stage(line.bare):
             self._stage = (number, line.bare)
         rule = matching(line.bare)
+        if rule is None or rule.weak:
+            number, line, rule = self._wrapped(rule, line, number)
         if rule is None:
             self._note(line, number)
             return None
@@ -142,6 +210,20 @@ class Scanner:
         finding = self._finding(rule, line, number=number, source=source, before=before)
         self._keep(finding, line)
         return finding
+
+    def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
+        """Return the line with the one that it continues, where only both together show a signature."""
+        first, self._open = self._open, None
+        if len(line.text) >= _WRAPPED and not is_frame(line.bare):
+            self._open = (number, line)
+        if first is None or number - first[0] > 1 or line.tag not in (first[1].tag, ""):
+            return number, line, rule
+        whole = f"{first[1].bare} {line.bare.lstrip()}"
+        together = matching(whole)
+        if together is None or together.weak or matching(first[1].bare) is together:
+            return number, line, rule
+        self._open = None
+        return first[0], first[1]._replace(bare=whole), together
 
     def _finding(
         self, rule: Rule, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
@@ -164,24 +246,30 @@ class Scanner:
             return Finding(
                 cause=None, line=shown, fatal=rule.fatal, rank=rank, step=self._step, source=source
             )
-        context = _context(before(), line)
-        phase = rule.phase if rule.phase is not Phase.NONE else phase_of("\n".join([*context, line.text]))
-        if phase is Phase.NONE and self._stage is not None and number - self._stage[0] <= _STAGE_REACH:
+        earlier = before()
+        context = above(earlier, line)
+        phase = rule.phase if rule.phase is not Phase.NONE else phase_around(context, line.text)
+        if (
+            phase is Phase.NONE
+            and self._stage is not None
+            and starting(earlier, since_stage=number - self._stage[0])
+        ):
             phase = Phase.ROLLOUT_INIT
         component = rule.component
         if component is Component.UNKNOWN:
             component = component_of("\n".join([line.text, *context]))
         if component is Component.UNKNOWN and phase is Phase.ROLLOUT_INIT:
             component = Component.ROLLOUT
+        pinned = rule.driver and pins_host_memory(context)
         return Finding(
-            cause=rule.cause,
+            cause=Cause.HOST_OOM if pinned else rule.cause,
             line=shown,
             fatal=rule.fatal,
-            phase=phase,
+            phase=role(phase, component),
             component=component,
             rank=rank,
             step=self._step,
-            facts=facts_of(line.bare),
+            facts=in_validation(facts_of(line.bare), phase, context),
             source=source,
         )
 
@@ -196,38 +284,37 @@ class Scanner:
     def _keep(self, finding: Finding, line: Parsed) -> None:
         if finding.cause is not None:
             self._causes += 1
-            if finding.line.rule != BUILTIN_FAILURE:
-                self._ahead[len(self._findings)] = []
+            if finding.line.rule != BUILTIN_FAILURE and len(self._ahead) < _WAITING:
+                self._ahead[len(self._findings)] = Waiting(line)
+                self._until = max(self._until, finding.line.line + _AHEAD)
         self._findings.append(finding)
         self._tags.append(line.tag)
 
     def _look_ahead(self, line: Parsed, number: int) -> None:
         """Complete findings whose frames or figures come after their message."""
-        for index, context in list(self._ahead.items()):
+        for index, waiting in list(self._ahead.items()):
             finding = self._findings[index]
             distance = number - finding.line.line
             if distance > _AHEAD:
                 del self._ahead[index]
                 continue
-            same = line.tag == self._tags[index]
-            if same and distance <= _JOINED:
-                figures = facts_of(line.bare)
-                if figures != NOTHING:
-                    finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
-            if finding.phase is Phase.NONE and (same or not line.tag):
-                context.append(line.bare[:500])
-                finding = _completed(finding, context, stage=is_stage(line.bare))
+            if waiting.continued(line) and (figures := waiting.figures()) != NOTHING:
+                finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
+            room = len(waiting.context) < _AHEAD
+            if (
+                room
+                and finding.phase in _OPEN
+                and waiting.wider(line)
+                and below(line.bare, distance=distance)
+            ):
+                waiting.context.append(line.bare[:500])
+                finding = _completed(finding, waiting.context, stage=is_stage(line.bare))
             self._findings[index] = finding
 
     def _note(self, line: Parsed, number: int) -> None:
-        """Keep distinct lines that look wrong and that no rule knows."""
-        if _LOOKS_WRONG.search(line.bare) is None:
-            return
-        key = _DIGITS.sub("0", line.bare[:200])
-        self._errors.pop(key, None)
-        self._errors[key] = Line(line=number, text=line.text[:_TEXT], rule="")
-        if len(self._errors) > _ERRORS:
-            self._errors.pop(next(iter(self._errors)))
+        """Keep a line if it looks wrong."""
+        if looks_wrong(line.bare):
+            self._errors.note(line, number=number, place=self._at)
 
 
 def scan(
@@ -236,79 +323,45 @@ def scan(
     source: str = "",
     outcome: Outcome | None = None,
     host_peak_share: float | None = None,
+    match: Matcher | None = None,
 ) -> Evidence:
     """Return the evidence in a log, given as bytes in any chunking."""
-    scanner = Scanner()
-    reader = Reader((*SEARCHED, "apturing", "Capture ", "Load weight", "afetensors", "GPU blocks"))
-    attention: int | None = None  # the line up to which every line is read
+    scanner = Scanner(match=match)
+    tail, number = b"", 1
     for block in blocks(chunks):
-        at, number = 0, reader.number
-        for hit, start, end in reader.hits(block):
-            if start < at:
-                continue
-            number, at, attention = _attend(scanner, block, at, start, number, attention, source)
-            if start < at:
-                continue
-            text = block[start:end].decode("utf-8", "replace")
-            scanner.examine(text, number=hit, source=source, before=_before(reader, block, start))
-            number, at = hit + 1, min(len(block), end + 1)
-            attention = hit + _AHEAD if scanner.attentive else None
-        _attend(scanner, block, at, len(block), number, attention, source)
-        reader.leave(block, reach=_BACK_BYTES)
-    scanner.count(reader.number - 1 if reader.number > 1 else 0)
+        before = partial(_above, tail, block)
+        scanner.read(block, number=number, source=source, before=before)
+        number = scanner.lines + 1
+        tail = block[-_BACK_BYTES:] if len(block) >= _BACK_BYTES else (tail + block)[-_BACK_BYTES:]
     return scanner.evidence(outcome=outcome, host_peak_share=host_peak_share)
 
 
-def _before(reader: Reader, block: bytes, start: int) -> Callable[[], list[str]]:
-    return lambda: reader.before(block, start, reach=_BACK_BYTES)[-_BACK:]
+def _above(tail: bytes, block: bytes, start: int) -> list[str]:
+    lead = block[max(0, start - _BACK_BYTES - 1) : start]
+    if start <= _BACK_BYTES:
+        lead = tail + lead
+    return last_lines(lead, reach=_BACK_BYTES, most=_BACK)
 
 
-def _attend(
-    scanner: Scanner, block: bytes, at: int, stop: int, number: int, attention: int | None, source: str
-) -> tuple[int, int, int | None]:
-    """Read the lines between two hits while a finding waits for its context."""
-    while attention is not None and number <= attention and at < stop:
-        end = block.find(b"\n", at)
-        end = len(block) if end < 0 else end
-        if end > stop:
-            break
-        scanner.examine(
-            block[at : min(end, at + LONGEST)].decode("utf-8", "replace"),
-            number=number,
-            source=source,
-            before=list,
-        )
-        number, at = number + 1, end + 1
-    return number, at, attention if scanner.attentive else None
-
-
-def _context(before: list[str], line: Parsed) -> list[str]:
-    """Return the lines above a message that its own process printed, up to the end of another error."""
-    context: list[str] = []
-    framed = False
-    for text in reversed(before):
-        other = parsed(text)
-        if other.tag != line.tag:
-            continue
-        if ends_error(other.bare):
-            break
-        framed = framed or is_frame(other.bare)
-        context.append(other.bare[:500])
-    context.reverse()
-    return [text for text in context if is_frame(text) or text.startswith(" ") or not framed][-_BACK:]
+def _with_parts(before: Callable[[], list[str]], parts: list[str]) -> list[str]:
+    return [*before(), *parts]
 
 
 def _completed(finding: Finding, context: list[str], *, stage: bool) -> Finding:
     text = "\n".join(context)
-    phase = phase_of(text)
+    phase = finer(finding.phase, text)
     if phase is Phase.NONE and stage:
         phase = Phase.ROLLOUT_INIT
-    if phase is Phase.NONE:
+    if phase is finding.phase:
         return finding
     component = finding.component
     if component is Component.UNKNOWN:
         component = component_of(text)
-    return msgspec.structs.replace(finding, phase=phase, component=component)
+    return msgspec.structs.replace(finding, phase=role(phase, component), component=component)
+
+
+def _harmless(line: str) -> bool:
+    return any(rule.matches(line) for rule in _HARMLESS)
 
 
 def _rank(text: str) -> int | None:

@@ -270,6 +270,7 @@ class Support(Value, frozen=True, kw_only=True):
     setting: str  # the framework's own name of it
     grid: Grid
     effect: Effect = Effect.EXACT
+    phases: tuple[Phase, ...] = ()  # in which it changes the device memory in use; empty: in all
 
 
 class AtLeast(Value, frozen=True, kw_only=True, tag="at_least", tag_field="kind"):

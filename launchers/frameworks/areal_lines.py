@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import re
 
-from policies.evidence import Marker, Peak, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
+from policies.evidence import (
+    Marker,
+    Peak,
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    Saved,
+    StepDone,
+    TrainingDone,
+)
 from policies.types import Component, Phase
 
 GIB = 1 << 30  # AReaL's "GB"
 
 _STEP = re.compile(r"Epoch \d+/\d+ Step \d+/\d+ Train step (\d+)/(\d+) done\.")
 _RECOVERING = re.compile(r"Recovering from StepInfo\(.*global_step=(\d+)")
+_SAVED = "Saved recover checkpoint"
 _DONE = "Training completes! Total time elapsed"
 _MEMORY = re.compile(
     r"Memory-Usage (?P<what>[\w /]+): memory allocated \(GB\): [\d.]+, memory reserved \(GB\): [\d.]+, "
@@ -30,7 +40,7 @@ _STARTS = {
     "Waiting for server ready...": Phase.ROLLOUT_INIT,
 }
 _SERVERS_READY = "Servers are all ready!"
-_NEEDLES = ("Train step", "Memory-Usage", "Recovering from", "server", "Servers", "Training completes")
+_NEEDLES = ("Train step", "Memory-Usage", "Recovering from", "server", "Servers", "Training completes", _SAVED)
 
 
 def marker(line: str) -> Marker | None:
@@ -42,6 +52,8 @@ def marker(line: str) -> Marker | None:
     if recovering := _RECOVERING.search(line):
         # It names the next step, counted from 0: as many are completed.
         return Resumed(step=int(recovering[1]))
+    if _SAVED in line:
+        return Saved(step=None)  # it is written before the line of the step
     if _DONE in line:
         return TrainingDone(step=0)  # the line does not name the step
     for text, phase in _STARTS.items():

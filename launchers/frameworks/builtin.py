@@ -92,6 +92,7 @@ class Builtin:
     """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`."""
 
     name = "builtin"
+    announces_end = True
     traces: tuple[str, ...] = ("builtin: phase ", "builtin: step ", "builtin: failure ", "launchers.builtin")
     advice: tuple[Advice, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = {}

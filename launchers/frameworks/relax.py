@@ -56,6 +56,7 @@ class Relax(MegatronRl):
     """Flags of Relax's own parser, of Megatron's and, behind --sglang-, of SGLang's."""
 
     name = "relax"
+    announces_end = True
     dialect = _DIALECT
     entry = ("{python}", "-m", "relax.entrypoints.train")
     # Its health check starts everything again with the arguments that failed, up to three times.

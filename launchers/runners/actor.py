@@ -32,7 +32,11 @@ class NodeActor(Node):
 
         environment = outside_ray_worker(dict(os.environ), initial=_initial_environment())
         environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-        environment.update(job_environment(self.attempt, inherited=job_config))
+        # What names the attempt's private folder is the program's alone: its workers may be elsewhere.
+        variables = {name: value for name, value in command.env.items() if "{" not in value}
+        environment.update(
+            job_environment(self.attempt, inherited=job_config, python=python, variables=variables)
+        )
         return self.launch(command, python=python, environment=environment)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from launchers.runners.processes import MARKER
@@ -12,15 +13,25 @@ METADATA = "autotune_attempt"
 _INJECTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
-def job_environment(attempt: str, *, inherited: str | None) -> dict[str, str]:
+def job_environment(
+    attempt: str,
+    *,
+    inherited: str | None,
+    python: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return the variables that make `ray.init()` of the framework mark its job and all workers.
 
     Ray reads them as it does under `ray job submit` and merges them with the program's own runtime_env; with
-    the override a program may set the same variables itself.
+    the override a program may set the same variables itself. Ray starts workers with the interpreter of its
+    own node process, which lacks the framework where that has an interpreter of its own: `python` is theirs.
+    `variables` are the job's own: a worker inherits the environment of its node, not of the program.
     """
     config: dict[str, Any] = json.loads(inherited) if inherited else {}
     runtime = dict(config.get("runtime_env") or {})
-    runtime["env_vars"] = {**runtime.get("env_vars", {}), MARKER: attempt}
+    if python is not None:
+        runtime.setdefault("py_executable", python)
+    runtime["env_vars"] = {**runtime.get("env_vars", {}), **(variables or {}), MARKER: attempt}
     metadata = {**(config.get("metadata") or {}), METADATA: attempt}
     return {
         _INJECTED: json.dumps({**config, "runtime_env": runtime, "metadata": metadata}),

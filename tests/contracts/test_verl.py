@@ -255,8 +255,10 @@ import json, sys
 from hydra import compose, initialize_config_module
 with initialize_config_module("verl.trainer.config", version_base=None):
     config = compose("ppo_trainer", overrides=sys.argv[1:])
-print(json.dumps([config.data.train_files, config.trainer.experiment_name, config.data.val_files]))
+data, trainer = config.data, config.trainer
+print(json.dumps([data.train_files, trainer.experiment_name, data.val_files, trainer.project_name]))
 """
-    names = ["~/it's here, (new)/a=b.parquet", '10 % of {all}: \\ "x"', "/a/b-c.d@e"]
-    of = job(data__train_files=names[0], trainer__experiment_name=names[1], data__val_files=names[2])
+    names = ["~/it's here, (new)/a=b.parquet", '10 % of {all}: \\ "x"', "/a/b-c.d@e", r"it\'s, ends with \\"]
+    keys = ("data.train_files", "trainer.experiment_name", "data.val_files", "trainer.project_name")
+    of = job(**dict(zip(keys, names, strict=True)))
     assert json.loads(run("verl", program, *VERL.words(of.settings)).splitlines()[-1]) == names

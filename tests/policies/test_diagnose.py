@@ -74,3 +74,41 @@ def test_the_kernels_word_stands_above_the_records_that_follow():
         '"message":"m","exception":"E"}'
     )
     assert of("Out of memory: Killed process 7 (python) total-vm:1kB", record).cause is Cause.HOST_OOM
+
+
+def test_the_other_ranks_that_failed_are_known():
+    found = of(f"[rank2]: {OOM}", WATCHDOG, f"[rank0]: {DIED}")
+    assert (found.rank, found.other_ranks) == (2, (0, 1))
+
+
+def test_a_timeout_is_a_hang_only_where_nothing_else_failed():
+    assert of(WATCHDOG, DIED).cause is Cause.HANG
+    assert of(WATCHDOG, DIED, OOM).cause is Cause.GPU_OOM
+
+
+def test_the_failure_below_a_passed_on_one_says_the_phase():
+    found = of(
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor() (pid=7)",
+        '  File "verl/workers/actor/dp_actor.py", line 5, in update_policy',
+        '  File "torch/_tensor.py", line 5, in backward',
+        OOM,
+    )
+    assert found.phase is Phase.BACKWARD
+    assert found.evidence[0].line == 1
+
+
+def test_page_locked_host_memory_is_not_the_cards():
+    driver = "RuntimeError: CUDA error: out of memory"
+    pins = '  File "deepspeed/offload.py", line 7, in pin_memory'
+    context = '  File "torch/utils/data/_utils/pin_memory.py", line 50, in do\n    torch.cuda.set_device(0)'
+    assert of(pins, driver).cause is Cause.HOST_OOM
+    assert of(context, driver).cause is Cause.GPU_OOM
+
+
+def test_a_mistake_that_quotes_advice_is_no_memory_failure():
+    advice = (
+        "ValueError: mem_fraction must be between 0 and 1. If you see out of memory errors, set it lower."
+    )
+    assert not of(advice).cause.is_oom
+    assert not of("RuntimeError: bad flag (it helps to avoid CUDA out of memory)").cause.is_oom
+    assert not of("    except torch.cuda.OutOfMemoryError:", "KeyError: 'x'").cause.is_oom

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.diagnose import diagnose
-from policies.lines import parsed
+from policies.prefixes import parsed
 from policies.scan import Scanner, scan
 from policies.types import Cause, Component, Phase
 

@@ -1,0 +1,196 @@
+"""How often `explain` is right on labelled failure logs: bare, and buried in noise made here.
+
+`python -m benchmarks.explain_accuracy FOLDER` reads one JSON file per case (text, is_oom, resource, phase,
+component, figures in bytes, remedy_family, strict_cause, strict_phase) and prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.noise import PREFIXES, buried, healthy
+from orchestrator.explain.explanation import Explanation, explain
+from orchestrator.explain.reading import read_from
+from policies.evidence import Diagnosis
+from policies.types import Cause
+
+_FIGURES = (
+    "requested_bytes",
+    "capacity_bytes",
+    "free_bytes",
+    "allocated_bytes",
+    "reserved_unallocated_bytes",
+)
+_ROUNDING_BYTES = 1  # of sums of decimal figures
+_FIRST = 2  # remedies of which one must be what an expert would take
+_HEALTHY_LOGS, _HEALTHY_LINES = 20, 5000
+
+
+class Case(NamedTuple):
+    """One labelled log."""
+
+    name: str
+    text: str
+    label: dict[str, Any]
+
+
+class Score(NamedTuple):
+    """Right answers of those asked for, and what went wrong."""
+
+    right: int
+    asked: int
+    wrong: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Return the share that is right."""
+        return self.right / self.asked if self.asked else 1.0
+
+
+def cases(folder: Path) -> list[Case]:
+    """Return the labelled logs of a folder."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        label = json.loads(path.read_text())
+        if isinstance(label, dict) and "text" in label:
+            found.append(Case(name=path.stem, text=label["text"], label=label))
+    return found
+
+
+def explained(log: bytes) -> Explanation:
+    """Return what `autotune explain` finds in a log of which nothing else is known."""
+    return explain(read_from(io.BytesIO(log), name="log"), framework=None, model=None)
+
+
+def first_remedies(found: Explanation) -> set[str]:
+    """Return the names of the remedies that are named first."""
+    names = dict.fromkeys(remedied.cure.name for remedied in found.remedies)
+    return set(list(names)[:_FIRST])
+
+
+def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str, Score]:
+    """Return the score of every row of the table, for one way of showing the logs."""
+    explanations = {case.name: explained(shown(case)) for case in labelled}
+    found = {name: explanation.diagnosis for name, explanation in explanations.items()}
+    strict = [case for case in labelled if case.label.get("strict_cause")]
+    phased = [case for case in labelled if case.label.get("strict_phase")]
+    said = [case for case in strict if found[case.name].cause.is_oom]
+    meant = [case for case in strict if case.label["is_oom"]]
+    placed = [case for case in phased if case.label.get("component", "unknown") != "unknown"]
+    curable = [case for case in strict if set(case.label.get("remedy_family", ["none"])) != {"none"}]
+    return {
+        "is it an OOM: recall": _score(meant, lambda case: found[case.name].cause.is_oom),
+        "is it an OOM: precision": _score(said, lambda case: bool(case.label["is_oom"])),
+        "resource": _score(strict, lambda case: found[case.name].cause.resource == case.label["resource"]),
+        "phase": _score(
+            phased,
+            lambda case: (not case.label["is_oom"] and case.label["phase"] == "none")
+            or found[case.name].phase.value == case.label["phase"],
+        ),
+        "component": _score(placed, lambda case: found[case.name].component.value == case.label["component"]),
+        "bytes exact": _figures(labelled, found),
+        f"one of the first {_FIRST} remedies": _score(
+            curable,
+            lambda case: bool(
+                first_remedies(explanations[case.name]) & set(case.label.get("remedy_family", ()))
+            ),
+        ),
+    }  # fmt: skip
+
+
+def _score(asked: Sequence[Case], right: Callable[[Case], bool]) -> Score:
+    wrong = tuple(case.name for case in asked if not right(case))
+    return Score(right=len(asked) - len(wrong), asked=len(asked), wrong=wrong)
+
+
+def _figures(labelled: Sequence[Case], found: dict[str, Diagnosis]) -> Score:
+    asked, wrong = 0, []
+    for case in labelled:
+        for name in _FIGURES:
+            if case.label.get(name) is not None:
+                asked += 1
+                figure = getattr(found[case.name].facts, name)
+                if figure is None or abs(figure - case.label[name]) > _ROUNDING_BYTES:
+                    wrong.append(f"{case.name}:{name}")
+    return Score(right=asked - len(wrong), asked=asked, wrong=tuple(wrong))
+
+
+def merged(parts: Iterable[dict[str, Score]]) -> dict[str, Score]:
+    """Return the scores of several ways of showing the same logs as one."""
+    total: dict[str, Score] = {}
+    for part in parts:
+        for name, score in part.items():
+            old = total.get(name, Score(right=0, asked=0))
+            total[name] = Score(
+                right=old.right + score.right, asked=old.asked + score.asked, wrong=(*old.wrong, *score.wrong)
+            )
+    return total
+
+
+def false_alarms() -> Iterator[str]:
+    """Yield what healthy logs with every tempting word were taken for; nothing is right."""
+    for seed in range(_HEALTHY_LOGS):
+        log = "\n".join(healthy(seed, lines=_HEALTHY_LINES)).encode()
+        diagnosis = explained(log).diagnosis
+        if diagnosis.cause is not Cause.UNKNOWN:
+            yield f"seed {seed}: {diagnosis.cause}: {diagnosis.evidence[0].text[:120]}"
+
+
+def table(labelled: Sequence[Case], *, seeds: int, details: bool) -> Iterator[str]:
+    """Yield the table's lines."""
+    bare = scores(labelled, lambda case: case.text.encode())
+    parts = {
+        style: merged(
+            scores(labelled, _hidden(style, seed)) for seed in range(seeds)
+        )
+        for style in PREFIXES
+    }  # fmt: skip
+    noisy = merged(parts.values())
+    yield f"| {len(labelled)} cases | bare | buried in noise |"
+    yield "|---|---|---|"
+    for name, score in bare.items():
+        yield f"| {name} | {_cell(score)} | {_cell(noisy[name])} |"
+    alarms = list(false_alarms())
+    yield f"| false alarms on {_HEALTHY_LOGS} healthy logs | | {len(alarms)} |"
+    yield from alarms
+    if details:
+        for style, part in [("not buried", bare), *parts.items()]:
+            for name, score in part.items():
+                if score.wrong:
+                    counted = Counter(score.wrong)
+                    yield f"{style}: {name}: " + ", ".join(f"{case} x{n}" for case, n in counted.items())
+
+
+def _hidden(style: str, seed: int) -> Callable[[Case], bytes]:
+    return lambda case: buried(
+        case.text, seed=seed, style=style, component=case.label.get("component", "unknown")
+    )
+
+
+def _cell(score: Score) -> str:
+    return f"{score.right}/{score.asked} = {score.share:.3f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table of a folder of labelled logs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="labelled logs, one JSON file each")
+    parser.add_argument("--seeds", type=int, default=2, help="noisy logs per case and style")
+    parser.add_argument("--details", action="store_true", help="name the cases that went wrong")
+    args = parser.parse_args(argv)
+    labelled = cases(args.folder)
+    if not labelled:
+        parser.error(f"{args.folder}: no labelled logs")
+    for line in table(labelled, seeds=args.seeds, details=args.details):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""`python -m benchmarks.policies`: policies of recovery compared on a simulated cluster, one table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.simulation.baselines import POLICIES
+from benchmarks.simulation.distance import Distance, distance_table, distances
+from benchmarks.simulation.jobs import drawn
+from benchmarks.simulation.play import Day, play
+from benchmarks.simulation.summary import table
+from benchmarks.simulation.world import Stratum
+
+
+def main() -> int:
+    """Play every policy on every job and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=330)
+    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write every day as a line of JSON")
+    options = parser.parse_args()
+    tasks = [(number, options.seed, tuple(options.policies)) for number in range(options.jobs)]
+    with ProcessPoolExecutor(options.processes) as pool:
+        found = list(pool.map(_job, tasks, chunksize=4))
+    days = [day for own, _ in found for day in own]
+    if options.json is not None:
+        options.json.write_bytes(b"\n".join(msgspec.json.encode(day) for day in days))
+    sys.stdout.write(table(days, seed=options.seed))
+    sys.stdout.write("\nDistance of the estimate from the truth before any run, median / p90:\n\n")
+    sys.stdout.write(distance_table([row for _, rows in found for row in rows]))
+    return 0
+
+
+def _job(task: tuple[int, int, tuple[str, ...]]) -> tuple[list[Day], list[Distance]]:
+    number, seed, names = task
+    strata = tuple(Stratum)
+    world, best = drawn(strata[number % len(strata)], seed=seed * 100_003 + number)
+    return [play(world, best, name) for name in names], distances(world, best)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,123 @@
+"""verl 0.9.1: PPO and GRPO with FSDP or Megatron trainers and vLLM or SGLang engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launchers.base import Advice, Problem
+from launchers.frameworks import verl_check, verl_keys, verl_knobs, verl_launch, verl_layout, verl_limits
+from launchers.frameworks.verl_advice import ADVICE
+from launchers.frameworks.verl_config import ACTOR, ROLLOUT, Config
+from launchers.frameworks.verl_markers import TRACES, marker_of
+from launchers.frameworks.verl_presets import PRESETS
+from launchers.frameworks.verl_printed import printed
+from launchers.frameworks.verl_words import override
+from policies.evidence import Marker
+from policies.types import Cluster, Command, Job, Knobs, Model, Profile
+
+_PINNED = {"vllm": "0.24.0", "sglang": "0.5.12"}  # extras of verl 0.9.1
+
+
+class Verl:
+    """verl's own trainer, or a recipe that takes its settings; settings are Hydra overrides."""
+
+    name = "verl"
+    announces_end = False
+    traces: tuple[str, ...] = TRACES
+    advice: tuple[Advice, ...] = ADVICE
+    presets: Mapping[str, Mapping[str, Any]] = PRESETS
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's settings."""
+        return verl_check.problems(job)
+
+    def model_path(self, job: Job) -> str | None:
+        """Return the model that the settings name."""
+        return verl_launch.model_path(Config(job))
+
+    def shape(self, job: Job) -> Model | None:
+        """Return the shape that was read from the model's folder; the settings tell none."""
+        return job.shape
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs with the defaults filled in, and what limits them."""
+        config = Config(job)
+        return Profile(
+            framework=self.name,
+            knobs=verl_knobs.read(config),
+            supported=verl_limits.offered(config, job.shape),
+            unsupported=verl_limits.declined(config),
+            constraints=verl_limits.constraints(config, job.shape),
+            placement=verl_layout.placement(config),
+            resident=verl_layout.resident(config),
+            engine=config.rollout,
+            engine_version=_PINNED.get(config.rollout, ""),
+            longest_sequence=config.longest,
+            resumable=_resumable(config),
+            layout=verl_layout.layout(config),
+            warnings=(*verl_check.ignored(config), *_warnings(job, config)),
+        )
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt as `python -m verl.trainer.main_ppo` with Hydra overrides."""
+        return verl_launch.command(job, knobs, run=run, attempt=attempt, resume=resume)
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the overrides that differ from the job as written."""
+        return verl_knobs.write(Config(job), knobs)
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as Hydra overrides."""
+        return tuple(override(verl_keys.taken(key), value) for key, value in settings.items())
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the settings that the head of a log shows."""
+        return printed(text)
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what one of verl's lines says."""
+        return marker_of(line)
+
+    def can_force_longest(self, job: Job) -> bool:
+        """Return whether the engine can be told to go on after the end of an answer."""
+        return verl_launch.can_force_longest(Config(job))
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps under names, folders and loggers of its own."""
+        return verl_launch.trial(job, folder=folder, steps=steps, longest=longest)
+
+
+def _resumable(config: Config) -> bool:
+    saves = config.count("trainer.save_freq") > 0 or not config.has("trainer.save_freq")
+    return saves and config.text("trainer.resume_mode") != "disable"
+
+
+def _warnings(job: Job, config: Config) -> tuple[str, ...]:
+    found = []
+    if not _resumable(config):
+        found.append(
+            "the job cannot be resumed: trainer.save_freq is not positive or trainer.resume_mode is disable, "
+            "so every relaunch begins at step 0"
+        )
+    if config.get("trainer.max_actor_ckpt_to_keep") == 1:
+        found.append(
+            "trainer.max_actor_ckpt_to_keep: 1 deletes a checkpoint before the next is complete; keep 2"
+        )
+    if config.flag(f"{ACTOR}.checkpoint.async_save"):
+        found.append(
+            "with checkpoint.async_save verl does not record the checkpoint that a resume would read"
+        )
+    if config.rollout == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None:
+        found.append(
+            f"{ROLLOUT}.max_model_len is unset: vLLM plans for the model's longest context and may refuse to "
+            f"start; this job needs {config.longest}"
+        )
+    if any("expandable_segments" in value for value in job.env.values()):
+        found.append(
+            "expandable_segments in the environment reaches the engine, whose sleep mode refuses it; "
+            "verl switches it on for the trainer by itself"
+        )
+    if config.colocated and not config.sleeps and config.rollout:
+        found.append("the engine never sleeps: its weights and pool stay on the card while training runs")
+    return tuple(found)

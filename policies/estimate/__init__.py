@@ -1,0 +1,1 @@
+"""Formulas behind the estimate of memory and step time, one idea a file."""

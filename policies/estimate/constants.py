@@ -1,0 +1,174 @@
+"""What the formulas cannot derive: every constant with the measurement, paper or code behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Constant(NamedTuple):
+    """A number and where it comes from."""
+
+    value: float
+    source: str
+
+
+TABLE: dict[str, Constant] = {
+    # ------------------------------------------------------------------ memory of a GPU outside PyTorch
+    "context": Constant(
+        0.55 * GIB, "CUDA context and modules of one torch process on sm_80/90; vary 0.4 to 0.7 GiB by driver"
+    ),
+    "collectives": Constant(
+        1.0 * GIB, "NCCL channels and work areas of one process with several communicators; 0.5 to 2 GiB"
+    ),
+    "fragmentation": Constant(
+        0.06,
+        "share of a pass that the caching allocator reserves and cannot use; verl and TRL logs: 3 to 15 %",
+    ),
+    "fragmentation_expandable": Constant(
+        0.02, "the same with expandable_segments (pytorch.org/docs/stable/notes/cuda.html: growing segments)"
+    ),
+    # ------------------------------------------------------------------ sharded passes
+    "gathered_layers_fsdp": Constant(
+        2, "FSDP1 with backward prefetch holds the layer in use and the next (torch fsdp/_runtime_utils.py)"
+    ),
+    "gathered_layers_fsdp2": Constant(
+        2,
+        "FSDP2 holds the layer in use and the next one's all-gather (torch _fsdp_param_group.py)",
+    ),
+    "reduced_layers": Constant(
+        1, "one layer's gradients wait in the reduce-scatter's input (_fsdp_collectives.py: foreach_reduce)"
+    ),
+    "returning_layers": Constant(
+        2,
+        "offloaded layers on the device in backward: one in use, one on its way (verl activation_offload.py)",
+    ),
+    "returning_layers_cpu": Constant(
+        0.5, "the built-in job brings back one saved tensor at a time (docs/builtin-peaks.md)"
+    ),
+    # ------------------------------------------------------------------ logits
+    "logits_chunk": Constant(
+        2048,
+        "tokens of a chunk of entropy_from_logits_with_chunking (verl 0.9.1 entropy_from_logits_chunk_size)",
+    ),
+    "fused_chunk": Constant(
+        1024,
+        "tokens whose logits a fused linear and cross entropy holds (verl fused_kernels, torch back end)",
+    ),
+    "critic_logits": Constant(1, "a value head has one output per token"),
+    # ------------------------------------------------------------------ engine
+    "graph_base": Constant(
+        0.4 * GIB, "private pool of captured graphs; SGLang and vLLM start-up logs 0.4 to 2 GiB"
+    ),
+    "graph_per_batch": Constant(
+        2.0 * MIB, "per captured batch size and GPU: SGLang 0.5.23 reserves 2 MiB x max_bs (memory_hook.py)"
+    ),
+    "graph_full_batch": Constant(
+        256, "largest captured batch by default below 90 GiB (SGLang 0.5.23 memory_hook.py)"
+    ),
+    "graph_limited_batch": Constant(32, "largest captured batch when graphs are limited"),
+    "engine_prefill": Constant(
+        8192, "tokens of a prefill chunk by default (SGLang and vLLM on 80 GiB cards)"
+    ),
+    "engine_prefill_cpu": Constant(2048, "the same without a GPU (SGLang 0.5.23's start-up log)"),
+    "engine_base_cpu": Constant(
+        24 * MIB, "SGLang without a GPU, beside weights and pool: 708 MiB of 684 at start (docs/estimate.md)"
+    ),
+    "engine_fraction": Constant(0.85, "memory fraction where neither job nor framework names one"),
+    "vllm_fraction": Constant(0.9, "vLLM's own gpu_memory_utilization"),
+    "engine_base": Constant(
+        0.5 * GIB, "samplers, tables and communication buffers of an engine beside pool and weights"
+    ),
+    "residue": Constant(
+        1.5 * GIB,
+        "what a sleeping engine keeps: vLLM sleep mode's blog 1 to 2 GiB, SkyRL and NeMo-RL logs up to 4",
+    ),
+    "sync_copies": Constant(
+        2, "buckets alive at once: one is filled while one is sent (AReaL fsdp_engine.py, Relax)"
+    ),
+    "sync_bucket": Constant(2 * GIB, "bucket where the framework names none (verl 0.9.1: 2048 MB)"),
+    # ------------------------------------------------------------------ host
+    "process": Constant(
+        3.5 * GIB, "resident host memory of one trainer rank with CUDA loaded; 2.5 to 5 GiB in logs"
+    ),
+    "engine_process": Constant(4.0 * GIB, "resident host memory of an engine's processes per GPU"),
+    "worker": Constant(0.7 * GIB, "a data loader process with its tokenizer and prefetched batches"),
+    "driver": Constant(6.0 * GIB, "driver, Ray's daemons and object store in use on a node"),
+    "token_row": Constant(64, "bytes per token of a step's batch: ids, masks, log-probs, values, each twice"),
+    "pinned": Constant(1.0, "pinned copies are rounded by PyTorch's host allocator; buffers are reused"),
+    # ------------------------------------------------------------------ without a GPU
+    "cpu_process": Constant(
+        7 * MIB, "a warmed-up rank grows by 3 to 12 MiB above its tensors (docs/estimate.md, torch 2.13)"
+    ),
+    # ------------------------------------------------------------------ speed
+    "efficiency_training": Constant(
+        0.40, "share of peak FLOP/s of a dense training pass; 0.35 to 0.45 (PaLM MFU)"
+    ),
+    "efficiency_prefill": Constant(0.50, "share of peak FLOP/s of a pass without gradients"),
+    "efficiency_bandwidth": Constant(
+        0.70, "share of peak bandwidth that decoding reaches (vLLM, SGLang profiles)"
+    ),
+    "launch_s": Constant(4e-6, "CPU time to launch one kernel"),
+    "kernels_per_layer": Constant(60, "kernels of one layer forward in eager code, backward twice that"),
+    "decode_overhead_s": Constant(1.5e-3, "scheduler and sampler per decoding step"),
+    "decode_eager_s": Constant(1.2e-4, "per layer and decoding step without captured graphs"),
+    "pcie": Constant(22e9, "bytes per second between host and device, PCIe 4 x16 measured by bandwidthTest"),
+    "cpu_adam": Constant(
+        1.5e9, "parameters per second of a vectorised CPU Adam over one node's memory channels / 8"
+    ),
+    "link": Constant(150e9, "bytes per second of an all-reduce inside a node with NVLink"),
+    "fabric": Constant(25e9, "bytes per second and GPU between nodes"),
+    "disk": Constant(1.5e9, "bytes per second of a shared file system"),
+    "selective": Constant(
+        0.05, "extra share of forward: attention's core again (Korthikanti et al., 2205.05198)"
+    ),
+    "response_use": Constant(0.5, "mean response length as a share of the longest allowed"),
+}
+
+
+def constant(name: str) -> float:
+    """Return a constant of the table."""
+    return TABLE[name].value
+
+
+class Card(NamedTuple):
+    """What a device can do: dense bf16 FLOP/s and bytes per second."""
+
+    flops: float
+    bandwidth: float
+
+
+# Vendors' data sheets (dense bf16, without sparsity); matched in this order as a part of the device's name.
+CARDS: tuple[tuple[str, Card], ...] = (
+    ("B200", Card(2.25e15, 8.0e12)),
+    ("GB200", Card(2.5e15, 8.0e12)),
+    ("H200", Card(989e12, 4.8e12)),
+    ("H20", Card(148e12, 4.0e12)),
+    ("H800", Card(989e12, 3.35e12)),
+    ("H100 PCIe", Card(756e12, 2.0e12)),
+    ("H100", Card(989e12, 3.35e12)),
+    ("GH200", Card(989e12, 4.0e12)),
+    ("A800", Card(312e12, 2.0e12)),
+    ("A100", Card(312e12, 2.0e12)),
+    ("L40S", Card(362e12, 0.86e12)),
+    ("L40", Card(181e12, 0.86e12)),
+    ("L4", Card(121e12, 0.3e12)),
+    ("A40", Card(150e12, 0.7e12)),
+    ("A10", Card(125e12, 0.6e12)),
+    ("RTX 6000 Ada", Card(364e12, 0.96e12)),
+    ("RTX 5090", Card(210e12, 1.79e12)),
+    ("RTX 4090", Card(165e12, 1.0e12)),
+    ("RTX 3090", Card(71e12, 0.94e12)),
+    ("V100", Card(112e12, 0.9e12)),
+    ("MI300X", Card(1307e12, 5.3e12)),
+)
+DEFAULT_CARD = Card(312e12, 2.0e12)
+CPU_CARD = Card(1e11, 2e10)
+
+
+def card(name: str, *, gpus: bool = True) -> Card:
+    """Return what a device of this name can do; an unknown one counts as an A100."""
+    if not gpus:
+        return CPU_CARD
+    return next((found for part, found in CARDS if part.lower() in name.lower()), DEFAULT_CARD)

@@ -1,0 +1,101 @@
+"""Device memory of a rollout engine: weights, token pool, captured graphs, and what sleep leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.estimate.constants import constant
+from policies.estimate.load import Load
+from policies.estimate.parts import Floats, instant
+from policies.estimate.shapes import parameters, working_set
+from policies.types import Model
+
+_SAMPLER_COPIES = 2  # fp32 logits and their probabilities for one token of every running request
+_POOLLESS = frozenset({"light", "replay"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine's parts on one device, by state, and the size of its pool."""
+
+    starting: Floats
+    running: Floats
+    receiving: Floats  # during a weight sync
+    training: Floats  # while the trainer uses the same device
+    pool_tokens: Floats
+
+
+def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside: Floats) -> Engine:
+    """Return an engine's use of a device of `capacity` bytes that already holds the parts `beside`.
+
+    vLLM's fraction is of the whole device and covers weights, profiled activations and pool (gpu_worker.py);
+    SGLang's is of what was free at the start and covers weights and pool (kv_cache_configurator.py).
+    """
+    layout = load.layout
+    weights = parameters(model).total / load.rollout_tensor * layout.engine_bytes
+    outside = np.where(load.rollout_tensor > 1, constant("collectives"), 0.0) + constant("context")
+    base = constant("engine_base") + np.zeros(load.count)
+    if not load.gpus:
+        outside = constant("cpu_process") + np.zeros(load.count)
+        base = constant("engine_base_cpu") * (engine not in _POOLLESS) + np.zeros(load.count)
+    element = int(max(1, layout.engine_bytes))
+    # vLLM profiles a full chunk when it starts; SGLang meets what the running requests bring.
+    prompts = load.concurrency * float(layout.prompt_tokens or load.sequence)
+    rows = load.prefill if engine == "vllm" else np.minimum(load.prefill, prompts)
+    if engine == "light":
+        rows = load.concurrency * load.sequence  # every token passes through the whole sequence again
+    passing = rows * working_set(model, element_bytes=element) / load.rollout_tensor
+    sampling = load.concurrency * model.vocab * 4.0 * _SAMPLER_COPIES
+    per_token = kv_token_bytes(model, load)
+    if engine in _POOLLESS:
+        pool = np.minimum(load.concurrency, max(1, layout.sequences)) * load.sequence * per_token
+        pool = pool * (engine == "light")
+    elif engine == "vllm":
+        pool = np.maximum(0.0, load.fraction * capacity - weights - passing - outside)
+    else:
+        free = np.maximum(0.0, capacity - beside.sum(axis=0) - outside)
+        pool = np.maximum(0.0, load.fraction * free - weights)
+    graphs = np.zeros(load.count)
+    if load.gpus:
+        limited, full = constant("graph_limited_batch"), constant("graph_full_batch")
+        captured = np.where(load.graphs == 2, full, np.where(load.graphs == 1, limited, 0.0))
+        graphs = (load.graphs > 0) * constant("graph_base") + constant("graph_per_batch") * captured
+    n = load.count
+    running = instant(
+        n,
+        weights=weights,
+        kv_pool=pool,
+        graphs=graphs,
+        activations=passing,
+        logits=sampling,
+        buffers=base,
+        outside=outside,
+    )
+    starting = instant(n, weights=weights, kv_pool=pool, graphs=graphs, buffers=base, outside=outside)
+    bucket = np.where(load.disk, 0.0, load.sync_buffer)
+    if layout.engine_sleeps:
+        # The order of a colocated sync: weights wake, are updated, and the pool wakes last.
+        receiving = instant(n, weights=weights, graphs=graphs, buffers=bucket + base, outside=outside)
+        training = instant(n, graphs=graphs, residue=constant("residue") + np.zeros(n), outside=outside)
+    else:
+        receiving = starting + instant(n, buffers=bucket)
+        training = starting
+    return Engine(
+        starting=starting,
+        running=running,
+        receiving=receiving,
+        training=training,
+        pool_tokens=pool / per_token,
+    )
+
+
+def kv_token_bytes(model: Model, load: Load) -> Floats:
+    """Return what one token holds in the pool of one device; layers with a window count like the others."""
+    if model.kv_lora_rank:
+        row = float(model.kv_lora_rank + model.rope_head_dim) + np.zeros(load.count)  # the latent, not split
+    else:
+        heads = np.maximum(1.0, model.kv_heads / load.rollout_tensor)  # fewer heads than ranks are repeated
+        row = 2.0 * heads * model.head_dim
+    return model.layers * row * load.layout.kv_bytes

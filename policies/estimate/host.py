@@ -1,0 +1,86 @@
+"""Host memory of one node: processes, what was moved off the devices, copies for syncs and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.estimate.constants import GIB, constant
+from policies.estimate.load import Load
+from policies.estimate.parts import Floats, instant
+from policies.estimate.passes import Pass
+from policies.estimate.shapes import parameters
+from policies.estimate.training import State
+from policies.types import Cluster, Model, Placement
+
+_CPU_PROCESS = 0.6 * GIB  # resident memory of torch, transformers and Ray in one rank
+_CPU_ENGINE = 1.8 * GIB  # SGLang's three processes on the CPU
+_CPU_DRIVER = 1.5 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """How many processes of each kind share a node."""
+
+    trainers: float
+    engines: float
+
+
+def node_of(load: Load, cluster: Cluster) -> Node:
+    """Return how the job's ranks fall on one node; nodes are filled one after the other."""
+    places = cluster.gpus_per_node or max(1, load.layout.ranks + load.layout.engine_ranks)
+    engines = load.layout.engine_ranks
+    if load.placement is Placement.COLOCATED and load.gpus:
+        engines = min(engines or load.layout.ranks, places)
+        return Node(trainers=float(min(load.layout.ranks, places)), engines=float(engines))
+    trainers = min(load.layout.ranks, places)
+    return Node(trainers=float(trainers), engines=float(min(engines, max(0, places - trainers) or engines)))
+
+
+def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass) -> dict[str, Floats]:
+    """Return a node's host memory by phase."""
+    layout, n = load.layout, load.count
+    process = constant("process") if load.gpus else _CPU_PROCESS
+    engine = constant("engine_process") if load.gpus else _CPU_ENGINE
+    driver = constant("driver") if load.gpus else _CPU_DRIVER
+    fixed = node.trainers * process + node.engines * engine + driver
+    outside = fixed + np.minimum(load.workers, 64) * constant("worker")
+    batch = load.step_tokens * load.split * load.replicas * constant("token_row")
+    whole = parameters(model).total
+    parked = np.where(load.param_offload, state.weights, 0.0)
+    frozen = layout.reference and layout.reference_offload and not layout.lora_rank
+    reference = (
+        frozen
+        * state.local
+        / np.where(state.weights < state.local * layout.parameter_bytes, load.shards, 1.0)
+    )
+    reference = reference * layout.compute_bytes
+    critic = (layout.critic and layout.critic_offload) * (state.weights + state.optimizer)
+    backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
+    sleeping = np.zeros(n)
+    if layout.engine_sleeps and load.placement is Placement.COLOCATED:
+        sleeping = whole / load.rollout_tensor * layout.engine_bytes * node.engines
+    resting = instant(
+        n,
+        weights=node.trainers * (parked + reference + critic + backup) * constant("pinned"),
+        gradients=node.trainers * np.where(load.grad_offload, state.gradients, 0.0),
+        optimizer=node.trainers * state.optimizer * load.optimizer_offload,
+        buffers=batch,
+        outside=outside,
+    )
+    training = resting + instant(n, activations=node.trainers * run.offloaded, weights=sleeping)
+    full_copy = np.full(n, whole * layout.compute_bytes)
+    loading = instant(n, weights=np.full(n, whole * max(layout.parameter_bytes, layout.compute_bytes)))
+    return {
+        "init": resting + loading,
+        "rollout_init": resting
+        + instant(n, weights=node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
+        "rollout": resting,
+        "log_prob": resting + instant(n, weights=sleeping),
+        "forward": training,
+        "backward": training,
+        "optimizer": resting + instant(n, weights=sleeping),
+        "weight_sync": resting + instant(n, buffers=np.where(load.disk, full_copy, 0.0)),
+        "checkpoint": resting + instant(n, buffers=node.trainers * (state.weights + state.optimizer) * 0.5),
+    }

@@ -1,0 +1,44 @@
+"""Memory of one instant as an array: one row per part, one column per configuration."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+PARTS: tuple[str, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "kv_pool",
+    "buffers",
+    "graphs",
+    "residue",
+    "outside",
+)
+_ROW = {name: row for row, name in enumerate(PARTS)}
+
+
+def instant(count: int, **sizes: Floats | float) -> Floats:
+    """Return parts by configuration; what is not named is zero."""
+    found = np.zeros((len(PARTS), count))
+    for name, size in sizes.items():
+        found[_ROW[name]] = size
+    return found
+
+
+def heaviest(*instants: Floats) -> Floats:
+    """Return, for each configuration, the parts of its largest instant."""
+    found = instants[0]
+    total = found.sum(axis=0)
+    for other in instants[1:]:
+        size = other.sum(axis=0)
+        found = np.where(size > total, other, found)
+        total = np.maximum(total, size)
+    return found

@@ -1,0 +1,227 @@
+"""Device memory of a trainer rank: what stays, and the largest instant of every phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.estimate.constants import constant
+from policies.estimate.load import Load
+from policies.estimate.parts import Flags, Floats, heaviest, instant
+from policies.estimate.passes import Logits, Pass, logits_of, pass_of
+from policies.estimate.shapes import last_matrix, lora_parameters, parameters
+from policies.types import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A trainer rank's sizes in bytes, each as an array over the configurations."""
+
+    weights: Floats  # resident part
+    reference: Floats
+    critic: Floats
+    gradients: Floats
+    last_gradients: Floats  # of the first layer and the embedding, which come last
+    tied_gradient: Floats  # of a tied embedding, as it stays; 0 where embedding and head are two tensors
+    tied_copies: Floats  # the two gradients of a tied embedding and their sum, while they are added
+    optimizer: Floats  # all of it, wherever it is
+    gathered: Floats  # weights gathered for a pass, beside the resident part
+    gathered_gradients: Floats
+    one_tensor: Floats  # the largest weight, gathered
+    temporaries: Floats  # of the optimizer
+    local: Floats  # parameters of this rank's part of the model, before sharding
+    outside: Floats
+
+
+def state_of(model: Model, load: Load) -> State:
+    """Return what a trainer rank holds (ZeRO, 1910.02054; torch FSDP; Megatron's distributed optimizer)."""
+    layout, counts = load.layout, parameters(model)
+    sharded = layout.strategy.startswith("fsdp")
+    stages = layout.pipeline_parallel
+    layers = -(-model.layers // stages)
+    experts = counts.experts if sharded else counts.experts / layout.expert_parallel
+    dense = counts.attention + counts.mlp + counts.norms
+    ends = counts.embedding + counts.head if stages == 1 else counts.embedding
+    local = (layers * dense + ends) / load.tensor + layers * experts
+    layer = dense / load.tensor + experts
+    weight_shards = load.shards if sharded else np.ones(load.count)
+    trained = (
+        local if not layout.lora_rank else lora_parameters(model, layout.lora_rank) / stages / load.tensor
+    )
+    optimizer = trained / load.shards * layout.optimizer_bytes
+    gradients = trained / weight_shards * layout.gradient_bytes
+    weights = local / weight_shards * layout.parameter_bytes
+    gathered = gathered_gradients = np.zeros(load.count)
+    if sharded:
+        root = counts.embedding / load.tensor if layout.strategy == "fsdp2" else ends / load.tensor
+        # What is sharded over one rank is not copied where it already has the pass's type.
+        copied = (load.shards > 1) | (layout.parameter_bytes != layout.compute_bytes)
+        depth = constant(f"gathered_layers_{layout.strategy}")
+        gathered = copied * (depth * layer + root) * layout.compute_bytes
+        waiting = (constant("reduced_layers") * layer * layout.gradient_bytes) + root * layout.compute_bytes
+        gathered_gradients = copied * (waiting if not layout.lora_rank else 0.0 * waiting)
+    after = last_matrix(model) / (1 if sharded else layout.expert_parallel * load.tensor)
+    last = np.maximum(0.0, layer - after) + (counts.embedding if counts.head else 0) / load.tensor
+    tied = (0 if counts.head or layout.lora_rank else counts.embedding) / load.tensor
+    temporary = counts.largest if layout.per_tensor_optimizer else trained / load.shards
+    processes = constant("context") + constant("collectives") if load.gpus else constant("cpu_process")
+    critic = (weights + optimizer) * (layout.critic and not layout.critic_offload)
+    return State(
+        weights=weights,
+        reference=local
+        / weight_shards
+        * layout.compute_bytes
+        * (layout.reference and not layout.reference_offload and not layout.lora_rank),
+        critic=critic,
+        gradients=gradients,
+        last_gradients=last / weight_shards * layout.gradient_bytes * (not layout.lora_rank),
+        tied_gradient=tied / weight_shards * layout.gradient_bytes,
+        tied_copies=tied * (2.0 * layout.compute_bytes if sharded else 3.0 * layout.gradient_bytes),
+        optimizer=optimizer,
+        gathered=gathered,
+        gathered_gradients=gathered_gradients,
+        one_tensor=counts.largest / load.tensor * layout.compute_bytes,
+        temporaries=temporary * layout.optimizer_temporary_bytes + np.zeros(load.count),
+        local=local,
+        outside=processes + np.zeros(load.count),
+    )
+
+
+def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
+    """Return the largest instant of each of the trainer's phases on its device."""
+    layout = load.layout
+    persistent = layout.strategy == "megatron"
+    weights = np.where(load.param_offload & layout.parameters_stay_offloaded, 0.0, state.weights)
+    weights = weights + state.reference + state.critic
+    moments = state.optimizer * (1.0 - load.optimizer_offload)
+    updating = moments if layout.optimizer_stays_offloaded else state.optimizer
+    idle = np.where(load.grad_offload | load.param_offload, 0.0, state.gradients) * persistent
+    score = pass_of(model, load, tokens=load.scored)
+    logits = logits_of(model, load, tokens=load.tokens, scored=load.scored)
+
+    def at(**sizes: Floats | float) -> Floats:
+        found = instant(load.count, **sizes)
+        found[-1] += _outside(load, state, found) if load.gpus else state.outside
+        return found
+
+    def scoring(**sizes: Floats | float) -> Floats:
+        return at(weights=weights + state.gathered, gradients=idle, optimizer=moments, **sizes)
+
+    def training(**sizes: Floats | float) -> Floats:
+        return at(weights=weights + state.gathered, optimizer=updating, **sizes)
+
+    gradients = _Gradients.of(load, state)
+    forward, backward = _training_instants(
+        load, state, pass_of(model, load, tokens=load.tokens), logits, gradients
+    )
+    return {
+        "init": at(weights=weights + state.gathered * 0.5, gradients=idle),
+        "log_prob": heaviest(
+            scoring(activations=score.working),
+            scoring(activations=score.inputs, logits=logits.scoring),  # the final hidden states
+        ),
+        "forward": heaviest(*(training(**sizes) for sizes in forward)),
+        "backward": heaviest(*(training(**sizes) for sizes in backward)),
+        "optimizer": at(
+            weights=weights,
+            gradients=gradients.complete,
+            optimizer=updating,
+            buffers=state.temporaries * _temporaries_on_device(load),
+        ),
+        "weight_sync": at(
+            weights=weights + state.one_tensor * (load.shards > 1),
+            gradients=idle,
+            optimizer=moments,
+            buffers=sync_buffers(model, load),
+        ),
+        "checkpoint": at(weights=weights, gradients=idle, optimizer=updating),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gradients:
+    """Gradients on the device: those of earlier micro-batches, and all once a backward is over."""
+
+    earlier: Floats
+    complete: Floats
+
+    @classmethod
+    def of(cls, load: Load, state: State) -> _Gradients:
+        persistent = load.layout.strategy == "megatron"
+        earlier = np.where((load.passes > 1) | persistent, state.gradients, 0.0)
+        earlier = np.where(load.grad_offload & load.layout.optimizer_stays_offloaded, 0.0, earlier)
+        own = state.gradients * ~(load.grad_offload & (not persistent))
+        return cls(earlier=earlier, complete=np.maximum(earlier, own))
+
+
+def _training_instants(
+    load: Load, state: State, run: Pass, logits: Logits, gradients: _Gradients
+) -> tuple[list[dict[str, Floats]], list[dict[str, Floats]]]:
+    """Return the candidates for forward's and for backward's largest instant, without weights and moments."""
+    earlier, complete = gradients.earlier, gradients.complete
+    full = load.recompute == 2
+    within = run.kept - run.offloaded + run.shared  # while layers run, before or after the final norm
+    returning = constant("returning_layers") if load.gpus else constant("returning_layers_cpu")
+    returned = np.where(load.activation_offload, np.minimum(returning * run.kept_layer, run.offloaded), 0.0)
+    first_layer = np.where(load.activation_offload, min(1.0, returning), 1.0) * run.layer
+    in_layer = np.where(full, run.again, 0.0) + run.backward
+    # The built-in job's hooks move what the loss keeps as well.
+    hidden_logits = np.where(load.activation_offload & load.layout.chunked_head, logits.kept, 0.0)
+    unkept = np.where(full, np.maximum(0.0, run.working - 2.0 * run.inputs), run.inputs)
+    forward = [
+        {"gradients": earlier, "activations": within + run.ends, "logits": logits.forward - hidden_logits},
+        {"gradients": earlier, "activations": within + unkept},
+    ]
+    backward = [
+        {"gradients": earlier, "activations": within + run.ends, "logits": logits.backward - hidden_logits},
+        {
+            "gradients": earlier,
+            "activations": within + in_layer + returned,
+            "buffers": state.gathered_gradients,
+        },
+        {
+            # The layer whose activations are alive has no gradients yet, nor has the embedding below it.
+            "gradients": np.maximum(earlier, complete - state.last_gradients),
+            "activations": in_layer + np.where(full, 0.0, first_layer),
+            "buffers": state.gathered_gradients,
+        },
+        {
+            # A tied embedding adds its second gradient to its first: both and their sum are alive.
+            "gradients": np.maximum(earlier, complete - state.tied_gradient),
+            "buffers": state.gathered_gradients + state.tied_copies,
+        },
+    ]
+    return forward, backward
+
+
+def resting(load: Load, state: State) -> Floats:
+    """Return what a trainer rank keeps on its device while the engines run."""
+    persistent = load.layout.strategy == "megatron"
+    found = instant(
+        load.count,
+        weights=np.where(load.param_offload, 0.0, state.weights) + state.reference + state.critic,
+        gradients=np.where(load.grad_offload | load.param_offload, 0.0, state.gradients) * persistent,
+        optimizer=state.optimizer * (1.0 - load.optimizer_offload),
+    )
+    found[-1] += state.outside
+    return found
+
+
+def sync_buffers(model: Model, load: Load) -> Floats:
+    """Return the transfer buffers of a weight sync on the sending device."""
+    counts = parameters(model)
+    one = counts.largest * load.layout.compute_bytes
+    everything = counts.total * load.layout.compute_bytes
+    bucket = np.minimum(np.maximum(load.sync_buffer, one), everything)
+    return np.where(load.disk, 0.0, bucket * load.layout.sync_buckets)
+
+
+def _temporaries_on_device(load: Load) -> Floats | Flags:
+    return 1.0 - load.optimizer_offload * (load.layout.optimizer_stays_offloaded and load.gpus)
+
+
+def _outside(load: Load, state: State, found: Floats) -> Floats:
+    share = np.where(load.expandable, constant("fragmentation_expandable"), constant("fragmentation"))
+    needed: Floats = state.outside + load.margin + share * (found[3] + found[4] + found[6])
+    return needed

@@ -1,0 +1,102 @@
+"""Where fixed strings end in a block of bytes: hyperscan where it is installed, else the standard library."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+hyperscan: Any
+try:
+    hyperscan = importlib.import_module("hyperscan")
+except ImportError:  # no wheel for this platform: slower, the same answer
+    hyperscan = None
+
+# What differs between lines that say the same: figures, bars, the punctuation around them.
+_NOISE = b"0123456789.,:;#=%|/<>()+-_ \xe2\x96\x88\x8f\x8e\x8d\x8c\x8b\x8a\x89"
+
+# Sorted positions where a string of the first and of the second group ends.
+Ends: TypeAlias = tuple[list[int], list[int]]
+Matcher: TypeAlias = Callable[[bytes], Ends]
+Groups: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
+
+
+class Search:
+    """Two groups of fixed strings to look for."""
+
+    def __init__(self, first: Iterable[str], second: Iterable[str]) -> None:
+        self.groups = (tuple(one.encode() for one in first), tuple(one.encode() for one in second))
+
+    def matcher(self) -> Matcher:
+        """Return the fastest matcher there is, for one thread."""
+        database = None if hyperscan is None else _compiled(self.groups)
+        return self.plain() if database is None else _scanning(database)
+
+    def plain(self) -> Matcher:
+        """Return a matcher of the standard library."""
+        return _plain(self.groups)
+
+
+def _plain(groups: Groups) -> Matcher:
+    """Return a matcher of the standard library.
+
+    A search through a block for each of a hundred strings is slow; most lines of a log differ only in
+    figures, so the strings are looked for in one line of each kind, and only those found in the block.
+    """
+    reduced = [
+        (literal, literal.translate(None, _NOISE), n) for n, group in enumerate(groups) for literal in group
+    ]
+
+    def ends(block: bytes) -> Ends:
+        kinds = b"\n".join(set(block.translate(None, _NOISE).split(b"\n")))
+        found: tuple[set[int], set[int]] = (set(), set())
+        for literal, essence, group in reduced:
+            if essence in kinds:
+                found[group].update(_ends_of(literal, block))
+        return sorted(found[0]), sorted(found[1])
+
+    return ends
+
+
+def _ends_of(literal: bytes, block: bytes) -> Iterator[int]:
+    at = block.find(literal)
+    while at >= 0:
+        yield at + len(literal)
+        at = block.find(literal, at + 1)
+
+
+@functools.cache
+def _compiled(groups: Groups) -> Any:
+    literals = [literal for group in groups for literal in group]
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    try:
+        database.compile(
+            expressions=literals,
+            ids=[number for number, group in enumerate(groups) for _ in group],
+            elements=len(literals),
+            literal=True,
+        )
+    except hyperscan.error:  # a processor without SSSE3
+        return None
+    return database
+
+
+def _scanning(database: Any) -> Matcher:
+    scratch = database.scratch.clone()  # one search at a time may use it
+
+    def ends(block: bytes) -> Ends:
+        first: list[int] = []
+        second: list[int] = []
+        one, other = first.append, second.append
+
+        def found(group: int, _start: int, end: int, _flags: int, _context: object) -> None:
+            if group:
+                other(end)
+            else:
+                one(end)
+
+        database.scan(block, match_event_handler=found, scratch=scratch)
+        return sorted(set(first)), sorted(set(second))
+
+    return ends

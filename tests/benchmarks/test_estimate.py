@@ -1,0 +1,78 @@
+"""Recorded measurements replayed: the estimate stays as near to them as docs/estimate.md says."""
+
+import pytest
+
+from benchmarks import estimate_accuracy, estimate_builtin, estimate_speed
+from benchmarks.estimate_accuracy import FIGURES, STEPS, Row, Step, bends, cases, errors, planned, spread
+
+
+@pytest.fixture(scope="module")
+def tracked():
+    return estimate_accuracy.recorded()
+
+
+def test_every_measurement_is_recorded(tracked):
+    assert {(row.name, row.layers, row.step) for row in tracked} == set(planned())
+    assert len({row.name for row in tracked}) >= 14
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_estimate_agrees_with_mem_tracker(tracked, figure):
+    mean, p90, _ = spread(errors(cases(tracked), figure))
+    assert mean <= 0.01
+    assert p90 <= 0.01
+
+
+def test_depth_is_a_line(tracked):
+    mean, _, largest = spread(bends(tracked))
+    assert mean <= 0.001
+    assert largest <= 0.005
+
+
+def test_the_estimate_agrees_with_the_built_in_job():
+    rows = estimate_builtin.recorded()
+    seen = [row for row in rows if row.title in estimate_builtin.SEEN]
+    others = [row for row in rows if row.title not in estimate_builtin.SEEN]
+    assert len(seen) >= 12
+    assert len(others) >= 4
+    for chosen, mean_limit, p90_limit in ((seen, 0.05, 0.12), (others, 0.05, 0.12)):
+        mean, p90, _ = spread(error for found in estimate_builtin.errors(chosen).values() for error in found)
+        assert mean <= mean_limit
+        assert p90 <= p90_limit
+
+
+def test_a_wrong_count_would_be_seen(tracked):
+    one = tracked[0]
+    wrong = Row(
+        name=one.name,
+        layers=one.layers,
+        step=one.step,
+        figures=one.figures | {"activations": one.figures["activations"] * 1.2},
+    )
+    same = [row for row in tracked if (row.name, row.step) == (one.name, one.step) and row is not one]
+    found = [case for case in cases([wrong, *same]) if case.layers == one.layers]
+    assert abs(found[0].error("activations")) > 0.1
+
+
+def test_all_candidates_of_the_speed_benchmark_differ():
+    found = estimate_speed.candidates(10_000)
+    assert len(set(found)) == 10_000
+    assert estimate_speed.ranked(100)
+
+
+def test_mem_tracker_still_counts_the_same():
+    pytest.importorskip("transformers")
+    from benchmarks import tracked
+
+    step = Step(1, 512, False)
+    assert step in STEPS
+    recorded = next(
+        row
+        for row in estimate_accuracy.recorded()
+        if (row.name, row.layers, row.step) == ("Qwen2.5-0.5B", 2, step)
+    )
+    config = estimate_accuracy.ARCHITECTURES["Qwen2.5-0.5B"]
+    found = tracked.measure(config, layers=2, sequences=1, length=512, recompute=False)
+    # A new torch or transformers may keep a tensor more; then the rows are recorded anew.
+    assert found.step == pytest.approx(recorded.figures["step"], rel=0.01)
+    assert found.activations == pytest.approx(recorded.figures["activations"], rel=0.01)

@@ -1,0 +1,75 @@
+"""The benchmark scores what it is given, and its noise raises no alarm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.explain_accuracy import cases, main, merged, scores
+from benchmarks.noise import PREFIXES, buried, healthy
+from policies.diagnose import diagnose
+from policies.scan import scan
+from policies.types import Cause
+
+OOM = """\
+  File "verl/workers/actor/dp_actor.py", line 512, in update_policy
+  File "torch/_tensor.py", line 625, in backward
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total \
+capacity of 79.00 GiB of which 1.00 GiB is free. Of the allocated memory 70.00 GiB is allocated by \
+PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated."""
+LABEL = {
+    "text": OOM,
+    "is_oom": True,
+    "resource": "gpu",
+    "phase": "backward",
+    "component": "trainer",
+    "strict_cause": True,
+    "strict_phase": True,
+    "requested_bytes": 2 << 30,
+    "free_bytes": 1 << 30,
+    "remedy_family": ["reduce_tokens_per_mb", "recompute", "reduce_micro_batch", "expandable_segments"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "one.json").write_text(json.dumps(LABEL))
+    wrong = LABEL | {"phase": "optimizer", "resource": "host", "requested_bytes": 7}
+    (tmp_path / "two.json").write_text(json.dumps(wrong))
+    return tmp_path
+
+
+def test_right_and_wrong_answers_are_counted(folder):
+    found = scores(cases(folder), lambda case: case.text.encode())
+    assert (found["resource"].right, found["resource"].asked, found["resource"].wrong) == (1, 2, ("two",))
+    assert found["phase"].share == 0.5
+    assert found["bytes exact"].wrong == ("two:requested_bytes",)
+    assert found["is it an OOM: recall"].share == 1.0
+    twice = merged([found, found])
+    assert (twice["resource"].right, twice["resource"].asked) == (2, 4)
+
+
+@pytest.mark.parametrize("style", PREFIXES)
+def test_a_buried_failure_is_found(style):
+    found = diagnose(scan([buried(OOM, seed=1, style=style, component="trainer", lines=150)]))
+    assert (found.cause, found.phase.value) == (Cause.GPU_OOM, "backward")
+    assert found.facts.requested_bytes == 2 << 30
+    assert found.consequences > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_healthy_logs_raise_no_alarm(seed):
+    log = "\n".join(healthy(seed, lines=1500)).encode()
+    assert diagnose(scan([log])).cause is Cause.UNKNOWN
+
+
+def test_noise_repeats_by_its_seed():
+    assert list(healthy(3, lines=50)) == list(healthy(3, lines=50)) != list(healthy(4, lines=50))
+    assert buried(OOM, seed=3, style="ray") == buried(OOM, seed=3, style="ray")
+
+
+def test_the_table_is_printed(folder, capsys):
+    with pytest.raises(SystemExit):
+        main([str(folder / "nothing")])
+    capsys.readouterr()

@@ -1,0 +1,178 @@
+"""The comparison of policies: its cluster is consistent, its baselines do what their projects do."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.simulation.baselines import POLICIES, accelerate, bisect, composer, fixed_ladder, ladder
+from benchmarks.simulation.cluster import Failure, diagnosis, peaks, reported, run
+from benchmarks.simulation.distance import distance_table, distances
+from benchmarks.simulation.jobs import drawn
+from benchmarks.simulation.oracle import KNOBS, Best, configurations
+from benchmarks.simulation.play import MOST, Day, play
+from benchmarks.simulation.summary import share, table
+from benchmarks.simulation.world import Stratum, World
+from policies.events import Diagnosed, Ended, Event, GoalReached, Started
+from policies.evidence import Cancelled, Crashed, Peak
+from policies.legal import objections
+from policies.types import Cause, Knobs, Phase, changed
+
+SEEDS = (11, 12, 13)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[tuple[World, Best]]:
+    return [drawn(stratum, seed=seed) for stratum in Stratum for seed in SEEDS]
+
+
+def history(world: World, *tried: Knobs) -> tuple[Event, ...]:
+    """Return the history of a job whose attempts failed one after the other."""
+    rows: list[Event] = [world.accepted]
+    for knobs in tried:
+        failed = Diagnosed(cause=Cause.GPU_OOM, phase=Phase.BACKWARD)
+        rows += [Started(knobs=knobs), Ended(outcome=Crashed(exit_code=1)), failed]
+    return tuple(rows)
+
+
+def test_a_seed_gives_the_same_job_again(jobs):
+    world, found = jobs[0]
+    assert drawn(world.stratum, seed=world.seed) == (world, found)
+
+
+def test_every_job_fails_as_written_and_the_oracles_configuration_holds(jobs):
+    for world, found in jobs:
+        written = world.accepted.profile.knobs
+        assert run(world, written).failure is not None
+        assert run(world, found.knobs).failure is None
+        assert 0 < found.feasible <= found.of
+        assert set(changed(written, found.knobs)) <= {*KNOBS, "logprob_tokens"}
+
+
+def test_nothing_on_the_grid_that_holds_is_faster(jobs):
+    world, found = min(jobs, key=lambda job: job[1].of)
+    holding = [run(world, knobs) for knobs in configurations(world)]
+    assert min(r.step_s for r in holding if r.failure is None) == pytest.approx(found.step_s)
+
+
+def test_a_message_is_true_to_the_failure(jobs):
+    for world, _ in jobs:
+        written = world.accepted.profile.knobs
+        failure = run(world, written).failure
+        assert isinstance(failure, Failure)
+        seen = diagnosis(world, written, failure)
+        assert (seen.cause, seen.phase) == (failure.cause, failure.phase)
+        if seen.cause is not Cause.GPU_OOM:
+            continue
+        facts, capacity = seen.facts, world.accepted.cluster.gpu_memory_bytes
+        assert facts.requested_bytes > facts.free_bytes
+        assert capacity - facts.free_bytes + facts.requested_bytes <= failure.peak_bytes + 1
+        assert reported(world, written, 3) == reported(world, written, 3)
+
+
+def test_less_of_a_knob_needs_no_more_memory(jobs):
+    for world, found in jobs:
+        tokens = found.knobs.tokens_per_microbatch
+        fewer = replace(found.knobs, tokens_per_microbatch=tokens // 2, logprob_tokens=None)
+        more = replace(found.knobs, logprob_tokens=None)
+        for phase, size in peaks(world, fewer, 3).items():
+            assert size <= peaks(world, more, 3)[phase] + 1
+
+
+def test_accelerate_takes_nine_tenths_and_composer_half(jobs):
+    world = next(w for w, _ in jobs if _room(w))
+    written = world.accepted.profile.knobs
+    tokens = written.tokens_per_microbatch
+    assert accelerate(history(world, written)).tokens_per_microbatch == tokens * 9 // 10 // 256 * 256
+    assert composer(history(world, written)).tokens_per_microbatch == tokens // 2 // 256 * 256
+    floor = -(-world.accepted.profile.longest_sequence // 256) * 256
+    least = replace(written, tokens_per_microbatch=floor)
+    if written.logprob_tokens is not None:
+        least = replace(least, logprob_tokens=floor)
+    assert composer(history(world, written, least)) is None
+
+
+def test_bisect_profiles_the_smallest_batch_and_narrows_down(jobs):
+    world = next(w for w, _ in jobs if _room(w))
+    written = world.accepted.profile.knobs
+    first = bisect(history(world, written))
+    floor = -(-world.accepted.profile.longest_sequence // 256) * 256
+    assert first.tokens_per_microbatch == floor
+    capacity = world.accepted.cluster.gpu_memory_bytes
+    peak = Peak(used_bytes=capacity // 2, capacity_bytes=capacity)
+    passed = (
+        *history(world, written),
+        Started(knobs=first),
+        GoalReached(step=20, marginal=False, headroom=0.5, peaks={"backward": peak}),
+        Ended(outcome=Cancelled(by="goal")),
+    )
+    second = bisect(passed).tokens_per_microbatch
+    assert floor <= second < written.tokens_per_microbatch
+    assert bisect(history(world, written, first)) is None
+
+
+def test_the_fixed_ladder_does_not_look_at_the_phase(jobs):
+    for world, _ in jobs:
+        written = world.accepted.profile.knobs
+        first = fixed_ladder(history(world, written))
+        other = (*history(world, written)[:-1], Diagnosed(cause=Cause.HOST_OOM, phase=Phase.OPTIMIZER))
+        assert fixed_ladder(other) == first
+        assert not objections(world.accepted.profile, written, first, started=True)
+
+
+def test_the_ladder_plays_without_the_estimate(jobs):
+    world, _ = jobs[0]
+    written = world.accepted.profile.knobs
+    assert ladder(history(world, written)) not in (None, written)
+
+
+def test_a_day_of_our_own_policy(jobs):
+    days = [play(world, found, "autotune") for world, found in jobs]
+    assert all(day.stable and day.repeats == 0 and day.forbidden == 0 for day in days)
+    assert sorted(day.relaunches for day in days)[len(days) // 2] <= 2
+    assert play(*jobs[0], "autotune") == days[0]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_comes_to_an_end(jobs, policy: str):
+    for world, found in jobs[::4]:
+        day = play(world, found, policy)
+        assert 0 <= day.relaunches <= MOST
+        assert day.share_of_day >= 0
+        assert day.stable or day.relaunches == MOST
+
+
+def test_the_table_counts_a_failure_as_twelve():
+    day = Day(
+        world="w",
+        stratum="near",
+        policy="autotune",
+        stable=True,
+        relaunches=1,
+        injected=0,
+        first_stable=0.9,
+        repeats=0,
+        forbidden=0,
+        regret_gpu_hours=4.0,
+        share_of_day=0.98,
+    )
+    lost = replace(day, stable=False, relaunches=MOST, first_stable=None, regret_gpu_hours=192.0)
+    text = table([day, day, lost], seed=1)
+    assert "| near | autotune | 66.7% | 1 / 12 / 12 | 0.90 / 0.90 | 0 | 0 | 67 (4) |" in text
+
+
+def test_percentiles_are_values_that_occurred():
+    assert share([1, 2, 3, 4], 0.5) == 2
+    assert share([1, 2, 3, 4], 0.9) == 4
+    assert share([5], 0.1) == 5
+
+
+def test_the_estimate_is_not_the_truth(jobs):
+    rows = [row for world, found in jobs for row in distances(world, found)]
+    assert any(abs(row.off) > 0.02 for row in rows)
+    assert distance_table(rows).count("\n") == 2 + len(Stratum)
+
+
+def _room(world: World) -> bool:
+    knobs, longest = world.accepted.profile.knobs, world.accepted.profile.longest_sequence or 0
+    return (knobs.tokens_per_microbatch or 0) > 2 * longest + 512

@@ -1,0 +1,333 @@
+"""verl's settings, both ways, and what is refused, launched and offered."""
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from policies.legal import objections
+from policies.types import (
+    KNOBS,
+    Component,
+    Job,
+    Knobs,
+    Phase,
+    Placement,
+)
+
+from .verl_jobs import (
+    ACTOR,
+    HEADS_40,
+    JOBS,
+    REF,
+    ROLLOUT,
+    VERL,
+    job,
+    moves,
+    profile,
+    with_settings,
+    written_jobs,
+)
+
+ALL = {**JOBS, **written_jobs()}
+SCORING = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+# What is trained, and how: the user's own.
+USERS = re.compile(
+    r"batch_size$|\.lr|length$|rollout\.n$|epochs|\.seed|temperature|loss_|coeff?$|clip|adv_estimator"
+)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_knob_is_offered_or_declined_with_a_reason(name) -> None:
+    own = profile(ALL[name])
+    assert set(own.supported) | set(own.unsupported) == set(KNOBS)
+    assert not set(own.supported) & set(own.unsupported)
+    assert all(own.unsupported.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_jobs_settings_for_a_knob_give_the_knob_back(name) -> None:
+    of = ALL[name]
+    seen = set()
+    for knob, value, after in moves(of):
+        settings = VERL.settings(of, after)
+        assert getattr(profile(with_settings(of, settings)).knobs, knob) == value, settings
+        assert not any(USERS.search(key) for key in settings), settings
+        seen.add(knob)
+    assert seen >= set(profile(of).supported) - {"dynamic_batching"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_knobs_of_a_job_need_no_settings(name) -> None:
+    of = ALL[name]
+    assert VERL.settings(of, profile(of).knobs) == {}
+    assert VERL.settings(of, Knobs()) == {}
+    assert VERL.check(of) == ()
+
+
+def changed(of: Job, **knobs) -> dict:
+    return VERL.settings(of, replace(profile(of).knobs, **knobs))
+
+
+def test_a_smaller_training_budget_leaves_scoring_as_it_is() -> None:
+    of = JOBS["fsdp2-reference"]
+    assert changed(of, tokens_per_microbatch=8192) == {
+        f"{ACTOR}.ppo_max_token_len_per_gpu": 8192,
+        SCORING: 16384,
+        f"{REF}.log_prob_max_token_len_per_gpu": 16384,
+    }
+    assert changed(of, tokens_per_microbatch=8192, logprob_tokens=8192) == {
+        f"{ACTOR}.ppo_max_token_len_per_gpu": 8192
+    }
+
+
+def test_a_smaller_scoring_budget_reaches_reference_and_critic() -> None:
+    assert changed(JOBS["fsdp2-reference"], logprob_tokens=4096) == {
+        SCORING: 4096,
+        f"{REF}.log_prob_max_token_len_per_gpu": 4096,
+    }
+    assert changed(JOBS["critic"], logprob_tokens=4096) == {
+        SCORING: 4096,
+        "++critic.ppo_infer_max_token_len_per_gpu": 8192,
+    }
+    assert changed(JOBS["lora"], logprob_tokens=4096) == {SCORING: 4096}  # the reference is the actor itself
+
+
+def test_the_critic_is_never_cut_below_the_longest_sequence() -> None:
+    assert (
+        changed(JOBS["critic"], tokens_per_microbatch=2048)["++critic.ppo_infer_max_token_len_per_gpu"]
+        == 4096
+    )
+    long = with_settings(JOBS["critic"], {"++critic.ppo_infer_max_token_len_per_gpu": 3000})
+    assert changed(long, tokens_per_microbatch=2048)["++critic.ppo_infer_max_token_len_per_gpu"] == 2048
+
+
+def test_the_legacy_trainer_reads_two_limits_of_the_critic() -> None:
+    of = with_settings(JOBS["critic"], {"trainer.use_v1": False})
+    found = changed(of, tokens_per_microbatch=8192)
+    assert (
+        found["critic.ppo_max_token_len_per_gpu"]
+        == found["++critic.ppo_infer_max_token_len_per_gpu"]
+        == 16384
+    )
+
+
+def test_splitting_sequences_halves_the_tokens_of_a_card() -> None:
+    assert changed(JOBS["critic"], sequence_parallel=2) == {
+        f"{ACTOR}.ulysses_sequence_parallel_size": 2,
+        f"{ACTOR}.ppo_max_token_len_per_gpu": 8192,
+        "critic.fsdp.ulysses_sequence_parallel_size": 2,
+        "++critic.ppo_infer_max_token_len_per_gpu": 16384,
+    }
+    assert profile(JOBS["ulysses"]).knobs.tokens_per_microbatch == 16384
+
+
+def test_actor_and_critic_are_offloaded_each_under_its_own_node() -> None:
+    assert changed(JOBS["critic"], param_offload=True) == {
+        f"{ACTOR}.fsdp_config.param_offload": True,
+        "critic.fsdp.param_offload": True,
+    }
+    half = with_settings(JOBS["critic"], {f"{ACTOR}.fsdp_config.param_offload": True})
+    assert profile(half).knobs.param_offload is False  # until both are
+    assert changed(half, param_offload=True) == {"critic.fsdp.param_offload": True}
+
+
+def test_counted_micro_batches_shrink_in_scoring_too() -> None:
+    assert changed(JOBS["static"], microbatch_size=2) == {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 2,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 4,
+        f"{REF}.log_prob_micro_batch_size_per_gpu": 4,
+    }
+
+
+def test_megatron_takes_its_groups_together() -> None:
+    of = JOBS["megatron"]
+    node = f"{ACTOR}.megatron.override_transformer_config.recompute"
+    assert changed(of, recompute="full") == {
+        f"{node}_granularity": "full",
+        f"{node}_method": "uniform",
+        f"{node}_num_layers": 1,
+    }
+    adam = f"++{ACTOR}.optim.override_optimizer_config"
+    assert changed(of, optimizer_offload_fraction=1.0) == {
+        f"{adam}.optimizer_cpu_offload": True,
+        f"{adam}.optimizer_offload_fraction": 1.0,
+        f"{adam}.use_precision_aware_optimizer": True,
+        f"{adam}.overlap_cpu_optimizer_d2h_h2d": False,
+    }
+
+
+def test_older_ways_of_choosing_megatron_are_understood() -> None:
+    alias = replace(JOBS["fsdp"], command=("python3", "-m", "x", "--config-name=ppo_megatron_trainer"))
+    for of in (alias, with_settings(JOBS["fsdp"], {f"{ACTOR}.strategy": "megatron"})):
+        assert profile(of).layout.strategy == "megatron"
+
+
+def test_engines_have_their_own_words_for_graphs() -> None:
+    limited = [1, 2, 4, 8, 16, 32]
+    assert changed(JOBS["fsdp"], cuda_graphs="limited") == {f"{ROLLOUT}.cudagraph_capture_sizes": limited}
+    sglang = f"++{ROLLOUT}.engine_kwargs.sglang.cuda_graph_max_bs"
+    assert changed(JOBS["sglang"], cuda_graphs="limited") == {sglang: 32}
+    assert changed(JOBS["sglang"], cuda_graphs="off") == {f"{ROLLOUT}.enforce_eager": True}
+
+
+def test_an_allocator_reaches_the_workers_beside_what_is_preloaded() -> None:
+    key = "++ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"
+    assert changed(JOBS["fsdp"], host_allocator="jemalloc") == {key: "libjemalloc.so.2"}
+    other = with_settings(JOBS["fsdp"], {key: "/opt/libtrace.so"})
+    found = changed(other, host_allocator="tcmalloc")
+    assert found == {key: "libtcmalloc.so.4:/opt/libtrace.so"}
+    assert changed(with_settings(other, found), host_allocator="default") == {key: "/opt/libtrace.so"}
+
+
+def test_settings_keep_the_jobs_own_spelling() -> None:
+    of = with_settings(JOBS["critic"], {"+critic.ppo_infer_max_token_len_per_gpu": 32768})
+    assert "+critic.ppo_infer_max_token_len_per_gpu" in changed(of, tokens_per_microbatch=8192)
+
+
+# --------------------------------------------------------------------------- legality
+
+
+def against(of: Job, *, started: bool = False, **knobs) -> str:
+    own = profile(of)
+    return "; ".join(objections(own, own.knobs, replace(own.knobs, **knobs), started=started))
+
+
+@pytest.mark.parametrize(
+    ("size", "legal"), [(1, True), (2, True), (4, True), (8, True), (16, False), (32, False)]
+)
+def test_ulysses_splits_40_heads_up_to_8_ways(size, legal) -> None:
+    of = job(HEADS_40, trainer__nnodes=8)
+    text = against(of, sequence_parallel=size)
+    assert (text == "") == legal
+    assert legal or "Ulysses divides the model's 40 attention heads" in text
+    written = with_settings(of, {f"{ACTOR}.ulysses_sequence_parallel_size": size})
+    assert (VERL.check(written) == ()) == legal
+
+
+@pytest.mark.parametrize(
+    ("of", "knobs", "said"),
+    [
+        ("fsdp", {"tokens_per_microbatch": 1984}, "max_prompt_length"),
+        ("fsdp", {"logprob_tokens": 1024}, "longest sequence"),
+        ("fsdp", {"max_model_len": 2000}, "longest sequence"),
+        ("fsdp", {"rollout_tensor_parallel": 3}, "divides the engines' GPUs"),
+        ("fsdp", {"rollout_tensor_parallel": 8}, "attention heads"),
+        ("fsdp", {"microbatch_size": 1}, "up to a number of tokens"),
+        ("static", {"tokens_per_microbatch": 8192}, "counted in sequences"),
+        ("static", {"microbatch_size": 3}, "128 sequences of a mini-batch"),
+        ("fsdp", {"grad_offload": True}, "FSDP2"),
+        ("megatron", {"tensor_parallel": 3}, "not a legal value"),
+        ("megatron", {"activation_offload": True}, "FSDP only"),
+        ("fsdp", {"allocator": "expandable"}, "CUDA IPC"),
+        ("fsdp", {"sync_mode": "disk"}, "no mode through files"),
+        ("fsdp", {"dynamic_batching": False}, "not a legal value"),
+    ],
+)
+def test_what_verl_would_refuse_is_never_proposed(of, knobs, said) -> None:
+    assert said in against(JOBS[of], **knobs)
+
+
+@pytest.mark.parametrize(
+    ("of", "knobs"),
+    [
+        ("fsdp", {"sharding": "fsdp2"}),
+        ("fsdp", {"dataloader_workers": 2}),
+        ("megatron", {"tensor_parallel": 4}),
+        ("megatron", {"optimizer_offload_fraction": 1.0}),
+    ],
+)
+def test_what_a_checkpoint_depends_on_stays_during_a_run(of, knobs) -> None:
+    assert against(JOBS[of], **knobs) == ""
+    assert "during a run" in against(JOBS[of], started=True, **knobs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "said"),
+    [
+        ({f"{ROLLOUT}.gpu_mem_utilization": 0.5}, f"{ROLLOUT}.gpu_mem_utilization", "unknown"),
+        ({f"{ACTOR}.fsdp_config.cpu_offload": True}, f"{ACTOR}.fsdp_config.cpu_offload", "unknown"),
+        ({f"++{ACTOR}.fsdp_config.offload_params": True}, f"++{ACTOR}.fsdp_config.offload_params", "unknown"),
+        ({f"{ACTOR}.megatron.param_offload": True}, f"{ACTOR}.megatron.param_offload", "unknown"),
+        ({"global_profiler.enabled": True}, "global_profiler.enabled", "unknown"),
+        ({f"{ROLLOUT}.name": None}, f"{ROLLOUT}.name", "inference engine"),
+        ({f"{ACTOR}.use_dynamic_bsz": False}, f"{ACTOR}.ppo_micro_batch_size_per_gpu", "needs it"),
+        ({f"{ACTOR}.ppo_max_token_len_per_gpu": 2047}, f"{ACTOR}.ppo_max_token_len_per_gpu", "below"),
+        ({f"{ROLLOUT}.max_model_len": 2047}, f"{ROLLOUT}.max_model_len", "below"),
+        ({f"{ROLLOUT}.tensor_model_parallel_size": 8}, f"{ROLLOUT}.tensor_model_parallel_size", "divide"),
+        ({"trainer.resume_mode": "resume_path"}, "trainer.resume_mode", "its own run"),
+        ({"model_engine": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 3}, None, "GPUs"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(settings, key, said) -> None:
+    found = VERL.check(with_settings(JOBS["fsdp"], settings))
+    assert any(said in problem.message for problem in found), found
+    assert key is None or any(problem.path == ("settings", key) for problem in found)
+
+
+def test_unknown_settings_come_with_the_name_of_today() -> None:
+    def hint(key: str) -> str:
+        return VERL.check(with_settings(JOBS["fsdp"], {key: True}))[0].hint
+
+    assert "gpu_memory_utilization" in hint(f"{ROLLOUT}.gpu_memory_utilisation")
+    assert "param_offload" in hint(f"{ACTOR}.megatron.grad_offload")
+    assert hint(f"{ACTOR}.megatron.param_offload") == "it belongs to `model_engine: megatron`"
+    assert "checkpoint_engine" in hint(f"{ROLLOUT}.update_weights_bucket_megabytes")
+
+
+def test_settings_of_a_recipe_are_its_own() -> None:
+    own = {"recipe.temperature": 2, "+trainer.my_switch": True}
+    of = with_settings(JOBS["fsdp"], own)
+    assert [p.path[1] for p in VERL.check(of)] == ["recipe.temperature"]
+    assert VERL.check(replace(of, command=("python", "-m", "recipe.dapo.main_dapo"))) == ()
+
+
+def test_settings_without_effect_are_named() -> None:
+    of = with_settings(JOBS["critic"], {"critic.ppo_max_token_len_per_gpu": 16384})
+    assert any("++critic.ppo_infer_max_token_len_per_gpu" in text for text in profile(of).warnings)
+    assert any("cannot be resumed" in t for t in profile(job(trainer__save_freq=-1)).warnings)
+    assert not profile(job(trainer__save_freq=-1)).resumable
+    assert profile(job()).resumable
+
+
+# --------------------------------------------------------------------------- placement
+
+
+def test_a_sleeping_engine_holds_nothing_while_training_runs() -> None:
+    own = profile(JOBS["critic"])
+    assert own.placement is Placement.COLOCATED
+    for phase in (Phase.LOG_PROB, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT):
+        assert Component.ROLLOUT not in own.resident[phase]
+    assert Component.ROLLOUT in own.resident[Phase.WEIGHT_SYNC]
+    awake = profile(job(**{f"{ROLLOUT}.free_cache_engine": False}))
+    assert Component.ROLLOUT in awake.resident[Phase.BACKWARD]
+    assert not awake.layout.engine_sleeps
+    apart = profile(
+        job(**{"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.nnodes": 1, "trainer.nnodes": 1})
+    )
+    assert apart.placement is Placement.ASYNCHRONOUS
+    assert apart.resident[Phase.ROLLOUT] == (Component.ROLLOUT,)
+
+
+def test_the_layout_says_how_a_job_is_spread() -> None:
+    layout = profile(JOBS["critic"]).layout
+    assert (layout.strategy, layout.ranks, layout.shards, layout.engine_ranks) == ("fsdp", 8, 8, 8)
+    assert (layout.parameter_bytes, layout.gradient_bytes, layout.optimizer_bytes) == (4, 4, 8)
+    assert layout.critic and layout.engine_sleeps and layout.tokens_before_split
+    assert (layout.sequences, layout.prompt_tokens, layout.response_tokens) == (4096, 512, 1536)
+    half = profile(job(**{f"{ACTOR}.fsdp_config.model_dtype": "bf16"})).layout
+    assert (half.parameter_bytes, half.optimizer_bytes) == (2, 4)
+    megatron = profile(JOBS["megatron"]).layout
+    assert (megatron.strategy, megatron.shards, megatron.optimizer_bytes) == ("megatron", 4, 12)
+    assert profile(JOBS["fsdp2-reference"]).layout.reference_offload
+    policy = profile(
+        job(**{f"{ACTOR}.strategy": "fsdp2", f"{ACTOR}.fsdp_config.offload_policy": True})
+    ).layout
+    assert policy.optimizer_stays_offloaded and policy.parameters_stay_offloaded
+
+
+def test_concurrency_counts_no_more_requests_than_there_are() -> None:
+    own = profile(JOBS["no-validation"])  # 64 prompts x 4 answers on 4 engines
+    assert own.knobs.concurrency == 64
+    assert own.supported["concurrency"].grid.maximum == 64
+    assert profile(JOBS["fsdp"]).knobs.concurrency == 256  # validation asks for everything at once

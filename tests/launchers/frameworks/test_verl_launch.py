@@ -1,0 +1,133 @@
+"""How attempts and trials of a verl job are started."""
+
+import pytest
+from msgspec.structs import replace
+
+from policies.types import Job, Knobs, Recovery
+
+from .verl_jobs import ACTOR, GRPO, JOBS, ROLLOUT, VERL, profile, with_settings
+
+
+def words(of: Job, *, attempt: int = 1, resume: bool = False, run: str = "7c1e") -> dict[str, str]:
+    argv = VERL.command(of, profile(of).knobs, run=run, attempt=attempt, resume=resume).argv
+    return dict(word.split("=", 1) for word in argv if "=" in word)
+
+
+def test_an_attempt_is_verls_entry_point_with_overrides() -> None:
+    of = JOBS["fsdp"]
+    command = VERL.command(
+        of, replace(profile(of).knobs, memory_fraction=0.4), run="r", attempt=1, resume=False
+    )
+    assert command.argv[:3] == ("{python}", "-m", "verl.trainer.main_ppo")
+    assert f"{ROLLOUT}.gpu_memory_utilization=0.4" in command.argv
+    assert command.env["RAY_DEDUP_LOGS"] == "0"
+    assert command.ray_native
+
+
+def test_checkpoints_are_the_runs_own_and_absolute() -> None:
+    bare = Job(name="j", framework="verl", workdir="/home/me", settings={f"{ROLLOUT}.name": "vllm"})
+    first = words(bare)
+    assert first["trainer.default_local_dir"] == "/home/me/checkpoints/j-7c1e"
+    assert first["trainer.resume_mode"] == "disable"
+    assert first["trainer.save_freq"] == "10"
+    assert first["trainer.max_actor_ckpt_to_keep"] == "2"
+    assert words(bare, attempt=2, resume=True)["trainer.resume_mode"] == "auto"
+    assert words(replace(bare, recovery=Recovery(save_every=3)))["trainer.save_freq"] == "3"
+    named = with_settings(bare, {"trainer.default_local_dir": "ckpt", "trainer.save_freq": 5})
+    assert words(named)["trainer.default_local_dir"] == "/home/me/ckpt/7c1e"
+    assert words(named)["trainer.save_freq"] == "5"
+
+
+def test_a_foreign_checkpoint_is_continued_only_where_the_job_says_so() -> None:
+    named = with_settings(JOBS["fsdp"], {"trainer.default_local_dir": "/ck"})
+    assert words(named, attempt=2, resume=True)["trainer.default_local_dir"] == "/ck/7c1e"
+    told = replace(named, resume=True)
+    assert words(told, resume=True)["trainer.default_local_dir"] == "/ck"
+    assert words(told, resume=True)["trainer.resume_mode"] == "auto"
+    default = replace(JOBS["fsdp"], resume=True)
+    assert (
+        words(default, resume=True)["trainer.default_local_dir"] == "/home/me/checkpoints/verl_examples/gsm8k"
+    )
+    never = with_settings(JOBS["fsdp"], {"trainer.resume_mode": "disable"})
+    assert words(never, attempt=2, resume=True)["trainer.resume_mode"] == "disable"
+
+
+def test_loggers_go_on_where_they_stopped() -> None:
+    of = with_settings(JOBS["fsdp"], {"trainer.logger": ["wandb", "tensorboard"]})
+    first, second = words(of), words(of, attempt=2, resume=True)
+    assert first["trainer.logger"] == "[wandb,tensorboard,console,file]"
+    node = "++ray_kwargs.ray_init.runtime_env.env_vars"
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "TENSORBOARD_DIR"):
+        assert first[f"{node}.{name}"] == second[f"{node}.{name}"]
+    assert first[f"{node}.VERL_FILE_LOGGER_ROOT"] != second[f"{node}.VERL_FILE_LOGGER_ROOT"]
+    own = replace(of, env={"WANDB_RUN_ID": "mine"})
+    assert f"{node}.WANDB_RUN_ID" not in words(own)
+    assert f"{node}.WANDB_RUN_ID" not in words(JOBS["fsdp"])
+
+
+def test_waiting_for_dead_rollouts_is_silent() -> None:
+    name = "++ray_kwargs.ray_init.runtime_env.env_vars.VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS"
+    assert words(JOBS["fsdp"])[name] == "86400"
+    assert words(with_settings(JOBS["fsdp"], {name: 5}))[name] == "5"
+
+
+def test_a_command_of_ones_own_takes_the_place_of_the_entry_point() -> None:
+    command = (
+        "python3",
+        "-m",
+        "recipe.main",
+        f"{ACTOR}.ppo_max_token_len_per_gpu=8192",
+        "trainer.save_freq=7",
+    )
+    of = replace(JOBS["fsdp"], command=command)
+    assert profile(of).knobs.tokens_per_microbatch == 8192
+    argv = VERL.command(of, profile(of).knobs, run="r", attempt=1, resume=False).argv
+    assert argv[:3] == ("python3", "-m", "recipe.main")
+    assert argv.count(f"{ACTOR}.ppo_max_token_len_per_gpu=8192") == 1
+    assert "trainer.save_freq=10" in argv  # settings stand over the command
+
+
+def test_a_snapshot_is_kept_beside_the_checkpoints() -> None:
+    of = JOBS["fsdp"]
+    argv = VERL.command(of, Knobs(memory_snapshot=True), run="r", attempt=3, resume=True).argv
+    assert "global_profiler.tool=torch_memory" in argv
+    assert "global_profiler.save_path=/home/me/checkpoints/story-r/memory/attempt-0003" in argv
+
+
+def test_a_trial_touches_nothing_of_the_user() -> None:
+    of = with_settings(JOBS["fsdp"], {"trainer.default_local_dir": "/ck", "trainer.logger": ["wandb"]})
+    short = VERL.trial(of, folder="/runs/1/trials/2", steps=5, longest=True)
+    settings = words(short)
+    assert settings["trainer.default_local_dir"].startswith("/runs/1/trials/2/")
+    assert settings["trainer.logger"] == "[console,file]"
+    assert settings["trainer.total_training_steps"] == "5"
+    assert settings["trainer.save_freq"] == settings["trainer.test_freq"] == "-1"
+    assert settings["trainer.val_before_train"] == "False"
+    assert settings[f"{ROLLOUT}.ignore_eos"] == "True"
+    assert settings["trainer.project_name"] == "autotune"
+    assert "/ck" not in " ".join(settings.values())
+    assert VERL.can_force_longest(of)
+    assert not VERL.can_force_longest(JOBS["sglang"])
+
+
+def test_the_model_is_found_in_the_settings() -> None:
+    assert VERL.model_path(JOBS["fsdp"]) == GRPO["actor_rollout_ref.model.path"]
+    assert VERL.model_path(Job(name="j", framework="verl")) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"trainer.logger": ["console", "wandb"]}, "trainer.logger=[console,wandb]"),
+        ({"data.train_files": "~/a b.parquet"}, "data.train_files='~/a b.parquet'"),
+        ({"trainer.experiment_name": "it's"}, "trainer.experiment_name='it\\'s'"),
+        ({f"{ACTOR}.optim.lr": "1e-6"}, f"{ACTOR}.optim.lr=1e-6"),
+        ({f"{ROLLOUT}.max_model_len": None}, f"{ROLLOUT}.max_model_len=null"),
+        ({f"{ACTOR}.use_dynamic_bsz": True}, f"{ACTOR}.use_dynamic_bsz=True"),
+        ({"+critic.ppo_infer_max_token_len_per_gpu": 1}, "++critic.ppo_infer_max_token_len_per_gpu=1"),
+        ({"critic.ppo_infer_max_token_len_per_gpu": 1}, "++critic.ppo_infer_max_token_len_per_gpu=1"),
+        ({"~trainer.v1": None}, "~trainer.v1"),
+    ],
+)
+def test_words_are_hydra_overrides(settings, said) -> None:
+    assert VERL.words(settings) == (said,)

@@ -1,0 +1,46 @@
+"""Wordings of failures with what they mean, one block each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from policies.evidence import Diagnosis
+from policies.types import Cause
+
+_FILE = Path(__file__).with_name("variants.txt")
+_ANY = ("any", "-")
+
+
+class Variant(NamedTuple):
+    """A wording and the answers that are right."""
+
+    name: str
+    causes: tuple[str, ...]
+    phase: str
+    component: str
+    requested: str
+    text: str
+
+    def wrong(self, found: Diagnosis) -> list[str]:
+        """Return what a diagnosis gets wrong; the phase of what is no memory's failure is not asked."""
+        answers = [("cause", found.cause.value, self.causes)]
+        if found.cause.is_oom or found.cause is Cause.POOL_TOO_SMALL:
+            answers.append(("phase", found.phase.value, (self.phase,)))
+        answers.append(("component", found.component.value, (self.component,)))
+        answers.append(("requested", str(found.facts.requested_bytes), (self.requested,)))
+        return [
+            f"{what}: {said}, not {meant}"
+            for what, said, meant in answers
+            if said not in meant and not set(meant) & set(_ANY)
+        ]
+
+
+def variants() -> list[Variant]:
+    """Return every block of the file."""
+    found = []
+    for block in _FILE.read_text().split("=== ")[1:]:
+        head, text = block.split("\n", 1)
+        name, causes, phase, component, requested = (part.strip() for part in head.split("|"))
+        found.append(Variant(name, tuple(causes.split("/")), phase, component, requested, text))
+    return found
