@@ -26,6 +26,7 @@ from policies.events import (
     Infrastructure,
     Interrupted,
     NeedsHuman,
+    Policy,
     Progressed,
     Started,
     StopRequested,
@@ -70,6 +71,7 @@ class Case:
                     cluster=cluster,
                     versions={},
                     now=self.clock.now(),
+                    policy=Policy.LADDER,  # the scripted memory follows no formula
                 )
             return loop.run(
                 book, framework, place, self.clock, folder=self.run, job=self.job, interrupts=self.interrupts

@@ -38,7 +38,9 @@ def run(
     module = ["tests.orchestrator.cli.scripted_main", play] if play else ["orchestrator.cli"]
     environment = {
         "PATH": os.environ["PATH"], "HOME": str(cwd), "PYTHONPATH": str(ROOT),
-        "TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **(env or {}),
+        "TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1",
+        "AUTOTUNE_POLICY": "ladder",  # the scripted memory follows no formula
+        **(env or {}),
     }  # fmt: skip
     command = [sys.executable, "-m", *module, *arguments]
     if not tty:
