@@ -63,7 +63,8 @@ def at_least(
         spread = belief.covariance @ row
         total = float(row @ spread) + error**2
         if beyond is not None and below > _STRONG_SURPRISE:
-            return measured(belief, row, bound + beyond, error=beyond)
+            thought = measured(belief, row, bound + beyond, error=beyond)
+            return at_least(thought, row, bound, error=error)
         below = (bound - float(row @ belief.mean)) / math.sqrt(total)
     deviation = math.sqrt(total)
     shift = _hazard(below)

@@ -60,6 +60,7 @@ _SCALE_SHARED = 0.3
 # Growth late in a run, as a share of the capacity: NeMo-RL, SkyRL and verl threads report 1 to 8 % a day.
 _LATE_MEAN, _LATE_ERROR, _LATE_SHARED = 0.004, 0.012, 0.8
 _LATE_MOST = 0.2  # share of the capacity that is kept for growth; against more only restarts help
+_LATE_FAILED = 0.06  # share of the capacity that growth may be where it already made a run fail
 _LATE_STEP = 4  # a failure at this step of an attempt or later may be growth
 _READING = 0.006  # share by which a reported peak may differ from the next run's
 _BEYOND = (
@@ -270,7 +271,7 @@ def _read(
     grew = growth(attempt.progress, PHASES[place].value)
     used = float(peak.used_bytes) if grew is None else grew.settled_bytes
     belief = measured(belief, row, used - total, error=_READING * used)
-    if grew is not None and grew.expected_bytes > 0:
+    if grew is not None and grew.expected_bytes > _LATE_ERROR * unit:
         column = _INDEX[f"{PHASES[place].value}.late"]
         expected = min(grew.expected_bytes, _LATE_MOST * unit)
         late = np.zeros(len(_NAMES))
@@ -294,7 +295,10 @@ def _overflowed(belief: Belief, found: Estimates, column: int, attempt: Attempt,
     done = len(attempt.progress)
     fresh = not done or (attempt.progress[0].step <= 1 and done < 1)
     state = not (fresh and diagnosis.phase in _BEFORE_STATE)
-    row = _row(found, place, column, unit, late=done + 1 >= _LATE_STEP, state=state)
+    late = done + 1 >= _LATE_STEP
+    if late:  # what held for steps and then did not is growth, or a batch that had not come before
+        belief = doubted(belief, _INDEX[f"{diagnosis.phase.value}.late"], _LATE_FAILED)
+    row = _row(found, place, column, unit, late=late, state=state)
     value = bound - _total(found, place, column, state=state)
     return at_least(belief, row, value, error=_MESSAGE * bound, beyond=_BEYOND * capacity)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +18,7 @@ from policies.evidence import Diagnosis
 from policies.memory import PHASES, Estimates, estimates
 from policies.neighbours import choices, effect_of, search
 from policies.remedies import candidates
+from policies.sizing import missing_bytes
 from policies.types import Cause, Effect, Knobs, Model, Phase, Placement, Setting, changed
 
 # The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
@@ -28,6 +30,7 @@ _MARGIN = 1.3  # standard deviations kept free while searching; about a tenth of
 _HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
 _CLIMBING_RISK = 0.05
 _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
+_CLEARLY = 0.01  # share of a memory: a cure that frees less is none
 _NOISE = 0.04  # predicted step times that differ by less are equal
 _WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
 _LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
@@ -124,8 +127,9 @@ def best(
     numeric = np.array([effect_of(profile, c) is Effect.NUMERIC for c in changes])
     moved = np.array([_distance(present, c) for c in changes])
     roomy = _misses(view, found, prediction) <= 0
+    less = _less_than_failed(view, found)
     for index in _order(slow, risk, over, roomy, numeric, changes, rungs, moved):
-        if changes[index] and permitted(knobs[index]):
+        if changes[index] and less[index] and permitted(knobs[index]):
             return _ranked(view, knobs, found, prediction, index)
     return None
 
@@ -180,7 +184,6 @@ def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
 
 def _score(view: Outlook, present: Knobs | None) -> Callable[[Sequence[Knobs]], tuple[Floats, Floats]]:
     """Return the search's score; without a present configuration every prediction of speed is believed."""
-    now = 0.0 if present is None else float(view.estimates((present,)).seconds[_ROLLOUT, 0])
 
     def score(knobs: Sequence[Knobs]) -> tuple[Floats, Floats]:
         found = view.estimates(knobs)
@@ -191,26 +194,40 @@ def _score(view: Outlook, present: Knobs | None) -> Callable[[Sequence[Knobs]], 
         limit = _HOST_LIMIT * found.host_capacity
         over = over + np.maximum(0.0, (seen.host + _MARGIN * seen.host_error) / limit - 1).max(axis=0)
         over = over + 0.1 * np.maximum(0.0, _MARGIN - np.maximum(-20.0, seen.pool))
-        return np.log(np.maximum(1e-9, _seconds(view, found, knobs, present, now))), over
+        return np.log(np.maximum(1e-9, _seconds(view, found, knobs, present))), over
 
     return score
 
 
-def _seconds(
-    view: Outlook, found: Estimates, knobs: Sequence[Knobs], present: Knobs | None, now: float
-) -> Floats:
+def _seconds(view: Outlook, found: Estimates, knobs: Sequence[Knobs], present: Knobs | None) -> Floats:
     """Return predicted step times in which a smaller pool or fewer requests never shorten generation."""
     if present is None:
         return found.step_s
     rollout = found.seconds[_ROLLOUT]
-    same = np.array([k.rollout_tensor_parallel == present.rollout_tensor_parallel for k in knobs])
-    slower = np.where(same, np.maximum(rollout, now), rollout)
+    fuller = {index: _fuller(k, present) for index, k in enumerate(knobs)}
+    less = [index for index, reference in fuller.items() if reference is not knobs[index]]
+    slower = rollout.copy()
+    if less:
+        reference = view.estimates([fuller[index] for index in less]).seconds[_ROLLOUT]
+        slower[less] = np.maximum(rollout[less], reference)
     if view.run.accepted.profile.placement is Placement.ASYNCHRONOUS:
         sync = found.seconds[PHASES.index(Phase.WEIGHT_SYNC)]
         overlapped: Floats = np.maximum(found.step_s, slower + sync)
         return overlapped
     alone: Floats = found.step_s - rollout + slower
     return alone
+
+
+def _fuller(knobs: Knobs, present: Knobs) -> Knobs:
+    """Return the configuration with no smaller a pool and no fewer requests than the present one has."""
+    changes = {
+        knob: before
+        for knob in ("memory_fraction", "concurrency")
+        if (before := getattr(present, knob)) is not None
+        and (after := getattr(knobs, knob)) is not None
+        and after < before
+    }
+    return msgspec.structs.replace(knobs, **changes) if changes else knobs
 
 
 def _misses(view: Outlook, found: Estimates, seen: Prediction) -> Floats:
@@ -256,6 +273,34 @@ def _order(
     missing = _RISK_WEIGHT * (risk[others] + 3.0 * over[others])
     worth = slow[others] + missing + _NUMERIC_WEIGHT * numeric[others]
     yield from others[np.lexsort((counts[others], np.round(worth, 2)))].tolist()
+
+
+def _less_than_failed(view: Outlook, found: Estimates) -> NDArray[np.bool_]:
+    """Return which candidates need clearly less than every failed attempt in the phase where it failed."""
+    attempts = [
+        (a, a.diagnosis)
+        for a in view.run.attempts
+        if a.diagnosis is not None and a.diagnosis.cause in _MODELLED
+    ]
+    less = np.ones(len(found.step_s), dtype=bool)
+    if not attempts:
+        return less
+    failed = view.estimates([a.knobs for a, _ in attempts])
+    before = predicted(view.calibration, failed, late=False)
+    after = predicted(view.calibration, found, late=False)
+    for column, (_, diagnosis) in enumerate(attempts):
+        match diagnosis.cause:
+            case Cause.GPU_OOM if diagnosis.phase in PHASES:
+                place = PHASES.index(diagnosis.phase)
+                short = max(_CLEARLY * view.calibration.unit, float(missing_bytes(diagnosis.facts) or 0))
+                less &= after.gpu[place] <= before.gpu[place, column] - short
+            case Cause.HOST_OOM:
+                less &= after.host.max(axis=0) <= before.host[:, column].max() * (1 - _CLEARLY)
+            case Cause.POOL_TOO_SMALL:
+                less &= found.pool_tokens > failed.pool_tokens[column]
+            case _:
+                pass
+    return less
 
 
 def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool) -> dict[str, int]:

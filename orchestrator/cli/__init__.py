@@ -15,7 +15,7 @@ from orchestrator.cli.options import given, global_options
 from orchestrator.errors import ExitCode, Failure, JobErrors
 
 # In the order of use; each command is imported only when it is called or listed.
-COMMANDS = ("launch", "search", "explain", "status", "resume", "stop", "ladder")
+COMMANDS = ("launch", "search", "plan", "explain", "status", "resume", "stop", "ladder")
 
 
 class Commands(click.Group):

@@ -44,8 +44,6 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     # vLLM profiles a full chunk when it starts; SGLang meets what the running requests bring.
     prompts = load.concurrency * float(layout.prompt_tokens or load.sequence)
     rows = load.prefill if engine == "vllm" else np.minimum(load.prefill, prompts)
-    if engine == "light":
-        rows = load.concurrency * load.sequence  # every token passes through the whole sequence again
     passing = rows * working_set(model, element_bytes=element) / load.rollout_tensor
     sampling = load.concurrency * model.vocab * 4.0 * _SAMPLER_COPIES
     per_token = kv_token_bytes(model, load)

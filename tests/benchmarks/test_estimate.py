@@ -4,6 +4,9 @@ import pytest
 
 from benchmarks import estimate_accuracy, estimate_builtin, estimate_speed
 from benchmarks.estimate_accuracy import FIGURES, STEPS, Row, Step, bends, cases, errors, planned, spread
+from launchers.frameworks.builtin import Builtin
+from policies.memory import estimate
+from policies.types import Cluster, Job, Phase
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,31 @@ def test_the_estimate_agrees_with_the_built_in_job():
         mean, p90, _ = spread(error for found in estimate_builtin.errors(chosen).values() for error in found)
         assert mean <= mean_limit
         assert p90 <= p90_limit
+
+
+def test_the_estimate_agrees_with_sglang_on_the_cpu():
+    # SGLang 0.5.23, 2026-11-21: max_total_num_tokens=132672 and peaks of 708, 737 and 715 MiB.
+    written = {
+        "model_shape": estimate_builtin.JOB["model_shape"],
+        "prompts": 16,
+        "samples": 12,
+        "prompt_tokens": 8,
+        "response_tokens": 24,
+        "trainer_budget": "116MiB",
+        "engine_budget": "768MiB",
+        "memory_fraction": 0.89,
+        "concurrency": 128,
+        "sync_buffer": "16MiB",
+        "optimizer_offload": True,
+    }
+    job = Job(name="demo", framework="builtin", settings=written)
+    nowhere = Cluster(address="", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
+    profile = Builtin().profile(job, nowhere)
+    found = estimate(profile, nowhere, Builtin().shape(job), profile.knobs)
+    assert found.pool_tokens == pytest.approx(132_672, rel=0.005)
+    for phase, measured in ((Phase.ROLLOUT_INIT, 708), (Phase.ROLLOUT, 737), (Phase.WEIGHT_SYNC, 715)):
+        assert found.phases[phase].gpu.total / 2**20 == pytest.approx(measured, rel=0.03)
+        assert found.phases[phase].component == "rollout"
 
 
 def test_a_wrong_count_would_be_seen(tracked):

@@ -49,6 +49,7 @@ OWN = {
         "--trials",
         "--duration",
     },
+    "plan": set[str](),
     "status": {"--watch"},
     "resume": set[str](),
     "stop": set[str](),

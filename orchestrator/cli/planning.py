@@ -1,0 +1,64 @@
+"""Prints a plan, measuring only this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from launchers import frameworks
+from launchers.runners.host import measure
+from orchestrator import experience, runs
+from orchestrator.cli.options import Options
+from orchestrator.cli.paint import painted
+from orchestrator.job import assumed, load
+from orchestrator.plan import plan
+from orchestrator.plan_text import text
+from policies.types import Cluster, Job, Knobs
+
+
+def show(job_file: Path, *, options: Options) -> None:
+    """Print the plan of a job file."""
+    job = load(job_file)
+    framework = frameworks.find(job.framework)
+
+    def shown(job: Job, knobs: Knobs) -> tuple[str, ...]:
+        command = framework.command(job, knobs, run="plan", attempt=1, resume=job.resume)
+        python = job.python or sys.executable
+        return tuple(word.replace("{python}", python) for word in runs.shown_argv(command))
+
+    found = plan(job, framework, _cluster(job), recall=experience.recall, shown=shown)
+    if options.json:
+        click.echo(msgspec.json.encode(found))
+        return
+    whole = text(found, file=str(job_file), verbose=bool(options.verbose))
+    if "utf" not in (sys.stdout.encoding or "").lower():
+        for glyph, word in (
+            ("✓", "ok"),
+            ("✗", "x"),
+            ("→", "->"),
+            ("·", "-"),
+            ("–", "-"),
+            ("…", "..."),
+            ("±", "+-"),
+        ):
+            whole = whole.replace(glyph, word)
+    click.echo(painted(whole, color=options.color, stream=sys.stdout), color=True)
+
+
+def _cluster(job: Job) -> Cluster:
+    """Return the cluster as the job describes it, with this machine's sizes where the job runs here."""
+    spec = assumed(job)
+    if job.cluster.address not in (None, "local"):
+        return spec
+    here = measure()
+    cards = here.cards
+    return msgspec.structs.replace(
+        spec,
+        gpus_per_node=spec.gpus_per_node or len(cards),
+        gpu_memory_bytes=spec.gpu_memory_bytes or min((c.total_bytes for c in cards), default=0),
+        host_memory_bytes=spec.host_memory_bytes or here.host_total_bytes,
+        gpu_name=here.card_name,
+    )

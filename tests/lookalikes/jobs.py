@@ -1,0 +1,144 @@
+"""A job per framework for its look-alike, as a user would write it, and how tests vary it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lookalikes.core import CARD_GIB, FAULT
+
+ROOT = Path(__file__).parents[2]
+_LONGEST = {"prompt": 512, "response": 1536}
+_VERL = {
+    "algorithm.adv_estimator": "grpo",
+    "data.max_prompt_length": _LONGEST["prompt"],
+    "data.max_response_length": _LONGEST["response"],
+    "data.train_batch_size": 256,
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B-Instruct",
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "actor_rollout_ref.rollout.max_model_len": 2048,
+    "trainer.total_training_steps": 6,
+    "trainer.val_before_train": False,
+    "trainer.logger": ["console"],
+}
+_FLAGS = {
+    "num-layers": 28,
+    "num-attention-heads": 28,
+    "num-query-groups": 4,
+    "hf-checkpoint": "/models/Qwen2.5-7B",
+    "num-rollout": 6,
+    "rollout-batch-size": 32,
+    "n-samples-per-prompt": 8,
+    "rollout-max-context-len": 2048,
+    "rollout-max-response-len": _LONGEST["response"],
+    "global-batch-size": 256,
+    "colocate": True,
+    "actor-num-nodes": 1,
+    "actor-num-gpus-per-node": 8,
+    "tensor-model-parallel-size": 2,
+    "recompute-granularity": "full",
+    "recompute-method": "uniform",
+    "recompute-num-layers": 1,
+    "use-dynamic-batch-size": True,
+    "max-tokens-per-gpu": 16384,
+    "sglang-mem-fraction-static": 0.7,
+}
+_COMMAND = {
+    "tokens_per_microbatch": 16384,
+    "recompute": "full",
+    "memory_fraction": 0.7,
+    "concurrency": 128,
+    "longest_sequence": 2048,
+    "steps": 6,
+    "resume": ["--resume"],
+    "placement": "separate",
+    "engine": "vllm",
+}
+_SCRIPT_WORDS = [
+    "--tokens={tokens_per_microbatch}",
+    "--fraction={memory_fraction}",
+    "--concurrency={concurrency}",
+    "--steps={steps}",
+    "--save-to={folder}",
+    "{recompute?--recompute}",
+]
+_PROGRAMS = {
+    "verl": ["tests.lookalikes.verl_main_ppo"],
+    "areal": ["tests.lookalikes.areal_script"],
+    "relax": ["tests.lookalikes.relax_train"],
+    "slime": ["tests.lookalikes.slime_train"],
+    "command": ["tests.lookalikes.any_script", *_SCRIPT_WORDS],
+}
+FRAMEWORKS = tuple(_PROGRAMS)
+# What makes each training pass, or the engine's start, fail as the job is written.
+_TOO_MANY = {
+    "verl": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 40960},
+    "areal": {"actor.mb_spec.max_tokens_per_mb": 40960},
+    "relax": {"max-tokens-per-gpu": 40960},
+    "slime": {"max-tokens-per-gpu": 40960},
+    "command": {"tokens_per_microbatch": 40960},
+}
+_TOO_SMALL = {
+    "verl": {"actor_rollout_ref.rollout.gpu_memory_utilization": 0.1},
+    "areal": {"sglang.mem_fraction_static": 0.1},
+    "relax": {"sglang-mem-fraction-static": 0.1},
+    "slime": {"sglang-mem-fraction-static": 0.1},
+    "command": {"memory_fraction": 0.1},
+}
+
+
+def overflowing(framework: str) -> dict[str, Any]:
+    """Return settings with which a training pass does not fit."""
+    return dict(_TOO_MANY[framework])
+
+
+def starved(framework: str) -> dict[str, Any]:
+    """Return settings with which the engine refuses to start."""
+    return dict(_TOO_SMALL[framework])
+
+
+def written(
+    framework: str, folder: Path, *, address: str, fault: str = "", settings: dict[str, Any], **fields: Any
+) -> Path:
+    """Write a job for a framework's look-alike and return its file."""
+    own: dict[str, Any] = {"verl": _VERL, "areal": {}, "command": _COMMAND}.get(framework, _FLAGS)
+    job: dict[str, Any] = {
+        "name": framework,
+        "framework": framework,
+        "command": ["{python}", "-m", *_PROGRAMS[framework]],
+        "settings": {**own, **settings},
+        "cluster": {"address": address, "gpu_memory": f"{CARD_GIB}GiB"},
+        "env": {"PYTHONPATH": str(ROOT), **({FAULT: fault} if fault else {})},
+        "goal": {"steps": 3},
+        "recovery": {"save_every": 1, "relaunches": 3, "infrastructure_retries": 0, "preflight": "off"},
+    }
+    if framework == "areal":
+        job["config"] = _areal(folder)
+    if framework in ("relax", "slime"):
+        job["settings"] = {"save": str(folder / "checkpoints"), **job["settings"]}
+    for name, value in fields.items():
+        job[name] = {**job[name], **value} if isinstance(job.get(name), dict) else value
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+def _areal(folder: Path) -> str:
+    """Write AReaL's own file: the example of configs/ with its folders here and a few steps."""
+    tree = yaml.safe_load((ROOT / "configs" / "areal" / "gsm8k.yaml").read_text())
+    tree["cluster"]["fileroot"] = str(folder / "areal")
+    tree["total_train_steps"] = 6
+    tree["recover"]["freq_steps"] = 1
+    tree["gconfig"]["max_new_tokens"] = _LONGEST["response"]
+    tree["train_dataset"]["max_length"] = _LONGEST["prompt"]
+    tree["actor"]["gradient_checkpointing"] = True
+    tree["sglang"]["mem_fraction_static"] = 0.7
+    tree["stats_logger"]["wandb"]["mode"] = "disabled"
+    (folder / "areal.yaml").write_text(yaml.safe_dump(tree))
+    return "areal.yaml"

@@ -1,0 +1,177 @@
+"""Looks like `python -m verl.trainer.main_ppo`: Hydra overrides in, verl's lines out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lookalikes.core import Setup, Shortage, main, number, say, write
+
+_TASK, _WORKER = "(TaskRunnerV1 pid=4128)", "(WorkerDict pid=4139)"
+_SERVER = "(vLLMHttpServer pid=4151) (EngineCore_DP0 pid=4153) ERROR 09-03 10:02:11 [core.py:842]"
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_FRAMES = {
+    "log_prob": (
+        "actor_rollout_ref_compute_log_prob",
+        ("engine_workers.py", 703, "compute_log_prob"),
+        ("engine_workers.py", 426, "infer_batch"),
+        ("engine/fsdp/transformer_impl.py", 761, "forward_backward_batch"),
+        ("engine/fsdp/transformer_impl.py", 1405, "prepare_model_outputs"),
+    ),
+    "backward": (
+        "actor_rollout_ref_update_actor",
+        ("engine_workers.py", 713, "update_actor"),
+        ("engine_workers.py", 304, "train_mini_batch"),
+        ("engine/base.py", 129, "train_batch"),
+        ("engine/fsdp/transformer_impl.py", 767, "forward_backward_batch"),
+    ),
+    "rollout": (
+        "actor_rollout_ref_update_weights",
+        ("engine_workers.py", 728, "update_weights"),
+    ),
+}
+
+
+def read(words: list[str]) -> dict[str, Any]:
+    """Return the overrides by their keys; a word that is none is an error, as in Hydra."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise SystemExit(f"Error parsing override '{word}'\nmissing EQUAL at '<EOF>'")
+        found[key.lstrip("+~")] = yaml.safe_load(value)
+    return found
+
+
+class Verl:
+    """verl 0.9.1 with FSDP and vLLM."""
+
+    def __init__(self, config: dict[str, Any], words: list[str]) -> None:
+        self._config, self._words = config, words
+        self._folder = Path(config["trainer.default_local_dir"])
+
+    def begin(self) -> None:
+        say("[validate_config] All configuration checks passed successfully!")
+        info = f"{_TASK} INFO:2026-09-03 10:00:12,114:"
+        say(f"{info}Total training steps: {self._config['trainer.total_training_steps']}")
+        say(f"{info}create worker group dict_keys(['actor_rollout_ref'])")
+        say(f"{info}actor and ref model engine initialized")
+        say(f"{info}reward loop manager initialized")
+
+    def pool_too_small(self, *, available_gib: float) -> int:
+        say(f"{_SERVER} EngineCore failed to start.")
+        frame = "/opt/verl/lib/python3.12/site-packages/vllm/v1/core/kv_cache_utils.py"
+        say(f'{_SERVER}   File "{frame}", line 698, in check_enough_kv_cache_memory')
+        if available_gib <= 0:
+            text = (
+                "ValueError: No available memory for the cache blocks. Try increasing "
+                "`gpu_memory_utilization` when initializing the engine."
+            )
+        else:
+            text = (
+                "ValueError: To serve at least one request with the models's max seq len (2048), (1.75 GiB KV "
+                "cache is needed, which is larger than the available KV cache memory "
+                f"({available_gib:.2f} GiB). Based on the available memory, the estimated maximum model "
+                "length is 1024. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+                "initializing the engine."
+            )
+        say(f"{_SERVER} {text}")
+        return self._dies(
+            "vLLMHttpServer.launch_server", (), "RuntimeError", "Engine core initialization failed."
+        )
+
+    def ready(self, *, resumed: int) -> None:
+        info = f"{_TASK} INFO:2026-09-03 10:03:02,910:"
+        say(f"{info}checkpoint engine manager initialized")
+        folder = self._folder / f"global_step_{resumed}"
+        say(
+            f"{info}Resuming from {folder}, setting global step to {resumed}"
+            if resumed
+            else f"{info}Training from scratch"
+        )
+        say(f"{info}all initialize finished, ready to fit")
+
+    def out_of_memory(self, short: Shortage) -> int:
+        method, *frames = _FRAMES[short.phase]
+        return self._dies(f"WorkerDict.{method}", frames, "OutOfMemoryError", short.text)
+
+    def step(self, step: int, *, of: int, seconds: float, tokens: int, peak_gib: float) -> None:
+        say(f"{_TASK} aggregated metrics done. cost 0.0112 seconds.")
+        say(
+            f"{_TASK} step:{step} - training/global_step:{step} - training/epoch:0 - "
+            f"critic/score/mean:np.float64(0.4121) - actor/perf/max_memory_allocated_gb:{peak_gib:.2f} - "
+            f"actor/perf/max_memory_reserved_gb:{peak_gib:.2f} - actor/perf/cpu_memory_used_gb:212.66 - "
+            f"timing_s/gen:{seconds / 2} - timing_s/step:{seconds} - perf/total_num_tokens:{tokens} - "
+            f"perf/time_per_step:{seconds} - perf/throughput:np.float64({tokens / seconds / 8})"
+        )
+
+    def checkpoint(self, step: int) -> None:
+        folder = self._folder / f"global_step_{step}"
+        say(f"{_TASK} INFO:2026-09-03 11:20:01,514:Saving checkpoint to {folder}")
+        state = folder / "actor" / "extra_state_world_size_8_rank_0.pt"
+        write(state, "state")
+        say(f"{_WORKER} INFO:2026-09-03 11:20:31,101:[Rank 0] Saved extra_state to {state}")
+        write(self._folder / "latest_checkpointed_iteration.txt", str(step))
+
+    def stuck(self, step: int) -> None:
+        """Failed answers are asked for once more, for ever (sync_refill_failed_groups)."""
+        say(
+            "(AgentLoopWorkerTQ pid=4160) ERROR:2026-09-03 10:05:01,204:Error in _run_prompt for uid=7f3a: "
+            "Cannot connect to host 10.0.0.7:31022 ssl:default [Connect call failed]"
+        )
+
+    def done(self) -> None:
+        total = self._config["trainer.total_training_steps"]
+        say(f"{_TASK} Training Progress: 100%|##########| {total}/{total} [00:33<00:00, 92.9s/it]")
+        say(f"{_TASK} 'Final validation metrics: None'")
+
+    def saved(self) -> int:
+        if self._config["trainer.resume_mode"] == "disable":
+            return 0
+        return number(self._folder / "latest_checkpointed_iteration.txt")
+
+    def _dies(self, method: str, frames: Any, kind: str, text: str) -> int:
+        say(f"Error executing job with overrides: {self._words}")
+        say("Traceback (most recent call last):")
+        say('  File "/opt/verl/verl/trainer/main_ppo.py", line 184, in main')
+        where = "pid=4128, ip=10.0.0.7, actor_id=a0569ffa9ff5d0ed3ed2157601000000"
+        error = f"ray.exceptions.RayTaskError({kind})"
+        say(f"{error}: ray::TaskRunnerV1.run() ({where}, repr=<main_ppo.TaskRunnerV1 object at 0x7f7d>)")
+        say('  File "/opt/verl/verl/trainer/ppo/v1/trainer_base.py", line 474, in fit')
+        say(f"{error}: ray::{method}() ({where}, repr=<verl.single_controller.ray.base.WorkerDict object>)")
+        for file, line, name in frames:
+            say(f'  File "/opt/verl/verl/workers/{file}", line {line}, in {name}')
+        if method.endswith("update_actor"):
+            say('  File "/opt/verl/torch/autograd/graph.py", line 829, in _engine_run_backward')
+        say(f"{'torch.' if kind == 'OutOfMemoryError' else ''}{kind}: {text}")
+        say("Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.")
+        return 1
+
+
+def setup_of(config: dict[str, Any]) -> Setup:
+    """Return what the overrides come to, with verl's defaults."""
+    tokens = config.get(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
+    save_every = config.get("trainer.save_freq", -1)
+    return Setup(
+        steps=config["trainer.total_training_steps"],
+        save_every=max(0, save_every),
+        tokens=tokens,
+        score_tokens=config.get(f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", tokens),
+        recompute="full"
+        if config.get("actor_rollout_ref.model.enable_gradient_checkpointing", True)
+        else "off",
+        activation_offload=config.get("actor_rollout_ref.model.enable_activation_offload", False),
+        optimizer_offload=config.get(f"{_ACTOR}.fsdp_config.optimizer_offload", False),
+        fraction=config.get(f"{_ROLLOUT}.gpu_memory_utilization", 0.5),
+        trainer_on_card=True,
+        graphs=not config.get(f"{_ROLLOUT}.enforce_eager", False),
+        concurrency=config.get(f"{_ROLLOUT}.max_num_seqs", 256),
+    )
+
+
+if __name__ == "__main__":
+    config = read(sys.argv[1:])
+    sys.exit(main(setup_of(config), Verl(config, sys.argv[1:])))
