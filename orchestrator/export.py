@@ -81,8 +81,13 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
         )
         for key, value in settings.items()
     ]
-    wanted = msgspec.structs.replace(job, settings={**job.settings, **settings})
-    if parse_or_none(job_text) is None or _written_workdir(job_text) != job.workdir:
+    written = parse_or_none(job_text)
+    wanted = msgspec.structs.replace(
+        job,
+        settings={**job.settings, **settings},
+        cluster=job.cluster if written is None else written.cluster,  # what was measured is not the user's
+    )
+    if written is None or _written_workdir(job_text) != job.workdir:
         edits.append(Edit(("workdir",), job.workdir, "where the job was launched"))
     text = edited(job_text, edits)
     return text if parse_or_none(text) == wanted else _dumped(wanted, edits)

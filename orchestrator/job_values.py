@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from orchestrator import units
 from policies.remedies import LADDER
 from policies.types import KNOBS, Model
@@ -218,7 +220,8 @@ def _finite(value: Any, at: tuple[str | int, ...]) -> None:
             _finite(item, (*at, index))
 
 
-_SHAPE = tuple(Model.__struct_fields__)
+# What a person can write; the rest is for a config.json to say.
+_SHAPE = tuple(field.name for field in msgspec.structs.fields(Model) if field.type in (int, bool))
 
 
 def model(value: Any) -> str | dict[str, int]:

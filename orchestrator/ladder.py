@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import configs
 from launchers.base import Advice, Framework, Status
+from orchestrator.errors import Failure
+from orchestrator.job import load
 from orchestrator.units import show_value
 from policies.moves import MOVES
 from policies.remedies import LADDER
@@ -53,10 +59,22 @@ class Row(Value, frozen=True, kw_only=True):
 
 def rows(framework: Framework) -> tuple[Row, ...]:
     """Return the remedies in the order of the ladder, then what the public guides say beyond them."""
-    job = Job(name="ladder", framework=framework.name)
-    profile = framework.profile(job, _USUAL)
-    found = [row for name in dict.fromkeys(rung.name for rung in LADDER) for row in _of_remedy(name, profile)]
+    jobs = list(_examples(framework))
+    for settings in ({}, *framework.presets.values()):
+        jobs.append(Job(name="ladder", framework=framework.name, settings=dict(settings)))
+    profiles = [framework.profile(job, _USUAL) for job in jobs]
+    names = dict.fromkeys(rung.name for rung in LADDER)
+    found = [row for name in names for row in _of_remedy(name, profiles)]
     return (*found, *map(_of_guide, framework.advice))
+
+
+def _examples(framework: Framework) -> Iterator[Job]:
+    """Yield the example jobs that come with autotune, which say more than an empty job."""
+    for file in sorted(Path(configs.__path__[0]).glob(f"{framework.name}*.yaml")):
+        try:
+            yield load(file)
+        except Failure:
+            continue  # it names files of a cluster
 
 
 def _of_guide(advice: Advice) -> Row:
@@ -75,8 +93,8 @@ def _of_guide(advice: Advice) -> Row:
 
 def text(framework: Framework, table: tuple[Row, ...]) -> str:
     """Return the table for people: a remedy's setting and status, and beneath it what it does."""
-    head = ("REMEDY", "SETTING", "STATUS")
-    cells = [head, *((row.remedy, row.setting, row.status) for row in table)]
+    head = ("REMEDY", "STATUS", "SETTING")
+    cells = [head, *((row.remedy, row.status, row.setting) for row in table)]
     widths = [max(len(row[column]) for row in cells) for column in range(2)]
     lines = [f"{framework.name}: what may change when memory runs out, in the order of the ladder", ""]
     for row, cell in zip((None, *table), cells, strict=True):
@@ -94,21 +112,26 @@ def text(framework: Framework, table: tuple[Row, ...]) -> str:
     return "\n".join(lines)
 
 
-def _of_remedy(name: str, profile: Profile) -> list[Row]:
+def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
+    """Return a remedy's rows; a knob that only some jobs offer is shown as those jobs have it."""
     move = MOVES[name]
-    phase, memory = _where(name)
-    shared = {"phase": phase, "memory": memory, "remedy": name, "effect": move.frees, "cost": move.slows}
+    phase, memory = _where(name, ())
+    shared = {"memory": memory, "remedy": name, "effect": move.frees, "cost": move.slows}
     if not move.knobs:
         note = "names pid and user of who holds the card; nothing of the job changes"
-        return [Row(**shared, setting="-", constraint="", status=Status.WORKS.value, reason=note)]
+        return [
+            Row(**shared, phase=phase, setting="-", constraint="", status=Status.WORKS.value, reason=note)
+        ]
     found = []
     for knob in move.knobs:
+        profile = next((p for p in profiles if knob in p.supported), profiles[0])
         support = profile.supported.get(knob)
         if support is None:
             why = profile.unsupported.get(knob, "the framework has no such setting")
             found.append(
                 Row(
                     **shared,
+                    phase=phase,
                     setting=f"({knob})",
                     constraint="",
                     status=Status.IMPOSSIBLE.value,
@@ -121,6 +144,7 @@ def _of_remedy(name: str, profile: Profile) -> list[Row]:
         found.append(
             Row(
                 **shared,
+                phase=_where(name, support.phases)[0],
                 setting=support.setting,
                 constraint="; ".join(limit for limit in limits if limit),
                 status=Status.WORKS.value,
@@ -129,14 +153,17 @@ def _of_remedy(name: str, profile: Profile) -> list[Row]:
     return found
 
 
-def _where(name: str) -> tuple[str, str]:
-    """Return the failures that a remedy answers, and the memories concerned."""
+def _where(name: str, only: tuple[Phase, ...]) -> tuple[str, str]:
+    """Return the failures that a remedy answers, on the devices in these phases `only`, and the memories."""
     phases: dict[Cause, set[Phase]] = {}
     for rung in LADDER:
         for cause in rung.causes if rung.name == name else ():
             phases.setdefault(cause, set()).update(set(rung.phases) - {Phase.NONE})
     answers = []
-    for cause, found in phases.items():
+    for cause, every in phases.items():
+        found = every & set(only) if only and cause is Cause.GPU_OOM else every
+        if not found:
+            continue
         where = (
             "any phase" if len(found) == len(Phase) - 1 else " ".join(p.value for p in Phase if p in found)
         )

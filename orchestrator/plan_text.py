@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 
 from orchestrator.plan import PhasePlan, Plan
 from orchestrator.story import arrow, place
@@ -39,7 +40,8 @@ def text(plan: Plan, *, file: str, verbose: bool) -> str:
     lines += [f"warning: {warning}" for warning in plan.warnings]
     lines += [""] if plan.warnings else []
     lines += _estimate(plan)
-    lines += ["", f"first attempt: {plan.reason}"]
+    why = plan.reason.replace("as written", "not as written:", 1) if plan.first else plan.reason
+    lines += ["", *textwrap.wrap(f"first attempt: {why}", width=100, subsequent_indent="  ")]
     lines += [f"  {arrow(name, a, b)}" for name, (a, b) in plan.first.items()]
     lines += _command(plan.command, verbose=verbose)
     lines += ["", "if it runs out of memory, in this order"]
@@ -81,7 +83,8 @@ def _row(phase: PhasePlan, scale: float) -> str:
     cells = "".join(cell(phase.parts[part]) for part in _COLUMNS.values())
     others = sum(phase.parts[part] for part in _OTHERS)
     share = f"  {phase.total_bytes / phase.capacity_bytes:5.0%}" if phase.capacity_bytes else ""
-    return f"{phase.phase:<13}{cells}{cell(others)}{cell(phase.total_bytes)}{share}  {_MARKS[phase.verdict]}".rstrip()
+    sums = f"{cell(others)}{cell(phase.total_bytes)}{share}"
+    return f"{phase.phase:<13}{cells}{sums}  {_MARKS[phase.verdict]}".rstrip()
 
 
 def _command(argv: tuple[str, ...], *, verbose: bool) -> list[str]:

@@ -11,7 +11,7 @@ from launchers.base import Framework, Problem
 from orchestrator.errors import Failure
 from orchestrator.models import find_model
 from orchestrator.yaml_text import Document, TooLargeError
-from policies.model import Model
+from policies.model import Model, model_from_shape
 from policies.types import Job
 
 
@@ -60,17 +60,8 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
 
 def _written(shape: dict[str, int]) -> tuple[Model | None, tuple[Problem, ...]]:
     """Return a shape written in the job; what follows from the rest may be left out."""
-    full: dict[str, Any] = dict(shape)
-    if "heads" in full:
-        full.setdefault("kv_heads", full["heads"])
-        if "hidden" in full and full["heads"]:
-            full.setdefault("head_dim", full["hidden"] // full["heads"])
-    if "tied" in full:
-        full["tied"] = bool(full["tied"])
-    missing = [
-        field.name for field in msgspec.structs.fields(Model) if field.required and field.name not in full
-    ]
-    if missing:
+    try:
+        return model_from_shape(shape), ()
+    except ValueError as error:
         hint = "or name a folder with a config.json"
-        return None, (Problem(path=("model",), message=f"lacks {', '.join(missing)}", hint=hint),)
-    return msgspec.convert(full, Model), ()
+        return None, (Problem(path=("model",), message=str(error), hint=hint),)

@@ -229,6 +229,11 @@ class Watch:
 
     def _stepped(self, done: StepDone, now: float) -> list[Event]:
         restart = self._restarted(done, now) if self.progress.step is None else []
+        if done.saved:
+            self.saved = done.step
+        for name, peak in done.peaks.items():
+            _raise_to(self._peaks, name, peak)
+            _raise_to(self._all_peaks, name, peak)
         seconds = self._liveness.stepped(now, seconds=done.seconds)
         peaks = self._peaks if self._all_peaks else self._card_peaks
         follows = self.progress.step is None or done.step == self.progress.step + 1

@@ -72,6 +72,8 @@ class StepDone(Value, frozen=True, kw_only=True, tag="step_done", tag_field="kin
     seconds: float | None = None
     tokens_per_second: float | None = None
     metrics: dict[str, float] = {}
+    peaks: dict[str, Peak] = {}  # phase -> peak, where the line of the step reports them
+    saved: bool = False  # the line says that a checkpoint after this step is complete
 
 
 class Resumed(Value, frozen=True, kw_only=True, tag="resumed", tag_field="kind"):

@@ -40,7 +40,15 @@ _STARTS = {
     "Waiting for server ready...": Phase.ROLLOUT_INIT,
 }
 _SERVERS_READY = "Servers are all ready!"
-_NEEDLES = ("Train step", "Memory-Usage", "Recovering from", "server", "Servers", "Training completes", _SAVED)
+_NEEDLES = (
+    "Train step",
+    "Memory-Usage",
+    "Recovering from",
+    "server",
+    "Servers",
+    "Training completes",
+    _SAVED,
+)
 
 
 def marker(line: str) -> Marker | None:

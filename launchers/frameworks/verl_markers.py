@@ -83,4 +83,5 @@ def _stepped(step: int, text: str) -> Marker | None:
         seconds=seconds,
         tokens_per_second=tokens / seconds if tokens and seconds else None,
         metrics=metrics,
+        saved="timing_s/save_checkpoint" in metrics,
     )

@@ -7,6 +7,7 @@ import signal
 import sys
 
 import click
+import msgspec
 
 from launchers import frameworks
 from launchers.base import Framework, Runner, Unreachable
@@ -186,6 +187,10 @@ def _job(run: runs.Run, accepted: Event | None) -> Job:
 def _accept(run: runs.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
     cluster = runner.cluster()
     _match(job, cluster)
+    if job.cluster.gpu_memory_bytes is None and cluster.gpu_memory_bytes:
+        # Some defaults of a framework follow the size of the card.
+        spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
+        job = msgspec.structs.replace(job, cluster=spec)
     loop.accept(
         journal,
         run=run.id,
