@@ -59,9 +59,11 @@ class Row(Value, frozen=True, kw_only=True):
 
 def rows(framework: Framework) -> tuple[Row, ...]:
     """Return the remedies in the order of the ladder, then what the public guides say beyond them."""
-    jobs = list(_examples(framework))
-    for settings in ({}, *framework.presets.values()):
-        jobs.append(Job(name="ladder", framework=framework.name, settings=dict(settings)))
+    starts = ({}, *framework.presets.values())
+    jobs = [
+        *_examples(framework),
+        *(Job(name="ladder", framework=framework.name, settings=dict(s)) for s in starts),
+    ]
     profiles = [framework.profile(job, _USUAL) for job in jobs]
     names = dict.fromkeys(rung.name for rung in LADDER)
     found = [row for name in names for row in _of_remedy(name, profiles)]
