@@ -44,7 +44,8 @@ e2e: install  ## real Ray, SGLang and out-of-memory failures
 e2e-long: install  ## the same, minutes each
 	$(PYTEST) -m e2e_long --timeout 3600 tests
 
-demo: install  ## recover the built-in job from real out-of-memory failures
+demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them
+	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder
 	$(BIN)/autotune launch configs/builtin-cpu.yaml
 
 overhead: install  ## what autotune itself costs

@@ -67,13 +67,16 @@ class Told:
         return self.result.stderr
 
 
-def autotune(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Told:
-    home = folder / "home"
+def autotune(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None, policy: str = "ladder"
+) -> Told:
+    """Run `autotune`; by the ladder alone, every forced failure happens: the estimate would avoid it."""
+    home = folder / f"home-{policy}"
     home.mkdir(exist_ok=True)
     result = subprocess.run(
         [sys.executable, "-m", "orchestrator.cli", *arguments],
         cwd=folder,
-        env={**os.environ, "HOME": str(home), **(env or {})},
+        env={**os.environ, "HOME": str(home), "AUTOTUNE_POLICY": policy, **(env or {})},
         capture_output=True,
         text=True,
         timeout=1100,
@@ -115,6 +118,11 @@ def test_the_demo_recovers_from_four_phases_and_its_result_holds(tmp_path: Path)
     assert again.result.returncode == 0, again.story
     assert again.failures == []
     assert len(again.of("started")) == 1
+
+    sized = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"), policy="estimate")
+    assert sized.result.returncode == 0, sized.story
+    assert len(sized.of("started")) < len(told.of("started")), sized.story
+    assert [event["marginal"] for event in sized.of("goal_reached")] == [False], sized.story
 
 
 def test_memory_that_arrives_with_the_first_step_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
