@@ -41,7 +41,7 @@ from policies.events import (
     TrainingCompleted,
     Tried,
 )
-from policies.evidence import Cancelled, Completed, Lost
+from policies.evidence import Cancelled, Completed, Lost, Remedy
 from policies.types import Knobs, Phase
 
 _HEARTBEAT_S = 60.0
@@ -262,6 +262,7 @@ class Console:
                         f"{'!' if marginal else '✓'} {words}{hours}.", style="yellow" if marginal else "green"
                     )
                 )
+                self._offer(event.verdict.faster)
             case GaveUp(nearest=nearest, would_help=help_):
                 self._line(Text(f"✗ {words}", style="red"))
                 if nearest:
@@ -286,6 +287,15 @@ class Console:
                 self._line(Text(f"✗ {words}", style="red"))
                 self._line(Text("  The run is safe; nothing was lost."))
                 self._hint("goes on from here")
+
+    def _offer(self, faster: Remedy | None) -> None:
+        """Say what the memory that stayed free would allow."""
+        if faster is not None:
+            self._line(
+                Text.assemble(
+                    "  faster    ", ("recovery: {climb: true}", "cyan"), f" would try: {faster.reason}"
+                )
+            )
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
         """Show what changed from the job, and what can be done with it."""

@@ -222,7 +222,8 @@ class _Driver:
 
     def launch(self, action: Launch) -> None:
         history = self.journal.history()
-        if self.number and not isinstance(history[-1], Decided):
+        told = isinstance(history[-1], Decided)
+        if (self.number or action.remedy is not None) and not told:
             self.record(
                 Decided(
                     attempt=self.number,

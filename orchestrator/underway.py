@@ -32,13 +32,22 @@ def start(
     resume: bool,
     record: Callable[[Event], None],
     trial: int | None = None,
+    longest: bool = False,
 ) -> Handle:
     """Start an attempt, its intent recorded first; raises Unreachable when the place cannot take it."""
     command = framework.command(job, knobs, run=folder.id, attempt=number, resume=resume)
     attempt = folder.attempt(number)
     attempt.create()
     attempt.write_command(command, python=job.python)
-    record(Started(attempt=number, knobs=knobs, command=shown_argv(command), resume=resume, trial=trial))
+    started = Started(
+        attempt=number,
+        knobs=knobs,
+        command=shown_argv(command),
+        resume=resume,
+        trial=trial,
+        longest=longest,
+    )
+    record(started)
     return runner.start(command, run=folder.id, attempt=number, python=job.python)
 
 

@@ -27,6 +27,8 @@ from policies.types import Cause, Then
 
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
+# Faults of the cluster that the same launch meets again, with what helps.
+_PERMANENT = {"gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are"}
 
 
 def decide(history: History) -> Action:
@@ -95,6 +97,13 @@ def _after_loss(run: Run, last: Attempt) -> Action:
         if run.accepted.job.recovery.infrastructure_retries == 0:
             return Finish(verdict=Infrastructure(reason=f"killed twice {where}: {reason}"))
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
+    advice = (
+        _PERMANENT.get(last.diagnosis.evidence[0].rule)
+        if last.diagnosis and last.diagnosis.evidence
+        else None
+    )
+    if advice is not None:
+        return Finish(verdict=Infrastructure(reason=f"{reason}; {advice}"))
     retries = run.accepted.job.recovery.infrastructure_retries
     if len(lost) > retries:
         return Finish(

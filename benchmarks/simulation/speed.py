@@ -76,9 +76,9 @@ def parts(world: World, c: Columns) -> tuple[Column, Column, Column, Column]:
     training = training + c["optimizer_offload"] * state_trip
     resting = t["weights"] / pcie
     sending = (dense + experts) * 2 / (link * 0.25) / max(1, lay.ranks // 4) + 1.0
-    sync: Column = sending * (1 + 0.1 * (c["sync_buffer"] < 256 << 20)) + c["disk_sync"] * (dense + experts) * 4 / (
-        2 * GIB
-    )
+    sync: Column = sending * (1 + 0.1 * (c["sync_buffer"] < 256 << 20)) + c["disk_sync"] * (
+        dense + experts
+    ) * 4 / (2 * GIB)
     return (
         rollout,
         scoring + c["param_offload"] * resting * 2,
