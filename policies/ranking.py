@@ -18,7 +18,7 @@ from policies.evidence import Diagnosis
 from policies.memory import PHASES, Estimates, estimates
 from policies.neighbours import choices, effect_of, search
 from policies.remedies import candidates
-from policies.sizing import missing_bytes
+from policies.sizing import missing_bytes, needed_bytes
 from policies.types import Cause, Effect, Knobs, Model, Phase, Placement, Setting, changed
 
 # The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
@@ -33,6 +33,7 @@ _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
 _CLEARLY = 0.01  # share of a memory: a cure that frees less is none
 _NOISE = 0.04  # predicted step times that differ by less are equal
 _WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
+_BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
 _LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
 _HOST_LIMIT = 0.95  # share of a node at which Ray kills
 _ROLLOUT = PHASES.index(Phase.ROLLOUT)
@@ -93,6 +94,8 @@ def trusted(run: Run, diagnosis: Diagnosis) -> bool:
         return False
     if diagnosis.cause is Cause.GPU_OOM and diagnosis.phase not in PHASES:
         return False
+    if _beyond_belief(run, diagnosis):
+        return False
     return sum(_was_wrong(attempt, diagnosis) for attempt in run.attempts) < _WRONG
 
 
@@ -129,7 +132,9 @@ def best(
     roomy = _misses(view, found, prediction) <= 0
     less = _less_than_failed(view, found)
     for index in _order(slow, risk, over, roomy, numeric, changes, rungs, moved):
-        if changes[index] and less[index] and permitted(knobs[index]):
+        # What the ladder would not touch for such a failure may join a cure, and is none by itself.
+        cures = diagnosis is None or not rungs.keys().isdisjoint(changes[index])
+        if changes[index] and cures and less[index] and permitted(knobs[index]):
             return _ranked(view, knobs, found, prediction, index)
     return None
 
@@ -340,6 +345,21 @@ def _distance(present: Knobs, changes: dict[str, Setting]) -> float:
 
 def _changes(present: Knobs, knobs: Knobs) -> dict[str, Setting]:
     return {name: after for name, (_, after) in changed(present, knobs).items()}
+
+
+def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
+    """Return whether a failure needed so much more than estimated that the job is not the one it knows."""
+    view, last = outlook(run), run.attempts[-1]
+    if view is None or len(last.progress) >= _LATE:
+        return False
+    found = view.estimates((last.knobs,))
+    if diagnosis.cause is Cause.HOST_OOM:
+        seen, expected = _HOST_LIMIT * found.host_capacity, float(found.host.max())
+        return math.isfinite(seen) and seen > _BEYOND * expected
+    used = needed_bytes(diagnosis.facts)
+    if used is None or diagnosis.phase not in PHASES:
+        return False
+    return used > _BEYOND * float(found.gpu[PHASES.index(diagnosis.phase), 0])
 
 
 def _was_wrong(attempt: Attempt, diagnosis: Diagnosis) -> bool:

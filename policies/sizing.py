@@ -29,6 +29,12 @@ def missing_bytes(facts: Facts) -> int | None:
     return max(0, facts.requested_bytes - facts.free_bytes)
 
 
+def needed_bytes(facts: Facts) -> int | None:
+    """Return what the device would have had to hold for the failed request; None where it does not say."""
+    used = _used_bytes(facts)
+    return None if used is None or facts.requested_bytes is None else used + facts.requested_bytes
+
+
 def shrink_share(diagnosis: Diagnosis) -> float:
     """Return the share to which the load should shrink: a half, or less if the figures or a streak say so.
 
@@ -36,10 +42,10 @@ def shrink_share(diagnosis: Diagnosis) -> float:
     not those that would have followed, and each relaunch costs more than a few smaller passes.
     """
     facts, blind = diagnosis.facts, 0.5**diagnosis.streak
-    used = _used_bytes(facts)
-    if used is None or facts.capacity_bytes is None or facts.requested_bytes is None:
+    needed = needed_bytes(facts)
+    if needed is None or facts.capacity_bytes is None:
         return blind
-    return min(blind, MARGIN * facts.capacity_bytes / max(1, used + facts.requested_bytes))
+    return min(blind, MARGIN * facts.capacity_bytes / max(1, needed))
 
 
 def smaller(

@@ -45,6 +45,13 @@ def test_a_hang_after_an_oom_is_the_oom():
     assert of(OOM, outcome=Hung(silent_s=900)).cause is Cause.GPU_OOM
 
 
+def test_a_hang_says_what_it_lacked_and_what_it_said_meanwhile():
+    failed = "Workflow execution failed: Cannot connect to host 10.0.0.7:31022"
+    found = of(*[failed] * 50, outcome=Hung(silent_s=0, reason="no training step for 3600 s"))
+    assert found.evidence[0].text == "no training step for 3600 s"
+    assert failed in [line.text for line in found.evidence]
+
+
 def test_rays_fixed_help_text_is_no_evidence():
     assert (
         of(
