@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install check test e2e e2e-long demo overhead schema clean explain-speed fuzz
+.PHONY: help install check test e2e e2e-long demo overhead schema clean explain-speed fuzz gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -59,6 +59,14 @@ FUZZ_SECONDS ?= 300
 fuzz: install  ## look for a log that breaks explain
 	$(PIP) atheris==3.0.0
 	$(BIN)/python -m tests.fuzz.explain .fuzz -artifact_prefix=.fuzz/ -max_total_time=$(FUZZ_SECONDS) -max_len=20000 -timeout=60
+
+# Both need an NVIDIA GPU and say so (exit 3) where there is none; the first needs torch and transformers alone.
+OUT ?= benchmarks/gpu/measurements/$(shell hostname).jsonl
+gpu-measure:  ## peaks and real OOMs of one trainer, on a GPU
+	$(PYTHON) benchmarks/gpu/measure.py --out $(OUT)
+
+gpu-launch:  ## recover the built-in job, and installed frameworks' jobs, on a GPU
+	$(PYTHON) benchmarks/gpu/launch.py
 
 schema: install  ## write configs/job.schema.json
 	$(BIN)/python -m orchestrator.job_schema > configs/job.schema.json

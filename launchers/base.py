@@ -80,6 +80,9 @@ class Framework(Protocol):
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the log says about progress, if anything."""
 
+    def last_step(self, job: Job) -> int | None:
+        """Return the step that completes the training, where the settings name it."""
+
     def can_force_longest(self, job: Job) -> bool:
         """Return whether a trial can make every sequence as long as the job allows."""
 

@@ -8,9 +8,19 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from launchers.builtin.records import FailureRecord, PhaseFailure
-from launchers.builtin.settings import Settings
+from launchers.builtin.settings import Settings, single_error
 
-_PASSED_ON = ("AUTOTUNE_", "HF_", "SGLANG_", "MALLOC_", "TMPDIR", "OMP_NUM_THREADS")
+_PASSED_ON = (
+    "AUTOTUNE_",
+    "HF_",
+    "SGLANG_",
+    "MALLOC_",
+    "TMPDIR",
+    "OMP_NUM_THREADS",
+    "NCCL_",
+    "PYTORCH_",
+    "TORCH_",
+)
 
 
 class ActorFailure(Exception):  # noqa: N818 - the noun of the log line
@@ -48,7 +58,27 @@ def inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
 
 
-def start_trainers(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
+def gpus_per_actor(settings: Settings, *, cards: int) -> float:
+    """Return the share of a card that each actor takes, or raise SettingsError where the cards are too few.
+
+    Actors share cards where each has a budget and there is one rank: NCCL refuses two ranks on one card.
+    """
+    actors = settings.ranks + (0 if settings.engine == "replay" else settings.engines)
+    if cards == 0 or actors <= cards:
+        return float(cards > 0)
+    if settings.ranks > 1:
+        what = f"{settings.ranks} ranks and their engines need {actors} GPUs; the cluster has {cards}"
+        raise single_error("ranks", what, "use fewer ranks or engines")
+    budgets = {"trainer_budget": settings.trainer_budget[0], "engine_budget": settings.engine_budget}
+    for key, value in budgets.items():
+        if value is None:
+            what = f"missing although {actors} actors share {cards} GPU{'s' * (cards > 1)}"
+            raise single_error(key, what, "say how much of a card each actor may have, such as 20GiB")
+    sharing = -(-actors // cards)
+    return 10_000 // sharing / 10_000  # Ray counts ten-thousandths
+
+
+def start_trainers(settings: Settings, *, on_gpu: bool, gpus_each: float = 1.0) -> dict[str, Any]:
     """Return the trainer ranks' handles by label."""
     from launchers.builtin.trainer import TrainerRank
 
@@ -58,10 +88,13 @@ def start_trainers(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
     if not on_gpu:
         environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     elif settings.allocator == "expandable":
-        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        # The second name is the one that torch before 2.9 reads.
+        environment |= dict.fromkeys(
+            ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True"
+        )
     actor = ray.remote(TrainerRank).options(
         num_cpus=0,
-        num_gpus=1 if on_gpu else 0,
+        num_gpus=gpus_each if on_gpu else 0,
         max_restarts=0,
         runtime_env={"env_vars": inherited() | environment},
     )

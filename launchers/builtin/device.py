@@ -134,10 +134,14 @@ class Device:
         started = time.perf_counter()
         try:
             yield
+            if self.on_gpu:
+                # Kernels run behind the host: without it their time and errors belong to the next phase.
+                torch.cuda.synchronize()
         except BaseException:
             if self.failed_phase is None:
+                self._note()
                 self.failed_phase = name
-                self.failed_used_bytes = max(self._peak_bytes, self.used_bytes())
+                self.failed_used_bytes = self._peak_bytes
             raise
         finally:
             self._sampling.clear()
@@ -151,15 +155,14 @@ class Device:
         return readings
 
     def _close(self, name: str, *, seconds: float) -> None:
-        if self.on_gpu:
-            self._peak_bytes = int(torch.cuda.max_memory_allocated())
         before = self._readings.get(name, PhaseReading(seconds=0.0, peak_bytes=0))
         self._readings[name] = PhaseReading(
             seconds=before.seconds + seconds, peak_bytes=max(before.peak_bytes, self._peak_bytes)
         )
 
     def _note(self) -> None:
-        self._peak_bytes = max(self._peak_bytes, self.used_bytes())
+        used = int(torch.cuda.max_memory_allocated()) if self.on_gpu else self.used_bytes()
+        self._peak_bytes = max(self._peak_bytes, used)
 
     def _sample(self) -> None:
         descriptor = os.open("/proc/self/statm", os.O_RDONLY)

@@ -173,14 +173,8 @@ def _like(tensor: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     assert isinstance(tensor, DTensor)
-    return DTensor.from_local(
-        replacement,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    # Not from_local, which copies what is in host memory back to the mesh's cards.
+    return DTensor(replacement, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _shaped(block: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from launchers.builtin import checkpoint, lines
-from launchers.builtin.actors import end, gather, start_trainers
+from launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
 from launchers.builtin.broadcast import Broadcast
 from launchers.builtin.data import PromptSource
 from launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
@@ -30,7 +30,9 @@ class Program:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._on_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        cards = int(ray.cluster_resources().get("GPU", 0))
+        self._on_gpu = cards > 0
+        self._gpus_each = gpus_per_actor(settings, cards=cards)
         self._scratch = Path(tempfile.mkdtemp(prefix="builtin-"))
         self._engines: dict[str, Any] = {}
         self._trainers: dict[str, Any] = {}
@@ -41,7 +43,6 @@ class Program:
     def run(self) -> None:
         """Run all steps; ActorFailure says which actor stopped them."""
         settings = self._settings
-        self._check_gpus()
         self._model = self._model_folder()
         self._prompts = PromptSource(
             workers=settings.dataloader_workers,
@@ -72,10 +73,10 @@ class Program:
             options = self._engine_options()
             for index in range(settings.engines):
                 label = f"rollout-{index}"
-                self._engines[label] = start_rollout_actor(settings.engine, options)
+                self._engines[label] = start_rollout_actor(settings.engine, options, gpus=self._gpus_each)
                 calls[label] = self._engines[label].memory.remote()
         lines.phase_start("init", step=self._done_steps)
-        self._trainers = start_trainers(settings, on_gpu=self._on_gpu)
+        self._trainers = start_trainers(settings, on_gpu=self._on_gpu, gpus_each=self._gpus_each)
         meeting = None
         if settings.ranks > 1:
             meeting = gather({"trainer-0": self._trainers["trainer-0"].address.remote()})["trainer-0"]
@@ -279,7 +280,8 @@ class Program:
             max_model_len=settings.max_model_len,
             temperature=settings.temperature,
             seed=settings.seed,
-            dtype="float32",
+            # SGLang's kernels for cards take half precision only; elsewhere it is the trainer's own.
+            dtype="bfloat16" if self._on_gpu else "float32",
         )
 
     def _model_folder(self) -> Path:
@@ -303,16 +305,6 @@ class Program:
             raise SettingsError((ConfigError("ranks", what, f"set ranks: {manifest.ranks}"),))
         self._done_steps, self._position = manifest.step, manifest.position
         return found
-
-    def _check_gpus(self) -> None:
-        settings = self._settings
-        if not self._on_gpu:
-            return
-        engines = 0 if settings.engine == "replay" else settings.engines
-        found = int(ray.cluster_resources()["GPU"])
-        if settings.ranks + engines > found:
-            what = f"{settings.ranks} ranks and {engines} engines need a GPU each; the cluster has {found}"
-            raise SettingsError((ConfigError("ranks", what, "use fewer ranks or engines"),))
 
 
 def _worst(phase: str, reports: list[Any]) -> Usage:

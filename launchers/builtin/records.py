@@ -16,6 +16,7 @@ PREFIX = "builtin: failure "
 
 # Texts of torch 2.13, glibc and SGLang 0.5.23.
 _REQUESTED = re.compile(r"tried to allocate (?P<number>[0-9.]+) ?(?P<unit>bytes|KiB|MiB|GiB)", re.IGNORECASE)
+_MESSAGE = 2000  # characters; CUDA's message names every process on the card before its last figures
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _ALLOCATOR = re.compile(
     r"DefaultCPUAllocator|std::bad_alloc|CUDA out of memory|can't start new thread|Cannot allocate memory"
@@ -98,7 +99,7 @@ def describe(
         requested_bytes=requested,
         used_bytes=used_bytes,
         budget_bytes=budget_bytes,
-        message=text[:500],
+        message=text[:_MESSAGE],
         exception=type(error).__name__,
     )
 

@@ -163,14 +163,16 @@ def rollout_environment(options: EngineOptions) -> dict[str, str]:
     return environment
 
 
-def start_rollout_actor(kind: EngineKind, options: EngineOptions, *, name: str | None = None) -> Any:
+def start_rollout_actor(
+    kind: EngineKind, options: EngineOptions, *, name: str | None = None, gpus: float = 1.0
+) -> Any:
     """Return the handle of a new rollout actor; call its `ready` to learn whether the engine started."""
     return (
         ray.remote(RolloutActor)
         .options(
             name=name,
             num_cpus=0,
-            num_gpus=1 if options.device == "cuda" else 0,
+            num_gpus=gpus if options.device == "cuda" else 0,
             max_restarts=0,
             max_concurrency=1,
             runtime_env={"env_vars": rollout_environment(options)},

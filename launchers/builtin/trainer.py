@@ -68,7 +68,8 @@ class TrainerRank:
         """Load the model, or the checkpoint over it; the budget begins here, above the warmed-up process."""
         settings = self._settings
         torch.manual_seed(settings.seed + self._rank)
-        limit_thread_stacks()
+        if not self._on_gpu:  # stacks count against a byte budget only; CUDA's threads need the usual size
+            limit_thread_stacks()
         warm_up()
         warm_up_policy()
         _warm_up_transport()

@@ -114,6 +114,10 @@ class Areal:
         """Return what a line says about steps, recovery and the memory that a phase left in use."""
         return areal_lines.marker(line)
 
+    def last_step(self, job: Job) -> int | None:
+        """Return None: every line of a step says how many there are."""
+        return None
+
     def can_force_longest(self, job: Job) -> bool:
         """Return whether `gconfig.ignore_eos` makes every answer as long as the job's own limit."""
         return Site(job).lengths_known

@@ -174,7 +174,7 @@ class Builtin:
             trainer_budget_bytes=min((b for b in settings.trainer_budget if b), default=None),
             engine_budget_bytes=settings.engine_budget,
             resumable=settings.save_every > 0,
-            layout=_layout(settings),
+            layout=_layout(settings, gpus=gpus),
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -214,6 +214,10 @@ class Builtin:
     def printed(self, text: str) -> dict[str, Any]:
         """Return nothing: the job's log does not show its settings."""
         return {}
+
+    def last_step(self, job: Job) -> int | None:
+        """Return None: every record of a step says how many there are."""
+        return None
 
     def can_force_longest(self, job: Job) -> bool:
         """Return True: prompts have one length, and `ignore_eos` makes every answer as long as allowed."""
@@ -258,8 +262,8 @@ class Builtin:
         return document
 
 
-def _layout(settings: Settings) -> Layout:
-    """Return how the job is spread: fp32 everywhere, one tensor at a time in the optimizer."""
+def _layout(settings: Settings, *, gpus: bool) -> Layout:
+    """Return how the job is spread: fp32, but for engines on cards; one tensor at a time in the optimizer."""
     parked = settings.param_offload and settings.kl_coef > 0
     return Layout(
         strategy="fsdp2" if settings.ranks > 1 else "none",
@@ -271,8 +275,8 @@ def _layout(settings: Settings) -> Layout:
         gradient_bytes=4,
         optimizer_bytes=8,
         logits_bytes=4,
-        engine_bytes=4,
-        kv_bytes=4,
+        engine_bytes=2 if gpus else 4,
+        kv_bytes=2 if gpus else 4,
         reference=settings.kl_coef > 0,
         reference_offload=parked,
         optimizer_stays_offloaded=True,

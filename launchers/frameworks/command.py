@@ -149,6 +149,12 @@ class AnyCommand:
         """Return what a line says about progress, where it says so beyond doubt."""
         return command_lines.marker(line)
 
+    def last_step(self, job: Job) -> int | None:
+        """Return `settings.steps` where the command takes it."""
+        written = job.settings.get("steps")
+        named = any(placeholder.name == "steps" for placeholder in _all(job))
+        return written if named and isinstance(written, int) else None
+
     def can_force_longest(self, job: Job) -> bool:
         """Return False: nothing is known of the script's data."""
         return False

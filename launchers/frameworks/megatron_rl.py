@@ -112,6 +112,10 @@ class MegatronRl:
         """Return what a line of the log says about progress, if anything."""
         return marker_of(line)
 
+    def last_step(self, job: Job) -> int | None:
+        """Return --num-rollout: neither framework prints how many steps there are."""
+        return self._flags(job).count("num-rollout") or None
+
     def can_force_longest(self, job: Job) -> bool:
         """Return False: answers end where the model ends them, and no flag makes it go on."""
         return False

@@ -79,6 +79,10 @@ class Verl:
         """Return what one of verl's lines says."""
         return marker_of(line)
 
+    def last_step(self, job: Job) -> int | None:
+        """Return trainer.total_training_steps; without it the length of the data decides."""
+        return Config(job).count("trainer.total_training_steps") or None
+
     def can_force_longest(self, job: Job) -> bool:
         """Return whether the engine can be told to go on after the end of an answer."""
         return verl_launch.can_force_longest(Config(job))

@@ -17,6 +17,7 @@ ENTRY = ("{python}", "-m", "verl.trainer.main_ppo")
 SAVE_EVERY = 10  # steps: the smaller half of the product's rule max(10 steps, 20 min)
 _KEPT = 2  # checkpoints: with one, verl deletes the old one before the new one is complete
 _DAY_S = "86400"
+_WORKERS = "ray_kwargs.ray_init.runtime_env.py_executable"
 _UNSAFE = re.compile(r"[^\w.-]+")
 
 Settings = dict[str, Any]
@@ -69,6 +70,8 @@ def needs(job: Job, config: Config, *, run: str, attempt: int, resume: bool) -> 
             if not config.has(key):
                 found[key] = _KEPT
     loggers = _listed(config.get("trainer.logger"))
+    if job.python is not None and config.get(_WORKERS) is None:
+        found[_WORKERS] = "{python}"  # verl's own null would make Ray take the cluster's interpreter
     if "console" not in loggers or "file" not in loggers:
         found["trainer.logger"] = [*loggers, *(name for name in ("console", "file") if name not in loggers)]
     variables = _variables(job, config, loggers, folder=folder, run=run, attempt=attempt)

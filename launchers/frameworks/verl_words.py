@@ -13,6 +13,7 @@ _PLAIN = re.compile(r"^[\w./\-@:%]+$")  # what Hydra's grammar takes without quo
 _NUMBER = re.compile(r"^[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?$")
 _WORD = re.compile(r"^(\+\+|\+|~)?[A-Za-z_][\w@/\-]*(\.[\w@/\-]+)*(=.*)?$", re.DOTALL)
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
+_VARIABLES = ".env_vars."
 _TOP = ("model_engine",)
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 
@@ -47,9 +48,7 @@ def value_text(value: Any) -> str:
     text = str(value)
     if _PLAIN.match(text) or (text[:1] in "[{" and text[-1:] in "]}"):
         return text
-    # Between quotes Hydra takes a backslash as it is, except before a quote.
-    escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
+    return _quoted(text)
 
 
 def value_of(written: Any) -> Any:
@@ -72,8 +71,15 @@ def value_of(written: Any) -> Any:
 
 
 def override(key: str, value: Any) -> str:
-    """Return `key=value` as Hydra's command line takes it; a `~key` deletes."""
-    return key if prefix(key) == "~" and value is None else f"{key}={value_text(value)}"
+    """Return `key=value` as Hydra's command line takes it; a `~key` deletes.
+
+    Variables of an environment stay texts: Ray refuses to start with a number among them.
+    """
+    if prefix(key) == "~" and value is None:
+        return key
+    if _VARIABLES in key and value is not None and not isinstance(value_of(value), str | Mapping):
+        return f"{key}={_quoted(str(value))}"
+    return f"{key}={value_text(value)}"
 
 
 def overrides_in(words: Iterable[str]) -> dict[str, Any]:
@@ -87,6 +93,12 @@ def overrides_in(words: Iterable[str]) -> dict[str, Any]:
             continue  # a variable of the environment
         found[key] = value_of(text)
     return found
+
+
+def _quoted(text: str) -> str:
+    # Between quotes Hydra takes a backslash as it is, except before a quote.
+    escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def _plain(value: Any) -> Any:

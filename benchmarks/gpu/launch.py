@@ -1,0 +1,177 @@
+"""Real GPU failures, cured by `autotune launch`: `python benchmarks/gpu/launch.py`.
+
+Launches the built-in job, and the example job of every framework that is installed, and prints how each run
+went, attempt by attempt.
+Exit codes: 0 every run became stable or finished, 1 one did not, 3 there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+if not __package__:  # started as a file: the checkout is not on the path
+    sys.path[0] = str(ROOT)
+
+from launchers.frameworks import FRAMEWORKS  # noqa: E402
+from orchestrator import job as jobs  # noqa: E402
+from orchestrator import journal  # noqa: E402
+from policies.events import (  # noqa: E402
+    Decided,
+    Diagnosed,
+    Event,
+    Finished,
+    GoalReached,
+    Progressed,
+    Stable,
+    Started,
+    TrainingCompleted,
+)
+from policies.memory import estimate  # noqa: E402
+from policies.types import Cluster  # noqa: E402
+
+# What must be importable for a framework, and the job that is launched then.
+JOBS = {
+    "builtin": ("sglang", "builtin-gpu.yaml"),
+    "verl": ("verl", "verl-grpo-qwen2.5-7b.yaml"),
+    "areal": ("areal", "areal-gsm8k.yaml"),
+    "slime": ("slime", "slime-colocated.yaml"),
+}
+_NO_GPU = 3
+_HEAD = ("framework", "attempt", "steps", "cause", "phase", "remedy", "changes")
+
+
+class Row(NamedTuple):
+    """One attempt of a run."""
+
+    framework: str
+    attempt: int
+    steps: int
+    cause: str  # of its failure, or how the run ended with it
+    phase: str
+    remedy: str
+    changes: str
+
+
+def table(framework: str, history: Iterable[Event]) -> list[Row]:
+    """Return a row per attempt of a run."""
+    rows: list[Row] = []
+    for event in history:
+        match event:
+            case Started():
+                rows.append(Row(framework, event.attempt, 0, "", "", "", ""))
+            case Progressed():
+                rows[-1] = rows[-1]._replace(steps=rows[-1].steps + 1)
+            case GoalReached():
+                rows[-1] = rows[-1]._replace(cause="marginal" if event.marginal else "stable")
+            case Diagnosed():
+                rows[-1] = rows[-1]._replace(cause=event.cause.value, phase=event.phase.value)
+            case Decided(remedy=remedy) if remedy is not None and rows:
+                changes = " ".join(f"{name}={value}" for name, value in remedy.changes.items())
+                rows[-1] = rows[-1]._replace(remedy=remedy.name, changes=changes)
+            case Finished(verdict=Stable()) if rows:
+                rows[-1] = rows[-1]._replace(cause="stable")
+            case Finished(verdict=TrainingCompleted()) if rows:
+                rows[-1] = rows[-1]._replace(cause="completed")
+            case _:
+                pass
+    return rows
+
+
+def printed(rows: list[Row]) -> str:
+    """Return rows as a Markdown table."""
+    lines = [_HEAD, tuple("---" for _ in _HEAD), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def predicted_misses(path: Path, *, gpu_memory_bytes: int) -> dict[str, int]:
+    """Return the phases for which a job as written is too big on one card, and by how many bytes."""
+    job = jobs.load(path)
+    framework = FRAMEWORKS[job.framework]
+    cluster = Cluster(
+        address="local",
+        nodes=1,
+        gpus_per_node=1,
+        gpu_memory_bytes=gpu_memory_bytes,
+        host_memory_bytes=0,
+    )
+    profile = framework.profile(job, cluster)
+    model = job.shape or framework.shape(job)
+    if model is None:
+        return {}
+    found = estimate(profile, cluster, model, profile.knobs)
+    return {
+        phase.value: round(part.gpu_missing_bytes)
+        for phase, part in found.phases.items()
+        if part.gpu_missing_bytes > 0
+    }
+
+
+def launched(framework: str, job: Path, *, runs: Path, minutes: float) -> list[Row]:
+    """Launch a job and return its attempts, however it ended."""
+    folder = runs / f"{framework}-{time.strftime('%Y%m%d-%H%M%S')}"
+    command = [sys.executable, "-m", "orchestrator.cli", "launch", str(job), "--runs-dir", str(folder)]
+    child = subprocess.Popen(command, cwd=ROOT)
+    try:
+        child.wait(timeout=60 * minutes)
+    except subprocess.TimeoutExpired:
+        child.terminate()  # it ends its processes and its Ray
+        child.wait(timeout=300)
+    rows: list[Row] = []
+    for events in sorted(folder.glob("*/events.jsonl")):
+        rows += table(framework, journal.read(events))
+    return rows
+
+
+def cards() -> list[str]:
+    """Return the names of the GPUs that this process may use."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Launch what is installed and print the attempts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--frameworks", nargs="+", choices=tuple(JOBS), default=list(JOBS))
+    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs" / "gpu")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of each run at most")
+    options = parser.parse_args(arguments)
+    found = cards()
+    if not found:
+        sys.stderr.write("no GPU: NVML shows no NVIDIA card on this machine\n")
+        return _NO_GPU
+    print(f"{len(found)} × {found[0]}")
+    good = True
+    rows: list[Row] = []
+    for framework in options.frameworks:
+        package, name = JOBS[framework]
+        if importlib.util.find_spec(package) is None:
+            print(f"{framework}: skipped, {package} is not installed")
+            continue
+        attempts = launched(
+            framework, ROOT / "configs" / name, runs=options.runs_dir, minutes=options.minutes
+        )
+        good = good and bool(attempts) and attempts[-1].cause in ("stable", "completed")
+        rows += attempts
+    print(printed(rows))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""GPU measurements replayed against the estimate and the diagnosis; the programs tried without a GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from benchmarks.gpu import launch, replay
+from policies.events import Decided, Diagnosed, Finished, Progressed, Started, TrainingCompleted
+from policies.evidence import Remedy
+from policies.types import Cause, Component, Knobs, Phase
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+# Builds the model on a machine whose torchvision has no operators, then runs the program's own main.
+TRIED = """
+import sys
+from launchers.builtin.torchvision_ops import declare
+declare()
+from benchmarks.gpu import measure
+sys.exit(measure.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("path", replay.files(), ids=lambda path: path.stem)
+def test_the_estimate_agrees_with_what_a_card_showed(path):
+    found = replay.records(path)
+    assert all(record.device == "cuda" for record in found)
+    mean, p90, count = replay.summary(found)
+    assert count > 0
+    assert mean <= replay.MEAN
+    assert p90 <= replay.P90
+
+
+@pytest.mark.parametrize("path", replay.files(), ids=lambda path: path.stem)
+def test_every_recorded_failure_is_read_exactly(path):
+    wrong = [(record.phase, what) for record in replay.records(path) if record.kind == "oom"
+             for what in replay.misread(record)]  # fmt: skip
+    assert not wrong
+
+
+# Made up for the tests below; no card showed these figures.
+SYNTHETIC = replay.Record(
+    kind="peak",
+    device="cuda",
+    hardware=replay.Hardware(name="synthetic", total_bytes=80 * GIB),
+    versions={"torch": "synthetic"},
+    model_name="synthetic",
+    model={
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 4096,
+        "vocab_size": 32768,
+        "tie_word_embeddings": False,
+    },
+    layout_name="bf16",
+    layout={
+        "strategy": "none",
+        "parameter_bytes": 2,
+        "compute_bytes": 2,
+        "gradient_bytes": 2,
+        "optimizer_bytes": 4,
+        "logits_bytes": 4,
+        "padded": True,
+        "chunked_head": True,
+        "per_tensor_optimizer": True,
+        "optimizer_temporary_bytes": 16,
+        "optimizer_stays_offloaded": True,
+        "logits_share": 0.5,
+        "sync_buckets": 1,
+        "sequences": 8,
+        "prompt_tokens": 1024,
+        "response_tokens": 1024,
+    },
+    settings={"tokens_per_microbatch": 8192, "recompute": "off", "sync_buffer": 256 << 20},
+    phase="forward",
+    step=2,
+)
+# The message of PyTorch 2.13 (c10/cuda/CUDACachingAllocator.cpp) with made-up figures.
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.56 GiB. GPU 0 has a total capacity of "
+    "80.00 GiB of which 6.30 GiB is free. Including non-PyTorch memory, this process has 73.70 GiB memory in "
+    "use. Of the allocated memory 71.20 GiB is allocated by PyTorch, and 1.91 GiB is reserved by PyTorch but "
+    "unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+def test_a_peak_is_predicted_from_the_record_alone():
+    # 4 rows of 2,048 tokens; by hand: the logits' part alone is 4,096 x 32,768 words of 4 + 2 + 4 bytes.
+    logits = 4096 * 32768 * (4 + 2 + 4)
+    guess = replay.predicted_bytes(SYNTHETIC)
+    assert logits < guess < 4 * logits
+    less = msgspec.structs.replace(SYNTHETIC, settings=SYNTHETIC.settings | {"logprob_chunk": 512})
+    assert replay.predicted_bytes(less) < guess
+    offloaded = msgspec.structs.replace(SYNTHETIC, settings=SYNTHETIC.settings | {"optimizer_offload": True})
+    assert replay.predicted_bytes(offloaded) < guess
+
+
+def test_a_wrong_peak_is_seen():
+    guess = round(replay.predicted_bytes(SYNTHETIC))
+    right = msgspec.structs.replace(SYNTHETIC, allocated_bytes=guess)
+    wrong = msgspec.structs.replace(SYNTHETIC, allocated_bytes=2 * guess)
+    assert replay.summary([right]) == (pytest.approx(0.0, abs=1e-6), pytest.approx(0.0, abs=1e-6), 1)
+    assert replay.summary([wrong])[0] == pytest.approx(0.5)
+    first_step = msgspec.structs.replace(right, step=1)
+    on_cpu = msgspec.structs.replace(right, device="cpu")
+    assert replay.summary([first_step, on_cpu])[2] == 0
+
+
+def test_a_message_is_read_exactly_or_the_difference_is_named():
+    failure = msgspec.structs.replace(SYNTHETIC, kind="oom", message=MESSAGE)
+    assert replay.misread(failure) == []
+    assert replay.figures(MESSAGE)["requested"] == round(18.56 * GIB)
+    other_card = msgspec.structs.replace(failure, hardware=replay.Hardware("synthetic", 40 * GIB))
+    assert any("the card has" in what for what in replay.misread(other_card))
+    no_oom = msgspec.structs.replace(failure, message="ValueError: Tried to allocate nothing")
+    assert "cause gpu-oom" not in replay.misread(no_oom)
+    assert replay.misread(no_oom)
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.25])
+def test_an_allocators_share_of_a_card_is_read_as_well(limit):
+    allowed = MESSAGE.replace("Of the allocated", f"{80 * limit:.2f} GiB allowed; Of the allocated")
+    assert replay.misread(msgspec.structs.replace(SYNTHETIC, kind="oom", message=allowed)) == []
+
+
+def measured(out, *more):
+    arguments = ["--device", "cpu", "--out", str(out), "--tokens", "64", *more]
+    done = subprocess.run(
+        [sys.executable, "-c", TRIED, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_the_steps_run_without_a_card_and_say_so(tmp_path):
+    lines = measured(tmp_path / "out.jsonl", "--cases", "1", "--layouts", "fsdp2")
+    assert {line["kind"] for line in lines} == {"peak"}
+    assert {line["device"] for line in lines} == {"cpu"}
+    phases = {"init", "log_prob", "forward", "backward", "optimizer", "weight_sync"}
+    assert {line["phase"] for line in lines} == phases
+    assert all(line["process_bytes"] > 0 and line["versions"]["torch"] for line in lines)
+    first = msgspec.convert(lines[0], type=replay.Record)
+    assert replay.predicted_bytes(first) > 0
+    assert not replay.comparable(first)
+
+
+def test_running_out_is_recorded_and_survived(tmp_path):
+    budget = str(48 << 20)
+    lines = measured(
+        tmp_path / "out.jsonl", "--cases", "1", "--layouts", "built-in", "--budget", budget,
+        "--grow-only",
+    )  # fmt: skip
+    failures = [line for line in lines if line["kind"] == "oom"]
+    assert failures
+    assert not [line for line in lines if line["kind"] == "error"]
+    for line in failures:
+        assert "allocate" in line["message"]
+        assert line["budget_bytes"] == int(budget)
+        assert line["at_failure"]["process_bytes"] > 0
+    # The case before the failure held, with half the tokens.
+    tokens = {line["settings"]["tokens_per_microbatch"] for line in lines if line["kind"] == "peak"}
+    assert min(tokens) < max(line["settings"]["tokens_per_microbatch"] for line in failures)
+
+
+@pytest.mark.parametrize("program", ["measure.py", "launch.py"])
+def test_without_a_gpu_the_programs_say_so(program, tmp_path):
+    pytest.importorskip("torch")
+    out = ["--out", str(tmp_path / "out.jsonl")] if program == "measure.py" else []
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/gpu/{program}", *out],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "no GPU" in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_runs_events_become_a_table():
+    before, after = Knobs(tokens_per_microbatch=8192), Knobs(tokens_per_microbatch=4096)
+    remedy = Remedy(
+        name="reduce_tokens_per_mb", changes={"tokens_per_microbatch": 4096}, reason="half as many tokens"
+    )
+    history = (
+        Started(attempt=1, knobs=before),
+        Progressed(attempt=1, step=1),
+        Diagnosed(attempt=1, cause=Cause.GPU_OOM, phase=Phase.FORWARD, component=Component.TRAINER),
+        Decided(attempt=1, remedy=remedy, reason="half as many tokens"),
+        Started(attempt=2, knobs=after),
+        Finished(verdict=TrainingCompleted()),
+    )
+    first, second = launch.table("builtin", history)
+    assert first == launch.Row(
+        "builtin", 1, 1, "gpu-oom", "forward", "reduce_tokens_per_mb", "tokens_per_microbatch=4096"
+    )
+    assert (second.attempt, second.cause) == (2, "completed")
+    assert "| builtin | 2 | 0 | completed |" in launch.printed([first, second])
+
+
+def test_the_gpu_job_is_too_big_on_purpose_in_several_phases():
+    job = yaml.safe_load((ROOT / "configs" / "builtin-gpu.yaml").read_text())
+    assert job["framework"] == "builtin"
+    over = launch.predicted_misses(ROOT / "configs" / "builtin-gpu.yaml", gpu_memory_bytes=80 * GIB)
+    assert len(over) >= 3
