@@ -30,8 +30,7 @@ class Edit(NamedTuple):
 
 def stable_knobs(history: History) -> Knobs | None:
     """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
-    results = trials.tried(history)
-    best = trials.fastest(results, confirmed=True) or trials.fastest(results)
+    best = trials.winner(trials.tried(history))
     if best is not None:
         return best.knobs
     knobs: dict[int, Knobs] = {e.attempt: e.knobs for e in history if isinstance(e, Started)}

@@ -8,14 +8,16 @@ import msgspec
 
 from launchers.base import Framework, Runner
 from orchestrator import loop
-from orchestrator.clock import Clock, timestamp
+from orchestrator.clock import Clock, seconds_of, timestamp
 from orchestrator.errors import ExitCode, Failure
+from orchestrator.guide import Estimated, Guide
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Journal
 from orchestrator.loop import Audience
 from orchestrator.runs import Run
-from orchestrator.search import Gate, Search
+from orchestrator.search import Search
 from orchestrator.trial import Bench
+from orchestrator.units import show_duration
 from policies import trials
 from policies.events import (
     Accepted,
@@ -33,8 +35,8 @@ from policies.events import (
     Verdict,
 )
 from policies.evidence import Peak
-from policies.space import space
-from policies.types import Job, Knobs
+from policies.space import Dimension, assembled, legal, space
+from policies.types import Job, Knobs, Placement
 
 _FIRST = "base"  # the name of the attempts that make the job stable
 
@@ -49,13 +51,12 @@ def search(
     job: Job,
     interrupts: Interrupts,
     audience: Audience,
-    gate: Gate,
-    starts: Callable[[Knobs], tuple[Knobs, ...]],
     exported: Callable[[], None],
+    guide: Guide | None = None,
 ) -> Verdict:
     """Search from wherever the journal stands; returns the verdict, which is also its last row.
 
-    `starts` proposes configurations to try right after the stable one.
+    Without a `guide` the calibrated estimate says what may run and what is worth it.
     """
     accepted = journal.history()[0]
     assert isinstance(accepted, Accepted)
@@ -92,9 +93,9 @@ def search(
     found = Search(
         bench,
         dimensions=dimensions,
-        starts=(base.knobs, *starts(base.knobs)),
-        gate=gate,
-        exported=lambda _: exported(),
+        starts=(base.knobs, *presets(framework, job, accepted, base.knobs, dimensions)),
+        guide=guide or Estimated(accepted, base=base.knobs, dimensions=dimensions),
+        exported=exported,
         known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else _result(journal.history(), base, job),
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
@@ -104,10 +105,33 @@ def search(
         audience.say(f"no further trial: {reason}")
         found.confirm()
     exported()
+    results = bench.ledger.results
     if interrupts.by:
         return _finish(journal, clock, Interrupted(by=interrupts.by))
+    left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
+    left = max(0, job.search.trials - sum(r.result not in (Result.GATED, Result.LOST) for r in results))
+    audience.say(f"left of the budget: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), found.importance(), say=audience.say)
     return _finish(journal, clock, Stable())
+
+
+def presets(
+    framework: Framework, job: Job, accepted: Accepted, base: Knobs, dimensions: tuple[Dimension, ...]
+) -> tuple[Knobs, ...]:
+    """Return the framework's own presets as configurations of this job, where they are legal for it."""
+    found: dict[Knobs, None] = {}
+    for settings in framework.presets.values():
+        wanted = msgspec.structs.replace(job, settings={**job.settings, **settings})
+        if framework.check(wanted):
+            continue
+        offered = framework.profile(wanted, accepted.cluster).knobs
+        values = {d.knob: getattr(offered, d.knob) for d in dimensions}
+        knobs = assembled(
+            accepted.profile, base, dimensions, {k: v for k, v in values.items() if v is not None}
+        )
+        if knobs != base and legal(accepted.profile, base, knobs, started=job.resume):
+            found[knobs] = None
+    return tuple(found)
 
 
 def check(job: Job, accepted: Accepted) -> None:
@@ -128,6 +152,8 @@ def check(job: Job, accepted: Accepted) -> None:
         )
     gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
     own = max(1, profile.layout.ranks)
+    if profile.placement is not Placement.COLOCATED:
+        own += max(0, profile.layout.engine_ranks)
     if gpus and job.search.parallel * own > gpus:
         raise Failure(
             f"search.parallel: {job.search.parallel} trials of {own} GPUs each, the cluster has {gpus}",
@@ -137,25 +163,38 @@ def check(job: Job, accepted: Accepted) -> None:
 
 
 def summary(history: History, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
-    """Say what a search found: the front, what each knob was worth, what it cost."""
+    """Say what a search found: the winner, the front, what each knob was worth, what it cost."""
     results = trials.tried(history)
-    best = trials.fastest(results, confirmed=True) or trials.fastest(results)
-    first = next((r for r in results if r.result is Result.FITS), None)
-    if best is not None and first is not None and first.tokens_per_second and best.tokens_per_second:
-        gain = best.tokens_per_second / first.tokens_per_second
-        say(f"fastest: trial {best.trial}, {best.tokens_per_second:,.0f} tok/s, {gain:.2f}x the stable start")
+    best, compared = trials.winner(results), trials.gain(results)
+    if best is not None and compared is not None:
+        fast, slow, runs = compared
+        proof = f"{runs} runs of each" if runs > 1 else "one run of each"
+        say(
+            f"fastest: trial {best.trial}, {fast:,.0f} tok/s, {fast / slow:.2f}x the stable start "
+            f"({slow:,.0f} tok/s; {proof})"
+        )
     for result in trials.front(results):
         say(
             f"  trial {result.trial:3}  {result.tokens_per_second or 0:>10,.0f} tok/s  "
             f"{result.headroom or 0:6.1%} free"
         )
     if importance:
-        worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items())
+        worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items() if share >= 0.005)
         say(f"what each knob was worth: {worth}")
-    hours = {what: value for what, value in trials.spent(results).items() if value}
-    if hours:
-        parts = ", ".join(f"{what} {value:.1f}" for what, value in hours.items())
-        say(f"GPU-hours: {sum(hours.values()):.1f} ({parts})")
+    accepted = history[0]
+    assert isinstance(accepted, Accepted)
+    cluster, job = accepted.cluster, accepted.job
+    gpus = cluster.nodes * cluster.gpus_per_node
+    parts = {}
+    for what, seconds in trials.spent(history).items():
+        share = gpus if what == "becoming stable" else gpus / max(1, job.search.parallel)
+        parts[what] = share * seconds / 3600 if gpus else seconds
+    if parts and gpus:
+        words = ", ".join(f"{what} {hours:.1f}" for what, hours in parts.items())
+        say(f"GPU-hours: {sum(parts.values()):.1f} ({words})")
+    elif parts:
+        words = ", ".join(f"{what} {show_duration(seconds)}" for what, seconds in parts.items())
+        say(f"time in attempts: {show_duration(sum(parts.values()))} ({words})")
 
 
 def _trials_begun(history: History) -> bool:
@@ -184,7 +223,6 @@ def _result(history: History, base: Started, job: Job) -> Tried:
         for phase, peak in step.peaks.items():
             if phase not in peaks or peaks[phase].used_bytes < peak.used_bytes:
                 peaks[phase] = peak
-    free = [1 - p.used_bytes / p.capacity_bytes for p in peaks.values() if p.capacity_bytes]
     rate, noise = trials.speed(steps) or (None, None)
     return Tried(
         attempt=base.attempt,
@@ -194,7 +232,7 @@ def _result(history: History, base: Started, job: Job) -> Tried:
         result=Result.FITS,
         tokens_per_second=rate,
         noise=noise,
-        headroom=round(min(free), 4) if free else None,
+        headroom=trials.free_share(peaks),
         constraints=trials.excess(peaks, headroom=job.goal.headroom),
         reason="the stable start",
     )

@@ -1,10 +1,12 @@
-"""Optuna's part of a search: proposes values and is told what they led to (the only importer of optuna)."""
+"""Optuna's part of a search: proposes values and keeps the record (the only importer of optuna)."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -17,72 +19,46 @@ from optuna.distributions import (
 )
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from policies.events import Result, Tried
 from policies.space import Dimension
-from policies.types import Knobs, Setting, Value
+from policies.types import Knobs, Setting
 
 _STARTUP_TRIALS = 4  # before the model of good and bad values is used; the start configurations count
+# What the sampler sees: its cost grows with the trials, its choice hardly changes after so many.
+_BEST_SEEN, _LATEST_SEEN = 60, 40
+_MOVED = (1, 1, 2, 3, 64)  # knobs that a proposal moves away from the best: in many dimensions few at a time
 _KNOBS = "knobs"
-
-
-class Asked(Value, frozen=True, kw_only=True):
-    """A configuration that Optuna proposes."""
-
-    trial: int
-    values: dict[str, Setting]
-    knobs: Knobs | None = None  # of a start configuration: exactly these
 
 
 class Study:
     """The study of one search in `study.journal`; its caller holds the run's lock."""
 
-    def __init__(self, path: Path, *, name: str, dimensions: Sequence[Dimension], parallel: int) -> None:
+    def __init__(self, path: Path, *, name: str, dimensions: Sequence[Dimension]) -> None:
         # A killed driver leaves its lock; the run's own lock says that nobody else writes.
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._parallel = parallel
-        self._distributions = {d.knob: _distribution(d) for d in dimensions}
-        self._study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(path))),
-            study_name=name,
-            direction="maximize",
-            load_if_exists=True,
-        )
-
-    def begin_with(self, knobs: Knobs) -> None:
-        """Propose a configuration before any other, unless it was proposed and not lost."""
-        params = {}
-        for name, distribution in self._distributions.items():
-            value = getattr(knobs, name)
-            params[name] = (
-                value if distribution._contains(_internal(distribution, value)) else _top(distribution)
+        self._distributions = distributions(dimensions)
+        with _quietly():
+            self._study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(path))),
+                study_name=name,
+                direction="maximize",
+                sampler=optuna.samplers.RandomSampler(seed=0),  # what is tried is chosen elsewhere
+                load_if_exists=True,
             )
-        attributes = {_KNOBS: msgspec.to_builtins(knobs)}
-        known = self._study.get_trials(deepcopy=False)
-        if not any(
-            t.user_attrs.get(_KNOBS) == attributes[_KNOBS] and t.state != TrialState.FAIL for t in known
-        ):
-            self._study.enqueue_trial(params, user_attrs=attributes)
 
-    def ask(self, *, seed: int) -> Asked:
-        """Return the next proposal; it follows from what was told and the seed alone."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study.sampler = optuna.samplers.TPESampler(
-                multivariate=True,
-                constant_liar=self._parallel > 1,
-                n_startup_trials=_STARTUP_TRIALS,
-                seed=seed,
+    def begin(self, knobs: Knobs, *, why: str) -> int:
+        """Record that a configuration is about to be tried; returns the trial's number."""
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=parameters(self._distributions, knobs),
+                distributions=self._distributions,
+                user_attrs={_KNOBS: _written(knobs), "proposed by": why},
             )
-        trial = self._study.ask(self._distributions)
-        exact = trial.user_attrs.get(_KNOBS)
-        return Asked(
-            trial=trial.number,
-            values=dict(trial.params),
-            knobs=None if exact is None else msgspec.convert(exact, Knobs),
         )
+        return len(self._study.get_trials(deepcopy=False)) - 1
 
     def tell(self, result: Tried) -> None:
         """Record what a proposal led to; out of memory is a result, a lost cluster is none."""
@@ -116,20 +92,108 @@ class Study:
             else:
                 self._study.tell(trial.number, state=TrialState.FAIL)
 
-    def waiting(self) -> bool:
-        """Return whether a start configuration has not been proposed yet."""
-        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
-
     def importance(self) -> dict[str, float]:
         """Return the share of each knob in what throughput varied by; empty while too little is known."""
         finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if len({trial.value for trial in finished}) < 3:
             return {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with _quietly():
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        found: Mapping[str, float] = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
-        return dict(found)
+            found: Mapping[str, float] = optuna.importance.get_param_importances(
+                self._study, evaluator=evaluator
+            )
+        return {name: share for name, share in found.items() if share > 0}
+
+
+class Draws:
+    """Proposals of the tree-structured Parzen estimator after the results so far, one after another."""
+
+    def __init__(
+        self,
+        dimensions: Sequence[Dimension],
+        results: Sequence[Tried],
+        running: Sequence[Knobs],
+        *,
+        near: Knobs | None = None,
+        seed: int,
+    ) -> None:
+        """They follow from the arguments alone; with `near` each moves only some knobs away from it."""
+        self._distributions = distributions(dimensions)
+        self._near = None if near is None else parameters(self._distributions, near)
+        self._random = Random(seed)  # noqa: S311 - a choice that can be repeated
+        with _quietly():
+            self._sampler = optuna.samplers.TPESampler(
+                multivariate=True,
+                constant_liar=bool(running),
+                n_startup_trials=_STARTUP_TRIALS,
+                seed=seed,
+            )
+            self._study = optuna.create_study(direction="maximize", sampler=self._sampler)
+        for result in _seen(results):
+            self._study.add_trial(_frozen(self._distributions, result))
+        for knobs in running:
+            params = parameters(self._distributions, knobs)
+            self._study.add_trial(
+                create_trial(state=TrialState.RUNNING, params=params, distributions=self._distributions)
+            )
+        self._drawn: optuna.Trial | None = None
+
+    def next(self) -> dict[str, Setting]:
+        """Return a proposal; one that is not followed by `refuse` counts as under way."""
+        with _quietly():
+            if self._near is not None:
+                moved = self._random.sample(
+                    sorted(self._near), min(len(self._near), self._random.choice(_MOVED))
+                )
+                kept = {name: value for name, value in self._near.items() if name not in moved}
+                self._study.sampler = optuna.samplers.PartialFixedSampler(kept, self._sampler)
+            self._drawn = self._study.ask(self._distributions)
+        return dict(self._drawn.params)
+
+    def refuse(self, *, violation: float) -> None:
+        """Let the sampler know that the last proposal may not run."""
+        assert self._drawn is not None
+        self._drawn.set_constraint("refused", violation)
+        self._study.tell(self._drawn.number, 0.0)
+
+
+def _seen(results: Sequence[Tried]) -> list[Tried]:
+    """Return what the sampler learns from: the best and the latest."""
+    known = [r for r in results if r.result is not Result.LOST]
+    if len(known) <= _BEST_SEEN + _LATEST_SEEN:
+        return known
+    before, latest = known[:-_LATEST_SEEN], known[-_LATEST_SEEN:]
+    fitting = [r for r in before if all(value <= 0 for value in r.constraints.values())]
+    best = sorted(fitting, key=lambda r: r.tokens_per_second or 0.0, reverse=True)[:_BEST_SEEN]
+    return [*best, *latest]
+
+
+def _frozen(distributions: Mapping[str, BaseDistribution], result: Tried) -> FrozenTrial:
+    return create_trial(
+        state=TrialState.COMPLETE,
+        value=result.tokens_per_second or 0.0,
+        params=parameters(distributions, result.knobs),
+        distributions=dict(distributions),
+        constraints=result.constraints,
+    )
+
+
+def parameters(distributions: Mapping[str, BaseDistribution], knobs: Knobs) -> dict[str, Any]:
+    """Return the values of a configuration, those that are not offered by what stands for them."""
+    found = {}
+    for name, distribution in distributions.items():
+        value = getattr(knobs, name)
+        found[name] = value if _offers(distribution, value) else _top(distribution)
+    return found
+
+
+def _written(knobs: Knobs) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(knobs).items() if value is not None}
+
+
+def distributions(dimensions: Sequence[Dimension]) -> dict[str, BaseDistribution]:
+    """Return Optuna's distributions of a space."""
+    return {d.knob: _distribution(d) for d in dimensions}
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:
@@ -141,11 +205,11 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
     return IntDistribution(values[0], values[-1], log=True)
 
 
-def _internal(distribution: BaseDistribution, value: Any) -> float:
+def _offers(distribution: BaseDistribution, value: Any) -> bool:
     try:
-        return float(distribution.to_internal_repr(value))
+        return bool(distribution._contains(float(distribution.to_internal_repr(value))))
     except (ValueError, TypeError):
-        return float("nan")
+        return False
 
 
 def _top(distribution: BaseDistribution) -> Any:
@@ -154,3 +218,11 @@ def _top(distribution: BaseDistribution) -> Any:
         return distribution.choices[0]
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     return distribution.high
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        yield

@@ -11,6 +11,7 @@ from orchestrator.clock import Clock, timestamp
 from orchestrator.errors import Failure
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Journal
+from orchestrator.ledger import Ledger
 from orchestrator.runs import Run
 from orchestrator.underway import UnderWay, start
 from orchestrator.watch import Watch
@@ -25,7 +26,6 @@ from policies.events import (
     Progressed,
     Purpose,
     Result,
-    Started,
     StopRequested,
     Tried,
 )
@@ -51,14 +51,11 @@ class Bench:
         self.journal, self.framework, self.runner, self.clock = journal, framework, runner, clock
         self.folder, self.job, self.cluster, self.interrupts = folder, job, cluster, interrupts
         self.forced = framework.can_force_longest(job)
+        self.ledger = Ledger(journal)
 
     def record(self, event: Event) -> None:
         """Append an event to the journal."""
         self.journal.append(msgspec.structs.replace(event, at=timestamp(self.clock.now())))
-
-    def next_number(self) -> int:
-        """Return the number of the next attempt."""
-        return max((e.attempt for e in self.journal.history() if isinstance(e, Started)), default=0) + 1
 
     def trial_job(self, trial: str, *, longest: bool, steps: int) -> Job:
         """Return the job as a trial runs it, under names and folders of its own."""
@@ -142,7 +139,7 @@ class Trial:
         bench = self._bench
         self._longest, steps = self._parts.pop(0)
         self._steps, self._failed = [], False
-        self._attempt = bench.next_number()
+        self._attempt = bench.ledger.next_attempt
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
         try:
             handle = start(
@@ -155,6 +152,7 @@ class Trial:
                 resume=False,
                 record=bench.record,
                 trial=self.number,
+                longest=self._longest,
             )
         except Unreachable as unreachable:
             bench.record(Ended(attempt=self._attempt, outcome=Lost(reason=unreachable.message)))
@@ -213,7 +211,7 @@ class Trial:
             constraints |= trials.excess_of_failure(failure)
         if result is Result.REFUSED:
             constraints["refused"] = 1.0
-        free = [1 - p.used_bytes / p.capacity_bytes for p in self._peaks.values() if p.capacity_bytes]
+        free = trials.free_share(self._peaks)
         rate, noise = self._speed if self._speed is not None else (None, None)
         gpus = cluster.nodes * cluster.gpus_per_node / max(1, job.search.parallel)
         return Tried(
@@ -224,7 +222,7 @@ class Trial:
             result=result,
             tokens_per_second=None if rate is None else round(rate, 3),
             noise=None if noise is None else round(noise, 4),
-            headroom=round(min(free), 4) if free and result is Result.FITS else None,
+            headroom=free if result is Result.FITS else None,
             constraints={name: round(value, 4) for name, value in constraints.items()},
             extrapolated=not self._bench.forced,
             reason=reason,

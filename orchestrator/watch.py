@@ -91,6 +91,8 @@ class Watch:
         self._all_peaks: dict[str, Peak] = {}
         self._resumed_from: int | None = None
         self._done = False
+        self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
+        self._last_step = framework.last_step(job)
         self._cause_seen = self._memory_cause_seen = False
         self._recent: deque[Sample] = deque(maxlen=64)
         self.progress = Progress()
@@ -119,7 +121,7 @@ class Watch:
         if observed.exit is None and not observed.lost and not self._failure_known and not self._stop_known:
             reason = self._liveness.hung(now)
             if reason:
-                self._stop_known = True
+                self._stop_known, self._hang = True, reason
                 self._remark(stalled(reason), now)
                 events.append(StopRequested(attempt=self._attempt, by="hang", reason=reason))
         return tuple(events)
@@ -135,7 +137,7 @@ class Watch:
     def outcome(self, ended: Exit | None, *, lost: str, stopped_by: str) -> Outcome:
         """Return how the attempt ended."""
         if stopped_by == "hang":
-            return Hung(silent_s=round(self._liveness.silent_s, 1))
+            return Hung(silent_s=round(self._liveness.silent_s, 1), reason=self._hang)
         if stopped_by:
             return Cancelled(by=stopped_by)
         host = self._host_share(ended.at if ended is not None and ended.at else None)
@@ -168,11 +170,13 @@ class Watch:
     @property
     def _complete(self) -> bool:
         """Whether exit code 0 means that the training is done: some programs swallow their failures."""
-        of, step = self.progress.of, self.progress.step
+        of, step = self.progress.of or self._last_step, self.progress.step
+        if of is not None and step is not None:
+            return step >= of  # AReaL says goodbye in the same words after a failure
         if self._done:
             return True
         if of is not None:
-            return step is not None and step >= of
+            return False
         if self._framework.announces_end or (step is None and self._job.framework != _ANY_SCRIPT):
             return False
         return not any(f.cause is not None and f.fatal != "never" for f in self._scanner.evidence().findings)
@@ -264,7 +268,7 @@ class Watch:
             self._skip -= 1
         else:
             events.append(event)
-        if self._consecutive >= self._job.goal.steps and not self._goal_known:
+        if self._consecutive >= self._job.goal.steps and not (self._goal_known or self._failure_known):
             events.append(self._goal(done))
         return restart + events
 
@@ -320,7 +324,7 @@ def unwatched_outcome(rows: tuple[Event, ...], *, reason: str) -> Outcome:
     """Return how an attempt ended that no living driver watched to its end, from what was recorded."""
     stop = next((e for e in rows if isinstance(e, StopRequested)), None)
     if stop is not None:
-        return Hung(silent_s=0.0) if stop.by == "hang" else Cancelled(by=stop.by)
+        return Hung(silent_s=0.0, reason=stop.reason) if stop.by == "hang" else Cancelled(by=stop.by)
     return Crashed() if any(isinstance(e, FailureSeen) for e in rows) else Lost(reason=reason)
 
 

@@ -92,24 +92,30 @@ class Run(Value, frozen=True, kw_only=True):
         return tuple(a for a in self.attempts if a.renewed == self.renewed)
 
 
-def fold(history: History) -> Run:
-    """Return the history as attempts; raises ValueError where it does not begin with Accepted."""
+def fold(history: History, *, trials: bool = False) -> Run:
+    """Return the history as attempts; raises ValueError where it does not begin with Accepted.
+
+    With `trials` those of a search are there too, as far as they show the worst case: where the longest
+    sequences were forced, attempts on the job's own lengths are left out.
+    """
     accepted = _accepted(history)
     attempts: list[Attempt] = []
     finished: Verdict | None = None
     decided: Decided | None = None
     renewed = 0
     steps: list[list[Progressed]] = []  # of each attempt
-    trials = {e.attempt for e in history if isinstance(e, Started) and e.trial is not None}
+    places: dict[int, int] = {}
+    left_out = _left_out(history, trials=trials)
     for event in history[1:]:
-        if event.attempt in trials:
-            continue  # of a search: it decides about those itself
+        if event.attempt in left_out:
+            continue
         match event:
             case Accepted() | Tried():
                 pass
             case Started():
                 remedy = decided.remedy if decided is not None else None
                 number = event.attempt or len(attempts) + 1
+                places[number] = len(attempts)
                 attempts.append(Attempt(number=number, knobs=event.knobs, remedy=remedy, renewed=renewed))
                 steps.append([])
                 decided = None
@@ -124,9 +130,10 @@ def fold(history: History) -> Run:
                 finished = event.verdict
             case Progressed() | FailureSeen() | GoalReached() | StopRequested() | Ended() | Diagnosed():
                 if attempts:
-                    attempts[-1] = _seen(attempts[-1], event, attempts[:-1])
+                    place = places.get(event.attempt, len(attempts) - 1)
+                    attempts[place] = _seen(attempts[place], event, attempts[:place])
                     if isinstance(event, Progressed):
-                        steps[-1].append(event)
+                        steps[place].append(event)
             case _:
                 assert_never(event)
     return Run(
@@ -139,6 +146,13 @@ def fold(history: History) -> Run:
         elapsed_s=_seconds_between(history[0].at, history[-1].at),
         renewed=renewed,
     )
+
+
+def _left_out(history: History, *, trials: bool) -> set[int]:
+    """Return the attempts that are not looked at: a launch decides without a search's trials."""
+    begun = [e for e in history if isinstance(e, Started) and e.trial is not None]
+    forced = any(e.longest for e in begun)
+    return {e.attempt for e in begun if not trials or (forced and not e.longest)}
 
 
 def _accepted(history: History) -> Accepted:

@@ -106,8 +106,11 @@ def _from_outcome(evidence: Evidence) -> Diagnosis | None:
     """Return what the way it ended says, where no message says more."""
     outcome = evidence.outcome
     consequences = tuple(f.line for f in evidence.findings if f.cause is None)
+    said = consequences
     if isinstance(outcome, Hung):
-        cause, text = Cause.HANG, f"no sign of life for {outcome.silent_s:.0f} s"
+        cause, text = Cause.HANG, outcome.reason or f"no sign of life for {outcome.silent_s:.0f} s"
+        # What it said again and again while nothing moved is as close to the reason as a log gets.
+        said = (*consequences[:2], *evidence.last_errors[-2:])
     elif isinstance(outcome, Lost):
         cause, text = Cause.INFRASTRUCTURE, outcome.reason
     elif (
@@ -124,7 +127,7 @@ def _from_outcome(evidence: Evidence) -> Diagnosis | None:
         cause=cause,
         phase=evidence.last_phase,
         step=evidence.last_step,
-        evidence=(Line(line=evidence.lines, text=text, rule="outcome"), *consequences[: _SHOWN - 1]),
+        evidence=(Line(line=evidence.lines, text=text, rule="outcome"), *said[: _SHOWN - 1]),
         confidence=0.8,
         consequences=len(consequences),
     )

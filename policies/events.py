@@ -88,6 +88,7 @@ class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="ty
     command: tuple[str, ...] = ()
     resume: bool = False
     trial: int | None = None  # of a search
+    longest: bool = False  # every sequence was made as long as the job allows
 
 
 class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_field="type"):

@@ -109,9 +109,10 @@ class Crashed(Value, frozen=True, kw_only=True, tag="crashed", tag_field="outcom
 
 
 class Hung(Value, frozen=True, kw_only=True, tag="hung", tag_field="outcome"):
-    """The job was silent for longer than allowed and was stopped."""
+    """The job was silent, or without a step, for longer than allowed and was stopped."""
 
     silent_s: float
+    reason: str = ""  # what it lacked, and for how long
 
 
 class Lost(Value, frozen=True, kw_only=True, tag="lost", tag_field="outcome"):

@@ -20,6 +20,7 @@ _LEAST_FRACTION, _MOST_FRACTION, _FRACTION_STEP = 0.1, 0.95, 0.01
 _GROWTH = 8  # times the present value, where nothing else bounds a number
 _SMALLEST = {"sync_buffer": 1 << 20, "logprob_chunk": 256, "memory_margin": 1 << 28}
 _WORKERS = (0, 1, 2, 4, 8)
+_FEW = 10  # values of one knob that a move may lead to
 # A knob that only matters while another has one of these values: otherwise it keeps its present one.
 _ONLY_WITH: Mapping[str, tuple[str, tuple[Setting, ...]]] = {
     "sync_buffer": ("sync_mode", ("memory", None)),
@@ -43,6 +44,16 @@ class Dimension(Value, frozen=True, kw_only=True):
             return value
         numbers = [v for v in self.values if isinstance(v, int | float)]
         return max((v for v in numbers if v <= value * (1 + 1e-9)), default=numbers[0])
+
+    def few(self, present: Setting) -> tuple[Setting, ...]:
+        """Return some values other than the present one: all of a few, of many the near and the far."""
+        if len(self.values) <= _FEW:
+            return tuple(v for v in self.values if v != present)
+        every = range(0, len(self.values), -(-len(self.values) // _FEW))
+        here = self.values.index(present) if present in self.values else 0
+        near = (here + offset for offset in (-5, -2, -1, 1, 2, 5))
+        chosen = {*every, len(self.values) - 1, *(n for n in near if 0 <= n < len(self.values))}
+        return tuple(self.values[n] for n in sorted(chosen) if self.values[n] != present)
 
 
 def open_knobs(job: Job, profile: Profile) -> tuple[str, ...]:
@@ -80,6 +91,21 @@ def assembled(
             changes[knob] = getattr(knobs, knob)
     changes = {name: value for name, value in changes.items() if getattr(knobs, name) != value}
     return msgspec.structs.replace(knobs, **completed(profile, knobs, changes))
+
+
+def neighbours(
+    profile: Profile, base: Knobs, knobs: Knobs, dimensions: Iterable[Dimension]
+) -> tuple[Knobs, ...]:
+    """Return what one move along each dimension leads to, where the framework accepts it."""
+    dimensions = tuple(dimensions)
+    here: dict[str, Setting] = {d.knob: getattr(knobs, d.knob) for d in dimensions}
+    found: dict[Knobs, None] = {}
+    for dimension in dimensions:
+        for value in dimension.few(here[dimension.knob]):
+            moved = assembled(profile, base, dimensions, here | {dimension.knob: value})
+            if moved not in found and legal(profile, base, moved, started=False):
+                found[moved] = None
+    return tuple(found)
 
 
 def legal(profile: Profile, before: Knobs, after: Knobs, *, started: bool) -> bool:

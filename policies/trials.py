@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from policies.attempts import MEMORY_CAUSES
-from policies.events import Diagnosed, History, Progressed, Purpose, Result, Started, Tried
+import msgspec
+
+from policies.events import Diagnosed, Ended, History, Progressed, Purpose, Result, Started, Tried
 from policies.evidence import Diagnosis, Peak
 from policies.repeats import repeats
 from policies.sizing import missing_bytes
@@ -37,12 +38,23 @@ def speed(steps: Sequence[Progressed]) -> tuple[float, float] | None:
 
 
 def excess(peaks: Mapping[str, Peak], *, headroom: float) -> dict[str, float]:
-    """Return by how much each phase exceeds what it may use, in units of the limit; below 0 fits."""
+    """Return by how much each phase exceeds what it may use, in units of the limit; below 0 fits.
+
+    A reading that only bounds what is used says nothing: a caching allocator fills the card on healthy runs.
+    """
     return {
         str(phase): peak.used_bytes / peak.capacity_bytes - (1.0 - headroom)
         for phase, peak in peaks.items()
-        if peak.capacity_bytes
+        if peak.capacity_bytes and not peak.upper_bound
     }
+
+
+def free_share(peaks: Mapping[str, Peak]) -> float | None:
+    """Return the smallest free share over phases, from readings that bound it where there are no others."""
+    known = [p for p in peaks.values() if p.capacity_bytes]
+    exact = [p for p in known if not p.upper_bound]
+    free = [1 - p.used_bytes / p.capacity_bytes for p in exact or known]
+    return round(min(free), 4) if free else None
 
 
 def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
@@ -68,16 +80,64 @@ def tried(history: History) -> tuple[Tried, ...]:
 
 
 def fastest(results: Iterable[Tried], *, confirmed: bool = False) -> Tried | None:
-    """Return the fastest result that keeps every limit; `confirmed`: that held for goal.steps."""
-    fitting = [
-        r
-        for r in results
-        if r.result is Result.FITS
-        and r.tokens_per_second is not None
-        and all(value <= 0 for value in r.constraints.values())
-        and (r.purpose is Purpose.CONFIRM) >= confirmed
-    ]
-    return max(fitting, key=lambda r: r.tokens_per_second or 0.0, default=None)
+    """Return the fastest result that keeps every limit; `confirmed`: that held for goal.steps.
+
+    A configuration that was measured several times under the same conditions counts with its median, one
+    that ever failed does not count.
+    """
+    every = list(results)
+    failed = {r.knobs for r in every if r.result in (Result.FAILS, Result.REFUSED)}
+    fitting: dict[tuple[Knobs, bool], list[Tried]] = {}
+    for r in every:
+        held = r.purpose is Purpose.CONFIRM
+        if r.knobs not in failed and keeps_limits(r) and held >= confirmed:
+            fitting.setdefault((r.knobs, held), []).append(r)
+    best: Tried | None = None
+    for measured in fitting.values():
+        rate = median(r.tokens_per_second or 0.0 for r in measured)
+        if best is None or rate > (best.tokens_per_second or 0.0):
+            best = msgspec.structs.replace(measured[-1], tokens_per_second=rate)
+    return best
+
+
+def keeps_limits(result: Tried) -> bool:
+    """Return whether a configuration ran, with the headroom that the goal wants."""
+    return (
+        result.result is Result.FITS
+        and result.tokens_per_second is not None
+        and all(value <= 0 for value in result.constraints.values())
+    )
+
+
+def winner(results: Sequence[Tried]) -> Tried | None:
+    """Return what a search has to show for itself: the fastest that was proven, once one was put to proof."""
+    start = results[0].knobs if results else None
+    put_to_proof = any(r.purpose is Purpose.CONFIRM and r.knobs != start for r in results)
+    proven = fastest(results, confirmed=True)
+    return proven if put_to_proof and proven is not None else fastest(results)
+
+
+def gain(results: Sequence[Tried]) -> tuple[float, float, int] | None:
+    """Return the rates of the winner and of the stable start under the same conditions, and the runs of each.
+
+    None where only one of them was measured so.
+    """
+    best = winner(results)
+    if best is None:
+        return None
+    for purpose in (Purpose.CONFIRM, Purpose.PROBE):
+        rates = [
+            [
+                r.tokens_per_second
+                for r in results
+                if r.knobs == k and r.purpose is purpose and keeps_limits(r)
+            ]
+            for k in (best.knobs, results[0].knobs)
+        ]
+        if all(rates):
+            fast, slow = (median(rate or 0.0 for rate in own) for own in rates)
+            return fast, slow, min(len(own) for own in rates)
+    return None
 
 
 def why_end(results: Sequence[Tried], search: Search, *, elapsed_s: float) -> str:
@@ -97,13 +157,10 @@ def why_end(results: Sequence[Tried], search: Search, *, elapsed_s: float) -> st
     return ""
 
 
-def known_to_fail(profile: Profile, history: History, proposed: Knobs) -> str:
+def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]], proposed: Knobs) -> str:
     """Return the failure that `proposed` would repeat, in words; empty when none is known."""
-    knobs = {e.attempt: e.knobs for e in history if isinstance(e, Started)}
-    for event in history:
-        if not isinstance(event, Diagnosed) or event.cause not in MEMORY_CAUSES or event.attempt not in knobs:
-            continue
-        if repeats(profile, knobs[event.attempt], event, proposed):
+    for failed, event in failures:
+        if repeats(profile, failed, event, proposed):
             return f"attempt #{event.attempt} failed with {event.cause.value} and asked for no more"
     return ""
 
@@ -118,15 +175,21 @@ def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
     usable.sort(key=lambda r: (r.tokens_per_second or 0.0, r.headroom or 0.0), reverse=True)
     found: list[Tried] = []
     for result in usable:
-        if not found or (result.headroom or 0.0) > (found[-1].headroom or 0.0):
+        beaten = found and (result.headroom or 0.0) <= (found[-1].headroom or 0.0)
+        if not beaten and all(result.knobs != other.knobs for other in found):
             found.append(result)
     return tuple(found)
 
 
-def spent(results: Iterable[Tried]) -> dict[str, float]:
-    """Return the GPU-hours of a search by what they were spent on."""
-    hours: dict[str, float] = {}
-    for result in results:
+def spent(history: History) -> dict[str, float]:
+    """Return the seconds of attempts by what they were spent on: first of all making the job stable."""
+    seconds: dict[str, float] = {}
+    trials = {e.attempt for e in history if isinstance(e, Started) and e.trial is not None}
+    own = sum(e.seconds for e in history if isinstance(e, Ended) and e.attempt not in trials)
+    if own:
+        seconds["becoming stable"] = own
+    for result in tried(history):
         what = result.purpose.value if result.result is Result.FITS else result.result.value
-        hours[what] = hours.get(what, 0.0) + result.gpu_hours
-    return hours
+        if result.seconds:
+            seconds[what] = seconds.get(what, 0.0) + result.seconds
+    return seconds

@@ -160,7 +160,6 @@ def _conduct(
             audience=console,
         )
     from orchestrator import searching
-    from orchestrator.search import Open
 
     return searching.search(
         journal,
@@ -171,8 +170,6 @@ def _conduct(
         job=job,
         interrupts=interrupts,
         audience=console,
-        gate=Open(),
-        starts=lambda _: (),
         exported=lambda: _export(run),
     )
 

@@ -113,8 +113,9 @@ def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Fl
     batch = np.minimum(np.minimum(share, load.concurrency), np.maximum(1.0, pool_tokens / length))
     steps = np.maximum(share * response / batch, layout.response_tokens or response)
     weights = parameters(model).total * layout.engine_bytes
-    read = weights / load.rollout_tensor + batch * length * kv_token_bytes(model, load)
-    compute = batch * 2.0 * active_parameters(model) / load.rollout_tensor / card.flops
+    running = np.minimum(batch, share * response / steps)  # towards the end few are left
+    read = weights / load.rollout_tensor + running * length * kv_token_bytes(model, load)
+    compute = running * 2.0 * active_parameters(model) / load.rollout_tensor / card.flops
     eager = np.where(load.graphs == 0, 1.0, np.where((load.graphs == 1) & (batch > 32), 0.5, 0.0)) * load.gpus
     step = np.maximum(read / (card.bandwidth * constant("efficiency_bandwidth")), compute)
     step = step + constant("decode_overhead_s") + eager * model.layers * constant("decode_eager_s")

@@ -13,12 +13,12 @@ from typing import Protocol
 CARD_GIB = 79.11
 LONGEST_AT = 3  # the step whose sequences are as long as the job allows
 FAULT = "LOOKALIKE_FAULT"  # in the environment of a job: what goes wrong, such as hang@2
+PACE = "LOOKALIKE_STEP_S"  # the seconds of a step at its fastest
 _SHORTER = 0.5  # of the budget is filled by the steps before
 _STATE_GIB = {"weights": 7.0, "gradients": 7.0, "optimizer": 21.0}
 _ENGINE_GIB, _GRAPHS_GIB, _LEAST_POOL_GIB = 8.0, 2.0, 1.75
 _LOGITS_MIB = 0.58  # of a token, in the loss and in scoring
 _ACTIVATIONS_MIB = {"off": 2.4, "selective": 1.2, "full": 0.35}
-_STEP_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ class Shortage:
             f"has {self.held_gib:.2f} GiB memory in use. Of the allocated memory "
             f"{self.held_gib - cached - outside:.2f} GiB is allocated by PyTorch, and {cached:.2f} GiB is "
             "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-            "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-            "Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+            "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+            "Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )
 
 
@@ -106,7 +106,7 @@ def main(setup: Setup, voice: Voice) -> int:
     resumed = 0 if fault == "forget" else voice.saved()
     voice.ready(resumed=resumed)
     for step in range(resumed + 1, setup.steps + 1):
-        if fault == "hang" and step == at:
+        if fault == "hang" and step == at and not resumed:  # once: a server died
             while True:
                 voice.stuck(step)
                 time.sleep(0.5)
@@ -159,7 +159,7 @@ def _seconds(setup: Setup) -> float:
     slower += {"off": 0.0, "selective": 0.15, "full": 0.3}[setup.recompute]
     slower += (0.4 if setup.optimizer_offload else 0.0) + (0.3 if setup.activation_offload else 0.0)
     slower += 32 / max(1, setup.concurrency) + max(0.0, 0.6 - setup.fraction)
-    return _STEP_S * slower
+    return float(os.environ.get(PACE, "0.05")) * slower
 
 
 def _fault() -> tuple[str, int]:

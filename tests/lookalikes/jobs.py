@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.lookalikes.core import CARD_GIB, FAULT
+from tests.lookalikes.core import CARD_GIB, FAULT, PACE
 
 ROOT = Path(__file__).parents[2]
 _LONGEST = {"prompt": 512, "response": 1536}
@@ -103,8 +103,22 @@ def starved(framework: str) -> dict[str, Any]:
     return dict(_TOO_SMALL[framework])
 
 
+def timid(framework: str) -> dict[str, Any]:
+    """Return settings that work and waste time, and what a search may vary to find better ones."""
+    if framework == "command":  # nothing is known beyond its starting values but the other words
+        return {"vary": ["recompute"], "settings": {"tokens_per_microbatch": 2048}}
+    return {"vary": ["tokens_per_microbatch"], "settings": dict.fromkeys(_TOO_MANY[framework], 2048)}
+
+
 def written(
-    framework: str, folder: Path, *, address: str, fault: str = "", settings: dict[str, Any], **fields: Any
+    framework: str,
+    folder: Path,
+    *,
+    address: str,
+    settings: dict[str, Any],
+    fault: str = "",
+    pace_s: float = 0.05,
+    **fields: Any,
 ) -> Path:
     """Write a job for a framework's look-alike and return its file."""
     own: dict[str, Any] = {"verl": _VERL, "areal": {}, "command": _COMMAND}.get(framework, _FLAGS)
@@ -114,7 +128,7 @@ def written(
         "command": ["{python}", "-m", *_PROGRAMS[framework]],
         "settings": {**own, **settings},
         "cluster": {"address": address, "gpu_memory": f"{CARD_GIB}GiB"},
-        "env": {"PYTHONPATH": str(ROOT), **({FAULT: fault} if fault else {})},
+        "env": {"PYTHONPATH": str(ROOT), PACE: str(pace_s), FAULT: fault},
         "goal": {"steps": 3},
         "recovery": {"save_every": 1, "relaunches": 3, "infrastructure_retries": 0, "preflight": "off"},
     }

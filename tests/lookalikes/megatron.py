@@ -44,8 +44,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     for name in ("load", "save", "ref-load", "recompute-method"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--recompute-num-layers", type=int)
-    switches = ("colocate", "optimizer-cpu-offload", "use-precision-aware-optimizer", "use-dynamic-batch-size")
-    for name in (*switches, "sglang-disable-cuda-graph", "finetune", "use-health-check"):
+    switches = ("optimizer-cpu-offload", "use-precision-aware-optimizer", "sglang-disable-cuda-graph")
+    for name in (*switches, "finetune", "use-health-check"):
         parser.add_argument(f"--{name}", action="store_true")
     flags, _ = parser.parse_known_args(words)
     if flags.optimizer_cpu_offload and not flags.use_precision_aware_optimizer:

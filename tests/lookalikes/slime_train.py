@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.lookalikes.core import Shortage, main, say
-from tests.lookalikes.megatron import RANK, Trainer, parse, setup_of
+from tests.lookalikes.megatron import Trainer, parse, setup_of
 
 
 class Slime(Trainer):

@@ -72,8 +72,8 @@ class Verl:
             )
         else:
             text = (
-                "ValueError: To serve at least one request with the models's max seq len (2048), (1.75 GiB KV "
-                "cache is needed, which is larger than the available KV cache memory "
+                "ValueError: To serve at least one request with the models's max seq len (2048), (1.75 GiB "
+                "KV cache is needed, which is larger than the available KV cache memory "
                 f"({available_gib:.2f} GiB). Based on the available memory, the estimated maximum model "
                 "length is 1024. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
                 "initializing the engine."

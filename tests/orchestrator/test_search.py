@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import optuna
 import pytest
 from optuna.storages import JournalStorage
@@ -14,12 +16,26 @@ from launchers import frameworks
 from launchers.base import Exit, Observed
 from orchestrator import journal, loop, runs, searching
 from orchestrator.errors import Failure
+from orchestrator.guide import Blind, Guide
 from orchestrator.interrupts import Interrupts
 from orchestrator.job import assumed, parse
 from orchestrator.loop import Unseen
-from orchestrator.search import Gate, Open
 from policies import trials
-from policies.events import Finished, History, Interrupted, Purpose, Result, Stable, Started, Tried, Verdict
+from policies.events import (
+    Accepted,
+    Ended,
+    Finished,
+    History,
+    Interrupted,
+    Purpose,
+    Result,
+    Stable,
+    Started,
+    StopRequested,
+    Tried,
+    Verdict,
+)
+from policies.evidence import Completed
 from policies.types import Command, Knobs
 from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, failure, phase, settings
 
@@ -59,9 +75,12 @@ def formula(world: World, command: Command) -> tuple[Script, Exit | None]:
     return [*opening, *lines, f"builtin: done steps={steps}\n"], Exit(code=0)
 
 
+_BLIND = Blind()
+
+
 class Night:
-    def __init__(self, folder: Path, world: World, text: str = JOB, gate: Gate | None = None) -> None:
-        self.world, self.clock, self.gate = world, Hands(), gate or Open()
+    def __init__(self, folder: Path, world: World, text: str = JOB, guide: Guide | None = _BLIND) -> None:
+        self.world, self.clock, self.guide = world, Hands(), guide
         self.run = runs.create(folder / "runs", job_text=text, asked=runs.Asked(mode="search"))
         self.job = parse(text)
         self.interrupts = Interrupts()
@@ -90,8 +109,7 @@ class Night:
                 job=self.job,
                 interrupts=self.interrupts,
                 audience=Unseen(),
-                gate=self.gate,
-                starts=lambda _: (),
+                guide=self.guide,
                 exported=self._count,
             )
 
@@ -153,15 +171,12 @@ def test_out_of_memory_is_information(tmp_path: Path) -> None:
 
 
 def test_the_gate_is_never_passed(tmp_path: Path) -> None:
-    class Low:
+    class Low(Blind):
         def excess(self, knobs: Knobs) -> dict[str, float]:
             tokens = knobs.tokens_per_microbatch or 0
             return {"backward": tokens / 1500 - 1} if tokens > 1500 else {}
 
-        def learn(self, history: History) -> None:
-            pass
-
-    night = Night(tmp_path, World(formula), gate=Low())
+    night = Night(tmp_path, World(formula), guide=Low())
     night.drive()
     started = [e.knobs.tokens_per_microbatch or 0 for e in night.history if isinstance(e, Started)]
     assert max(started) <= 1500
@@ -212,6 +227,81 @@ def test_ctrl_c_keeps_the_best_and_resume_goes_on(tmp_path: Path) -> None:
     night.interrupts = Interrupts()
     assert night.drive() == Stable()
     assert ran(night.results)[: len(before)] == before
+
+
+def test_the_estimate_keeps_out_of_memory_rare_and_finds_the_best(tmp_path: Path) -> None:
+    blind, guided = (
+        Night(tmp_path / "blind", World(formula)),
+        Night(tmp_path / "guided", World(formula), guide=None),
+    )
+    assert blind.drive() == Stable() and guided.drive() == Stable()
+    best = [trials.fastest(night.results, confirmed=True) for night in (blind, guided)]
+    rates = [0.0 if b is None else b.tokens_per_second or 0.0 for b in best]
+    assert rates[1] >= 0.95 * rates[0]
+    failures = [sum(r.result is Result.FAILS for r in night.results) for night in (blind, guided)]
+    assert failures[1] <= failures[0]
+
+
+def test_the_winner_runs_in_turn_with_the_stable_start(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+    night.drive()
+    proofs = [r for r in night.results if r.purpose is Purpose.CONFIRM]
+    best = trials.winner(night.results)
+    assert best is not None
+    assert [r.knobs for r in proofs].count(best.knobs) == 2
+    assert [r.knobs for r in proofs].count(night.results[0].knobs) == 2
+    compared = trials.gain(night.results)
+    assert compared is not None and compared[0] > compared[1] and compared[2] == 2
+
+
+def test_a_probe_under_way_ends_with_the_time(tmp_path: Path) -> None:
+    def endless(world: World, command: Command) -> tuple[Script, Exit | None]:
+        script, ended = formula(world, command)
+        return ([*script[:2], *[""] * 100_000], None) if len(world.commands) == 4 else (script, ended)
+
+    night = Night(tmp_path, World(endless), JOB.replace("trials: 12,", "trials: 12, duration: 300s,"))
+    assert night.drive() == Stable()
+    elapsed_s = night.clock.now() - 1_800_000_000.0
+    assert 300 <= elapsed_s < 330
+    assert any(isinstance(e, StopRequested) and e.by == "deadline" for e in night.history)
+    assert not [t for t in night.study().trials if t.state is TrialState.RUNNING]
+    assert night.exports
+
+
+def test_one_of_two_that_fails_does_not_disturb_the_other(tmp_path: Path) -> None:
+    text = JOB.replace("confirm: 1,", "confirm: 1, parallel: 2,")
+    night = Night(tmp_path, World(formula, at_once=2), text)
+    night.drive()
+    failed = {r.attempt for r in night.results if r.result is Result.FAILS}
+    assert failed
+    ended = {e.attempt: e.outcome for e in night.history if isinstance(e, Ended)}
+    others = [r for r in night.results if r.result is Result.FITS and r.attempt not in failed]
+    assert all(isinstance(ended[r.attempt], Completed) for r in others)
+
+
+def test_more_trials_at_once_than_the_cluster_holds_are_refused() -> None:
+    text = JOB.replace("confirm: 1,", "confirm: 1, parallel: 3,")
+    job = parse(text)
+    cluster = msgspec.structs.replace(assumed(job), gpus_per_node=4, gpu_memory_bytes=80 << 30)
+    profile = frameworks.find("builtin").profile(job, cluster)
+    with pytest.raises(Failure, match="3 trials of 2 GPUs each, the cluster has 4"):
+        searching.check(job, Accepted(run="r", job=job, profile=profile, cluster=cluster))
+
+
+def test_what_no_reading_tells_the_estimate_does(tmp_path: Path) -> None:
+    class Sure(Blind):
+        def expectations(self, knobs: Knobs) -> dict[str, float]:
+            return {"backward": 0.2 if (knobs.tokens_per_microbatch or 0) > 500 else -0.3}
+
+    def unread(world: World, command: Command) -> tuple[Script, Exit | None]:
+        script, ended = formula(world, command)
+        return [re.sub(r" peak_bytes=\d+ budget_bytes=\d+", "", str(piece)) for piece in script], ended
+
+    night = Night(tmp_path, World(unread), guide=Sure())
+    night.drive()
+    best = trials.winner(night.results)
+    assert best is not None and (best.knobs.tokens_per_microbatch or 0) <= 500
+    assert [r for r in night.results if r.constraints.get("backward") == 0.2]
 
 
 def outcomes(results: tuple[Tried, ...]) -> list[tuple[Knobs, Result, float | None]]:

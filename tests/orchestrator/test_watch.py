@@ -26,7 +26,7 @@ class Followed:
         self.attempt.create()
         self.now = 1000.0
         self.watch = Watch(
-            framework=frameworks.find("builtin"),
+            framework=frameworks.find(parse(text).framework),
             job=parse(text),
             attempt=1,
             folder=self.attempt,
@@ -144,6 +144,21 @@ def test_exit_code_0_after_the_last_step_is_a_success(followed: Followed) -> Non
     assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Completed()
 
 
+def test_exit_code_0_before_the_step_that_the_settings_name_is_no_success(tmp_path: Path) -> None:
+    flags = "{colocate: true, num-rollout: 3}"
+    followed = Followed(tmp_path, f"name: q\nframework: slime\nsettings: {flags}\n")
+    for done, ended in ((0, Crashed(exit_code=0)), (1, Crashed(exit_code=0)), (2, Completed())):
+        followed.see(f"perf {done}: {{'perf/train_time': 1.0, 'perf/step_time': 2.0}}\n")
+        assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == ended
+
+
+def test_the_last_word_of_a_failed_training_is_no_success(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, "name: q\nframework: relax\nsettings: {colocate: true, num-rollout: 3}\n")
+    followed.see("perf 0: {'perf/train_time': 1.0, 'perf/step_time': 2.0}\n")
+    followed.see("actor:160 All training steps finished\n")
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Crashed(exit_code=0)
+
+
 def test_how_it_ended(followed: Followed) -> None:
     def outcome(ended: Exit | None, lost: str = "") -> object:
         return followed.watch.outcome(ended, lost=lost, stopped_by="")
@@ -209,3 +224,13 @@ def test_a_job_that_talks_without_completing_a_step_hangs(followed: Followed) ->
     assert isinstance(stop[0], StopRequested) and stop[0].by == "hang"
     assert stop[0].reason == "no training step for 3600 s"
     assert "autotune: the attempt hangs: no training step for 3600 s" in followed.attempt.log.read_text()
+    assert followed.watch.outcome(None, lost="", stopped_by="hang") == Hung(
+        silent_s=0.0, reason="no training step for 3600 s"
+    )
+
+
+def test_an_attempt_that_failed_reaches_no_goal(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    assert any(isinstance(e, FailureSeen) for e in followed.see(failure("backward", 1)))
+    events = followed.see(*(step(number, 9) for number in range(1, 9)))
+    assert not any(isinstance(e, GoalReached) for e in events)

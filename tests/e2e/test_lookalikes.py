@@ -1,0 +1,186 @@
+"""Each framework's look-alike, started over a real Ray cluster as the real one is: failures and cures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.test_driver import Head, ray_head
+from tests.lookalikes import jobs
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+__all__ = ["ray_head"]  # the fixture
+
+Event = dict[str, Any]
+_AT_ONCE = 3  # the programs sleep more than they work
+
+
+class Told:
+    """What a finished `autotune` left behind."""
+
+    def __init__(self, head: Head, *, code: int, said: str) -> None:
+        self.head, self.code, self.said = head, code, said
+        self.events: list[Event] = list(head.events())
+        self.run = next((head.folder / "runs").iterdir())
+
+    def of(self, kind: str, *, attempt: int | None = None) -> list[Event]:
+        return [e for e in self.events if e["type"] == kind and attempt in (None, e["attempt"])]
+
+    def steps(self, attempt: int) -> list[int]:
+        return [e["step"] for e in self.of("progressed", attempt=attempt)]
+
+    @property
+    def causes(self) -> list[str]:
+        return [e["cause"] for e in self.of("diagnosed")]
+
+    @property
+    def verdict(self) -> str:
+        return str(self.events[-1]["verdict"]["verdict"])
+
+    @property
+    def stable(self) -> Path:
+        return self.run / "stable.yaml"
+
+
+def told(head: Head, verb: str, job: str = "job.yaml") -> Told:
+    done = head.autotune(verb, job)
+    return Told(head, code=done.returncode, said=done.stderr)
+
+
+def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
+    """Return the verb of a scenario and what its job has beyond a healthy one."""
+    match name:
+        case "overflow":
+            return "launch", {"settings": jobs.overflowing(framework)}
+        case "starved":
+            return "launch", {"settings": jobs.starved(framework)}
+        case "hang":
+            return "launch", {"settings": {}, "fault": "hang@3", "recovery": {"silence": 3}}
+        case "forget":
+            return "launch", {"settings": jobs.overflowing(framework), "fault": "forget"}
+        case "swallow":
+            return "launch", {"settings": jobs.overflowing(framework), "fault": "swallow"}
+        case "early":
+            return "launch", {"settings": {}, "fault": "early@4"}
+        case "search":
+            timid = jobs.timid(framework)
+            search = {"trials": 4, "probe_steps": 2, "confirm": 1, "vary": timid["vary"]}
+            # AReaL prints no times: its speed is seen from when its lines come.
+            pace_s = 0.4 if framework == "areal" else 0.15
+            return "search", {"settings": timid["settings"], "search": search, "pace_s": pace_s}
+    raise KeyError(name)
+
+
+@pytest.fixture(scope="module")
+def begun(
+    ray_head: tuple[int, int], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[tuple[str, str], Future[Told]]]:
+    """The selected tests' runs, begun together: one alone leaves the machine idle for most of its time."""
+    wanted: list[tuple[str, str]] = [
+        (str(item.callspec.params["case"]), str(item.callspec.params["framework"]))
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+    ]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield {
+            key: pool.submit(_run, ray_head, tmp_path_factory.mktemp("-".join(key)), *key) for key in wanted
+        }
+
+
+def _run(ray: tuple[int, int], folder: Path, case: str, framework: str) -> Told:
+    head = Head(folder, *ray)
+    verb, extra = scenario(case, framework)
+    jobs.written(framework, folder, address=head.address, **extra)
+    return told(head, verb)
+
+
+@pytest.fixture
+def seen(begun: dict[tuple[str, str], Future[Told]], case: str, framework: str) -> Told:
+    return begun[case, framework].result()
+
+
+def every(case: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("case", "framework"), [(case, name) for name in jobs.FRAMEWORKS])
+
+
+@every("overflow")
+def test_an_overflow_is_cured_from_the_checkpoint(seen: Told, case: str, framework: str) -> None:
+    assert seen.code == 0, seen.said
+    assert set(seen.causes) == {"gpu-oom"}
+    assert seen.of("diagnosed")[0]["phase"] == "backward"
+    assert 2 <= len(seen.of("started")) <= 3, seen.said
+    assert seen.steps(1) == [1, 2]
+    second = seen.of("progressed", attempt=2)[0]
+    assert (second["step"], second["resumed_from"]) == (3, 2)
+    trained = [event["step"] for event in seen.of("progressed")]
+    assert trained == [1, 2, 3, 4, 5, 6]
+    # What is exported loads, and runs without the failure.
+    again = told(seen.head, "launch", str(seen.stable))
+    assert again.code == 0, again.said
+    (second_run,) = (run for run in (seen.head.folder / "runs").iterdir() if run != seen.run)
+    kinds = [json.loads(line)["type"] for line in (second_run / "events.jsonl").read_text().splitlines()]
+    assert kinds.count("started") == 1 and "diagnosed" not in kinds
+
+
+@every("starved")
+def test_a_pool_that_is_refused_grows(seen: Told, case: str, framework: str) -> None:
+    assert seen.code == 0, seen.said
+    assert set(seen.causes) == {"pool-too-small"}
+    first, last = seen.of("started")[0], seen.of("started")[-1]
+    assert last["knobs"]["memory_fraction"] > first["knobs"]["memory_fraction"]
+    assert seen.verdict == "completed"
+
+
+@every("hang")
+def test_a_run_that_talks_without_a_step_is_found(seen: Told, case: str, framework: str) -> None:
+    assert seen.code == 0, seen.said
+    assert seen.causes == ["hang"]
+    (stop,) = seen.of("stop_requested")
+    assert stop["by"] == "hang" and "no training step" in stop["reason"]
+    assert "no training step" in seen.of("diagnosed")[0]["evidence"][0]["text"]
+    assert seen.steps(2)[0] == 3
+
+
+@every("forget")
+def test_a_restart_from_nothing_is_an_error(seen: Told, case: str, framework: str) -> None:
+    assert seen.code == 1, seen.said
+    assert seen.causes == ["gpu-oom", "config"]
+    assert "although a checkpoint of step 2 existed" in seen.said
+    assert seen.verdict == "needs_human"
+
+
+@every("swallow")
+def test_a_failure_behind_exit_code_0_is_a_failure(seen: Told, case: str, framework: str) -> None:
+    first = seen.of("ended", attempt=1)[0]["outcome"]
+    # Where a line is fatal beyond doubt the attempt is stopped before it ends by itself.
+    assert (first["outcome"], first.get("exit_code", 0)) in (("crashed", 0), ("cancelled", 0))
+    assert seen.of("goal_reached", attempt=1) == []
+    assert seen.causes == ["gpu-oom"]
+    assert seen.code == 0 and seen.verdict == "completed"
+
+
+@every("early")
+def test_an_early_end_is_no_success(seen: Told, case: str, framework: str) -> None:
+    assert seen.code == 1, seen.said
+    assert seen.steps(1) == [1, 2, 3]
+    assert seen.of("ended")[0]["outcome"]["outcome"] == "crashed"
+    assert seen.verdict == "needs_human"
+
+
+@every("search")
+def test_a_search_finds_something_faster(seen: Told, case: str, framework: str) -> None:
+    assert seen.code == 0, seen.said
+    timid = yaml.safe_load((seen.head.folder / "job.yaml").read_text())["settings"]
+    found = yaml.safe_load(seen.stable.read_text())["settings"]
+    (knob,) = jobs.timid(framework)["vary"]
+    assert found != timid, seen.said
+    assert "x the stable start" in seen.said
+    tried = {json.dumps(event["knobs"][knob]) for event in seen.of("started")}
+    assert len(tried) >= 2

@@ -1,0 +1,118 @@
+"""What is foreseen of a search's candidates."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from policies import gate
+from policies.events import Ended, Event, Policy, Progressed, Purpose, Result, Started, Tried
+from policies.evidence import Completed
+from policies.space import neighbours, space
+from policies.types import Goal, Knobs, Phase
+
+from .jobs import GIB, KNOBS, accepted, fails, peaks
+
+ACCEPTED = accepted()
+JOB = ACCEPTED.job
+DIMENSIONS = space(JOB, ACCEPTED.profile, KNOBS)
+HELD = peaks(backward=50 * GIB, forward=48 * GIB, log_prob=40 * GIB, rollout=60 * GIB)
+TOO_MUCH = replace(KNOBS, tokens_per_microbatch=131_072, logprob_tokens=131_072, recompute="off")
+
+
+def ran(number: int, knobs: Knobs, *, longest: bool = True, used=HELD) -> list[Event]:
+    steps = [Progressed(attempt=number, step=n, peaks=used, seconds=30.0) for n in (1, 2, 3, 4)]
+    begun = Started(attempt=number, knobs=knobs, trial=number, longest=longest)
+    return [begun, *steps, Ended(attempt=number, outcome=Completed(), step=4)]
+
+
+def measured(number: int, knobs: Knobs, rate: float) -> Tried:
+    return Tried(trial=number, knobs=knobs, purpose=Purpose.PROBE, result=Result.FITS, tokens_per_second=rate)
+
+
+def sight(*events: Event, results: tuple[Tried, ...] = (), first=ACCEPTED) -> gate.Foresight:
+    found = gate.foreseen(first, events, results, DIMENSIONS)
+    assert found is not None
+    return found
+
+
+def test_what_is_predicted_to_overflow_may_not_run() -> None:
+    found = sight(*ran(1, KNOBS))
+    assert gate.excess(found, KNOBS) == {}
+    excess = gate.excess(found, TOO_MUCH)
+    assert excess and max(excess.values()) > 0
+
+
+def test_headroom_counts_as_well() -> None:
+    generous = replace(ACCEPTED, job=replace(JOB, goal=Goal(headroom=0.4)))
+    assert gate.excess(sight(*ran(1, KNOBS), first=generous), KNOBS)
+
+
+def test_without_a_model_or_by_the_ladder_nothing_is_foreseen() -> None:
+    assert gate.foreseen(accepted(model=None), (), (), DIMENSIONS) is None
+    assert gate.foreseen(replace(ACCEPTED, policy=Policy.LADDER), (), (), DIMENSIONS) is None
+
+
+def test_what_needs_no_less_than_a_failed_attempt_may_not_run() -> None:
+    failed = [
+        replace(event, attempt=2)
+        for event in (
+            Started(knobs=replace(KNOBS, tokens_per_microbatch=24_576), trial=2, longest=True),
+            *fails(Phase.BACKWARD, requested=1 * GIB, free=GIB // 2),
+        )
+    ]
+    found = sight(*ran(1, KNOBS), *failed)
+    bigger = replace(KNOBS, tokens_per_microbatch=24_576, dataloader_workers=None, concurrency=64)
+    assert gate.excess(found, bigger)
+    assert not gate.excess(found, replace(KNOBS, tokens_per_microbatch=5120, logprob_tokens=5120))
+
+
+def test_attempts_on_the_jobs_own_lengths_say_nothing_of_the_worst_case() -> None:
+    little = peaks(backward=10 * GIB, forward=10 * GIB, log_prob=10 * GIB)
+    forced = ran(1, KNOBS)
+    own = ran(2, KNOBS, longest=False, used=little)
+    with_both, alone = sight(*forced, *own), sight(*forced)
+    assert gate.expectations(with_both, TOO_MUCH) == gate.expectations(alone, TOO_MUCH)
+
+
+def moves(knobs: Knobs) -> tuple[Knobs, ...]:
+    return neighbours(ACCEPTED.profile, KNOBS, knobs, DIMENSIONS)
+
+
+def test_a_proposal_may_run_and_promises_a_gain() -> None:
+    timid = replace(KNOBS, concurrency=16, memory_fraction=0.3)
+    found = sight(*ran(1, timid), results=(measured(1, timid, 100.0),))
+    proposed = gate.proposal(found, (timid,), moves, gain=0.01, permitted=lambda _: True)
+    assert proposed is not None and proposed != timid
+    assert gate.excess(found, proposed) == {}
+    other = gate.proposal(found, (timid,), moves, gain=0.01, permitted=lambda k: k != proposed)
+    assert other != proposed
+
+
+def test_nothing_is_proposed_where_nothing_is_hoped_to_be_faster() -> None:
+    found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0),))
+    assert gate.proposal(found, (KNOBS,), moves, gain=50.0, permitted=lambda _: True) is None
+
+
+def test_what_is_surely_slower_is_told() -> None:
+    slow = replace(KNOBS, concurrency=1)
+    found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, slow, 5.0)))
+    assert gate.much_slower(found, KNOBS, slow) > 1
+    assert gate.much_slower(found, KNOBS, KNOBS) == 0
+    assert gate.much_slower(found, slow, KNOBS) == 0
+
+
+def test_measured_speeds_move_what_is_hoped_for() -> None:
+    """Two configurations that only differ in a knob that turned out to be slow."""
+    eager = replace(KNOBS, recompute="off", tokens_per_microbatch=8192)
+    found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, eager, 40.0)))
+    assert gate.much_slower(found, KNOBS, eager) > 0.5
+
+
+@pytest.mark.parametrize("count", [0, 5, 100])
+def test_few_attempts_are_remembered_the_failures_among_them(count: int) -> None:
+    attempts = [(n % 10 == 0, n) for n in range(1, count + 1)]
+    kept = gate.telling(attempts)
+    assert len(kept) <= 40
+    assert kept >= {n for bad, n in attempts[-20:] if bad}
+    assert not count or {1, count} <= kept

@@ -1,0 +1,123 @@
+"""What the trials of a search say."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from policies import trials
+from policies.events import Diagnosed, Ended, Progressed, Purpose, Result, Started, Tried
+from policies.evidence import Completed, Facts, Peak
+from policies.types import Cause, Component, Knobs, Phase, Search
+
+from .jobs import accepted, profile
+
+
+def result(tokens: int, rate: float | None, *, of: Result = Result.FITS, **more) -> Tried:
+    values = {"trial": tokens, "purpose": Purpose.PROBE, "seconds": 60.0} | more
+    return Tried(knobs=Knobs(tokens_per_microbatch=tokens), result=of, tokens_per_second=rate, **values)
+
+
+def proven(tokens: int, rate: float | None, *, of: Result = Result.FITS) -> Tried:
+    return result(tokens, rate, of=of, purpose=Purpose.CONFIRM)
+
+
+def steps(*rates: float) -> list[Progressed]:
+    return [Progressed(step=n, tokens_per_second=rate) for n, rate in enumerate(rates, start=1)]
+
+
+def test_speed_is_the_median_without_the_warm_up() -> None:
+    middle, noise = trials.speed(steps(10, 100, 102, 98, 100)) or (0, 0)
+    assert middle == 100
+    assert 0 < noise < 0.02
+    assert trials.speed([Progressed(step=1, seconds=4.0), Progressed(step=2, seconds=2.0)]) == (0.5, 0.0)
+    assert trials.speed([Progressed(step=1)]) is None
+
+
+def test_only_exact_readings_say_that_headroom_is_missing() -> None:
+    full = Peak(used_bytes=99, capacity_bytes=100)
+    assert trials.excess({"backward": full}, headroom=0.05) == {"backward": pytest.approx(0.04)}
+    filled = replace(full, upper_bound=True)
+    assert trials.excess({"backward": filled}, headroom=0.05) == {}
+    assert trials.free_share({"a": filled, "b": Peak(used_bytes=50, capacity_bytes=100)}) == 0.5
+
+
+def test_a_failure_misses_by_what_its_message_says() -> None:
+    facts = Facts(requested_bytes=30, free_bytes=10, capacity_bytes=100)
+    failed = Diagnosed(cause=Cause.GPU_OOM, phase=Phase.BACKWARD, component=Component.TRAINER, facts=facts)
+    assert trials.excess_of_failure(failed)["backward"] == pytest.approx(0.2)
+    silent = replace(failed, facts=Facts())
+    assert trials.excess_of_failure(silent)["backward"] > 0
+
+
+def test_the_fastest_keeps_every_limit_and_never_failed() -> None:
+    tight = result(4, 400.0, constraints={"forward": 0.01})
+    every = [result(1, 100.0), result(2, 200.0), result(3, 300.0), tight]
+    assert (trials.fastest(every) or every[0]).trial == 3
+    every.append(proven(3, None, of=Result.FAILS))
+    assert (trials.fastest(every) or every[0]).trial == 2
+    assert trials.fastest(every, confirmed=True) is None
+
+
+def test_several_measurements_count_with_their_median() -> None:
+    every = [proven(1, 100.0), proven(2, 90.0), proven(1, 80.0), proven(1, 60.0)]
+    best = trials.fastest(every, confirmed=True)
+    assert best is not None and best.trial == 2
+
+
+def test_the_winner_is_proven_once_one_was_put_to_proof() -> None:
+    every = [proven(1, 100.0), result(2, 200.0), result(3, 300.0)]
+    assert (trials.winner(every) or every[0]).trial == 3
+    every.append(proven(2, 190.0))
+    assert (trials.winner(every) or every[0]).trial == 2
+    assert trials.gain(every) == (190.0, 100.0, 1)
+
+
+def test_a_search_ends_with_its_budget_or_without_gain() -> None:
+    search = Search(trials=20, duration_s=100.0)
+    many = [result(n, 100.0) for n in range(1, 21)]
+    assert "all 20 trials" in trials.why_end(many, search, elapsed_s=0)
+    assert "duration" in trials.why_end(many[:2], search, elapsed_s=100)
+    assert "no gain" in trials.why_end(many[:12], search, elapsed_s=0)
+    rising = [result(n, 100.0 * n) for n in range(1, 13)]
+    assert trials.why_end(rising, search, elapsed_s=0) == ""
+    gated = [result(n, None, of=Result.GATED) for n in range(30, 60)]
+    assert trials.why_end([*rising, *gated], search, elapsed_s=0) == ""
+
+
+def test_what_asks_for_no_less_than_a_failure_is_known_to_fail() -> None:
+    failed = Diagnosed(attempt=3, cause=Cause.GPU_OOM, phase=Phase.BACKWARD, component=Component.TRAINER)
+    known = [(Knobs(tokens_per_microbatch=1000), failed)]
+    assert "attempt #3" in trials.known_to_fail(profile(), known, Knobs(tokens_per_microbatch=2000))
+    assert trials.known_to_fail(profile(), known, Knobs(tokens_per_microbatch=500)) == ""
+
+
+def test_clearly_slow_trials_are_told_from_noisy_ones() -> None:
+    assert trials.too_slow(steps(50, 50, 50, 50), best=100.0)
+    assert not trials.too_slow(steps(50, 50), best=100.0)
+    assert not trials.too_slow(steps(50, 30, 110, 60), best=100.0)
+    assert not trials.too_slow(steps(50, 50, 50, 50), best=None)
+
+
+def test_the_front_has_no_result_that_another_beats_in_both() -> None:
+    every = [
+        result(1, 100.0, headroom=0.4),
+        result(2, 200.0, headroom=0.2),
+        result(3, 150.0, headroom=0.1),
+        result(4, 90.0, headroom=0.3),
+        result(2, 199.0, headroom=0.25),
+    ]
+    assert [r.trial for r in trials.front(every)] == [2, 1]
+
+
+def test_time_is_counted_by_what_it_was_spent_on() -> None:
+    history = (
+        accepted(),
+        Started(attempt=1, knobs=Knobs()),
+        Ended(attempt=1, outcome=Completed(), seconds=100.0),
+        Started(attempt=2, knobs=Knobs(), trial=1),
+        Ended(attempt=2, outcome=Completed(), seconds=60.0),
+        result(1, 100.0),
+        result(2, None, of=Result.FAILS),
+    )
+    assert trials.spent(history) == {"becoming stable": 100.0, "probe": 60.0, "fails": 60.0}
