@@ -30,7 +30,7 @@ from benchmarks.place import Head, Lookout, Meter, ray_head
 from benchmarks.report import WARM_UP_STEPS, Measured, Run, report
 from launchers.frameworks.builtin import Builtin
 from orchestrator import journal
-from orchestrator.cli.starting import first_command, prepare
+from orchestrator.cli.starting import Wish, first_command, prepare
 from orchestrator.clock import seconds_of
 from policies.events import History, Progressed
 from policies.evidence import StepDone
