@@ -80,7 +80,8 @@ class Console:
         self._first: Knobs | None = None
         self._knobs: Knobs | None = None
         self._title = ""
-        self._number = 0
+        self._number = self._speaking_of = 0
+        self._titles: dict[int, str] = {}  # of attempts: a search may run several at once
         self._started_at = 0.0
         self._accepted_at = 0.0
         self._gpus = 0
@@ -100,6 +101,7 @@ class Console:
 
     def tell(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Say what an event means."""
+        self._speaking_of = event.attempt or self._number
         match event:
             case Accepted():
                 self._accepted(event)
@@ -174,10 +176,12 @@ class Console:
 
     def _started(self, event: Started) -> None:
         self._number, self._started_at = event.attempt, seconds_of(event.at)
-        before = self._knobs or event.knobs
+        # Trials are no steps of one another: each is compared with the job as written.
+        before = (self._first if event.trial is not None else self._knobs) or event.knobs
         self._title = story.setting_changes(before, event.knobs) or (
             "as written" if event.knobs == self._first else "same settings again"
         )
+        self._titles[event.attempt] = self._title
         self._knobs, self._goal, self._last = event.knobs, None, None
         # A job that resumes has a checkpoint from the start; any other only after a step.
         continues = event.resume and (self._trained or event.attempt == 1)
@@ -199,9 +203,8 @@ class Console:
         if not self._live_wanted:
             self._dated(f"{words}{last}, after {show_duration(event.seconds)}")
         else:
-            self._line(
-                apart(f"#{event.attempt}  {self._title}", show_duration(event.seconds), self._terminal.width)
-            )
+            title = f"#{event.attempt}  {self._titles.get(event.attempt, self._title)}"
+            self._line(apart(title, show_duration(event.seconds), self._terminal.width))
             if self._goal is not None:
                 self._line(
                     Text(
@@ -368,7 +371,7 @@ class Console:
         if self._live_wanted:
             return
         stamp = datetime.fromtimestamp(self._said_at, UTC).strftime("%H:%M:%SZ")
-        attempt = f"#{self._number} " if self._number else ""
+        attempt = f"#{self._speaking_of} " if self._speaking_of else ""
         self._line(Text(f"{stamp} {attempt}{words}", style=style))
 
     def _line(self, text: Text) -> None:

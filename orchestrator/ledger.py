@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from policies.attempts import MEMORY_CAUSES
-from policies.events import Accepted, Diagnosed, Event, History, Result, Started, Tried
+from policies.events import Accepted, Diagnosed, Ended, Event, History, Result, Started, Tried
+from policies.evidence import Cancelled, Lost
 from policies.gate import telling
 from policies.types import Knobs
 
@@ -26,6 +27,7 @@ class Ledger:
         self._tried: dict[Knobs, int] = {}
         self._failures: dict[int, tuple[Knobs, Diagnosed]] = {}
         self._rows: dict[int, list[Event]] = {}
+        self._whole: dict[int, None] = {}  # attempts that ended by what they are
         self._last = 0
 
     @property
@@ -53,9 +55,12 @@ class Ledger:
         return self._last + 1
 
     def evidence(self) -> list[Event]:
-        """Return the rows of the attempts that say most about the job's memory."""
+        """Return the rows of the attempts that say most about the job's memory.
+
+        What was cut short from outside is left out, so that a search that was killed chooses as if it was not.
+        """
         self._catch_up()
-        chosen = telling([(number in self._failures, number) for number in self._rows])
+        chosen = telling([(number in self._failures, number) for number in self._whole])
         return [event for number in sorted(chosen) for event in self._rows[number]]
 
     def _catch_up(self) -> None:
@@ -79,6 +84,8 @@ class Ledger:
                 rows = self._rows[event.attempt]
                 rows.append(event)
                 first = rows[0]
+                if isinstance(event, Ended) and not _cut_short(event):
+                    self._whole[event.attempt] = None
                 if (
                     isinstance(event, Diagnosed)
                     and isinstance(first, Started)
@@ -87,3 +94,10 @@ class Ledger:
                     self._failures[event.attempt] = (first.knobs, event)
             case _:
                 pass
+
+
+def _cut_short(event: Ended) -> bool:
+    outcome = event.outcome
+    return isinstance(outcome, Lost) or (
+        isinstance(outcome, Cancelled) and outcome.by in ("user", "deadline")
+    )

@@ -13,6 +13,7 @@ _STALL_S = 60 * 60.0
 _STALL_STEPS = 10
 _STALL_START_S = 2 * 60 * 60.0
 _STALL_SILENCES = 4  # where the job states its own silence
+_STALL_START_SILENCES = 12
 _RECENT_STEPS = 50
 
 
@@ -63,7 +64,7 @@ class Liveness:
 
     def _allowed_stall_s(self) -> float:
         if not self._steps:
-            return _STALL_START_S
+            return _STALL_START_S if self._silence_s is None else _STALL_START_SILENCES * self._silence_s
         least = _STALL_S if self._silence_s is None else _STALL_SILENCES * self._silence_s
         return max(least, _STALL_STEPS * self._typical_s())
 

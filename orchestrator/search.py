@@ -13,6 +13,7 @@ from orchestrator.guide import Guide
 from orchestrator.study import Study
 from orchestrator.trial import Bench, Trial
 from orchestrator.underway import POLL_S
+from orchestrator.watch import Progress
 from policies import trials
 from policies.events import Accepted, Ended, Purpose, Result, Started, Tried
 from policies.evidence import Lost
@@ -33,12 +34,13 @@ class Search:
         starts: Sequence[Knobs],
         guide: Guide,
         exported: Callable[[], None],
+        shown: Callable[[Progress], None],
         known: Tried | None = None,
     ) -> None:
         """Search around `starts[0]`; `known` is what it showed already, if that counts as a trial."""
         accepted = bench.journal.history()[0]
         assert isinstance(accepted, Accepted)
-        self._bench, self._guide, self._exported = bench, guide, exported
+        self._bench, self._guide, self._exported, self._shown = bench, guide, exported, shown
         self._begun_at = seconds_of(accepted.at)
         self._settings, self._base, self._ledger = bench.job.search, starts[0], bench.ledger
         self._study = Study(bench.folder.path / "study.journal", name=bench.folder.id, dimensions=dimensions)
@@ -129,6 +131,8 @@ class Search:
             if result is not None:
                 self._running.remove(trial)
                 self._take(result)
+        if self._running and (progress := self._running[-1].progress) is not None:
+            self._shown(progress)
         self._bench.clock.sleep(POLL_S)
 
     def _stop(self, *, by: str, reason: str) -> None:

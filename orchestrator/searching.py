@@ -96,6 +96,7 @@ def search(
         starts=(base.knobs, *presets(framework, job, accepted, base.knobs, dimensions)),
         guide=guide or Estimated(accepted, base=base.knobs, dimensions=dimensions),
         exported=exported,
+        shown=lambda progress: audience.watch(progress, now=clock.now()),
         known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else _result(journal.history(), base, job),
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)

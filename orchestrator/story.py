@@ -35,6 +35,7 @@ _CAUSES = {
     Cause.CONFIG: "config: a setting that the job refuses,",
     Cause.UNKNOWN: "unknown: no rule matches,",
 }
+_RULES = {"autotune-restarted": "config: the job began anew instead of continuing its checkpoint,"}
 _TRAIN = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 _SHOWN = {"rollout", "log_prob", "train"}
 _SPARE = ", with little memory to spare,"
@@ -50,7 +51,8 @@ _PHASES = {
 
 def where(diagnosis: Diagnosis) -> str:
     """Return `gpu-oom in backward, step 2, rank 2`."""
-    parts = [_CAUSES.get(diagnosis.cause, str(diagnosis.cause))]
+    first = diagnosis.evidence[0].rule if diagnosis.evidence else ""
+    parts = [_RULES.get(first, _CAUSES.get(diagnosis.cause, str(diagnosis.cause)))]
     if diagnosis.phase is not Phase.NONE:
         parts[0] += f" {_PHASES.get(diagnosis.phase, f'in {diagnosis.phase}')}"
     if diagnosis.step is not None:

@@ -14,7 +14,7 @@ from orchestrator.journal import Journal
 from orchestrator.ledger import Ledger
 from orchestrator.runs import Run
 from orchestrator.underway import UnderWay, start
-from orchestrator.watch import Watch
+from orchestrator.watch import Progress, Watch
 from policies import trials
 from policies.attempts import MEMORY_CAUSES
 from policies.diagnose import diagnose
@@ -119,6 +119,11 @@ class Trial:
         """End the running attempt although nothing can be recorded any more."""
         if self._under_way is not None:
             self._under_way.abandon()
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where the running attempt is."""
+        return None if self._under_way is None else self._under_way.watch.progress
 
     @property
     def _own_lengths(self) -> bool:

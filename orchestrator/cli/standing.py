@@ -101,7 +101,7 @@ def show(options: Options, *, prefix: str | None, watch: bool) -> None:
                 click.clear()
             click.echo(table(found, now=now, attempts=bool(prefix)))
         if not watch or all(
-            one.status not in ("STARTING", "RUNNING", "STABLE", "RECOVERING") for one in found
+            one.status not in ("STARTING", "RUNNING", "STABLE", "RECOVERING", "SEARCHING") for one in found
         ):
             return
         time.sleep(_REPEAT_S)
@@ -180,6 +180,8 @@ def _status(history: History, *, driven: bool) -> str:
     if not driven:
         return "INTERRUPTED"
     started = [e for e in history if isinstance(e, Started)]
+    if any(e.trial is not None for e in started):
+        return "SEARCHING"
     if any(isinstance(e, GoalReached) and e.attempt == started[-1].attempt for e in history if started):
         return "STABLE"
     return "RECOVERING" if len(started) > 1 or any(isinstance(e, Ended) for e in history) else "RUNNING"
