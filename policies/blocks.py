@@ -16,16 +16,23 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     held: list[bytes] = []
     size = 0
     for chunk in chunks:
-        held.append(chunk)
-        size += len(chunk)
-        if size < BLOCK:
-            continue
-        whole, at = b"".join(held), 0
-        while size - at >= BLOCK:
-            end = _cut(whole, at)
-            yield whole[at:end]
-            at = end
-        held, size = [whole[at:]], size - at
+        at, view = 0, memoryview(chunk)
+        while size + len(chunk) - at >= BLOCK:
+            stop = at + BLOCK - size
+            end = chunk.rfind(b"\n", at, stop) + 1
+            if end <= at:  # a line longer than a block, or one that the pieces held so far must end
+                whole = b"".join((*held, view[at:]))
+                cut = _cut(whole, 0)
+                yield whole[:cut]
+                held, size, at = [whole[cut:]], len(whole) - cut, len(chunk)
+                if size >= BLOCK:
+                    chunk, view, at, held, size = held[0], memoryview(held[0]), 0, [], 0
+                continue
+            yield b"".join((*held, view[at:end]))  # the only copy of a byte that is not left over
+            held, size, at = [], 0, end
+        if at < len(chunk):
+            held.append(chunk[at:])
+            size += len(chunk) - at
     if size:
         yield b"".join(held)
 
