@@ -98,6 +98,7 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"optimizer_cpu_offload|bitsandbytes/optim|in \w*grad_norm\w*\b"
             ),
         ),
+        (Phase.DATA, r"in _?(?:get|process)_rollout_data\b"),
         # A loss computes log-probs too; scoring never computes a loss.
         (
             Phase.FORWARD,
