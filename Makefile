@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install check test e2e e2e-long demo overhead schema clean explain-speed fuzz gpu-measure gpu-launch
+.PHONY: help install check test e2e e2e-long demo search-demo overhead schema clean explain-speed fuzz gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -47,6 +47,9 @@ e2e-long: install  ## the same, minutes each
 demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them
 	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder
 	$(BIN)/autotune launch configs/builtin-cpu.yaml
+
+search-demo: install  ## search for a faster configuration of a timid job, about 20 minutes
+	$(BIN)/autotune search configs/search-demo.yaml
 
 overhead: install  ## what autotune itself costs
 	$(BIN)/python -m benchmarks.overhead

@@ -65,10 +65,12 @@ class Estimated:
         self._accepted, self._base, self._dimensions = accepted, base, tuple(dimensions)
         self._sight: gate.Foresight | None = None
         self._moves: dict[Knobs, tuple[Knobs, ...]] = {}
+        self._worth: tuple[Knobs, ...] | None = None  # since the last time something was learned
 
     def learn(self, ledger: Ledger) -> None:
         """Take note of what has run."""
         self._sight = gate.foreseen(self._accepted, ledger.evidence(), ledger.results, self._dimensions)
+        self._worth = None
 
     def excess(self, knobs: Knobs) -> dict[str, float]:
         """Return the phases foreseen to overflow beyond the margin, in units of their limits."""
@@ -89,7 +91,9 @@ class Estimated:
         if self._sight is None:
             return None
         centers = (self._base,) if best is None else tuple(dict.fromkeys((best.knobs, self._base)))
-        return gate.proposal(self._sight, centers, self._near, gain=gain, permitted=permitted)
+        if self._worth is None:  # several trials may begin on what is known now
+            self._worth = gate.proposals(self._sight, centers, self._near, gain=gain)
+        return next((knobs for knobs in self._worth if permitted(knobs)), None)
 
     def _near(self, knobs: Knobs) -> tuple[Knobs, ...]:
         if knobs not in self._moves:

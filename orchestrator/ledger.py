@@ -57,7 +57,7 @@ class Ledger:
     def evidence(self) -> list[Event]:
         """Return the rows of the attempts that say most about the job's memory.
 
-        What was cut short from outside is left out, so that a search that was killed chooses as if it was not.
+        What was cut short from outside is left out: a search that was killed chooses as if it was not.
         """
         self._catch_up()
         chosen = telling([(number in self._failures, number) for number in self._whole])

@@ -82,7 +82,7 @@ class Trial:
         self.number, self.knobs, self.purpose = number, knobs, purpose
         self._bench = bench
         self._parts = bench.parts(purpose)
-        self._longest = False
+        self._longest, self._wanted = False, 0
         self._under_way: UnderWay | None = None
         self._attempt = 0
         self._failed = False
@@ -102,7 +102,7 @@ class Trial:
         if attempt.over:
             return self._end("")
         probing = self.purpose is not Purpose.CONFIRM and self._own_lengths
-        if probing and trials.too_slow(self._steps, best=best):
+        if probing and len(self._steps) < self._wanted and trials.too_slow(self._steps, best=best):
             reason = "it cannot become the fastest"
             self._bench.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
             return self._end("slow")
@@ -143,6 +143,7 @@ class Trial:
     def _start(self) -> Tried | None:
         bench = self._bench
         self._longest, steps = self._parts.pop(0)
+        self._wanted = steps
         self._steps, self._failed = [], False
         self._attempt = bench.ledger.next_attempt
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)

@@ -164,15 +164,8 @@ def much_slower(sight: Foresight, best: Knobs, knobs: Knobs) -> float:
     return least if least > _AS_FAST else 0.0
 
 
-def proposal(
-    sight: Foresight,
-    centers: Sequence[Knobs],
-    moves: Moves,
-    *,
-    gain: float,
-    permitted: Callable[[Knobs], bool],
-) -> Knobs | None:
-    """Return the candidate that is foreseen to fit and to be fastest; None where none is worth a run.
+def proposals(sight: Foresight, centers: Sequence[Knobs], moves: Moves, *, gain: float) -> tuple[Knobs, ...]:
+    """Return the candidates that are foreseen to fit and are worth a run, the fastest first.
 
     From the centers, the fastest so far first, every single move is judged; the best by several weights of
     fit against speed are moved again. Less than `gain` above the fastest so far is not worth a run.
@@ -202,8 +195,7 @@ def proposal(
     enough = np.inf if sight.pace is None else -gain
     order = np.argsort(np.where(risky, np.inf, slow), kind="stable")
     every = list(known)
-    worth = (every[i] for i in order.tolist() if not risky[i] and slow[i] <= enough)
-    return next((knobs for knobs in worth if permitted(knobs)), None)
+    return tuple(every[i] for i in order.tolist() if not risky[i] and slow[i] <= enough)
 
 
 def _hoped(

@@ -166,17 +166,19 @@ def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]],
 
 
 def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
-    """Return the results that no other beats in both throughput and headroom, the fastest first."""
-    usable = [
-        r
-        for r in results
-        if r.result is Result.FITS and r.tokens_per_second is not None and r.headroom is not None
-    ]
+    """Return the results that no other beats in both throughput and headroom, the fastest first.
+
+    A configuration stands there as it was first measured, as all the others were.
+    """
+    first: dict[Knobs, Tried] = {}
+    for r in results:
+        if r.result is Result.FITS and r.tokens_per_second is not None and r.headroom is not None:
+            first.setdefault(r.knobs, r)
+    usable = list(first.values())
     usable.sort(key=lambda r: (r.tokens_per_second or 0.0, r.headroom or 0.0), reverse=True)
     found: list[Tried] = []
     for result in usable:
-        beaten = found and (result.headroom or 0.0) <= (found[-1].headroom or 0.0)
-        if not beaten and all(result.knobs != other.knobs for other in found):
+        if not found or (result.headroom or 0.0) > (found[-1].headroom or 0.0):
             found.append(result)
     return tuple(found)
 

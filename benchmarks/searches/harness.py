@@ -126,7 +126,7 @@ def started(world: World, *, timid: bool) -> Start | None:
     return None
 
 
-def play(start: Start, name: str, method: Method, *, seed: int) -> Night:
+def play(start: Start, name: str, method: Method, *, seed: int, budget: int = BUDGET) -> Night:
     """Return the night of one way to choose."""
     world = start.world
     book = Book(start.events)
@@ -136,7 +136,7 @@ def play(start: Start, name: str, method: Method, *, seed: int) -> Night:
     failures = repeats = refused = 0
     found_at: int | None = None
     best_s = np.inf
-    while len(seen) < BUDGET:
+    while len(seen) < budget:
         knobs = choose()
         if knobs is None:
             break

@@ -86,7 +86,7 @@ def asked(address: str, path: str) -> Any:
             time.sleep(0.3)
 
 
-def test_the_dashboard_shows_every_trial_with_its_state_and_constraints(dashboard: str) -> None:
+def test_the_dashboard_shows_every_trial_with_its_state_and_settings(dashboard: str) -> None:
     studies = asked(dashboard, "/api/studies")["study_summaries"]
     assert [study["study_name"] for study in studies] == ["7c1e"]
     shown = asked(dashboard, f"/api/studies/{studies[0]['study_id']}")

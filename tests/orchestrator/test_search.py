@@ -309,10 +309,14 @@ def outcomes(results: tuple[Tried, ...]) -> list[tuple[Knobs, Result, float | No
 
 
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.8])
-def test_a_killed_search_ends_with_the_trials_of_one_that_was_not(tmp_path: Path, share: float) -> None:
-    whole = Night(tmp_path / "whole", World(formula))
+@pytest.mark.parametrize("guide", [_BLIND, None], ids=["blind", "estimate"])
+def test_a_killed_search_ends_with_the_trials_of_one_that_was_not(
+    tmp_path: Path, share: float, guide: Guide | None
+) -> None:
+    whole = Night(tmp_path / "whole", World(formula), guide=guide)
     whole.drive()
-    night = Night(tmp_path / "killed", World(formula, kill_at=round(share * whole.world.ticks)))
+    kill_at = round(share * whole.world.ticks)
+    night = Night(tmp_path / "killed", World(formula, kill_at=kill_at), guide=guide)
     with pytest.raises(Killed):
         night.drive()
     for life in night.world.lives.values():
