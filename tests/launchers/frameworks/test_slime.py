@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from policies.diagnose import diagnose
 from policies.evidence import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
 from policies.types import Cause, Component, Knobs, Phase, Placement
 
@@ -241,7 +242,7 @@ def test_a_full_host_is_never_given_more() -> None:
 
 
 def test_samples_on_their_way_to_the_card_are_of_the_data_phase() -> None:
-    assert read(SLIME, "data").evidence.findings[0].phase is Phase.DATA
+    assert diagnose(read(SLIME, "data").evidence).phase is Phase.DATA
 
 
 def test_nothing_of_the_engines_cures_a_checkpoint_while_it_sleeps() -> None:
