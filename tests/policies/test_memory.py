@@ -314,7 +314,8 @@ HOST_CURES = {
 
 def compared(job, model, before, after):
     found = estimates(job, CLUSTER, model, [before, after])
-    return found, found.gpu[:, 0] * (1 + 1e-9) + 1, found.host[:, 0] * (1 + 1e-9) + 1
+    # Two instants of a phase that nearly tie are told apart by less than a thousandth.
+    return found, found.gpu[:, 0] * (1 + 1e-3) + 1, found.host[:, 0] * (1 + 1e-3) + 1
 
 
 @MEMORY
