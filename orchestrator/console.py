@@ -18,6 +18,7 @@ from rich.text import Text
 from orchestrator import story
 from orchestrator.clock import seconds_of
 from orchestrator.colour import wants_color
+from orchestrator.glyphs import shows_glyphs
 from orchestrator.layout import apart, bar, cut, in_ascii
 from orchestrator.units import show_duration, show_gib
 from orchestrator.watch import Progress
@@ -63,7 +64,7 @@ class Console:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._live_wanted = stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
-        self._ascii = "utf" not in (getattr(stream, "encoding", None) or "ascii").lower()
+        self._ascii = not shows_glyphs(stream)
         colored = wants_color(color, stream)
         self._terminal = Terminal(
             file=stream,

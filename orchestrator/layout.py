@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from orchestrator.glyphs import ASCII
 from orchestrator.units import show_gib
 
-_ASCII = {"✓": "ok", "✗": "x", "→": "->", "·": "-", "×": "x", "…": "...", "█": "#", "–": "-"}
 _BAR = 24
 
 
 def in_ascii(text: Text) -> Text:
     """Return a text whose glyphs every terminal has."""
-    for glyph, word in _ASCII.items():
+    for glyph, word in ASCII.items():
         text = _replaced(text, glyph, word)
     return text
 

@@ -13,12 +13,11 @@ from orchestrator.errors import Failure
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Journal
 from orchestrator.runs import Run, masked
-from orchestrator.underway import POLL_S, UnderWay, start
+from orchestrator.underway import POLL_S, UnderWay, explain, start
 from orchestrator.watch import Progress, Watch, evidence_on_record, unwatched_outcome
 from policies.attempts import RESUMED, fold
 from policies.calibration import kind_of
 from policies.decide import decide
-from policies.diagnose import diagnose
 from policies.events import (
     Accepted,
     Await,
@@ -40,9 +39,8 @@ from policies.events import (
     TrainingCompleted,
     Verdict,
 )
-from policies.evidence import Completed, Diagnosis, Evidence, Lost
+from policies.evidence import Completed, Evidence, Lost
 from policies.learned import Kind, Learned
-from policies.secrets import shown
 from policies.types import Cluster, Job, Profile
 
 
@@ -352,12 +350,7 @@ class _Driver:
         evidence = self.evidence or evidence_on_record(
             self.folder.attempt(self.number).log, self.of_attempt(), ended.outcome
         )
-        diagnosis = diagnose(evidence)
-        fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
-        fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
-        row = Diagnosed(**fields, attempt=self.number)
-        self.record(row)
-        self.folder.attempt(self.number).write_view("diagnosis", row)
+        explain(evidence, number=self.number, folder=self.folder.attempt(self.number), record=self.record)
 
     def abandon(self, failure: Failure) -> None:
         """Stop what runs because it can no longer be recorded; the run can be resumed."""

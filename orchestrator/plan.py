@@ -17,6 +17,7 @@ from policies.learned import Kind, Learned
 from policies.memory import PHASES
 from policies.ranking import Outlook, judged, outlook
 from policies.remedies import candidates
+from policies.space import written
 from policies.types import (
     KNOBS,
     Cause,
@@ -139,7 +140,7 @@ def plan(
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
-    found, seen = view.estimates((knobs,)), judged(view, knobs)
+    found, seen, error = view.estimates((knobs,)), judged(view, knobs), _error(view)
     rows = []
     for name, phases in _ROWS.items():
         heaviest = max(phases, key=lambda phase: seen.gpu[phase])
@@ -154,7 +155,7 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
                 total_bytes=total,
                 capacity_bytes=capacity if known else None,
                 host_bytes=float(found.host[place, 0]),
-                verdict=_verdict(total, capacity, _error(view)) if known else "unknown",
+                verdict=_verdict(total, capacity, error) if known else "unknown",
             )
         )
     return tuple(rows)
@@ -201,15 +202,13 @@ def _ladder(profile: Profile, knobs: Knobs, job: Job) -> list[RungPlan]:
 
 
 def _knobs(job: Job, profile: Profile, first: Knobs) -> tuple[KnobPlan, ...]:
-    written = {key.lstrip("+-") for key in job.settings}
     rows = []
     for name in KNOBS:
         support = profile.supported.get(name)
         if support is None:
             continue
         value = getattr(first, name)
-        own = support.setting.lstrip("+-") in written or name in written
-        source = "job" if own else "default"
+        source = "job" if written(job, profile, name) else "default"
         if value != getattr(profile.knobs, name):
             source = "first launch"
         rows.append(KnobPlan(knob=name, value=value, setting=support.setting, source=source))

@@ -34,7 +34,6 @@ from policies.events import (
     Tried,
     Verdict,
 )
-from policies.evidence import Peak
 from policies.space import Dimension, assembled, legal, space
 from policies.types import Job, Knobs, Placement
 
@@ -219,11 +218,7 @@ def _stable(history: History) -> Started:
 def _result(history: History, base: Started, job: Job) -> Tried:
     """Return what the stable attempt showed, as a trial that held for goal.steps."""
     steps = [e for e in history if isinstance(e, Progressed) and e.attempt == base.attempt]
-    peaks: dict[str, Peak] = {}
-    for step in steps:
-        for phase, peak in step.peaks.items():
-            if phase not in peaks or peaks[phase].used_bytes < peak.used_bytes:
-                peaks[phase] = peak
+    peaks = trials.highest(*(step.peaks for step in steps))
     rate, noise = trials.speed(steps) or (None, None)
     return Tried(
         attempt=base.attempt,

@@ -13,13 +13,11 @@ from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Journal
 from orchestrator.ledger import Ledger
 from orchestrator.runs import Run
-from orchestrator.underway import UnderWay, start
+from orchestrator.underway import UnderWay, explain, start
 from orchestrator.watch import Progress, Watch
 from policies import trials
 from policies.attempts import MEMORY_CAUSES
-from policies.diagnose import diagnose
 from policies.events import (
-    Diagnosed,
     Ended,
     Event,
     FailureSeen,
@@ -133,10 +131,7 @@ class Trial:
     def _record(self, event: Event) -> None:
         if isinstance(event, Progressed):
             self._steps.append(event)
-            for phase, peak in event.peaks.items():
-                known = self._peaks.get(phase)
-                if known is None or known.used_bytes < peak.used_bytes:
-                    self._peaks[phase] = peak
+            self._peaks = trials.highest(self._peaks, event.peaks)
         self._failed = self._failed or isinstance(event, FailureSeen)
         self._bench.record(event)
 
@@ -198,16 +193,15 @@ class Trial:
 
     def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
         """Record why the attempt failed and return what that says about the configuration."""
-        diagnosis = diagnose(evidence)
-        fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
-        row = Diagnosed(**fields, attempt=self._attempt)
-        self._bench.record(row)
-        self._bench.folder.attempt(self._attempt).write_view("diagnosis", row)
-        reason = row.evidence[0].text.strip()[:160] if row.evidence else diagnosis.cause.value
-        if diagnosis.cause in MEMORY_CAUSES:
-            where = f"{diagnosis.cause.value} in {diagnosis.phase.value}"
-            return self._result(Result.FAILS, reason=where, failure=diagnosis)
-        lost = diagnosis.cause is Cause.INFRASTRUCTURE or isinstance(ended.outcome, Lost)
+        bench = self._bench
+        found = explain(
+            evidence, number=self._attempt, folder=bench.folder.attempt(self._attempt), record=bench.record
+        )
+        reason = found.evidence[0].text.strip()[:160] if found.evidence else found.cause.value
+        if found.cause in MEMORY_CAUSES:
+            where = f"{found.cause.value} in {found.phase.value}"
+            return self._result(Result.FAILS, reason=where, failure=found)
+        lost = found.cause is Cause.INFRASTRUCTURE or isinstance(ended.outcome, Lost)
         return self._result(Result.LOST if lost else Result.REFUSED, reason=reason)
 
     def _result(self, result: Result, *, reason: str = "", failure: Diagnosis | None = None) -> Tried:

@@ -11,8 +11,10 @@ from orchestrator.clock import Clock
 from orchestrator.interrupts import Impatient, Interrupts
 from orchestrator.runs import Attempt, Run, shown_argv
 from orchestrator.watch import Watch
-from policies.events import Ended, Event, GoalReached, Progressed, Started, StopRequested
-from policies.evidence import Evidence
+from policies.diagnose import diagnose
+from policies.events import Diagnosed, Ended, Event, GoalReached, Progressed, Started, StopRequested
+from policies.evidence import Diagnosis, Evidence
+from policies.secrets import shown
 from policies.types import Job, Knobs
 
 POLL_S = 0.4
@@ -49,6 +51,19 @@ def start(
     )
     record(started)
     return runner.start(command, run=folder.id, attempt=number, python=job.python)
+
+
+def explain(
+    evidence: Evidence, *, number: int, folder: Attempt, record: Callable[[Event], None]
+) -> Diagnosed:
+    """Record why an attempt failed, secrets masked, and return the row."""
+    diagnosis = diagnose(evidence)
+    fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
+    fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
+    row = Diagnosed(**fields, attempt=number)
+    record(row)
+    folder.write_view("diagnosis", row)
+    return row
 
 
 class UnderWay:

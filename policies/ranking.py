@@ -71,13 +71,19 @@ class Ranked:
 
 def outlook(run: Run) -> Outlook | None:
     """Return what ranks a run's configurations; None: no model is known, or the user wants the ladder."""
-    model, accepted = run.accepted.job.shape, run.accepted
-    if model is None or accepted.policy is Policy.LADDER:
+    model = _known_model(run)
+    return None if model is None else Outlook(run=run, model=model, calibration=calibrated(run, model))
+
+
+def _known_model(run: Run) -> Model | None:
+    """Return the model of a run that the estimate may speak of."""
+    accepted = run.accepted
+    if accepted.policy is Policy.LADDER:
         return None
     capacity = accepted.profile.trainer_budget_bytes or accepted.cluster.gpu_memory_bytes
     if not capacity or accepted.profile.layout.sequences <= 0:
         return None  # the adapter knows too little of the job
-    return Outlook(run=run, model=model, calibration=calibrated(run, model))
+    return accepted.job.shape
 
 
 def measures(view: Outlook, diagnosis: Diagnosis) -> bool:
@@ -349,10 +355,10 @@ def _changes(present: Knobs, knobs: Knobs) -> dict[str, Setting]:
 
 def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
     """Return whether a failure needed so much more than estimated that the job is not the one it knows."""
-    view, last = outlook(run), run.attempts[-1]
-    if view is None or len(last.progress) >= _LATE:
+    model, last = _known_model(run), run.attempts[-1]
+    if model is None or len(last.progress) >= _LATE:
         return False
-    found = view.estimates((last.knobs,))
+    found = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
     if diagnosis.cause is Cause.HOST_OOM:
         seen, expected = _HOST_LIMIT * found.host_capacity, float(found.host.max())
         return math.isfinite(seen) and seen > _BEYOND * expected

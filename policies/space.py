@@ -60,7 +60,7 @@ def open_knobs(job: Job, profile: Profile) -> tuple[str, ...]:
     """Return the knobs that a search of this job varies: those it names, else those it leaves open."""
     if job.search.vary is not None:
         return tuple(name for name in job.search.vary if name in profile.supported)
-    return tuple(name for name in KNOBS if name in profile.supported and not _written(job, profile, name))
+    return tuple(name for name in KNOBS if name in profile.supported and not written(job, profile, name))
 
 
 def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
@@ -113,7 +113,7 @@ def legal(profile: Profile, before: Knobs, after: Knobs, *, started: bool) -> bo
     return not objections(profile, before, after, started=started)
 
 
-def _written(job: Job, profile: Profile, name: str) -> bool:
+def written(job: Job, profile: Profile, name: str) -> bool:
     """Return whether the job itself sets a knob."""
     setting = profile.supported[name].setting
     plain = {key.lstrip("+-") for key in job.settings}

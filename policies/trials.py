@@ -37,6 +37,16 @@ def speed(steps: Sequence[Progressed]) -> tuple[float, float] | None:
     return middle, spread / middle / len(rates) ** 0.5 if middle else 0.0
 
 
+def highest(*peaks: Mapping[str, Peak]) -> dict[str, Peak]:
+    """Return the largest peak of each phase."""
+    found: dict[str, Peak] = {}
+    for some in peaks:
+        for phase, peak in some.items():
+            if phase not in found or found[phase].used_bytes < peak.used_bytes:
+                found[phase] = peak
+    return found
+
+
 def excess(peaks: Mapping[str, Peak], *, headroom: float) -> dict[str, float]:
     """Return by how much each phase exceeds what it may use, in units of the limit; below 0 fits.
 

@@ -3,34 +3,9 @@
 from __future__ import annotations
 
 from launchers.base import Advice, Status
+from launchers.frameworks.advice import advice
 
 ANY = "any"
-
-
-def advice(
-    remedy: str,
-    phase: str,
-    setting: str,
-    status: Status,
-    reason: str,
-    *,
-    instead: str = "",
-    constraint: str = "",
-    effect: str = "",
-    cost: str = "",
-) -> Advice:
-    """Return one row; it only saves its readers the keywords."""
-    return Advice(
-        remedy=remedy,
-        phase=phase,
-        setting=setting,
-        status=status,
-        reason=reason,
-        instead=instead,
-        constraint=constraint,
-        effect=effect,
-        cost=cost,
-    )
 
 
 WORKS, REPLACED = Status.WORKS, Status.REPLACED

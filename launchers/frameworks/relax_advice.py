@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from launchers.base import Advice
-from launchers.frameworks.megatron_advice import ANY, IMPOSSIBLE, OBSOLETE, REPLACED, WORKS, advice
+from launchers.frameworks.advice import advice
+from launchers.frameworks.megatron_advice import ANY, IMPOSSIBLE, OBSOLETE, REPLACED, WORKS
 
 ADVICE: tuple[Advice, ...] = (
     advice(

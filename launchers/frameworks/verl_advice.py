@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from launchers.base import Advice, Status
-from launchers.frameworks.verl_advice_state import STATE, row
+from launchers.frameworks.advice import advice
+from launchers.frameworks.verl_advice_state import STATE
 from launchers.frameworks.verl_config import ACTOR, MODEL, REF, ROLLOUT
 
 _WORKS, _REPLACED, _OBSOLETE = Status.WORKS, Status.REPLACED, Status.OBSOLETE
@@ -12,7 +13,7 @@ _CRITIC_TOKENS = "++critic.ppo_infer_max_token_len_per_gpu"
 
 
 _ROLLOUT: tuple[Advice, ...] = (
-    row(
+    advice(
         "reduce_mem_fraction",
         "rollout",
         f"{ROLLOUT}.gpu_memory_utilization, 0.5 to 0.7 without and 0.8 to 0.9 with offload",
@@ -23,7 +24,7 @@ _ROLLOUT: tuple[Advice, ...] = (
         effect="the engine's pool",
         cost="generation, when fewer requests fit",
     ),
-    row(
+    advice(
         "reduce_mem_fraction",
         "backward",
         f"{ROLLOUT}.gpu_memory_utilization, to cure the trainer",
@@ -32,7 +33,7 @@ _ROLLOUT: tuple[Advice, ...] = (
         "frees nothing there",
         instead="a remedy of the training pass; the share counts again in the weight sync",
     ),
-    row(
+    advice(
         "disable_cuda_graph",
         "rollout_init",
         f"{ROLLOUT}.enforce_eager: true",
@@ -41,7 +42,7 @@ _ROLLOUT: tuple[Advice, ...] = (
         effect="1 to 3 GiB, in training too",
         cost="decoding of small batches by 10 to 30 %",
     ),
-    row(
+    advice(
         "disable_cuda_graph",
         "rollout_init",
         f"{ROLLOUT}.cudagraph_capture_sizes: [1, 2, 4, 8, 16, 32]",
@@ -52,7 +53,7 @@ _ROLLOUT: tuple[Advice, ...] = (
         effect="the larger graphs",
         cost="decoding of large batches",
     ),
-    row(
+    advice(
         "tensor_parallel",
         "rollout",
         f"{ROLLOUT}.tensor_model_parallel_size",
@@ -65,7 +66,7 @@ _ROLLOUT: tuple[Advice, ...] = (
 )
 
 _PASSES: tuple[Advice, ...] = (
-    row(
+    advice(
         "reduce_micro_batch",
         "backward",
         f"{ACTOR}.ppo_micro_batch_size_per_gpu: 1",
@@ -75,7 +76,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="activations and logits",
         cost="training by a few per cent",
     ),
-    row(
+    advice(
         "dynamic batching",
         "backward",
         f"{ACTOR}.use_dynamic_bsz: true",
@@ -84,7 +85,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="activations and logits of uneven batches",
         cost="nothing; it is often faster",
     ),
-    row(
+    advice(
         "reduce_tokens_per_mb",
         "backward",
         f"{ACTOR}.ppo_max_token_len_per_gpu: 8192",
@@ -96,7 +97,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="activations and logits",
         cost="training by a few per cent",
     ),
-    row(
+    advice(
         "reduce_tokens_per_mb",
         "log_prob",
         "larger batches in forward-only passes",
@@ -108,7 +109,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="logits and entropy of scoring",
         cost="scoring by a few per cent",
     ),
-    row(
+    advice(
         "reduce_micro_batch",
         "backward",
         "critic.ppo_micro_batch_size_per_gpu: 2",
@@ -116,7 +117,7 @@ _PASSES: tuple[Advice, ...] = (
         "its engine always fills micro-batches by tokens; a static job still has to name it",
         instead=_CRITIC_TOKENS,
     ),
-    row(
+    advice(
         "reduce_tokens_per_mb",
         "backward",
         "critic.ppo_max_token_len_per_gpu: 16384",
@@ -127,7 +128,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="activations of the critic",
         cost="the critic by a few per cent",
     ),
-    row(
+    advice(
         "recompute",
         "backward",
         f"{MODEL}.enable_gradient_checkpointing: true",
@@ -136,7 +137,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="most activations",
         cost="training by 20 to 30 %",
     ),
-    row(
+    advice(
         "recompute",
         "backward",
         "critic.model.enable_gradient_checkpointing: true",
@@ -145,7 +146,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="most activations of the critic",
         cost="the critic by 20 to 30 %",
     ),
-    row(
+    advice(
         "recompute",
         "backward",
         "megatron.override_transformer_config.recompute_{method: uniform, granularity: full, num_layers: 1}",
@@ -155,7 +156,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="most activations",
         cost="training by 20 to 30 %, selective by about 5 %",
     ),
-    row(
+    advice(
         "offload_activations",
         "backward",
         f"{MODEL}.enable_activation_offload and critic.model.enable_activation_offload",
@@ -165,7 +166,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="kept activations, to host memory",
         cost="training, by transfers",
     ),
-    row(
+    advice(
         "chunk_logits",
         "log_prob",
         f"{REF}.entropy_from_logits_with_chunking: true",
@@ -176,7 +177,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="all but 2048 tokens of the entropy's copy of the logits",
         cost="scoring by 1 to 3 %",
     ),
-    row(
+    advice(
         "loss_recompute",
         "backward",
         f"{ACTOR}.entropy_checkpointing: true",
@@ -186,7 +187,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="the entropy's copy of the logits between forward and backward",
         cost="backward by a few per cent",
     ),
-    row(
+    advice(
         "fused_kernels",
         "backward",
         f"{MODEL}.use_liger: true",
@@ -198,14 +199,14 @@ _PASSES: tuple[Advice, ...] = (
         effect="the logits of a pass",
         cost="nothing; results differ by rounding",
     ),
-    row(
+    advice(
         "fused_kernels",
         "any",
         "model.use_liger: true, in supervised training",
         _OBSOLETE,
         "it belongs to another trainer",
     ),
-    row(
+    advice(
         "sequence_parallel",
         "backward",
         f"{ACTOR}.ulysses_sequence_parallel_size: 2",
@@ -216,7 +217,7 @@ _PASSES: tuple[Advice, ...] = (
         effect="half of each sequence's activations and logits",
         cost="training, by all-to-all",
     ),
-    row(
+    advice(
         "sequence_parallel",
         "backward",
         "critic.ulysses_sequence_parallel_size: 2",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launchers.base import Advice, Status
+from launchers.frameworks.advice import advice
 from launchers.frameworks.verl_config import ACTOR, ENV_VARS, REF, ROLLOUT
 
 _WORKS, _REPLACED = Status.WORKS, Status.REPLACED
@@ -11,34 +12,8 @@ _ADAM = f"{ACTOR}.optim.override_optimizer_config"
 _FSDP = f"{ACTOR}.fsdp_config"
 
 
-def row(
-    remedy: str,
-    phase: str,
-    setting: str,
-    status: Status,
-    reason: str,
-    *,
-    instead: str = "",
-    constraint: str = "",
-    effect: str = "",
-    cost: str = "",
-) -> Advice:
-    """Return one row of the table."""
-    return Advice(
-        remedy=remedy,
-        phase=phase,
-        setting=setting,
-        status=status,
-        reason=reason,
-        instead=instead,
-        constraint=constraint,
-        effect=effect,
-        cost=cost,
-    )
-
-
 _DEVICE: tuple[Advice, ...] = (
-    row(
+    advice(
         "offload_params",
         "rollout",
         "megatron.param_offload: true",
@@ -48,7 +23,7 @@ _DEVICE: tuple[Advice, ...] = (
         effect="the trainer's weights and gradients, in generation and weight sync",
         cost="every phase, by transfers",
     ),
-    row(
+    advice(
         "offload_grads",
         "rollout",
         "megatron.grad_offload: true",
@@ -56,7 +31,7 @@ _DEVICE: tuple[Advice, ...] = (
         "the setting was removed; param_offload frees the gradient buffers too",
         instead=f"{ACTOR}.megatron.param_offload",
     ),
-    row(
+    advice(
         "offload_optimizer",
         "rollout",
         "megatron.optimizer_offload: true",
@@ -66,7 +41,7 @@ _DEVICE: tuple[Advice, ...] = (
         effect="the optimizer's state, in generation, scoring and weight sync",
         cost="every update, by transfers",
     ),
-    row(
+    advice(
         "offload_params",
         "log_prob",
         f"{REF}.megatron.param_offload: true",
@@ -74,7 +49,7 @@ _DEVICE: tuple[Advice, ...] = (
         "it follows the actor's by default; FSDP's reference is always offloaded",
         effect="the reference's weights",
     ),
-    row(
+    advice(
         "offload_params",
         "rollout",
         f"{_FSDP}.cpu_offload: true",
@@ -85,7 +60,7 @@ _DEVICE: tuple[Advice, ...] = (
         effect="weights and optimizer state outside the update",
         cost="every phase, by transfers",
     ),
-    row(
+    advice(
         "offload_grads",
         "optimizer",
         f"{_FSDP}.offload_params: true",
@@ -97,7 +72,7 @@ _DEVICE: tuple[Advice, ...] = (
         effect="all state of the trainer",
         cost="the optimizer's step, much",
     ),
-    row(
+    advice(
         "offload_optimizer",
         "optimizer",
         f"{_ADAM}.{{optimizer_cpu_offload, optimizer_offload_fraction: 1.0, use_precision_aware_optimizer, "
@@ -109,7 +84,7 @@ _DEVICE: tuple[Advice, ...] = (
         effect="the optimizer's state, in the update too",
         cost="the optimizer's step",
     ),
-    row(
+    advice(
         "FSDP2",
         "any",
         f"{ACTOR}.strategy: fsdp2",
@@ -119,7 +94,7 @@ _DEVICE: tuple[Advice, ...] = (
         effect="about 7 %",
         cost="nothing",
     ),
-    row(
+    advice(
         "reduce_sync_buffer",
         "weight_sync",
         f"{ROLLOUT}.update_weights_bucket_megabytes",
@@ -129,7 +104,7 @@ _DEVICE: tuple[Advice, ...] = (
         effect="one staging buffer per rank; the default is 2048 MiB",
         cost="weight sync, slightly",
     ),
-    row(
+    advice(
         "disk_weight_sync",
         "weight_sync",
         "weight sync through files",
@@ -137,7 +112,7 @@ _DEVICE: tuple[Advice, ...] = (
         "trainer and engine share weights by CUDA IPC; there is no mode through files",
         instead=f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
     ),
-    row(
+    advice(
         "expandable_segments",
         "any",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -149,7 +124,7 @@ _DEVICE: tuple[Advice, ...] = (
 )
 
 _HOST: tuple[Advice, ...] = (
-    row(
+    advice(
         "host_allocator",
         "any",
         "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
@@ -159,7 +134,7 @@ _HOST: tuple[Advice, ...] = (
         constraint="gperftools on every node; the loader finds it by name and goes on where it is missing",
         effect="host memory that is freed but not returned",
     ),
-    row(
+    advice(
         "host_allocator",
         "any",
         "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libjemalloc.so.2, on ARM "
@@ -170,7 +145,7 @@ _HOST: tuple[Advice, ...] = (
         constraint="libjemalloc2 on every node",
         effect="host memory that is freed but not returned",
     ),
-    row(
+    advice(
         "reduce_host_offload",
         "any",
         "use cpu_offload judiciously",
@@ -178,7 +153,7 @@ _HOST: tuple[Advice, ...] = (
         "offloaded state and activations fill host memory; a host that runs out takes them back",
         effect="host memory; takes device memory",
     ),
-    row(
+    advice(
         "reduce_workers",
         "data",
         "data.dataloader_num_workers: 2",
@@ -191,7 +166,7 @@ _HOST: tuple[Advice, ...] = (
 )
 
 _TOOLS: tuple[Advice, ...] = (
-    row(
+    advice(
         "capture_snapshot",
         "any",
         "global_profiler.enabled: true",
@@ -201,14 +176,14 @@ _TOOLS: tuple[Advice, ...] = (
         "failure is recorded",
         cost="every allocation, slightly",
     ),
-    row(
+    advice(
         "capture_snapshot",
         "any",
         "global_profiler.global_tool_config.torch_memory.{trace_alloc_max_entries, stack_depth}",
         _WORKS,
         "100000 entries and 32 frames are the defaults",
     ),
-    row(
+    advice(
         "memory logging",
         "any",
         "verl.utils.device.log_gpu_memory_usage",
@@ -216,7 +191,7 @@ _TOOLS: tuple[Advice, ...] = (
         "it is in verl.utils.profiler.performance now",
         instead="VERL_LOGGING_LEVEL=DEBUG in the workers' environment prints its lines",
     ),
-    row(
+    advice(
         "illegal memory access",
         "any",
         "check the vLLM version",

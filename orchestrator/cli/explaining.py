@@ -18,6 +18,7 @@ from orchestrator.explain.reading import check, first_bytes, read
 from orchestrator.explain.rule import explain_rule
 from orchestrator.explain.snapshot import explain_snapshot, is_snapshot, snapshot_document, snapshot_text
 from orchestrator.explain.text import text
+from orchestrator.glyphs import shown_on, shows_glyphs
 from orchestrator.models import read_model
 
 _MAGIC_BYTES = 16
@@ -66,11 +67,9 @@ def _framework(name: str) -> str:
 
 
 def _say(shown: str, options: Options) -> None:
-    encoding = (sys.stdout.encoding or "ascii").lower()
-    if "utf" not in encoding:
-        for glyph, word in _ASCII.items():
-            shown = shown.replace(glyph, word)
-        shown = shown.encode(encoding, "replace").decode(encoding)
+    if not shows_glyphs(sys.stdout):
+        encoding = sys.stdout.encoding or "ascii"
+        shown = shown_on(shown, sys.stdout, glyphs=_ASCII).encode(encoding, "replace").decode(encoding)
     click.echo(painted(shown, color=options.color, stream=sys.stdout), color=True)
 
 

@@ -13,6 +13,7 @@ from launchers.runners.host import measure
 from orchestrator import experience, runs
 from orchestrator.cli.options import Options
 from orchestrator.cli.paint import painted
+from orchestrator.glyphs import shown_on
 from orchestrator.job import assumed, load
 from orchestrator.plan import plan
 from orchestrator.plan_text import text
@@ -34,18 +35,7 @@ def show(job_file: Path, *, options: Options) -> None:
         click.echo(msgspec.json.encode(found))
         return
     whole = text(found, file=str(job_file), verbose=bool(options.verbose))
-    if "utf" not in (sys.stdout.encoding or "").lower():
-        for glyph, word in (
-            ("✓", "ok"),
-            ("✗", "x"),
-            ("→", "->"),
-            ("·", "-"),
-            ("–", "-"),
-            ("…", "..."),
-            ("±", "+-"),
-        ):
-            whole = whole.replace(glyph, word)
-    click.echo(painted(whole, color=options.color, stream=sys.stdout), color=True)
+    click.echo(painted(shown_on(whole, sys.stdout), color=options.color, stream=sys.stdout), color=True)
 
 
 def _cluster(job: Job) -> Cluster:

@@ -11,6 +11,7 @@ import msgspec
 from orchestrator import export, runs, story
 from orchestrator.cli.options import Options
 from orchestrator.clock import seconds_of
+from orchestrator.glyphs import shown_on
 from orchestrator.journal import owner
 from orchestrator.units import show_duration
 from policies.events import (
@@ -136,12 +137,7 @@ def table(found: list[Standing], *, now: float, attempts: bool) -> str:
         for attempt in found[0].attempts:
             took = show_duration(attempt.seconds)
             lines.append(f"  ↳{attempt.attempt}  {attempt.change}   {took}   {attempt.status}")
-    text = "\n".join(lines)
-    return (
-        text
-        if "utf" in (sys.stdout.encoding or "").lower()
-        else text.replace("↳", "#").replace("→", "->").replace("✗", "x").replace("✓", "ok").replace("×", "x")
-    )
+    return shown_on("\n".join(lines), sys.stdout)
 
 
 def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStanding, ...]:
