@@ -20,7 +20,7 @@ from orchestrator.clock import seconds_of
 from orchestrator.colour import wants_color
 from orchestrator.glyphs import shows_glyphs
 from orchestrator.layout import apart, bar, cut, in_ascii
-from orchestrator.units import show_duration, show_gib
+from orchestrator.units import show_duration, show_gib, show_rate
 from orchestrator.watch import Progress
 from policies.events import (
     Accepted,
@@ -41,6 +41,7 @@ from policies.events import (
     StopRequested,
     TrainingCompleted,
     Tried,
+    Unit,
 )
 from policies.evidence import Cancelled, Completed, Lost, Remedy
 from policies.types import Knobs, Phase
@@ -327,7 +328,7 @@ class Console:
         if any(peak.capacity_bytes for peak in event.peaks.values()):
             parts.append(f"{event.headroom:.1%} free")
         if event.tokens_per_second:
-            parts.append(f"{event.tokens_per_second:,.0f} tok/s")
+            parts.append(show_rate(event.tokens_per_second, Unit.TOKENS))
         return "   ".join(part for part in parts if part)
 
     def _log(self, attempt: int, line: int | None) -> str:
@@ -348,7 +349,8 @@ class Console:
             lines.append(Text(f"    {self._goal_line(self._goal)}", style="green"))
         sample = progress.sample
         if sample:
-            lines += [bar(f"GPU {c.index}", c.used_bytes, c.total_bytes) for c in sample.gpus[:2]]
+            cards = [c for c in sample.gpus if c.of_attempt] or sample.gpus
+            lines += [bar(f"GPU {c.index}", c.used_bytes, c.total_bytes) for c in cards[:2]]
             lines.append(bar("host", sample.host_used_bytes, sample.host_total_bytes))
         return Group(*(self._plain(cut(line, self._terminal.width)) for line in lines[:6]))
 
@@ -388,7 +390,7 @@ def _of(of: int | None) -> str:
 
 
 def _speed(event: Progressed | None) -> str:
-    return "" if event is None or not event.tokens_per_second else f", {event.tokens_per_second:,.0f} tok/s"
+    return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
 
 
 def _memory(progress: Progress) -> str:

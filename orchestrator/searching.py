@@ -17,7 +17,7 @@ from orchestrator.loop import Audience
 from orchestrator.runs import Run
 from orchestrator.search import Search
 from orchestrator.trial import Bench
-from orchestrator.units import show_duration
+from orchestrator.units import show_duration, show_rate
 from policies import trials
 from policies.events import (
     Accepted,
@@ -34,8 +34,9 @@ from policies.events import (
     Tried,
     Verdict,
 )
+from policies.sharing import gpus_of
 from policies.space import Dimension, assembled, legal, space
-from policies.types import Job, Knobs, Placement
+from policies.types import Job, Knobs
 
 _FIRST = "base"  # the name of the attempts that make the job stable
 
@@ -151,9 +152,7 @@ def check(job: Job, accepted: Accepted) -> None:
             code=ExitCode.USAGE,
         )
     gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
-    own = max(1, profile.layout.ranks)
-    if profile.placement is not Placement.COLOCATED:
-        own += max(0, profile.layout.engine_ranks)
+    own = gpus_of(profile)
     if gpus and job.search.parallel * own > gpus:
         raise Failure(
             f"search.parallel: {job.search.parallel} trials of {own} GPUs each, the cluster has {gpus}",
@@ -170,12 +169,12 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
         fast, slow, runs = compared
         proof = f"{runs} runs of each" if runs > 1 else "one run of each"
         say(
-            f"fastest: trial {best.trial}, {fast:,.0f} tok/s, {fast / slow:.2f}x the stable start "
-            f"({slow:,.0f} tok/s; {proof})"
+            f"fastest: trial {best.trial}, {show_rate(fast, best.unit)}, {fast / slow:.2f}x the stable start "
+            f"({show_rate(slow, best.unit)}; {proof})"
         )
     for result in trials.front(results):
         say(
-            f"  trial {result.trial:3}  {result.tokens_per_second or 0:>10,.0f} tok/s  "
+            f"  trial {result.trial:3}  {show_rate(result.rate, result.unit):>16}  "
             f"{result.headroom or 0:6.1%} free"
         )
     if importance:
@@ -219,19 +218,17 @@ def _result(history: History, base: Started, job: Job) -> Tried:
     """Return what the stable attempt showed, as a trial that held for goal.steps."""
     steps = [e for e in history if isinstance(e, Progressed) and e.attempt == base.attempt]
     peaks = trials.highest(*(step.peaks for step in steps))
-    rate, noise = trials.speed(steps) or (None, None)
-    return Tried(
+    shown = Tried(
         attempt=base.attempt,
         trial=0,
         knobs=base.knobs,
         purpose=Purpose.CONFIRM,
         result=Result.FITS,
-        tokens_per_second=rate,
-        noise=noise,
         headroom=trials.free_share(peaks),
         constraints=trials.excess(peaks, headroom=job.goal.headroom),
         reason="the stable start",
     )
+    return trials.timed(shown, trials.speed(steps))
 
 
 def _finish(journal: Journal, clock: Clock, verdict: Verdict) -> Verdict:

@@ -88,6 +88,7 @@ class Watch:
         self._consecutive = 0
         self._peaks: dict[str, Peak] = {}  # since the last step
         self._card_peaks: dict[str, Peak] = {}
+        self._cards_known = False  # which of them are the attempt's
         self._all_peaks: dict[str, Peak] = {}
         self._resumed_from: int | None = None
         self._done = False
@@ -308,8 +309,11 @@ class Watch:
         if sample.cpu_share > _BUSY_CORES or sample.gpu_share > _BUSY_GPU_SHARE:
             self._liveness.worked(now)
         phase = self.progress.phase
+        ours = [card for card in sample.gpus if card.of_attempt]
+        if ours and not self._cards_known:
+            self._cards_known, self._card_peaks = True, {}  # the others' may be in them
         if phase is not Phase.NONE:
-            for card in sample.gpus:
+            for card in ours if self._cards_known else sample.gpus:
                 peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
                 _raise_to(self._card_peaks, phase, peak)
 

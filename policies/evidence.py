@@ -23,7 +23,8 @@ class GpuMemory(Value, frozen=True, kw_only=True):
     index: int
     used_bytes: int
     total_bytes: int
-    ours_bytes: int  # held by processes of the attempt
+    ours_bytes: int  # held by processes of the attempt; 0 in containers, where NVML may not name them
+    of_attempt: bool = False  # whether the attempt is known to run on it
 
 
 class Sample(Value, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class Sample(Value, frozen=True, kw_only=True):
     gpus: tuple[GpuMemory, ...] = ()
     processes: tuple[ProcessMemory, ...] = ()
     cpu_share: float = 0.0  # cores used by the attempt's processes since the last sample
-    gpu_share: float = 0.0  # highest utilisation of a card, 0 to 1
+    gpu_share: float = 0.0  # highest utilisation of a card, 0 to 1; of the attempt's where they are known
 
 
 class Peak(Value, frozen=True, kw_only=True):

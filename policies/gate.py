@@ -15,7 +15,9 @@ from policies.events import Accepted, Event, Result, Tried
 from policies.memory import PHASES, Estimates
 from policies.pace import Offered, Pace, offered, pace_of, slower
 from policies.ranking import Outlook, outlook
+from policies.sharing import trials_on_a_node
 from policies.space import Dimension
+from policies.trials import unit_of
 from policies.types import Cause, Knobs, Placement
 
 # The chance that some memory overflows above which a candidate is not run; one in twenty runs may.
@@ -45,6 +47,13 @@ class Foresight:
     def headroom(self) -> float:
         """The share of every memory that is to stay free."""
         return self.view.run.accepted.job.goal.headroom
+
+    @property
+    def host_share(self) -> float:
+        """The share of a node's host memory that a trial may use beside those that run with it."""
+        accepted = self.view.run.accepted
+        parallel = accepted.job.search.parallel
+        return _HOST_LIMIT / trials_on_a_node(accepted.profile, accepted.cluster, parallel=parallel)
 
     def offered(self, knobs: Sequence[Knobs], found: Estimates | None = None) -> Offered:
         """Return candidates as the pace sees them."""
@@ -79,7 +88,7 @@ def foreseen(
         pace = pace_of(
             offered(found, knobs, dimensions),
             found.step_s,
-            [r.tokens_per_second or 0.0 for r in measured],
+            [r.rate for r in measured],
             [r.noise or 0.0 for r in measured],
             overlapped=accepted.profile.placement is Placement.ASYNCHRONOUS,
         )
@@ -88,9 +97,10 @@ def foreseen(
 
 def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
     """Return the measured results that say most about speed: the fastest and the latest."""
-    measured = [r for r in results if r.tokens_per_second and r.result in (Result.FITS, Result.SLOW)]
+    unit = unit_of(results)
+    measured = [r for r in results if r.rate and r.unit is unit and r.result in (Result.FITS, Result.SLOW)]
     before, latest = measured[:-_SPEEDS], measured[-_SPEEDS:]
-    fastest = sorted(before, key=lambda r: r.tokens_per_second or 0.0, reverse=True)[:_SPEEDS]
+    fastest = sorted(before, key=lambda r: r.rate, reverse=True)[:_SPEEDS]
     return [*fastest, *latest]
 
 
@@ -106,7 +116,7 @@ def judged(sight: Foresight, knobs: Sequence[Knobs]) -> Judged:
     found = sight.view.estimates(knobs)
     seen = predicted(sight.view.calibration, found)
     fits = np.prod(1 - exceeded((found.gpu_capacity - seen.gpu) / seen.gpu_error), axis=0)
-    limit = _HOST_LIMIT * found.host_capacity
+    limit = sight.host_share * found.host_capacity
     fits = (
         fits * (1 - exceeded((limit - seen.host) / seen.host_error).max(axis=0)) * (1 - exceeded(seen.pool))
     )
@@ -128,7 +138,7 @@ def excess(sight: Foresight, knobs: Knobs) -> dict[str, float]:
         gpu = (one.seen.gpu[:, 0] + one.seen.gpu_error[:, 0]) / one.found.gpu_capacity[:, 0] - 1
         host = (
             float(((one.seen.host + one.seen.host_error)[:, 0]).max())
-            / (_HOST_LIMIT * one.found.host_capacity)
+            / (sight.host_share * one.found.host_capacity)
             - 1
         )
         worst = {phase.value: float(gpu[place]) for place, phase in enumerate(PHASES)} | {"host": host}

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from launchers.runners.child import outside_ray_worker
+from launchers.runners.host import card_indices
 from launchers.runners.node import Node, Start
 from launchers.runners.ray_jobs import job_environment
 from policies.types import Command
@@ -15,10 +16,19 @@ class NodeActor(Node):
     """A node's share of an attempt inside a Ray worker."""
 
     def __init__(self, *, run: str, attempt: int, name: str, start: Start | None = None) -> None:
+        import ray
         from ray._private.worker import global_worker
 
         workers = global_worker.node.get_logs_dir_path()
-        super().__init__(run=run, attempt=attempt, name=name, workers=workers, start=start)
+        visible = _initial_environment().get("CUDA_VISIBLE_DEVICES", "")
+        self._offered = card_indices(visible)  # to Ray, which counts from 0
+        own = ",".join(str(name) for name in ray.get_gpu_ids())
+        cards = card_indices(own) if own else ()
+        super().__init__(run=run, attempt=attempt, name=name, workers=workers, cards=cards, start=start)
+
+    def claim_offered(self, places: tuple[int, ...]) -> None:
+        """Take note that Ray gave the attempt these of the GPUs that it has on this node."""
+        self.claim(self._offered[place] for place in places if place < len(self._offered))
 
     def node_id(self) -> str:
         """Return the id of the node that the actor runs on."""

@@ -51,6 +51,7 @@ class Residue(Value, frozen=True, kw_only=True):
     host_total_bytes: int
     host_baseline_bytes: int
     touched: bool  # whether the attempt ever ran here
+    neighbours_bytes: int = 0  # by which other attempts have grown since
     cards: tuple[CardState, ...] = ()
 
 
@@ -82,7 +83,7 @@ def held(
                 f"{node}: GPU {card.index} has {over / _GIB:.1f} GiB more in use than before: {by}"
             )
     for residue in residues:
-        over = residue.host_used_bytes - residue.host_baseline_bytes
+        over = residue.host_used_bytes - residue.host_baseline_bytes - max(0, residue.neighbours_bytes)
         tolerance = max(HOST_TOLERANCE_BYTES, HOST_TOLERANCE_SHARE * residue.host_total_bytes)
         available = residue.host_total_bytes - residue.host_used_bytes
         if not residue.touched or over <= tolerance:

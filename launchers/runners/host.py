@@ -129,6 +129,29 @@ def read_cards() -> tuple[Card, ...]:
     return tuple(_read_card(nvml[0], index, device) for index, device in enumerate(nvml[1]))
 
 
+def card_indices(visible: str) -> tuple[int, ...]:
+    """Return the cards that a value of CUDA_VISIBLE_DEVICES names, in its order, as NVML counts them.
+
+    Empty: every card. What names no whole card of this machine becomes -1.
+    """
+    nvml = _nvml()
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if not names:
+        return tuple(range(len(nvml[1]) if nvml else 0))
+    ids = [] if nvml is None else [_uuid(nvml[0], device) for device in nvml[1]]
+    return tuple(
+        int(name)
+        if name.isdigit()
+        else next((place for place, uuid in enumerate(ids) if uuid.startswith(name)), -1)
+        for name in names
+    )
+
+
+def _uuid(library: Any, device: Any) -> str:
+    uuid = library.nvmlDeviceGetUUID(device)
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+
+
 def _read_card(library: Any, index: int, device: Any) -> Card:
     memory = library.nvmlDeviceGetMemoryInfo(device)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ class Baseline(Value, frozen=True, kw_only=True):
     """What was in use on a node before the attempt."""
 
     host_used_bytes: int
+    neighbours_bytes: int = 0  # of it, by other attempts
     cards: dict[int, int] = {}  # index -> used bytes
 
 
@@ -34,6 +36,7 @@ class Start(Value, frozen=True, kw_only=True):
     logs: tuple[LogSource, ...] = ()
     name: str = ""  # of the node
     machine: str = ""  # equal for nodes that see the same files
+    cards: tuple[int, ...] = ()  # reserved for the attempt on this node
 
 
 class Report(Value, frozen=True, kw_only=True):
@@ -50,14 +53,24 @@ class Node:
     """One attempt's share of one node; stateless towards its reader, who may be a new one."""
 
     def __init__(
-        self, *, run: str, attempt: int, name: str, workers: str = "", start: Start | None = None
+        self,
+        *,
+        run: str,
+        attempt: int,
+        name: str,
+        workers: str = "",
+        cards: tuple[int, ...] = (),
+        start: Start | None = None,
     ) -> None:
         self.attempt = f"{run}/{attempt}"
         self._name = name
         self._workers = Path(workers) if workers else None
         self._child: Child | None = None
-        self._start = start or Start(baseline=read_baseline(), name=name, machine=machine_of(workers))
+        self._start = start or Start(
+            baseline=read_baseline(self.attempt), name=name, machine=machine_of(workers), cards=cards
+        )
         self._sampler = Sampler(self.attempt, node=name)
+        self._sampler.claim(self._start.cards)
         self._logs = self._open_logs()
 
     def _open_logs(self) -> Logs:
@@ -75,6 +88,10 @@ class Node:
         self._logs = self._open_logs()
         self._start = replace(self._start, origin=self._logs.origin)
         return self._start
+
+    def claim(self, cards: Iterable[int]) -> None:
+        """Take note that the attempt runs on these cards of the node, as NVML counts them."""
+        self._sampler.claim(cards)
 
     def launch(self, command: Command, *, python: str | None, environment: dict[str, str]) -> Start:
         """Start the framework here and return where its logs begin."""
@@ -132,6 +149,7 @@ class Node:
             host_used_bytes=host.used_bytes,
             host_total_bytes=host.total_bytes,
             host_baseline_bytes=baseline.host_used_bytes,
+            neighbours_bytes=_held_by_others(self.attempt) - baseline.neighbours_bytes,
             touched=sampler.touched or self._child is not None,
             cards=tuple(
                 CardState(
@@ -161,11 +179,17 @@ class Node:
             self._child = None
 
 
-def read_baseline() -> Baseline:
-    """Return what is in use on this machine now."""
+def read_baseline(attempt: str) -> Baseline:
+    """Return what is in use on this machine before an attempt begins."""
     return Baseline(
-        host_used_bytes=read_host().used_bytes, cards={card.index: card.used_bytes for card in read_cards()}
+        host_used_bytes=read_host().used_bytes,
+        neighbours_bytes=_held_by_others(attempt),
+        cards={card.index: card.used_bytes for card in read_cards()},
     )
+
+
+def _held_by_others(attempt: str) -> int:
+    return sum(stat.rss_bytes for stat in marked(lambda name: name != attempt))
 
 
 def machine_of(workers: str) -> str:

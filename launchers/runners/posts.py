@@ -105,8 +105,8 @@ class Posts:
             return len(names)  # it had reserved nothing
         return len(names)
 
-    def reserve(self, *, nodes: int, gpus_per_node: int) -> tuple[str, dict[str, Any]]:
-        """Hold the GPUs of a command that asks Ray for none; return its node and its actor's options."""
+    def reserve(self, *, nodes: int, gpus_per_node: int) -> dict[str, dict[str, Any]]:
+        """Hold the GPUs of a command that asks Ray for none; return the options of its actors by node id."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -123,9 +123,16 @@ class Posts:
                 f"{nodes} x {gpus_per_node} GPUs did not become free within {_PLACEMENT_S:.0f} s",
                 hint="`ray status` shows what holds them",
             )
-        node = ray.util.placement_group_table(group)["bundles_to_node_id"][0]
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        return str(node), {"num_gpus": gpus_per_node, "scheduling_strategy": strategy}
+        places = ray.util.placement_group_table(group)["bundles_to_node_id"]
+        return {
+            str(node): {
+                "num_gpus": gpus_per_node,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=bundle
+                ),
+            }
+            for bundle, node in sorted(places.items())
+        }
 
 
 def on_node(node: dict[str, Any]) -> dict[str, Any]:

@@ -87,16 +87,17 @@ class RayRunner:
                 f"attempt {attempt} of {run} is running already", hint="resume it, or stop it first"
             )
         nodes = living_nodes()
-        head, reserved = str(nodes[0]["NodeID"]), dict[str, Any]()
+        head, reserved = str(nodes[0]["NodeID"]), dict[str, dict[str, Any]]()
         gpus = self._gpus_to_reserve(nodes) if not command.ray_native else 0
         try:
             if gpus:
-                head, reserved = posts.reserve(nodes=self._nodes, gpus_per_node=gpus)
+                reserved = posts.reserve(nodes=self._nodes, gpus_per_node=gpus)
+                head = next(iter(reserved))
             actors = {
                 str(node["NodeID"]): posts.create(
                     node,
                     supervisor=node["NodeID"] == head,
-                    extra=reserved if node["NodeID"] == head else None,
+                    extra=reserved.get(str(node["NodeID"])),
                 )
                 for node in nodes
             }

@@ -11,7 +11,7 @@ from launchers.runners.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
 from launchers.runners.harvest import Harvest
 from launchers.runners.node import Baseline, Report, Start
 from launchers.runners.posts import Posts, living_nodes
-from launchers.runners.ray_jobs import jobs_of, remove_leftovers
+from launchers.runners.ray_jobs import cards_of, jobs_of, remove_leftovers
 from policies.evidence import Sample
 
 _ANSWER_S = 15.0
@@ -46,6 +46,7 @@ class RayHandle:
         self._harvest = Harvest()
         self._jobs: tuple[str, ...] = ()
         self._jobs_due_at = 0.0
+        self._claimed: dict[str, tuple[int, ...]] = {}  # node -> GPUs of the jobs that its actor knows
         self._answered_at = time.monotonic()
         self._lost = ""
 
@@ -107,6 +108,15 @@ class RayHandle:
         if now >= self._jobs_due_at:
             self._jobs = jobs_of(f"{self._posts.run}/{self._posts.attempt}")
             self._jobs_due_at = now + _JOB_SEARCH_S[bool(self._jobs)]
+            self._claim(cards_of(self._jobs))
+
+    def _claim(self, cards: dict[str, tuple[int, ...]]) -> None:
+        """Tell the nodes which cards are the attempt's: in a container NVML does not name its processes."""
+        for node, actor in self._actors.items():
+            places = cards.get(node, ())
+            if places and places != self._claimed.get(node):
+                actor.claim_offered.remote(places)
+                self._claimed[node] = places
 
     def _take(self, reports: dict[str, Report]) -> tuple[tuple[Chunk, ...], tuple[Sample, ...]]:
         chunks: list[Chunk] = []
@@ -146,6 +156,7 @@ class RayHandle:
                     node, supervisor=False, start=self._starts[identity]
                 )
                 self._taken[identity] = 0
+                self._claimed.pop(identity, None)
 
     def stop(self, *, grace_s: float) -> float:
         """End the attempt on every node: its process group, its Ray job, then what carries its marker."""

@@ -62,6 +62,25 @@ def _marked_jobs() -> list[tuple[str, str]]:
     return [(job.job_id.hex(), name) for job in jobs if (name := job.config.metadata.get(METADATA))]
 
 
+def cards_of(jobs: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs that Ray gave to the jobs' actors, dead ones included, by the id of their node.
+
+    They are counted as Ray counts those of a node: from 0, whatever CUDA_VISIBLE_DEVICES names there.
+    """
+    import ray
+    from ray.core.generated import gcs_pb2
+
+    found: dict[str, set[int]] = {}
+    for job in jobs:
+        for row in _tables().get_actor_table(ray.JobID.from_hex(job), None):
+            actor = gcs_pb2.ActorTableData.FromString(row)
+            for resource in actor.resource_mapping:
+                if resource.name == "GPU" or resource.name.startswith("GPU_group_"):
+                    places = {entry.index for entry in resource.resource_ids if entry.quantity > 0}
+                    found.setdefault(actor.node_id.hex(), set()).update(places)
+    return {node: tuple(sorted(places)) for node, places in found.items()}
+
+
 def remove_leftovers(jobs: tuple[str, ...]) -> tuple[str, ...]:
     """Remove the detached actors and the placement groups of ended jobs; return what was removed."""
     import ray

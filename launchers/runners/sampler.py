@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from launchers.runners.host import Card, read_cards, read_host
 from launchers.runners.processes import Census, ProcessStat
@@ -28,7 +29,7 @@ class Sampler:
         self._ended = threading.Event()
         self.processes: tuple[ProcessStat, ...] = ()
         self.touched = False  # whether the attempt ever had a process here
-        self.held: set[int] = set()  # cards that its processes were seen on
+        self.held: set[int] = set()  # cards that its processes were seen on, or that Ray gave it
         self.highest: dict[int, int] = {}  # card -> most memory in use since the start
         self._thread = threading.Thread(target=self._follow, name="autotune-sampler", daemon=True)
         self._thread.start()
@@ -42,6 +43,11 @@ class Sampler:
                     break
                 fresh.append(sample)
             return self._taken, tuple(reversed(fresh))
+
+    def claim(self, cards: Iterable[int]) -> None:
+        """Take note that the attempt runs on these cards, whether or not NVML names its processes there."""
+        with self._lock:
+            self.held.update(cards)
 
     def find(self) -> tuple[ProcessStat, ...]:
         """Return the attempt's living processes, every process of the machine looked at anew."""
@@ -80,6 +86,7 @@ class Sampler:
                     used_bytes=card.used_bytes,
                     total_bytes=card.total_bytes,
                     ours_bytes=ours,
+                    of_attempt=card.index in self.held,
                 )
             )
         host = read_host()
@@ -92,6 +99,8 @@ class Sampler:
             gpus=tuple(readings),
             processes=tuple(ProcessMemory(pid=p.pid, name=p.name, rss_bytes=p.rss_bytes) for p in processes),
             cpu_share=max(0.0, used_s) / elapsed_s,
-            gpu_share=max((card.utilisation for card in cards), default=0.0),
+            gpu_share=max(
+                (card.utilisation for card in cards if card.index in self.held or not self.held), default=0.0
+            ),
         )
         self._samples.append((self._taken, sample))

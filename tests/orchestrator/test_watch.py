@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launchers import frameworks
@@ -117,6 +118,22 @@ def test_cards_stand_in_where_the_framework_reports_no_peaks(followed: Followed)
     assert isinstance(event, Progressed)
     peak = event.peaks[Phase.ROLLOUT]
     assert (peak.used_bytes, peak.upper_bound) == (93, True)
+
+
+def test_the_cards_of_others_do_not_count_once_the_own_are_known(followed: Followed) -> None:
+    def seen(at: float, *, known: bool) -> Sample:
+        cards = tuple(
+            GpuMemory(index=i, used_bytes=used, total_bytes=100, ours_bytes=0, of_attempt=known and i == 0)
+            for i, used in enumerate((41, 97))
+        )
+        return msgspec.structs.replace(sample(at), gpus=cards)
+
+    followed.see("builtin: phase start name=rollout step=1\n")
+    followed.see(samples=(seen(1, known=False),))
+    followed.see(samples=(seen(2, known=True),))
+    (event,) = followed.see("builtin: phase end name=rollout step=1 seconds=1\nbuiltin: step 1/9 seconds=1\n")
+    assert isinstance(event, Progressed)
+    assert event.peaks[Phase.ROLLOUT].used_bytes == 41
 
 
 @pytest.mark.parametrize("steps", [0, 1])

@@ -48,6 +48,17 @@ def test_headroom_counts_as_well() -> None:
     assert gate.excess(sight(*ran(1, KNOBS), first=generous), KNOBS)
 
 
+def test_trials_that_run_at_once_share_the_memory_of_a_node() -> None:
+    halves = replace(
+        ACCEPTED,
+        cluster=replace(ACCEPTED.cluster, gpus_per_node=8, host_memory_bytes=220 * GIB),
+        job=replace(JOB, search=replace(JOB.search, parallel=2)),
+    )
+    assert gate.excess(sight(*ran(1, KNOBS), first=halves), KNOBS)["host"] > 0
+    alone = replace(halves, job=JOB)
+    assert gate.excess(sight(*ran(1, KNOBS), first=alone), KNOBS) == {}
+
+
 def test_without_a_model_or_by_the_ladder_nothing_is_foreseen() -> None:
     assert gate.foreseen(accepted(model=None), (), (), DIMENSIONS) is None
     assert gate.foreseen(replace(ACCEPTED, policy=Policy.LADDER), (), (), DIMENSIONS) is None

@@ -20,7 +20,12 @@ def card(
 
 
 def residue(
-    *cards: CardState, host: float = 20, baseline: float = 20, ours: bool = False, touched: bool = True
+    *cards: CardState,
+    host: float = 20,
+    baseline: float = 20,
+    neighbours: float = 0,
+    ours: bool = False,
+    touched: bool = True,
 ) -> Residue:
     left = (ProcessHold(pid=5, user="me", name="rank", used_bytes=GIB),) if ours else ()
     return Residue(
@@ -30,6 +35,7 @@ def residue(
         host_total_bytes=100 * GIB,
         host_baseline_bytes=int(baseline * GIB),
         touched=touched,
+        neighbours_bytes=int(neighbours * GIB),
         cards=cards,
     )
 
@@ -48,6 +54,9 @@ def residue(
         (residue(host=79), True, True),  # a fifth is available
         (residue(host=81), True, False),
         (residue(host=81, touched=False), True, True),
+        (residue(host=81, neighbours=60), True, True),  # another attempt of the same search
+        (residue(host=90, neighbours=60), True, False),
+        (residue(host=21.9, neighbours=-10), True, True),  # or one that ended meanwhile
     ],
 )
 def test_what_counts_as_held(reading: Residue, settled: bool, clear: bool):

@@ -30,6 +30,9 @@ class ScriptedNvml:
     def nvmlDeviceGetName(self, device):  # noqa: N802
         return b"NVIDIA H100"
 
+    def nvmlDeviceGetUUID(self, device):  # noqa: N802
+        return ("GPU-a41", "GPU-b52")[device]
+
 
 @pytest.fixture
 def two_cards(monkeypatch):
@@ -56,6 +59,16 @@ def test_samples_carry_cards(two_cards):
     assert sampler.highest == {0: GIB, 1: 2 * GIB}
     assert sampler.held == set()
     assert sampler.since(taken)[1] == ()
+
+
+def test_another_jobs_card_says_nothing_of_ours(two_cards):
+    sampler = Sampler("nobody/1", node="a")
+    sampler.claim([0])
+    wait_for(lambda: sampler.since(0)[0] >= 1, seconds=5)
+    _, samples = sampler.since(0)
+    sampler.close()
+    assert [gpu.of_attempt for gpu in samples[-1].gpus] == [True, False]
+    assert samples[-1].gpu_share == 0.0
 
 
 def test_two_samples_a_second():
