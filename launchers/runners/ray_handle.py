@@ -18,7 +18,7 @@ _ANSWER_S = 15.0
 _SILENT_S = 60.0  # a node under memory pressure may answer late
 _END_S = 30.0
 _STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
-_JOB_SEARCH_S = (1.0, 5.0)  # between looks at the job table: while no job is known, afterwards
+_JOB_SEARCH_S = (1.0, 5.0)  # between looks at Ray's tables: until job and cards are known, afterwards
 
 
 class RayHandle:
@@ -107,8 +107,9 @@ class RayHandle:
         now = time.monotonic()
         if now >= self._jobs_due_at:
             self._jobs = jobs_of(f"{self._posts.run}/{self._posts.attempt}")
-            self._jobs_due_at = now + _JOB_SEARCH_S[bool(self._jobs)]
             self._claim(cards_of(self._jobs))
+            with_cards = any(start.baseline.cards for start in self._starts.values())
+            self._jobs_due_at = now + _JOB_SEARCH_S[bool(self._claimed if with_cards else self._jobs)]
 
     def _claim(self, cards: dict[str, tuple[int, ...]]) -> None:
         """Tell the nodes which cards are the attempt's: in a container NVML does not name its processes."""

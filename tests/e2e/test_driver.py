@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -84,21 +85,33 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def ray_head() -> Iterator[tuple[int, int]]:
+    with started_head() as ports:
+        yield ports
+
+
+@contextmanager
+def started_head(*options: str, env: Mapping[str, str] | None = None) -> Iterator[tuple[int, int]]:
+    """Start a Ray head; yields its port and its dashboard's."""
     folder = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))  # sockets below it have a longest path
     port, dashboard = free_port(), free_port()
     command = [RAY, "start", "--head", "--block", "--port", str(port), "--dashboard-port", str(dashboard)]
     command += ["--temp-dir", str(folder), "--num-cpus", "16", "--include-dashboard", "true"]
     # Another Ray on this machine may hold the agent's usual port.
-    command += ["--dashboard-agent-listen-port", str(free_port())]
-    env = {**os.environ, "HOME": str(folder)}
+    command += ["--dashboard-agent-listen-port", str(free_port()), *options]
     child = subprocess.Popen(
-        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        env={**os.environ, "HOME": str(folder), **(env or {})},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
-    until(lambda: answers(dashboard), "the head did not start", 90)
-    yield port, dashboard
-    child.send_signal(signal.SIGTERM)
-    child.wait(timeout=60)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        until(lambda: answers(dashboard), "the head did not start", 90)
+        yield port, dashboard
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def answers(port: int) -> bool:

@@ -28,6 +28,7 @@ class Told:
     def __init__(self, head: Head, *, code: int, said: str) -> None:
         self.head, self.code, self.said = head, code, said
         self.events: list[Event] = list(head.events())
+        assert self.events, said
         self.run = next((head.folder / "runs").iterdir())
 
     def of(self, kind: str, *, attempt: int | None = None) -> list[Event]:

@@ -6,9 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
+
+from tests.lookalikes.card import FOLDER, Card
 
 CARD_GIB = 79.11
 LONGEST_AT = 3  # the step whose sequences are as long as the job allows
@@ -99,6 +101,11 @@ def main(setup: Setup, voice: Voice) -> int:
     """Train as the settings say; returns the exit code."""
     fault, at = _fault()
     voice.begin()
+    card = Card() if FOLDER in os.environ else None
+    if card is not None:
+        say(f"card {card.index}")
+    if card is not None and fault == "card" and card.index == at:  # it is broken
+        setup = replace(setup, tokens=1_000_000)
     pool = CARD_GIB * setup.fraction - _ENGINE_GIB - (_GRAPHS_GIB if setup.graphs else 0.0)
     if pool < _LEAST_POOL_GIB:
         return voice.pool_too_small(available_gib=pool)
@@ -113,6 +120,8 @@ def main(setup: Setup, voice: Voice) -> int:
         if fault == "early" and step == at:
             return 0
         short, peak = _passes(setup, engine_gib=engine, step=step)
+        if card is not None:
+            card.fill(peak)
         if short is not None:
             code = voice.out_of_memory(short)
             return 0 if fault == "swallow" else code

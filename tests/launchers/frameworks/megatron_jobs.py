@@ -52,6 +52,10 @@ APART: dict[str, Any] = {
     "rollout-num-gpus": 4,
     "calculate-per-token-loss": True,
 }
+FAILING: dict[str, dict[str, Any]] = {  # by framework: the jobs of the logs that end in a failure
+    "slime": {**COLOCATED, "use-kl-loss": True, "ref-load": "/ref"},
+    "relax": {**COLOCATED, "use-kl-loss": True, "log-probs-max-tokens-per-gpu": 30720},
+}
 
 
 def job(framework: Framework, settings: dict[str, Any] | None = None, **fields: Any) -> Job:

@@ -7,7 +7,17 @@ import pytest
 from launchers.frameworks.areal import Areal
 from policies.diagnose import diagnose
 from policies.events import Finish, Launch, NeedsHuman
-from policies.evidence import Crashed, Hung, Marker, Peak, PhaseEnded, Resumed, StepDone, TrainingDone
+from policies.evidence import (
+    Crashed,
+    Hung,
+    Marker,
+    Peak,
+    PhaseEnded,
+    Resumed,
+    StepDone,
+    StepTokens,
+    TrainingDone,
+)
 from policies.scan import Scanner
 from policies.types import Cause, Component, Phase
 from tests.policies.stories import Story, accepted, like
@@ -178,6 +188,11 @@ def test_a_continued_run_is_followed_from_where_it_was():
     peaks = [m.peak for m in markers if isinstance(m, PhaseEnded) and m.phase is Phase.BACKWARD]
     assert all(isinstance(p, Peak) and 0.8 < p.used_bytes / p.capacity_bytes < 0.95 for p in peaks)
     assert len(peaks) == 3
+
+
+def test_the_tokens_of_a_step_stand_in_the_table_below_its_line():
+    _, markers = replayed("stats")  # printed by AReaL: 144 tokens with padding, 53 of responses
+    assert markers == [StepDone(step=21, of=290), StepTokens(tokens=81.0)]
 
 
 def test_every_log_is_read_by_a_test():

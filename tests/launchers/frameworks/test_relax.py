@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from policies.diagnose import diagnose
-from policies.evidence import Hung, PhaseEnded, PhaseStarted, Resumed, Saved, StepDone, TrainingDone
-from policies.types import Cause, Component, Knobs, Phase, Placement
+from policies.evidence import Hung, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
+from policies.types import Cause, Knobs, Phase, Placement
 
-from .megatron_jobs import APART, COLOCATED, RELAX, flag, job
+from .megatron_jobs import APART, COLOCATED, FAILING, RELAX, flag, job
 from .megatron_replay import CLUSTER, LOGS, cure, read
 
 
@@ -166,74 +166,11 @@ def test_the_dump_of_arguments_gives_the_flags_back() -> None:
     assert RELAX.profile(job(RELAX, printed), CLUSTER).knobs.weights_backup is False
 
 
-def test_a_resumed_run_counts_on_and_says_when_it_is_done() -> None:
-    markers = read(RELAX, "resumed").markers
-    assert markers[0] == Resumed(step=20)
-    assert [m.step for m in markers if isinstance(m, StepDone)] == [21]
-    assert [m for m in markers if isinstance(m, Saved)] == [Saved(step=21)]
-    assert markers[-1] == TrainingDone(step=0)
+def test_a_resumed_run_says_when_it_is_done() -> None:
+    assert read(RELAX, "resumed").markers[-1] == TrainingDone(step=0)
 
 
 # --------------------------------------------------------------------------- its failures
-
-FAILING = {**COLOCATED, "use-kl-loss": True, "log-probs-max-tokens-per-gpu": 30720}
-
-
-@pytest.mark.parametrize(
-    ("name", "phase", "component", "remedy", "words"),
-    [
-        ("init", Phase.INIT, Component.TRAINER, "offload_optimizer", "--optimizer-cpu-offload"),
-        (
-            "rollout_init",
-            Phase.ROLLOUT_INIT,
-            Component.ROLLOUT,
-            "reduce_mem_fraction",
-            "--sglang-mem-fraction-static 0.7",
-        ),
-        (
-            "rollout",
-            Phase.ROLLOUT,
-            Component.ROLLOUT,
-            "reduce_concurrency",
-            "--sglang-max-running-requests 16",
-        ),
-        (
-            "log_prob",
-            Phase.LOG_PROB,
-            Component.REF,
-            "reduce_tokens_per_mb",
-            "--log-probs-max-tokens-per-gpu 15360",
-        ),
-        ("forward", Phase.FORWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
-        ("backward", Phase.BACKWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
-        ("optimizer", Phase.OPTIMIZER, Component.TRAINER, "offload_optimizer", "--optimizer-cpu-offload"),
-        (
-            "weight_sync",
-            Phase.WEIGHT_SYNC,
-            Component.TRAINER,
-            "reduce_sync_buffer",
-            "--update-weight-buffer-size 268435456",
-        ),
-        (
-            "comm",
-            Phase.COMM,
-            Component.TRAINER,
-            "adjust_memory_margin",
-            "--train-memory-margin-bytes 2147483648",
-        ),
-    ],
-)
-def test_a_failure_of_device_memory_gets_its_first_remedy(name, phase, component, remedy, words) -> None:
-    found = cure(RELAX, job(RELAX, FAILING), name)
-    assert (found.diagnosis.cause, found.diagnosis.phase) == (Cause.GPU_OOM, phase)
-    assert found.diagnosis.component is component
-    assert (found.remedy, found.words[0]) == (remedy, words)
-
-
-def test_a_refused_pool_grows() -> None:
-    found = cure(RELAX, job(RELAX, FAILING), "pool_too_small")
-    assert found.diagnosis.cause is Cause.POOL_TOO_SMALL
-    assert found.words == ("--sglang-mem-fraction-static 0.85",)
 
 
 def test_a_full_host_first_loses_the_second_copy_of_the_weights() -> None:
@@ -252,7 +189,7 @@ def test_a_rollout_that_died_beside_a_waiting_trainer_is_a_hang_with_a_name() ->
 
 
 def test_settings_of_a_cure_change_nothing_else() -> None:
-    written = job(RELAX, FAILING)
+    written = job(RELAX, FAILING["relax"])
     knobs = msgspec.structs.replace(RELAX.profile(written, CLUSTER).knobs, tokens_per_microbatch=8192)
     first = RELAX.command(written, RELAX.profile(written, CLUSTER).knobs, run="r", attempt=1, resume=False)
     second = RELAX.command(written, knobs, run="r", attempt=1, resume=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launchers.frameworks import spellings
-from policies.prescribe import ENGINE_KNOBS
-from policies.types import KNOBS
+from policies.types import ENGINE_KNOBS, KNOBS
 
 EVERY = (*spellings.TOOLS, spellings.PROCESS)
 

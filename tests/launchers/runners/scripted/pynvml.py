@@ -26,7 +26,10 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
 
 def nvmlDeviceGetMemoryInfo(device: int) -> SimpleNamespace:
     file = Path(os.environ["SCRIPTED_CARDS"], str(device))
-    return SimpleNamespace(used=int(file.read_text()) if file.exists() else 0, total=TOTAL_BYTES)
+    used, *pid = file.read_text().split() if file.exists() else ["0"]
+    if pid and not Path("/proc", pid[0]).exists():  # its memory went with it
+        used = "0"
+    return SimpleNamespace(used=int(used), total=TOTAL_BYTES)
 
 
 def nvmlDeviceGetComputeRunningProcesses(device: int) -> list[SimpleNamespace]:

@@ -1,0 +1,74 @@
+"""What slime's and Relax's logs have in common: a resumed run, and the first remedy of every failure."""
+
+import pytest
+
+from policies.evidence import Resumed, Saved, StepDone
+from policies.types import Cause, Component, Phase
+
+from .megatron_jobs import BOTH, FAILING, RELAX, SLIME, job
+from .megatron_replay import cure, read
+
+EACH = pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+
+
+@EACH
+def test_a_resumed_run_counts_on(framework) -> None:
+    markers = read(framework, "resumed").markers
+    assert markers[0] == Resumed(step=20)
+    assert [m.step for m in markers if isinstance(m, StepDone)] == [21]
+    assert [m for m in markers if isinstance(m, Saved)] == [Saved(step=21)]
+
+
+SAME = [
+    (Phase.INIT, Component.TRAINER, "offload_optimizer", "--optimizer-cpu-offload"),
+    (Phase.ROLLOUT_INIT, Component.ROLLOUT, "reduce_mem_fraction", "--sglang-mem-fraction-static 0.7"),
+    (Phase.ROLLOUT, Component.ROLLOUT, "reduce_concurrency", "--sglang-max-running-requests 16"),
+    (Phase.FORWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+    (Phase.BACKWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+    (Phase.OPTIMIZER, Component.TRAINER, "offload_optimizer", "--optimizer-cpu-offload"),
+    (
+        Phase.WEIGHT_SYNC,
+        Component.TRAINER,
+        "reduce_sync_buffer",
+        "--update-weight-buffer-size 268435456",
+    ),
+]
+OWN = [  # only Relax has a budget for scoring and a margin for NCCL
+    (
+        RELAX,
+        Phase.LOG_PROB,
+        Component.REF,
+        "reduce_tokens_per_mb",
+        "--log-probs-max-tokens-per-gpu 15360",
+    ),
+    (SLIME, Phase.LOG_PROB, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+    (
+        RELAX,
+        Phase.COMM,
+        Component.TRAINER,
+        "adjust_memory_margin",
+        "--train-memory-margin-bytes 2147483648",
+    ),
+    (SLIME, Phase.COMM, Component.TRAINER, "reduce_sync_buffer", "--update-weight-buffer-size 268435456"),
+]
+
+
+@pytest.mark.parametrize(
+    ("framework", "phase", "component", "remedy", "words"),
+    [
+        pytest.param(*case, id=f"{case[0].name}-{case[1].value}")
+        for case in (*((framework, *same) for framework in BOTH for same in SAME), *OWN)
+    ],
+)
+def test_a_failure_of_device_memory_gets_its_first_remedy(framework, phase, component, remedy, words) -> None:
+    found = cure(framework, job(framework, FAILING[framework.name]), phase.value)
+    assert (found.diagnosis.cause, found.diagnosis.phase) == (Cause.GPU_OOM, phase)
+    assert found.diagnosis.component is component
+    assert (found.remedy, found.words[0]) == (remedy, words)
+
+
+@EACH
+def test_a_refused_pool_grows(framework) -> None:
+    found = cure(framework, job(framework, FAILING[framework.name]), "pool_too_small")
+    assert found.diagnosis.cause is Cause.POOL_TOO_SMALL
+    assert found.words == ("--sglang-mem-fraction-static 0.85",)
