@@ -11,6 +11,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,12 @@ _END = re.compile(r"phase end name=(\w+) step=(\d+) .*?peak_bytes=(\d+)")
 Peaks = dict[tuple[str, int], float]
 
 
+def head(first: str) -> None:
+    """Print the head of a table with a column for each phase."""
+    print(f"| {first} | {' | '.join(PHASES)} |")
+    print(f"|---|{'---|' * len(PHASES)}")
+
+
 def peaks_of(text: str) -> Peaks:
     """Return MiB by (phase, step) from the job's output."""
     return {(name, int(step)): int(size) / MIB for name, step, size in _END.findall(text)}
@@ -71,34 +79,40 @@ def run(settings: dict[str, Any], *, address: str, folder: Path) -> Peaks:
     return peaks_of(done.stdout)
 
 
-def main() -> None:
-    """Print the table."""
+@contextmanager
+def cluster() -> Iterator[str]:
+    """Give the address of a Ray cluster of this machine's own."""
     import ray
 
-    with tempfile.TemporaryDirectory() as name:
+    ray.init(
+        address="local",
+        num_cpus=16,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=256 * MIB,
+        _temp_dir=tempfile.mkdtemp(prefix="at-", dir="/tmp"),
+    )
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+
+
+def main() -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as name, cluster() as address:
         folder = Path(name)
-        ray.init(
-            address="local",
-            num_cpus=16,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=256 * MIB,
-            _temp_dir=tempfile.mkdtemp(prefix="at-", dir="/tmp"),
-        )
-        address = ray.get_runtime_context().gcs_address
         rollouts = str(folder / "rollouts")
         run({"engine": "light", "record_path": rollouts}, address=address, folder=folder)
         print(f"{platform.platform()}, {os.cpu_count()} cores, torch {version('torch')}")
         print("Peaks in MiB above the process's baseline, step 1 / step 2.")
-        print(f"| setting | {' | '.join(PHASES)} |")
-        print(f"|---|{'---|' * len(PHASES)}")
+        head("setting")
         for title, settings in ROWS.items():
             found = run(
                 {"engine": "replay", "replay_path": rollouts} | settings, address=address, folder=folder
             )
             cells = (f"{found[phase, 1]:.0f} / {found[phase, 2]:.0f}" for phase in PHASES)
             print(f"| {title} | {' | '.join(cells)} |", flush=True)
-        ray.shutdown()
 
 
 if __name__ == "__main__":

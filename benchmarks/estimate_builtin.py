@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.builtin_peaks import JOB, MIB, PHASES, ROWS, run
+from benchmarks.builtin_peaks import JOB, MIB, PHASES, ROWS, cluster, head, run
 from launchers.frameworks.builtin import Builtin
 from policies.memory import estimate
 from policies.types import Cluster, Job, Phase
@@ -114,18 +114,7 @@ def measured(title: str, settings: dict[str, Any], *, address: str, folder: Path
 
 def measure(path: Path) -> None:
     """Run every row and record it."""
-    import ray
-
-    with tempfile.TemporaryDirectory() as name:
-        ray.init(
-            address="local",
-            num_cpus=16,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=256 * MIB,
-            _temp_dir=tempfile.mkdtemp(prefix="at-", dir="/tmp"),
-        )
-        address = ray.get_runtime_context().gcs_address
+    with tempfile.TemporaryDirectory() as name, cluster() as address:
         known = {row.title for row in recorded(path)} if path.exists() else set()
         for title, settings in (ROWS | OTHERS).items():
             if title in known:
@@ -134,7 +123,6 @@ def measure(path: Path) -> None:
             with path.open("a") as file:
                 file.write(msgspec.json.encode(row).decode() + "\n")
             print(title, flush=True)
-        ray.shutdown()
 
 
 def main() -> None:
@@ -146,8 +134,7 @@ def main() -> None:
         measure(Path(options.measure))
     rows = recorded(Path(options.measure) if options.measure else RECORDED)
     print("Peaks of step 2 in MiB above the process's baseline: predicted / measured (error of the measured)")
-    print(f"| job | {' | '.join(PHASES)} |")
-    print(f"|---|{'---|' * len(PHASES)}")
+    head("job")
     for row in rows:
         guess = predicted(row.settings)
         cells = (

@@ -30,7 +30,8 @@ from benchmarks.place import Head, Lookout, Meter, ray_head
 from benchmarks.report import WARM_UP_STEPS, Measured, Run, report
 from launchers.frameworks.builtin import Builtin
 from orchestrator import journal
-from orchestrator.cli.starting import Wish, first_command, prepare
+from orchestrator.cli.starting import first_command, prepare
+from orchestrator.cli.wish import Wish
 from orchestrator.clock import seconds_of
 from policies.events import History, Progressed
 from policies.evidence import StepDone
@@ -195,7 +196,7 @@ def _supervised(head: Head, folder: Path) -> Run:
 
 def _alone(head: Head, folder: Path) -> Run:
     """Run the command of the first attempt by hand."""
-    job = prepare(folder / "job.yaml", Wish()).job
+    job = prepare(Wish(job_file=folder / "job.yaml")).job
     command = first_command(job)
     for file in command.files:
         (folder / file.name).write_text(file.text.replace("{attempt}", str(folder)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,10 @@ class Interrupts:
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
-        """Let a second signal raise Impatient inside."""
+        """Let a second signal raise Impatient inside; that reaches the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         self._cutting = True
         try:
             yield

@@ -119,13 +119,13 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
     move = MOVES[name]
     phase, memory = _where(name, ())
     shared = {"memory": memory, "remedy": name, "effect": move.frees, "cost": move.slows}
-    if not move.knobs:
+    if not move.turns:
         note = "names pid and user of who holds the card; nothing of the job changes"
         return [
             Row(**shared, phase=phase, setting="-", constraint="", status=Status.WORKS.value, reason=note)
         ]
     found = []
-    for knob in move.knobs:
+    for knob in move.turns:
         profile = next((p for p in profiles if knob in p.supported), profiles[0])
         support = profile.supported.get(knob)
         if support is None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
-from launchers.base import Framework, Handle, Runner, Unreachable
-from orchestrator.clock import Clock, seconds_of, timestamp
+from launchers.base import Handle, Unreachable
+from orchestrator.clock import seconds_of, timestamp
 from orchestrator.errors import Failure
-from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Journal
-from orchestrator.runs import Run, masked
-from orchestrator.underway import POLL_S, UnderWay, explain, start
-from orchestrator.watch import Progress, Watch, evidence_on_record, unwatched_outcome
+from orchestrator.rig import Rig
+from orchestrator.runs import masked
+from orchestrator.underway import POLL_S, UnderWay, explain, intended
+from orchestrator.watch import Watch, evidence_on_record, unwatched_outcome
 from policies.attempts import RESUMED, fold
 from policies.calibration import kind_of
 from policies.decide import decide
@@ -42,26 +42,6 @@ from policies.events import (
 from policies.evidence import Completed, Evidence, Lost
 from policies.learned import Kind, Learned
 from policies.types import Cluster, Job, Profile
-
-
-class Audience(Protocol):
-    """Who watches a run."""
-
-    def watch(self, progress: Progress, *, now: float) -> None:
-        """See where the running attempt is; called at every poll."""
-
-    def say(self, text: str) -> None:
-        """Hear what is done beside the events."""
-
-
-class Unseen:
-    """Nobody watches."""
-
-    def watch(self, progress: Progress, *, now: float) -> None:
-        """See nothing."""
-
-    def say(self, text: str) -> None:
-        """Hear nothing."""
 
 
 def accept(
@@ -92,25 +72,12 @@ def accept(
     journal.append(msgspec.structs.replace(accepted, learned=known))
 
 
-def run(
-    journal: Journal,
-    framework: Framework,
-    runner: Runner,
-    clock: Clock,
-    *,
-    folder: Run,
-    job: Job,
-    interrupts: Interrupts,
-    audience: Audience | None = None,
-    conclude: bool = True,
-) -> Verdict:
+def run(rig: Rig, *, conclude: bool = True) -> Verdict:
     """Drive a run from wherever its journal stands to its verdict.
 
     Without `conclude` a success is not recorded as the end of the run: something follows it.
     """
-    driver = _Driver(journal, framework, runner, clock, folder, job, interrupts, audience or Unseen())
-    driver.conclude = conclude
-    return driver.drive()
+    return _Driver(rig, conclude=conclude).drive()
 
 
 def resumed(attempt: int) -> Decided:
@@ -119,23 +86,12 @@ def resumed(attempt: int) -> Decided:
 
 
 class _Driver:
-    def __init__(
-        self,
-        journal: Journal,
-        framework: Framework,
-        runner: Runner,
-        clock: Clock,
-        folder: Run,
-        job: Job,
-        interrupts: Interrupts,
-        audience: Audience,
-    ) -> None:
-        self.journal, self.framework, self.runner, self.clock = journal, framework, runner, clock
-        self.folder, self.job, self.interrupts = folder, job, interrupts
-        self.audience = audience
+    def __init__(self, rig: Rig, *, conclude: bool) -> None:
+        self.rig, self.record, self.conclude = rig, rig.record, conclude
+        self.journal, self.clock, self.folder = rig.journal, rig.clock, rig.folder
+        self.interrupts, self.audience = rig.interrupts, rig.audience
         self.under_way: UnderWay | None = None
         self.evidence: Evidence | None = None
-        self.conclude = True
 
     def drive(self) -> Verdict:
         try:
@@ -172,9 +128,6 @@ class _Driver:
     def ended(self) -> Ended | None:
         return next((e for e in self.of_attempt() if isinstance(e, Ended)), None)
 
-    def record(self, event: Event) -> None:
-        self.journal.append(msgspec.structs.replace(event, at=timestamp(self.clock.now())))
-
     # ------------------------------------------------------------------ what a dead driver left behind
 
     def recover(self) -> None:
@@ -185,15 +138,15 @@ class _Driver:
             self.record(resumed(self.number))
         if not self.number:
             return
-        handle = self.runner.attach(run=self.folder.id, attempt=self.number)
+        handle = self.rig.runner.attach(run=self.folder.id, attempt=self.number)
         if self.ended() is not None:
             if handle is not None:
                 handle.stop(grace_s=0.0)
                 handle.release()
-            self.runner.sweep(run=self.folder.id)
+            self.rig.runner.sweep(run=self.folder.id)
             return
         if handle is None:
-            ended = self.runner.sweep(run=self.folder.id)
+            ended = self.rig.runner.sweep(run=self.folder.id)
             left = f"; ended what was left: {', '.join(ended)}" if ended else ""
             self.audience.say(
                 f"run {self.folder.id} · attempt #{self.number} has no supervisor any more{left}"
@@ -235,18 +188,15 @@ class _Driver:
         number = self.number + 1
         accepted = history[0]
         assert isinstance(accepted, Accepted)
-        resume = accepted.profile.resumable and (number > 1 or self.job.resume)
+        resume = accepted.profile.resumable and (number > 1 or self.rig.job.resume)
         try:
-            handle = start(
-                self.runner,
-                self.framework,
-                self.job,
+            handle = intended(
+                self.rig,
+                self.rig.job,
                 action.knobs,
-                folder=self.folder,
                 number=number,
                 resume=resume,
-                record=self.record,
-            )
+            )()
         except Unreachable as unreachable:
             self.record(Ended(attempt=number, outcome=Lost(reason=unreachable.message)))
             if number == 1:
@@ -266,8 +216,8 @@ class _Driver:
         self.evidence = None
         number, folder = self.number, self.folder.attempt(self.number)
         watch = Watch(
-            framework=self.framework,
-            job=self.job,
+            framework=self.rig.framework,
+            job=self.rig.job,
             attempt=number,
             folder=folder,
             known=self.of_attempt(),
@@ -275,14 +225,12 @@ class _Driver:
             saved=self.saved_before(),
         )
         self.under_way = UnderWay(
+            self.rig,
             handle,
             watch=watch,
             number=number,
-            folder=folder,
             started_at=self.started_at(),
             record=self.record,
-            clock=self.clock,
-            interrupts=self.interrupts,
         )
 
     def saved_before(self) -> int | None:
@@ -350,7 +298,7 @@ class _Driver:
         evidence = self.evidence or evidence_on_record(
             self.folder.attempt(self.number).log, self.of_attempt(), ended.outcome
         )
-        explain(evidence, number=self.number, folder=self.folder.attempt(self.number), record=self.record)
+        explain(self.rig, evidence, number=self.number)
 
     def abandon(self, failure: Failure) -> None:
         """Stop what runs because it can no longer be recorded; the run can be resumed."""

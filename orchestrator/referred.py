@@ -52,7 +52,9 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
     if name is None:
         return msgspec.structs.replace(job, shape=framework.shape(job)), ()
     try:
-        return msgspec.structs.replace(job, shape=find_model(name, job.workdir)), ()
+        found = msgspec.structs.replace(job, shape=find_model(name, job.workdir))
+        # A model that is not on this machine may still be described by the framework's own settings.
+        return msgspec.structs.replace(found, shape=framework.shape(found)), ()
     except Failure as failure:
         path: tuple[str | int, ...] = ("model",) if job.model is not None else ("settings",)
         return job, (Problem(path=path, message=failure.message, hint=failure.hint),)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from orchestrator.beside import Beside, Making, here
 from orchestrator.choice import Choice
 from orchestrator.clock import seconds_of
 from orchestrator.errors import Failure
@@ -20,6 +21,7 @@ from policies.evidence import Lost
 from policies.space import Dimension
 from policies.types import Knobs
 
+_AT_A_TIME = 8  # starts and ends of attempts; more only take processors from the trials that run
 _PAIRS = 2  # runs of the stable start and of the winner under the same conditions
 
 
@@ -38,12 +40,14 @@ class Search:
         known: Tried | None = None,
     ) -> None:
         """Search around `starts[0]`; `known` is what it showed already, if that counts as a trial."""
-        accepted = bench.journal.history()[0]
+        self._bench, self._rig, self._guide = bench, bench.rig, guide
+        accepted = self._rig.journal.history()[0]
         assert isinstance(accepted, Accepted)
-        self._bench, self._guide, self._exported, self._shown = bench, guide, exported, shown
+        self._exported, self._shown = exported, shown
         self._begun_at = seconds_of(accepted.at)
         self._settings, self._base, self._ledger = bench.job.search, starts[0], bench.ledger
-        self._study = Study(bench.folder.path / "study.journal", name=bench.folder.id, dimensions=dimensions)
+        folder = self._rig.folder
+        self._study = Study(folder.path / "study.journal", name=folder.id, dimensions=dimensions)
         self._known = known
         self._choice = Choice(
             bench.ledger,
@@ -55,6 +59,7 @@ class Search:
             started=bench.job.resume,
         )
         self._running: list[Trial] = []
+        self._beside = Beside(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
         self._exhausted = False
 
     # ------------------------------------------------------------------ the search
@@ -62,21 +67,23 @@ class Search:
     def drive(self) -> str:
         """Run trials until something ends the search; returns why it ended, empty when interrupted."""
         self._recover()
-        interrupts = self._bench.interrupts
+        interrupts = self._rig.interrupts
         try:
             while not interrupts.by:
-                while not (reason := self._why_end()) and len(self._running) < self._settings.parallel:
-                    if not self._begin_next():
-                        break
+                reason = self._why_end()
+                place = not reason and len(self._running) < self._settings.parallel
+                begun = place and self._begin_next()
                 if not self._running:
                     return reason or self._why_end()
                 self._turn()
                 if self._elapsed_s >= self._settings.duration_s:
                     self._stop(by="deadline", reason="search.duration is over")
+                elif not begun:
+                    self._rig.clock.sleep(POLL_S)
+            self._stop(by="user", reason=interrupts.by)
         except Failure:
             self._abandon()
             raise
-        self._stop(by="user", reason=interrupts.by)
         return ""
 
     def confirm(self) -> Tried | None:
@@ -86,7 +93,7 @@ class Search:
         """
         try:
             for knobs in self._to_prove():
-                if self._bench.interrupts.by or self._elapsed_s >= self._settings.duration_s:
+                if self._rig.interrupts.by or self._elapsed_s >= self._settings.duration_s:
                     break
                 self._prove(knobs)
         except Failure:
@@ -100,7 +107,7 @@ class Search:
 
     @property
     def _elapsed_s(self) -> float:
-        return self._bench.clock.now() - self._begun_at
+        return self._rig.clock.now() - self._begun_at
 
     def _why_end(self) -> str:
         """Return why no further trial begins; those under way count as run."""
@@ -127,38 +134,43 @@ class Search:
         """Look once at every running trial."""
         best = trials.fastest(self._ledger.results)
         for trial in list(self._running):
-            result = trial.turn(best=None if best is None else best.tokens_per_second)
-            if result is not None:
+            result = trial.turn(best=best)
+            if trial.over:
                 self._running.remove(trial)
+            if result is not None:
                 self._take(result)
         if self._running and (progress := self._running[-1].progress) is not None:
             self._shown(progress)
-        self._bench.clock.sleep(POLL_S)
 
     def _stop(self, *, by: str, reason: str) -> None:
+        """Stop the running trials, all at the same time; one that ends by itself keeps its result."""
         for trial in self._running:
             trial.stop(by=by, reason=reason)
-        self._running = []
+        while self._running:
+            self._turn()
+            self._rig.clock.sleep(POLL_S)
         self._study.close_zombies(self._ledger.results)
 
     def _abandon(self) -> None:
+        if self._beside is not None:
+            self._beside.finish()
         for trial in self._running:
             trial.abandon()
 
     def _recover(self) -> None:
         """End what a dead driver left running and close its trials."""
-        bench = self._bench
-        history = bench.journal.history()
+        rig = self._rig
+        history = rig.journal.history()
         ended = {e.attempt for e in history if isinstance(e, Ended)}
         for event in history:
             if not isinstance(event, Started) or event.trial is None or event.attempt in ended:
                 continue
-            handle = bench.runner.attach(run=bench.folder.id, attempt=event.attempt)
+            handle = rig.runner.attach(run=rig.folder.id, attempt=event.attempt)
             if handle is not None:
                 handle.stop(grace_s=0.0)
                 handle.release()
-            bench.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
-        bench.runner.sweep(run=bench.folder.id)
+            rig.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
+        rig.runner.sweep(run=rig.folder.id)
         self._study.close_zombies(self._ledger.results)
         self._guide.learn(self._ledger)
 
@@ -177,9 +189,7 @@ class Search:
                 self._take(msgspec.structs.replace(self._known, trial=number))
                 continue
             if not proposed.refused:
-                self._running.append(
-                    Trial(self._bench, number=number, knobs=proposed.knobs, purpose=Purpose.PROBE)
-                )
+                self._add(number, proposed.knobs, Purpose.PROBE)
                 return True
             self._take(
                 Tried(
@@ -191,6 +201,13 @@ class Search:
                     reason=proposed.refused,
                 )
             )
+
+    def _add(self, number: int, knobs: Knobs, purpose: Purpose) -> None:
+        """Begin a trial; after a loss its calls are made in this thread, which alone may connect anew."""
+        results = self._ledger.results
+        lost = bool(results) and results[-1].result is Result.LOST
+        making: Making = here if lost or self._beside is None else self._beside
+        self._running.append(Trial(self._bench, number=number, knobs=knobs, purpose=purpose, making=making))
 
     # ------------------------------------------------------------------ what came of it
 
@@ -205,7 +222,7 @@ class Search:
                 result, constraints=result.constraints | {p: round(v, 4) for p, v in merged.items()}
             )
         before = trials.winner(self._ledger.results)
-        self._bench.record(result)
+        self._rig.record(result)
         self._study.tell(result)
         if result.result is Result.LOST:
             self._after_loss(result)
@@ -237,7 +254,7 @@ class Search:
             proven = {r.knobs for r in results if r.purpose is Purpose.CONFIRM and trials.keeps_limits(r)}
             if waiting is None or len(proven - {self._base}) >= self._settings.confirm:
                 break
-            if held is not None and _rate(waiting) <= _rate(held):
+            if held is not None and waiting.rate <= held.rate:
                 break
             yield waiting.knobs
         if not self._settings.confirm:
@@ -253,14 +270,12 @@ class Search:
 
     def _prove(self, knobs: Knobs) -> None:
         number = self._ledger.tried[knobs]
-        self._running.append(Trial(self._bench, number=number, knobs=knobs, purpose=Purpose.CONFIRM))
+        self._add(number, knobs, Purpose.CONFIRM)
         while self._running:
             self._turn()
-            if self._bench.interrupts.by:
-                self._stop(by="user", reason=self._bench.interrupts.by)
+            if self._rig.interrupts.by:
+                self._stop(by="user", reason=self._rig.interrupts.by)
             elif self._elapsed_s >= self._settings.duration_s:
                 self._stop(by="deadline", reason="search.duration is over")
-
-
-def _rate(result: Tried) -> float:
-    return result.tokens_per_second or 0.0
+            elif self._running:
+                self._rig.clock.sleep(POLL_S)

@@ -6,15 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from launchers.base import Framework, Runner
+from launchers.base import Framework
 from orchestrator import loop
-from orchestrator.clock import Clock, seconds_of, timestamp
+from orchestrator.clock import seconds_of
 from orchestrator.errors import ExitCode, Failure
 from orchestrator.guide import Estimated, Guide
-from orchestrator.interrupts import Interrupts
-from orchestrator.journal import Journal
-from orchestrator.loop import Audience
-from orchestrator.runs import Run
+from orchestrator.rig import Rig
 from orchestrator.search import Search
 from orchestrator.trial import Bench
 from orchestrator.units import show_duration, show_rate
@@ -38,54 +35,25 @@ from policies.sharing import gpus_of
 from policies.space import Dimension, assembled, legal, space
 from policies.types import Job, Knobs
 
+_STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs a word of warning
 _FIRST = "base"  # the name of the attempts that make the job stable
 
 
-def search(
-    journal: Journal,
-    framework: Framework,
-    runner: Runner,
-    clock: Clock,
-    *,
-    folder: Run,
-    job: Job,
-    interrupts: Interrupts,
-    audience: Audience,
-    exported: Callable[[], None],
-    guide: Guide | None = None,
-) -> Verdict:
+def search(rig: Rig, *, exported: Callable[[], None], guide: Guide | None = None) -> Verdict:
     """Search from wherever the journal stands; returns the verdict, which is also its last row.
 
     Without a `guide` the calibrated estimate says what may run and what is worth it.
     """
+    journal, job, clock, audience = rig.journal, rig.job, rig.clock, rig.audience
     accepted = journal.history()[0]
     assert isinstance(accepted, Accepted)
     check(job, accepted)
-    bench = Bench(
-        journal,
-        framework,
-        runner,
-        clock,
-        folder=folder,
-        job=job,
-        cluster=accepted.cluster,
-        interrupts=interrupts,
-    )
+    bench = Bench(rig, cluster=accepted.cluster)
     if _trials_begun(journal.history()):
-        _reopen(journal, clock)
+        _reopen(rig)
     else:
         first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
-        verdict = loop.run(
-            journal,
-            framework,
-            runner,
-            clock,
-            folder=folder,
-            job=first,
-            interrupts=interrupts,
-            audience=audience,
-            conclude=False,
-        )
+        verdict = loop.run(msgspec.structs.replace(rig, job=first), conclude=False)
         if not isinstance(verdict, TrainingCompleted | Stable):
             return verdict
     base = _stable(journal.history())
@@ -93,7 +61,7 @@ def search(
     found = Search(
         bench,
         dimensions=dimensions,
-        starts=(base.knobs, *presets(framework, job, accepted, base.knobs, dimensions)),
+        starts=(base.knobs, *presets(rig.framework, job, accepted, base.knobs, dimensions)),
         guide=guide or Estimated(accepted, base=base.knobs, dimensions=dimensions),
         exported=exported,
         shown=lambda progress: audience.watch(progress, now=clock.now()),
@@ -107,13 +75,13 @@ def search(
         found.confirm()
     exported()
     results = bench.ledger.results
-    if interrupts.by:
-        return _finish(journal, clock, Interrupted(by=interrupts.by))
+    if rig.interrupts.by:
+        return _finish(rig, Interrupted(by=rig.interrupts.by))
     left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
     left = max(0, job.search.trials - sum(r.result not in (Result.GATED, Result.LOST) for r in results))
     audience.say(f"left of the budget: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), found.importance(), say=audience.say)
-    return _finish(journal, clock, Stable())
+    return _finish(rig, Stable())
 
 
 def presets(
@@ -166,12 +134,17 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
     results = trials.tried(history)
     best, compared = trials.winner(results), trials.gain(results)
     if best is not None and compared is not None:
-        fast, slow, runs = compared
-        proof = f"{runs} runs of each" if runs > 1 else "one run of each"
+        proof = f"{compared.runs} runs of each" if compared.runs > 1 else "one run of each"
         say(
-            f"fastest: trial {best.trial}, {show_rate(fast, best.unit)}, {fast / slow:.2f}x the stable start "
-            f"({show_rate(slow, best.unit)}; {proof})"
+            f"fastest: trial {best.trial}, {show_rate(compared.fast, best.unit)}, "
+            f"{compared.fast / compared.slow:.2f}x the stable start "
+            f"({show_rate(compared.slow, best.unit)}; {proof})"
         )
+        if compared.apart > _STEADY:
+            say(
+                f"  runs of one configuration were up to {compared.apart:.1f}x apart: the machine was busy "
+                "with something else; trust the order more than the figures"
+            )
     for result in trials.front(results):
         say(
             f"  trial {result.trial:3}  {show_rate(result.rate, result.unit):>16}  "
@@ -200,11 +173,11 @@ def _trials_begun(history: History) -> bool:
     return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
 
 
-def _reopen(journal: Journal, clock: Clock) -> None:
+def _reopen(rig: Rig) -> None:
     """Take note that the user goes on with a search that was interrupted."""
-    last = journal.history()[-1]
+    last = rig.journal.history()[-1]
     if isinstance(last, Finished) and isinstance(last.verdict, Interrupted):
-        journal.append(msgspec.structs.replace(loop.resumed(last.attempt), at=timestamp(clock.now())))
+        rig.record(loop.resumed(last.attempt))
 
 
 def _stable(history: History) -> Started:
@@ -231,6 +204,6 @@ def _result(history: History, base: Started, job: Job) -> Tried:
     return trials.timed(shown, trials.speed(steps))
 
 
-def _finish(journal: Journal, clock: Clock, verdict: Verdict) -> Verdict:
-    journal.append(Finished(at=timestamp(clock.now()), verdict=verdict))
+def _finish(rig: Rig, verdict: Verdict) -> Verdict:
+    rig.record(Finished(verdict=verdict))
     return verdict

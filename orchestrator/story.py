@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from orchestrator.units import show_duration, show_gib, show_value
+from orchestrator.units import show_duration, show_gib, show_rate, show_value
 from policies.events import (
     GaveUp,
     Infrastructure,
@@ -157,9 +157,9 @@ def tried(result: Tried, *, before: Knobs | None) -> str:
     """Return what a search learned about one configuration."""
     change = setting_changes(before, result.knobs) if before is not None else ""
     parts = [f"{result.purpose.value}: {result.result.value}"]
-    if result.tokens_per_second is not None:
+    if result.unit is not None:
         noise = f" ±{result.noise:.0%}" if result.noise is not None and result.noise >= 0.005 else ""
-        parts.append(f"{result.tokens_per_second:,.0f} tok/s{noise}")
+        parts.append(f"{show_rate(result.rate, result.unit)}{noise}")
     if result.headroom is not None:
         parts.append(f"{result.headroom:.1%} free")
     if result.reason:

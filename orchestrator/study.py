@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from policies.events import Result, Tried
 from policies.space import Dimension
+from policies.trials import unit_of
 from policies.types import Knobs, Setting
 
 _STARTUP_TRIALS = 4  # before the model of good and bad values is used; the start configurations count
@@ -77,11 +78,11 @@ class Study:
         for phase, value in result.constraints.items():
             trial.set_constraint(phase, value)
         if result.result in (Result.GATED, Result.SLOW):
-            if result.tokens_per_second is not None:
-                trial.report(result.tokens_per_second, step=1)
+            if result.unit is not None:
+                trial.report(result.rate, step=1)
             self._study.tell(result.trial, state=TrialState.PRUNED)
             return
-        self._study.tell(result.trial, result.tokens_per_second or 0.0)
+        self._study.tell(result.trial, result.rate)
 
     def close_zombies(self, results: Sequence[Tried]) -> None:
         """Finish the trials that a killed driver left running: with their result, or as if never asked."""
@@ -159,19 +160,20 @@ class Draws:
 
 def _seen(results: Sequence[Tried]) -> list[Tried]:
     """Return what the sampler learns from: the best and the latest."""
-    known = [r for r in results if r.result is not Result.LOST]
+    unit = unit_of(results)
+    known = [r for r in results if r.result is not Result.LOST and r.unit in (unit, None)]
     if len(known) <= _BEST_SEEN + _LATEST_SEEN:
         return known
     before, latest = known[:-_LATEST_SEEN], known[-_LATEST_SEEN:]
     fitting = [r for r in before if all(value <= 0 for value in r.constraints.values())]
-    best = sorted(fitting, key=lambda r: r.tokens_per_second or 0.0, reverse=True)[:_BEST_SEEN]
+    best = sorted(fitting, key=lambda r: r.rate, reverse=True)[:_BEST_SEEN]
     return [*best, *latest]
 
 
 def _frozen(distributions: Mapping[str, BaseDistribution], result: Tried) -> FrozenTrial:
     return create_trial(
         state=TrialState.COMPLETE,
-        value=result.tokens_per_second or 0.0,
+        value=result.rate,
         params=parameters(distributions, result.knobs),
         distributions=dict(distributions),
         constraints=result.constraints,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
 
-from launchers.base import Framework, Runner, Unreachable
-from orchestrator.clock import Clock, timestamp
+from launchers.base import Handle, Unreachable
+from orchestrator.beside import Making
 from orchestrator.errors import Failure
-from orchestrator.interrupts import Interrupts
-from orchestrator.journal import Journal
 from orchestrator.ledger import Ledger
-from orchestrator.runs import Run
-from orchestrator.underway import UnderWay, explain, start
+from orchestrator.rig import Rig
+from orchestrator.underway import UnderWay, abandon, explain, intended
 from orchestrator.watch import Progress, Watch
 from policies import trials
 from policies.attempts import MEMORY_CAUSES
@@ -24,6 +23,7 @@ from policies.events import (
     Progressed,
     Purpose,
     Result,
+    Speed,
     StopRequested,
     Tried,
 )
@@ -34,31 +34,15 @@ from policies.types import Cause, Cluster, Job, Knobs
 class Bench:
     """What every trial of a search needs."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        framework: Framework,
-        runner: Runner,
-        clock: Clock,
-        *,
-        folder: Run,
-        job: Job,
-        cluster: Cluster,
-        interrupts: Interrupts,
-    ) -> None:
-        self.journal, self.framework, self.runner, self.clock = journal, framework, runner, clock
-        self.folder, self.job, self.cluster, self.interrupts = folder, job, cluster, interrupts
-        self.forced = framework.can_force_longest(job)
-        self.ledger = Ledger(journal)
-
-    def record(self, event: Event) -> None:
-        """Append an event to the journal."""
-        self.journal.append(msgspec.structs.replace(event, at=timestamp(self.clock.now())))
+    def __init__(self, rig: Rig, *, cluster: Cluster) -> None:
+        self.rig, self.job, self.cluster = rig, rig.job, cluster
+        self.forced = rig.framework.can_force_longest(rig.job)
+        self.ledger = Ledger(rig.journal)
 
     def trial_job(self, trial: str, *, longest: bool, steps: int) -> Job:
         """Return the job as a trial runs it, under names and folders of its own."""
-        folder = Path(self.job.workdir) / "trials" / f"{self.folder.id}-{trial}"
-        job = self.framework.trial(self.job, folder=str(folder), steps=steps, longest=longest)
+        folder = Path(self.job.workdir) / "trials" / f"{self.rig.folder.id}-{trial}"
+        job = self.rig.framework.trial(self.job, folder=str(folder), steps=steps, longest=longest)
         goal = msgspec.structs.replace(job.goal, steps=steps)
         return msgspec.structs.replace(job, goal=goal)
 
@@ -76,47 +60,44 @@ class Bench:
 class Trial:
     """A configuration that is being tried."""
 
-    def __init__(self, bench: Bench, *, number: int, knobs: Knobs, purpose: Purpose) -> None:
+    def __init__(self, bench: Bench, *, number: int, knobs: Knobs, purpose: Purpose, making: Making) -> None:
+        """Try `knobs`; what blocks, starts and ends of attempts, is made by `making`."""
         self.number, self.knobs, self.purpose = number, knobs, purpose
-        self._bench = bench
+        self.over = False
+        self._bench, self._making = bench, making
         self._parts = bench.parts(purpose)
         self._longest, self._wanted = False, 0
         self._under_way: UnderWay | None = None
+        self._handle: Handle | None = None  # from the moment that there is an attempt to end
         self._attempt = 0
         self._failed = False
         self._steps: list[Progressed] = []  # of the running attempt
         self._peaks: dict[str, Peak] = {}  # of all its attempts
-        self._speed: tuple[float, float] | None = None  # on the job's own lengths
+        self._speed: Speed | None = None  # on the job's own lengths
         self._seconds = 0.0
+        self._best: Tried | None = None
+        self._stop_by, self._stop_reason = "", ""
+        self._course = self._run()
 
-    def turn(self, *, best: float | None) -> Tried | None:
-        """Take in what is new; returns the result once the trial is over."""
-        attempt = self._under_way
-        if attempt is None:
-            return self._start()
-        hung = attempt.poll()
-        if hung or self._failed:
-            return self._end("hang" if hung else "failure")
-        if attempt.over:
-            return self._end("")
-        probing = self.purpose is not Purpose.CONFIRM and self._own_lengths
-        if probing and len(self._steps) < self._wanted and trials.too_slow(self._steps, best=best):
-            reason = "it cannot become the fastest"
-            self._bench.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
-            return self._end("slow")
+    def turn(self, *, best: Tried | None) -> Tried | None:
+        """Take in what is new; returns the result once the trial is over, none of one that was stopped."""
+        self._best = best
+        try:
+            next(self._course)
+        except StopIteration as over:
+            self.over = True
+            result: Tried | None = over.value
+            return result
         return None
 
     def stop(self, *, by: str, reason: str) -> None:
-        """Stop the running attempt; its configuration is tried again by a resumed search."""
-        attempt, self._under_way = self._under_way, None
-        if attempt is not None:
-            self._bench.record(StopRequested(attempt=attempt.number, by=by, reason=reason))
-            attempt.end(stopped_by=by)
+        """Let the next turns stop the attempt; its configuration is tried again by a resumed search."""
+        self._stop_by, self._stop_reason = by, reason
 
     def abandon(self) -> None:
         """End the running attempt although nothing can be recorded any more."""
-        if self._under_way is not None:
-            self._under_way.abandon()
+        if self._handle is not None:
+            abandon(self._handle)
 
     @property
     def progress(self) -> Progress | None:
@@ -133,53 +114,83 @@ class Trial:
             self._steps.append(event)
             self._peaks = trials.highest(self._peaks, event.peaks)
         self._failed = self._failed or isinstance(event, FailureSeen)
-        self._bench.record(event)
+        self._bench.rig.record(event)
 
-    def _start(self) -> Tried | None:
+    def _run(self) -> Generator[None, None, Tried | None]:
+        """Run the attempts that the purpose takes, one after another."""
+        result: Tried | None = None
+        while result is None and self._parts and not self._stop_by:
+            result = yield from self._start()
+            if result is None:
+                yield
+                by = yield from self._follow()
+                result = yield from self._end(by)
+        return result
+
+    def _start(self) -> Generator[None, None, Tried | None]:
         bench = self._bench
         self._longest, steps = self._parts.pop(0)
         self._wanted = steps
         self._steps, self._failed = [], False
         self._attempt = bench.ledger.next_attempt
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
+        start = intended(
+            bench.rig,
+            job,
+            self.knobs,
+            number=self._attempt,
+            resume=False,
+            trial=self.number,
+            longest=self._longest,
+        )
+
+        def begin() -> Handle:
+            self._handle = start()
+            return self._handle
+
         try:
-            handle = start(
-                bench.runner,
-                bench.framework,
-                job,
-                self.knobs,
-                folder=bench.folder,
-                number=self._attempt,
-                resume=False,
-                record=bench.record,
-                trial=self.number,
-                longest=self._longest,
-            )
+            handle = yield from self._making(begin)
         except Unreachable as unreachable:
-            bench.record(Ended(attempt=self._attempt, outcome=Lost(reason=unreachable.message)))
+            bench.rig.record(Ended(attempt=self._attempt, outcome=Lost(reason=unreachable.message)))
             return self._result(Result.LOST, reason=unreachable.message)
-        now, folder = bench.clock.now(), bench.folder.attempt(self._attempt)
+        now, folder = bench.rig.clock.now(), bench.rig.folder.attempt(self._attempt)
         watch = Watch(
-            framework=bench.framework, job=job, attempt=self._attempt, folder=folder, known=(), now=now
+            framework=bench.rig.framework, job=job, attempt=self._attempt, folder=folder, known=(), now=now
         )
         self._under_way = UnderWay(
-            handle,
-            watch=watch,
-            number=self._attempt,
-            folder=folder,
-            started_at=now,
-            record=self._record,
-            clock=bench.clock,
-            interrupts=bench.interrupts,
+            bench.rig, handle, watch=watch, number=self._attempt, started_at=now, record=self._record
         )
         return None
 
-    def _end(self, by: str) -> Tried | None:
-        """End the running attempt; the trial goes on with its next one, or is over."""
-        attempt, self._under_way = self._under_way, None
+    def _follow(self) -> Generator[None, None, str]:
+        """Poll the attempt until it is over or has to be stopped; ends with who stops it."""
+        attempt = self._under_way
         assert attempt is not None
-        ended, evidence = attempt.end(stopped_by=by)
+        while not self._stop_by:
+            hung = attempt.poll()
+            if hung or self._failed:
+                return "hang" if hung else "failure"
+            if attempt.over:
+                return ""
+            probing = self.purpose is not Purpose.CONFIRM and self._own_lengths
+            if probing and len(self._steps) < self._wanted and trials.too_slow(self._steps, best=self._best):
+                reason = "it cannot become the fastest"
+                self._bench.rig.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
+                return "slow"
+            yield
+        by, reason = self._stop_by, self._stop_reason
+        self._bench.rig.record(StopRequested(attempt=attempt.number, by=by, reason=reason))
+        return by
+
+    def _end(self, by: str) -> Generator[None, None, Tried | None]:
+        """End the running attempt; the trial goes on with its next one, or is over."""
+        attempt = self._under_way
+        assert attempt is not None
+        ended, evidence = yield from attempt.ending(stopped_by=by, making=self._making)
+        self._under_way = self._handle = None
         self._seconds += ended.seconds
+        if by and by == self._stop_by:
+            return None
         if ended.held:
             raise Failure(f"memory did not come back: {ended.held}", hint="free it; then go on")
         if by == "slow":
@@ -193,10 +204,7 @@ class Trial:
 
     def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
         """Record why the attempt failed and return what that says about the configuration."""
-        bench = self._bench
-        found = explain(
-            evidence, number=self._attempt, folder=bench.folder.attempt(self._attempt), record=bench.record
-        )
+        found = explain(self._bench.rig, evidence, number=self._attempt)
         reason = found.evidence[0].text.strip()[:160] if found.evidence else found.cause.value
         if found.cause in MEMORY_CAUSES:
             where = f"{found.cause.value} in {found.phase.value}"
@@ -212,16 +220,13 @@ class Trial:
         if result is Result.REFUSED:
             constraints["refused"] = 1.0
         free = trials.free_share(self._peaks)
-        rate, noise = self._speed if self._speed is not None else (None, None)
         gpus = cluster.nodes * cluster.gpus_per_node / max(1, job.search.parallel)
-        return Tried(
+        tried = Tried(
             attempt=self._attempt,
             trial=self.number,
             knobs=self.knobs,
             purpose=self.purpose,
             result=result,
-            tokens_per_second=None if rate is None else round(rate, 3),
-            noise=None if noise is None else round(noise, 4),
             headroom=free if result is Result.FITS else None,
             constraints={name: round(value, 4) for name, value in constraints.items()},
             extrapolated=not self._bench.forced,
@@ -229,3 +234,10 @@ class Trial:
             seconds=round(self._seconds, 1),
             gpu_hours=round(gpus * self._seconds / 3600, 4),
         )
+        return trials.timed(tried, self._speed and _in_short(self._speed))
+
+
+def _in_short(speed: Speed) -> Speed:
+    """Return a speed with the digits that are worth a place in the journal."""
+    rate, noise = float(f"{speed.per_second:.6g}"), round(speed.noise, 4)
+    return msgspec.structs.replace(speed, per_second=rate, noise=noise)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import msgspec
 
-from launchers.base import Framework, Handle, Observed, Runner, Unreachable
-from orchestrator.clock import Clock
-from orchestrator.interrupts import Impatient, Interrupts
-from orchestrator.runs import Attempt, Run, shown_argv
+from launchers.base import Handle, Observed, Unreachable
+from orchestrator.beside import Making, here
+from orchestrator.interrupts import Impatient
+from orchestrator.rig import Rig
+from orchestrator.runs import shown_argv
 from orchestrator.watch import Watch
 from policies.diagnose import diagnose
 from policies.events import Diagnosed, Ended, Event, GoalReached, Progressed, Started, StopRequested
@@ -23,22 +24,22 @@ DRAIN_S = 60.0
 LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
 
-def start(
-    runner: Runner,
-    framework: Framework,
+def intended(
+    rig: Rig,
     job: Job,
     knobs: Knobs,
     *,
-    folder: Run,
     number: int,
     resume: bool,
-    record: Callable[[Event], None],
     trial: int | None = None,
     longest: bool = False,
-) -> Handle:
-    """Start an attempt, its intent recorded first; raises Unreachable when the place cannot take it."""
-    command = framework.command(job, knobs, run=folder.id, attempt=number, resume=resume)
-    attempt = folder.attempt(number)
+) -> Callable[[], Handle]:
+    """Record that an attempt begins and return what starts it.
+
+    That raises Unreachable when the place cannot take it.
+    """
+    command = rig.framework.command(job, knobs, run=rig.folder.id, attempt=number, resume=resume)
+    attempt = rig.folder.attempt(number)
     attempt.create()
     attempt.write_command(command, python=job.python)
     started = Started(
@@ -49,21 +50,30 @@ def start(
         trial=trial,
         longest=longest,
     )
-    record(started)
-    return runner.start(command, run=folder.id, attempt=number, python=job.python)
+    rig.record(started)
+    return lambda: rig.runner.start(command, run=rig.folder.id, attempt=number, python=job.python)
 
 
-def explain(
-    evidence: Evidence, *, number: int, folder: Attempt, record: Callable[[Event], None]
-) -> Diagnosed:
+def explain(rig: Rig, evidence: Evidence, *, number: int) -> Diagnosed:
     """Record why an attempt failed, secrets masked, and return the row."""
     diagnosis = diagnose(evidence)
     fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
     fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
     row = Diagnosed(**fields, attempt=number)
-    record(row)
-    folder.write_view("diagnosis", row)
+    rig.record(row)
+    rig.folder.attempt(number).write_view("diagnosis", row)
     return row
+
+
+def abandon(handle: Handle) -> float | None:
+    """End an attempt without recording anything; returns the seconds it took."""
+    try:
+        stop_s = handle.stop(grace_s=STOP_GRACE_S)
+        handle.drain(timeout_s=DRAIN_S)
+        handle.release()
+    except Unreachable:
+        return None
+    return stop_s
 
 
 class UnderWay:
@@ -71,19 +81,19 @@ class UnderWay:
 
     def __init__(
         self,
+        rig: Rig,
         handle: Handle,
         *,
         watch: Watch,
         number: int,
-        folder: Attempt,
         started_at: float,
         record: Callable[[Event], None],
-        clock: Clock,
-        interrupts: Interrupts,
     ) -> None:
-        self.handle, self.watch, self.number, self.folder = handle, watch, number, folder
+        self.handle, self.watch, self.number = handle, watch, number
+        self.folder = rig.folder.attempt(number)
         self.seen = Observed()
-        self._started_at, self._record, self._clock, self._interrupts = started_at, record, clock, interrupts
+        self._started_at, self._record = started_at, record
+        self._clock, self._interrupts = rig.clock, rig.interrupts
 
     def poll(self) -> bool:
         """Take in what is new; true when the attempt was found to hang."""
@@ -103,16 +113,29 @@ class UnderWay:
 
     def end(self, *, stopped_by: str) -> tuple[Ended, Evidence]:
         """End the whole attempt, wait for its memory and record how it ended."""
+        ending = self.ending(stopped_by=stopped_by)
+        while True:
+            try:
+                next(ending)
+            except StopIteration as over:
+                found: tuple[Ended, Evidence] = over.value
+                return found
+            self._clock.sleep(POLL_S)
+
+    def ending(
+        self, *, stopped_by: str, making: Making = here
+    ) -> Generator[None, None, tuple[Ended, Evidence]]:
+        """Do the same in turns, between which others have theirs."""
         if stopped_by:
             self.watch.expect_end()
-        stop_s = self._stop()
+        stop_s = yield from making(self._stop)
         if stopped_by and not self.seen.lost:
-            self._last_words()
+            yield from self._last_words()
         for event in self.watch.finish(now=self._clock.now()):
             if isinstance(event, (Progressed, GoalReached)):
                 self._record(event)
         try:
-            drain = self.handle.drain(timeout_s=DRAIN_S)
+            drain = yield from making(lambda: self.handle.drain(timeout_s=DRAIN_S))
             held, drain_s = ("" if drain.clear else drain.held or "unknown"), drain.seconds
         except Unreachable as unreachable:
             held, drain_s = "", None
@@ -132,18 +155,12 @@ class UnderWay:
         )
         self._record(ended)
         self.folder.write_view("outcome", ended)
-        self.release()
+        yield from making(self.release)
         return ended, evidence
 
     def abandon(self) -> float | None:
         """End the attempt without recording anything; returns the seconds it took."""
-        try:
-            stop_s = self.handle.stop(grace_s=STOP_GRACE_S)
-            self.handle.drain(timeout_s=DRAIN_S)
-            self.handle.release()
-        except Unreachable:
-            return None
-        return stop_s
+        return abandon(self.handle)
 
     def release(self) -> None:
         """Give up supervisor and samplers; one that cannot be reached has nothing to give up."""
@@ -162,11 +179,11 @@ class UnderWay:
         except Unreachable:
             return None
 
-    def _last_words(self) -> None:
+    def _last_words(self) -> Generator[None, None, None]:
         """Poll until the stopped attempt's exit and the end of its logs have arrived."""
         until = self._clock.now() + LAST_WORDS_S
         while True:
             self.poll()
             if self.over or self._clock.now() >= until:
                 return
-            self._clock.sleep(POLL_S)
+            yield

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from policies.shown import show_gib as show_gib
+from policies.shown import show_value as show_value
+
 GIB = 1024**3
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -57,13 +60,6 @@ def share(written: object) -> float:
     return value
 
 
-def show_gib(size: float, *, digits: int = 2) -> str:
-    """Return `13.91 GiB`; small sizes in MiB so that a CPU budget can be read."""
-    if abs(size) >= GIB:
-        return f"{size / GIB:,.{digits}f} GiB"
-    return f"{size / 1024**2:,.{max(digits - 1, 0)}f} MiB"
-
-
 def show_duration(seconds: float) -> str:
     """Return `0.4s`, `41s`, `6m 12s` or `2h 05m`."""
     if seconds < 9.95:
@@ -76,10 +72,7 @@ def show_duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
-def show_value(value: object) -> str:
-    """Return a setting's value as a person would type it."""
-    if value is None:
-        return "default"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def show_rate(per_second: float, unit: str | None) -> str:
+    """Return `1,638 tok/s`, `9.41 tok/s` or `0.0123 steps/s`: three digits at least."""
+    digits = f"{per_second:,.0f}" if per_second >= 99.95 else f"{per_second:.3g}"
+    return f"{digits} {unit}"

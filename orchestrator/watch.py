@@ -29,6 +29,7 @@ from policies.evidence import (
     Sample,
     Saved,
     StepDone,
+    StepTokens,
     TrainingDone,
 )
 from policies.rules_own import restarted, stalled
@@ -91,6 +92,7 @@ class Watch:
         self._cards_known = False  # which of them are the attempt's
         self._all_peaks: dict[str, Peak] = {}
         self._resumed_from: int | None = None
+        self._step_s: float | None = None  # of the last step
         self._done = False
         self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
         self._last_step = framework.last_step(job)
@@ -186,7 +188,9 @@ class Watch:
         events: list[Event] = []
         for line in lines:
             marker = self._framework.marker(line.text)
-            if marker is not None:
+            if isinstance(marker, StepTokens):
+                events = self._counted(events, marker.tokens)
+            elif marker is not None:
                 events += self._mark(marker, now)
             for finding in self._scanner.line(line.text, number=line.number, source=line.source):
                 if finding.cause is not None and finding.fatal != "never":
@@ -239,7 +243,7 @@ class Watch:
         for name, peak in done.peaks.items():
             _raise_to(self._peaks, name, peak)
             _raise_to(self._all_peaks, name, peak)
-        seconds = self._liveness.stepped(now, seconds=done.seconds)
+        seconds = self._step_s = self._liveness.stepped(now, seconds=done.seconds)
         peaks = self._peaks if self._all_peaks else self._card_peaks
         follows = self.progress.step is None or done.step == self.progress.step + 1
         self._consecutive = self._consecutive + 1 if follows else 1
@@ -272,6 +276,19 @@ class Watch:
         if self._consecutive >= self._job.goal.steps and not (self._goal_known or self._failure_known):
             events.append(self._goal(done))
         return restart + events
+
+    def _counted(self, events: list[Event], tokens: float) -> list[Event]:
+        """Return the events with the throughput of the last step; one told at an earlier look keeps none."""
+        if not self._step_s:
+            return events
+        rate = round(tokens / self._step_s, 3)
+        self.progress = msgspec.structs.replace(self.progress, tokens_per_second=rate)
+        return [
+            msgspec.structs.replace(event, tokens_per_second=rate)
+            if isinstance(event, Progressed | GoalReached) and event.step == self.progress.step
+            else event
+            for event in events
+        ]
 
     def _restarted(self, done: StepDone, now: float) -> list[Event]:
         """Return the failure of an attempt that should have gone on and began anew."""

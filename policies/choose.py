@@ -16,7 +16,8 @@ from policies.ranking import best, judged, measures, outlook, trusted
 from policies.remedies import candidates
 from policies.repeats import repeats
 from policies.shortfall import shortfall
-from policies.sizing import missing_bytes, size_text
+from policies.shown import show_gib
+from policies.sizing import missing_bytes
 from policies.types import Cause, Effect, Knobs, Phase, Recovery
 
 _CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new step
@@ -97,7 +98,7 @@ def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
     if missing is None:
         return ""
     memory = _MEMORY.get(diagnosis.cause, "memory")
-    return f"attempt #{attempt} misses by {size_text(missing)} of {memory}"
+    return f"attempt #{attempt} misses by {show_gib(missing)} of {memory}"
 
 
 def _streak(run: Run) -> list[Attempt]:

@@ -14,6 +14,9 @@ _LONGEST = 500  # characters of a line of context
 _MARKERS = 25  # lines above a message without frames that may say what was going on
 _AFTER = 8  # lines below a message that may say so without being frames
 _JOINED = 6  # rows over which one message may be spread
+# A frame that a terminal broke, and a whole one.
+_CUT_FRAME = re.compile(r"^\s*File(?: \"[^\"]*| \"[^\"]+\",?(?: line(?: \d+,?(?: in)?)?)?)?$")
+_FRAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \S")
 _STAGE = 300  # lines for which an engine's start-up line counts
 # Lines that every healthy run prints: they name phases and say nothing of this failure.
 _ROUTINE = re.compile(
@@ -84,8 +87,7 @@ def _said_last(before: list[str]) -> list[str]:
 def _above(before: list[str], tag: str) -> list[str]:
     context: list[str] = []
     framed = False
-    for text in (part for line in reversed(before) for part in reversed(segments(line))):
-        other = parsed(text)
+    for other in reversed(_rows(before)):
         if other.tag != tag:
             continue
         if ends_error(other.bare):
@@ -98,6 +100,23 @@ def _above(before: list[str], tag: str) -> list[str]:
         context = [text for text in context[:_MARKERS] if not routine(text)]
     context.reverse()
     return context[-REACH:]
+
+
+def _rows(before: list[str]) -> list[Line]:
+    """Return the lines, with a frame that a terminal broke in the middle made whole again."""
+    rows: list[Line] = []
+    for text in (part for line in before for part in segments(line)):
+        row = parsed(text)
+        if rows and row.tag in (rows[-1].tag, "") and _CUT_FRAME.search(rows[-1].bare):
+            first, rest = rows[-1].bare, row.bare.strip()
+            joined = (f"{first} {rest}", first + rest)
+            whole = next((one for one in joined if _FRAME.search(one)), "")
+            whole = whole or next((one for one in joined if _CUT_FRAME.search(one) and '"' in rest), "")
+            if whole:
+                rows[-1] = rows[-1]._replace(bare=whole)
+                continue
+        rows.append(row)
+    return rows
 
 
 def below(text: str, *, distance: int) -> bool:

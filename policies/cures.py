@@ -7,7 +7,8 @@ from policies.memory import PHASES
 from policies.neighbours import REMEDY_OF, effect_of
 from policies.ranking import Outlook, Ranked
 from policies.remedies import candidates
-from policies.sizing import missing_bytes, size_text
+from policies.shown import show_gib
+from policies.sizing import missing_bytes
 from policies.types import Cause, Knobs, Setting, changed
 
 _GROWS = {"memory_fraction": "increase_mem_fraction"}
@@ -63,15 +64,15 @@ def peaks(view: Outlook, ranked: Ranked) -> str:
     shares.sort(key=lambda item: -item[0])
     shown = shares[:_SHOWN]
     if len({capacity for _, _, capacity in shown}) == 1:
-        tight = ", ".join(f"{phase.value} {size_text(ranked.gpu[phase])}" for _, phase, _ in shown)
-        text = f"predicted peaks {tight} of {size_text(shown[0][2])}"
+        tight = ", ".join(f"{phase.value} {show_gib(ranked.gpu[phase])}" for _, phase, _ in shown)
+        text = f"predicted peaks {tight} of {show_gib(shown[0][2])}"
     else:
         text = "predicted peaks " + ", ".join(
-            f"{phase.value} {size_text(ranked.gpu[phase])} of {size_text(capacity)}"
+            f"{phase.value} {show_gib(ranked.gpu[phase])} of {show_gib(capacity)}"
             for _, phase, capacity in shown
         )
     if ranked.host > 0.8 * found.host_capacity:
-        text += f", host {size_text(ranked.host)} of {size_text(found.host_capacity)}"
+        text += f", host {show_gib(ranked.host)} of {show_gib(found.host_capacity)}"
     return text
 
 
@@ -93,7 +94,7 @@ def _failure(diagnosis: Diagnosis) -> str:
         return "the engine's pool cannot hold one sequence"
     if missing is None or diagnosis.facts.requested_bytes is None or diagnosis.facts.free_bytes is None:
         return f"{phase} ran out of device memory"
-    requested, free = size_text(diagnosis.facts.requested_bytes), size_text(diagnosis.facts.free_bytes)
+    requested, free = show_gib(diagnosis.facts.requested_bytes), show_gib(diagnosis.facts.free_bytes)
     return f"{phase} needed {requested} more with {free} free"
 
 
@@ -119,7 +120,7 @@ def _frees(ranked: Ranked, before: Ranked, diagnosis: Diagnosis) -> str:
         freed = before.gpu[diagnosis.phase] - ranked.gpu[diagnosis.phase]
     else:
         return ""
-    return f"{size_text(freed)} in {diagnosis.phase.value}, as predicted" if freed > 0 else ""
+    return f"{show_gib(freed)} in {diagnosis.phase.value}, as predicted" if freed > 0 else ""
 
 
 def _shown(value: Setting) -> str:

@@ -180,6 +180,21 @@ class Result(StrEnum):
     GATED = "gated"  # never run: predicted, or known, not to fit
 
 
+class Unit(StrEnum):
+    """What a speed counts."""
+
+    TOKENS = "tok/s"
+    STEPS = "steps/s"
+
+
+class Speed(Value, frozen=True, kw_only=True):
+    """How fast steps were."""
+
+    per_second: float
+    unit: Unit
+    noise: float = 0.0  # relative standard error
+
+
 class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type"):
     """What a search learned about one configuration."""
 
@@ -188,6 +203,7 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
     purpose: Purpose
     result: Result
     tokens_per_second: float | None = None  # median after the warm-up
+    steps_per_second: float | None = None  # the same where the log tells no tokens; one of both at most
     noise: float | None = None  # relative standard error of it
     headroom: float | None = None  # smallest free share over phases
     constraints: dict[str, float] = {}  # phase -> use above what is allowed, in units of the limit
@@ -195,6 +211,18 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
     reason: str = ""
     seconds: float = 0.0
     gpu_hours: float = 0.0
+
+    @property
+    def unit(self) -> Unit | None:
+        """What its rate counts; None: it was not measured."""
+        if self.tokens_per_second is not None:
+            return Unit.TOKENS
+        return None if self.steps_per_second is None else Unit.STEPS
+
+    @property
+    def rate(self) -> float:
+        """Its speed in that unit, 0 where it was not measured."""
+        return self.tokens_per_second or self.steps_per_second or 0.0
 
 
 Event: TypeAlias = (

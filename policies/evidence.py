@@ -77,6 +77,12 @@ class StepDone(Value, frozen=True, kw_only=True, tag="step_done", tag_field="kin
     saved: bool = False  # the line says that a checkpoint after this step is complete
 
 
+class StepTokens(Value, frozen=True, kw_only=True, tag="step_tokens", tag_field="kind"):
+    """A marker: the tokens that the last completed step trained on, prompts included, of all ranks."""
+
+    tokens: float
+
+
 class Resumed(Value, frozen=True, kw_only=True, tag="resumed", tag_field="kind"):
     """A marker: the job continues a checkpoint written after `step`."""
 
@@ -95,7 +101,7 @@ class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_fi
     step: int
 
 
-Marker: TypeAlias = PhaseStarted | PhaseEnded | StepDone | Resumed | Saved | TrainingDone
+Marker: TypeAlias = PhaseStarted | PhaseEnded | StepDone | StepTokens | Resumed | Saved | TrainingDone
 
 
 class Completed(Value, frozen=True, kw_only=True, tag="completed", tag_field="outcome"):

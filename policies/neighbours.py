@@ -11,38 +11,18 @@ import numpy as np
 
 from policies.belief import Floats
 from policies.legal import completed, highest, lowest, objections
-from policies.types import Effect, Grid, Knobs, Profile, Recovery, Requires, Setting, Together
+from policies.moves import SAVING
+from policies.types import KNOBS, Effect, Grid, Knobs, Profile, Recovery, Requires, Setting, Together
 
 Score: TypeAlias = Callable[[Sequence[Knobs]], tuple[Floats, Floats]]
 
-# What a move towards less memory is called on the ladder; None: it has no rung of its own.
+# The ladder alone turns these: a degree of another knob, and what the estimate cannot rank.
+_BY_LADDER = frozenset(
+    {"optimizer_offload_fraction", "host_allocator", "memory_margin", "restart_every", "memory_snapshot"}
+)
+# The knobs that are varied, and what a move towards less memory is called on the ladder.
 REMEDY_OF: dict[str, str] = {
-    "concurrency": "reduce_concurrency",
-    "memory_fraction": "reduce_mem_fraction",
-    "rollout_tensor_parallel": "tensor_parallel",
-    "cuda_graphs": "disable_cuda_graph",
-    "max_batched_tokens": "reduce_tokens_per_mb",
-    "tokens_per_microbatch": "reduce_tokens_per_mb",
-    "microbatch_size": "reduce_micro_batch",
-    "recompute": "recompute",
-    "activation_offload": "offload_activations",
-    "param_offload": "offload_params",
-    "grad_offload": "offload_grads",
-    "optimizer_offload": "offload_optimizer",
-    "sequence_parallel": "sequence_parallel",
-    "context_parallel": "sequence_parallel",
-    "tensor_parallel": "tensor_parallel",
-    "fused_kernels": "fused_kernels",
-    "loss_recompute": "loss_recompute",
-    "logprob_tokens": "reduce_tokens_per_mb",
-    "logprob_chunk": "chunk_logits",
-    "entropy_chunking": "chunk_logits",
-    "entropy_recompute": "loss_recompute",
-    "sync_mode": "disk_weight_sync",
-    "sync_buffer": "reduce_sync_buffer",
-    "weights_backup": "drop_weights_backup",
-    "dataloader_workers": "reduce_workers",
-    "allocator": "expandable_segments",
+    knob: SAVING[knob][0] for knob in KNOBS if knob in SAVING and knob not in _BY_LADDER
 }
 # Numbers are tried at these shares of the written value and of the present one, and at the least legal one.
 _SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)

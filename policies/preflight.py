@@ -7,7 +7,7 @@ from policies.cures import peaks, step, words
 from policies.events import Launch
 from policies.legal import objections
 from policies.ranking import Outlook, Ranked, best, judged, outlook, overflowing
-from policies.sizing import size_text
+from policies.shown import show_gib
 from policies.types import Knobs, Preflight, changed
 
 PREFLIGHT = "preflight"
@@ -50,4 +50,4 @@ def _why(view: Outlook, before: Ranked) -> str:
         return "as written the engine's pool is predicted to hold no whole sequence"
     where, missing = misses[0]
     memory = "the host" if where == "host" else where
-    return f"as written {memory} is predicted to need {size_text(missing)} more than there is"
+    return f"as written {memory} is predicted to need {show_gib(missing)} more than there is"

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from policies.changes import host
 from policies.evidence import Diagnosis, Remedy
+from policies.moves import MOVES, Part, Turn, spoken
 from policies.remedies import LADDER, Rung, candidates
-from policies.turns import IN_ENGINE, IN_SCORING, OFFLOADS, STEPS, Step
+from policies.shown import show_value
 from policies.types import KNOBS, Cause, Component, Knobs, Phase, Profile, Setting, Value
 
-ENGINE_KNOBS = frozenset(
-    (
-        "concurrency",
-        "memory_fraction",
-        "rollout_tensor_parallel",
-        "cuda_graphs",
-        "max_batched_tokens",
-        "max_model_len",
-    )
-)
 _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
 _ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
@@ -117,7 +106,7 @@ def _cure(remedy: Remedy, knobs: Knobs) -> Cure:
         changes=remedy.changes,
         before=before,
         exact=True,
-        slows="" if remedy.slows == "nothing" else remedy.slows,
+        slows=_price(remedy.slows),
     )
 
 
@@ -129,33 +118,27 @@ def _action(remedy: Remedy, before: dict[str, Setting]) -> str:
 
 def _turn(knob: str, before: Setting, after: Setting) -> str:
     if before is None:
-        return f"set `{knob}` to {_shown(after)}"
+        return f"set `{knob}` to {show_value(after)}"
     numbers = isinstance(before, int | float) and isinstance(after, int | float)
     verb = "set"
     if numbers and not isinstance(after, bool):
         verb = "lower" if float(after or 0) < float(before) else "raise"
-    return f"{verb} `{knob}` {_shown(before)} → {_shown(after)}"
-
-
-def _shown(value: Setting) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{verb} `{knob}` {show_value(before)} → {show_value(after)}"
 
 
 def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
-    for step in _steps(name, diagnosis):
+    for knob, turn in _turns(name, diagnosis).items():
         if name == "reduce_host_offload":
-            ruled_out = known.offered.isdisjoint(OFFLOADS)
+            ruled_out = known.offered.isdisjoint(MOVES[name].turns)
         else:
-            ruled_out = step.knob not in known.offered or _is_known(known, step.knob)
-        if not ruled_out and step.knob not in known.fixed:
+            ruled_out = knob not in known.offered or _is_known(known, knob)
+        if not ruled_out and knob not in known.fixed:
             return Cure(
                 name=name,
-                action=step.action,
-                reason=step.reason,
-                changes={step.knob: step.direction},
-                slows=step.slows,
+                action=turn.action,
+                reason=turn.reason,
+                changes={knob: turn.way},
+                slows=_price(turn.slows or MOVES[name].slows),
             )
     return None
 
@@ -165,13 +148,19 @@ def _is_known(known: Known, knob: str) -> bool:
     return known.profile is not None and getattr(known.profile.knobs, knob) is not None
 
 
-def _steps(name: str, diagnosis: Diagnosis) -> Iterator[Step]:
-    if _is_engine(diagnosis) and name in IN_ENGINE:
-        yield IN_ENGINE[name]
-        return
-    if name == "reduce_tokens_per_mb" and diagnosis.phase is Phase.LOG_PROB:
-        yield IN_SCORING
-    yield from STEPS.get(name, ())
+def _price(slows: str) -> str:
+    return "" if slows == "nothing" else slows
+
+
+def _turns(name: str, diagnosis: Diagnosis) -> dict[str, Turn]:
+    """Return the ways to apply a remedy to what failed, the nearest first."""
+    parts: dict[Part | None, dict[str, Turn]] = {}
+    for knob, turn in spoken(name).items():
+        parts.setdefault(turn.part, {})[knob] = turn
+    if _is_engine(diagnosis) and Part.ENGINE in parts:
+        return parts[Part.ENGINE]
+    scoring = parts.get(Part.SCORING, {}) if diagnosis.phase is Phase.LOG_PROB else {}
+    return scoring | parts.get(None, {})
 
 
 def _group(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:

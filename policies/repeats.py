@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from policies.evidence import Diagnosis
-from policies.types import KNOBS, Cause, Knobs, Phase, Placement, Profile, Setting
+from policies.moves import MOVES, SAVING
+from policies.types import ENGINE_KNOBS, KNOBS, Cause, Knobs, Phase, Placement, Profile, Setting
 
 # How each knob moves the memory of a device: modes from more to less; numbers: a larger one asks for more.
 _MODES: dict[str, tuple[Setting, ...]] = {
@@ -20,36 +21,14 @@ _MODES: dict[str, tuple[Setting, ...]] = {
     "allocator": ("default", "expandable"),
     "sync_mode": ("memory", "disk"),
 }
-_MORE_IS_MORE = frozenset(
-    {
-        "concurrency",
-        "memory_fraction",
-        "max_batched_tokens",
-        "max_model_len",
-        "tokens_per_microbatch",
-        "microbatch_size",
-        "logprob_tokens",
-        "logprob_chunk",
-        "sync_buffer",
-    }
-)
-_MORE_IS_LESS = frozenset(
-    {
-        "optimizer_offload_fraction",
-        "sequence_parallel",
-        "context_parallel",
-        "tensor_parallel",
-        "rollout_tensor_parallel",
-    }
-)
+# Restarts return what grew; they do not make a step smaller.
+_WAYS = {knob: turn.way for knob, (_, turn) in SAVING.items() if knob != "restart_every"}
+_MORE_IS_MORE = frozenset({"max_model_len", *(knob for knob, way in _WAYS.items() if way == "lower")})
+_MORE_IS_LESS = frozenset(knob for knob, way in _WAYS.items() if way in ("more", "raise"))
 # What moves host memory: offload and copies ask for more of it.
-_HOST_MORE: dict[str, tuple[Setting, ...]] = {
-    "activation_offload": (True, False),
-    "param_offload": (True, False),
-    "grad_offload": (True, False),
-    "optimizer_offload": (True, False),
-    "weights_backup": (True, False),
-}
+_HOST_MORE: dict[str, tuple[Setting, ...]] = dict.fromkeys(
+    (*MOVES["reduce_host_offload"].turns, "weights_backup"), (True, False)
+)
 _HOST_NUMBERS = frozenset(
     {"dataloader_workers", "optimizer_offload_fraction", "concurrency", "microbatch_size"}
 )
@@ -58,16 +37,6 @@ _DIAGNOSTICS = frozenset({"memory_snapshot", "nccl_memory_check", "memory_profil
 _HOST_ONLY = frozenset({"host_allocator", "weights_backup", "dataloader_workers"})
 _SCORING = frozenset({"logprob_tokens"})
 _SYNC = frozenset({"sync_mode", "sync_buffer"})
-_ENGINE = frozenset(
-    {
-        "concurrency",
-        "memory_fraction",
-        "rollout_tensor_parallel",
-        "cuda_graphs",
-        "max_batched_tokens",
-        "max_model_len",
-    }
-)
 _ENGINE_PHASES = frozenset({Phase.ROLLOUT, Phase.ROLLOUT_INIT, Phase.WEIGHT_SYNC, Phase.COMM, Phase.NONE})
 
 
@@ -97,7 +66,7 @@ def _neutral(profile: Profile, diagnosis: Diagnosis) -> frozenset[str]:
         if diagnosis.phase not in (Phase.WEIGHT_SYNC, Phase.COMM, Phase.NONE):
             found |= _SYNC
         if profile.placement is not Placement.COLOCATED and diagnosis.phase not in _ENGINE_PHASES:
-            found |= _ENGINE
+            found |= ENGINE_KNOBS
     return found
 
 

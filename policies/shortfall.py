@@ -10,7 +10,7 @@ from policies.attempts import Run
 from policies.cures import words
 from policies.estimate.shapes import parameters
 from policies.ranking import Outlook, Ranked, nearest, outlook, overflowing
-from policies.sizing import size_text
+from policies.shown import show_gib
 from policies.types import AtLeast, Cluster, Knobs, Layout, Model, Profile, changed
 from policies.value import Value
 
@@ -41,7 +41,7 @@ def shortfall(run: Run, *, started: bool) -> Shortfall | None:
     changes = {knob: after for knob, (_, after) in changed(run.accepted.profile.knobs, closest.knobs).items()}
     text = f"the nearest configuration ({words(run.accepted.profile.knobs, changes) or 'as written'})"
     return Shortfall(
-        nearest=f"{text} is predicted to miss by {size_text(missing)} of {memory}",
+        nearest=f"{text} is predicted to miss by {show_gib(missing)} of {memory}",
         would_fit=tuple(_alternatives(view, present, where, started=started)),
     )
 
@@ -132,6 +132,6 @@ def _shorter(profile: Profile, layout: Layout) -> Profile:
 
 def _figure(found: Ranked, where: str) -> str:
     if where == "host":
-        return f"predicted host {size_text(found.host)}"
+        return f"predicted host {show_gib(found.host)}"
     size = next(size for phase, size in found.gpu.items() if phase.value == where)
-    return f"predicted {where} {size_text(size)}"
+    return f"predicted {where} {show_gib(size)}"

@@ -17,11 +17,6 @@ FRACTION_MULTIPLE = 0.01
 _SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
 
 
-def size_text(size: float) -> str:
-    """Return `13.91 GiB`, or MiB below one."""
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
-
-
 def missing_bytes(facts: Facts) -> int | None:
     """Return by how much the failed request exceeded what was free; None where the message does not say."""
     if facts.requested_bytes is None or facts.free_bytes is None:

@@ -7,11 +7,22 @@ from statistics import median
 
 import msgspec
 
-from policies.events import Diagnosed, Ended, History, Progressed, Purpose, Result, Started, Tried
+from policies.events import (
+    Diagnosed,
+    Ended,
+    History,
+    Progressed,
+    Purpose,
+    Result,
+    Speed,
+    Started,
+    Tried,
+    Unit,
+)
 from policies.evidence import Diagnosis, Peak
 from policies.repeats import repeats
 from policies.sizing import missing_bytes
-from policies.types import Knobs, Phase, Profile, Search
+from policies.types import Knobs, Phase, Profile, Search, Value
 
 _WARM_UP_STEPS = 1  # compiles kernels, fills caches
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
@@ -21,20 +32,38 @@ _SIGMAS = 3.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
-def speed(steps: Sequence[Progressed]) -> tuple[float, float] | None:
-    """Return the median throughput after the warm-up in tokens/s, and its relative standard error.
-
-    A framework that reports no tokens is compared by steps per second.
-    """
+def speed(steps: Sequence[Progressed]) -> Speed | None:
+    """Return the median speed after the warm-up, in steps where the log tells no tokens."""
     counted = list(steps)[_WARM_UP_STEPS:] or list(steps)
-    rates = [s.tokens_per_second for s in counted if s.tokens_per_second]
+    unit, rates = Unit.TOKENS, [s.tokens_per_second for s in counted if s.tokens_per_second]
     if not rates:
-        rates = [1.0 / s.seconds for s in counted if s.seconds]
+        unit, rates = Unit.STEPS, [1.0 / s.seconds for s in counted if s.seconds]
     if not rates:
         return None
     middle = median(rates)
     spread = _MAD_TO_SIGMA * median(abs(rate - middle) for rate in rates)
-    return middle, spread / middle / len(rates) ** 0.5 if middle else 0.0
+    return Speed(per_second=middle, unit=unit, noise=spread / middle / len(rates) ** 0.5)
+
+
+def timed(result: Tried, found: Speed | None) -> Tried:
+    """Return a result with this speed."""
+    if found is None:
+        return msgspec.structs.replace(result, tokens_per_second=None, steps_per_second=None, noise=None)
+    tokens = found.unit is Unit.TOKENS
+    return msgspec.structs.replace(
+        result,
+        tokens_per_second=found.per_second if tokens else None,
+        steps_per_second=None if tokens else found.per_second,
+        noise=found.noise,
+    )
+
+
+def unit_of(results: Iterable[Tried]) -> Unit | None:
+    """Return the unit in which results are compared: that of the first that was measured.
+
+    A result in another unit, from a log that told its tokens only now and then, counts as not measured.
+    """
+    return next((r.unit for r in results if r.unit is not None), None)
 
 
 def highest(*peaks: Mapping[str, Peak]) -> dict[str, Peak]:
@@ -75,13 +104,12 @@ def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
     return {str(phase): max(_BLIND_EXCESS, share)}
 
 
-def too_slow(steps: Sequence[Progressed], *, best: float | None) -> bool:
+def too_slow(steps: Sequence[Progressed], *, best: Tried | None) -> bool:
     """Return whether the first steps already say that a trial cannot come near the best."""
     found = speed(steps)
-    if best is None or found is None or len(steps) <= _WARM_UP_STEPS + 1:
+    if best is None or found is None or len(steps) <= _WARM_UP_STEPS + 1 or found.unit is not best.unit:
         return False
-    middle, noise = found
-    return middle * (1.0 + _SIGMAS * noise) < _SLOW_SHARE * best
+    return found.per_second * (1.0 + _SIGMAS * found.noise) < _SLOW_SHARE * best.rate
 
 
 def tried(history: History) -> tuple[Tried, ...]:
@@ -96,17 +124,18 @@ def fastest(results: Iterable[Tried], *, confirmed: bool = False) -> Tried | Non
     that ever failed does not count.
     """
     every = list(results)
+    unit = unit_of(every)
     failed = {r.knobs for r in every if r.result in (Result.FAILS, Result.REFUSED)}
     fitting: dict[tuple[Knobs, bool], list[Tried]] = {}
     for r in every:
         held = r.purpose is Purpose.CONFIRM
-        if r.knobs not in failed and keeps_limits(r) and held >= confirmed:
+        if r.knobs not in failed and keeps_limits(r) and r.unit is unit and held >= confirmed:
             fitting.setdefault((r.knobs, held), []).append(r)
     best: Tried | None = None
     for measured in fitting.values():
-        rate = median(r.tokens_per_second or 0.0 for r in measured)
-        if best is None or rate > (best.tokens_per_second or 0.0):
-            best = msgspec.structs.replace(measured[-1], tokens_per_second=rate)
+        rate, last = median(r.rate for r in measured), measured[-1]
+        if unit is not None and (best is None or rate > best.rate):
+            best = timed(last, Speed(per_second=rate, unit=unit, noise=last.noise or 0.0))
     return best
 
 
@@ -114,7 +143,7 @@ def keeps_limits(result: Tried) -> bool:
     """Return whether a configuration ran, with the headroom that the goal wants."""
     return (
         result.result is Result.FITS
-        and result.tokens_per_second is not None
+        and result.unit is not None
         and all(value <= 0 for value in result.constraints.values())
     )
 
@@ -127,26 +156,33 @@ def winner(results: Sequence[Tried]) -> Tried | None:
     return proven if put_to_proof and proven is not None else fastest(results)
 
 
-def gain(results: Sequence[Tried]) -> tuple[float, float, int] | None:
-    """Return the rates of the winner and of the stable start under the same conditions, and the runs of each.
+class Gain(Value, frozen=True, kw_only=True):
+    """The winner and the stable start under the same conditions."""
 
-    None where only one of them was measured so.
-    """
+    fast: float  # medians, in the winner's unit
+    slow: float
+    runs: int  # of each
+    apart: float  # the fastest over the slowest run of one configuration: what the machine's noise does
+
+
+def gain(results: Sequence[Tried]) -> Gain | None:
+    """Return how the winner compares with the stable start; None where only one of them was measured so."""
     best = winner(results)
     if best is None:
         return None
     for purpose in (Purpose.CONFIRM, Purpose.PROBE):
         rates = [
             [
-                r.tokens_per_second
+                r.rate
                 for r in results
-                if r.knobs == k and r.purpose is purpose and keeps_limits(r)
+                if r.knobs == k and r.purpose is purpose and r.unit is best.unit and keeps_limits(r)
             ]
             for k in (best.knobs, results[0].knobs)
         ]
         if all(rates):
-            fast, slow = (median(rate or 0.0 for rate in own) for own in rates)
-            return fast, slow, min(len(own) for own in rates)
+            fast, slow = (median(own) for own in rates)
+            apart = max(max(own) / min(own) for own in rates)
+            return Gain(fast=fast, slow=slow, runs=min(len(own) for own in rates), apart=apart)
     return None
 
 
@@ -160,8 +196,7 @@ def why_end(results: Sequence[Tried], search: Search, *, elapsed_s: float) -> st
     patience = max(_LEAST_PATIENCE, round(_PATIENCE_SHARE * search.trials))
     if len(run) > patience:
         before, after = fastest(run[:-patience]), fastest(run)
-        old = 0.0 if before is None else before.tokens_per_second or 0.0
-        new = 0.0 if after is None else after.tokens_per_second or 0.0
+        old, new = (0.0 if best is None else best.rate for best in (before, after))
         if old and new < old * (1.0 + search.min_gain):
             return f"no gain of {search.min_gain:.0%} in {patience} trials"
     return ""
@@ -176,16 +211,17 @@ def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]],
 
 
 def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
-    """Return the results that no other beats in both throughput and headroom, the fastest first.
+    """Return the results that no other beats in both speed and headroom, the fastest first.
 
     A configuration stands there as it was first measured, as all the others were.
     """
-    first: dict[Knobs, Tried] = {}
-    for r in results:
-        if r.result is Result.FITS and r.tokens_per_second is not None and r.headroom is not None:
+    every, first = list(results), dict[Knobs, Tried]()
+    unit = unit_of(every)
+    for r in every:
+        if r.result is Result.FITS and r.unit is not None and r.unit is unit and r.headroom is not None:
             first.setdefault(r.knobs, r)
     usable = list(first.values())
-    usable.sort(key=lambda r: (r.tokens_per_second or 0.0, r.headroom or 0.0), reverse=True)
+    usable.sort(key=lambda r: (r.rate, r.headroom or 0.0), reverse=True)
     found: list[Tried] = []
     for result in usable:
         if not found or (result.headroom or 0.0) > (found[-1].headroom or 0.0):

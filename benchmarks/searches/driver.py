@@ -24,7 +24,7 @@ from orchestrator.guide import Estimated
 from orchestrator.interrupts import Interrupts
 from orchestrator.job import assumed, parse
 from orchestrator.ledger import Ledger
-from orchestrator.loop import Unseen
+from orchestrator.rig import Rig
 from orchestrator.study import Study
 from policies.events import Event, Started, Tried
 from policies.space import neighbours
@@ -236,17 +236,16 @@ def _at_once() -> tuple[float, int]:
                 now=clock.now(),
                 mode="search",
             )
-            searching.search(
-                book,
-                framework,
-                place,
-                clock,
+            rig = Rig(
+                journal=book,
+                framework=framework,
+                runner=place,
+                clock=clock,
                 folder=run,
                 job=job,
                 interrupts=Interrupts(),
-                audience=Unseen(),
-                exported=lambda: None,
             )
+            searching.search(rig, exported=lambda: None)
             results = [e for e in book.history() if isinstance(e, Tried) and e.seconds]
             begun = next(e for e in book.history() if isinstance(e, Started) and e.trial is not None)
             took_s = _unix(results[-1].at) - _unix(begun.at)

@@ -207,19 +207,16 @@ def tried(world: World, knobs: Knobs, rows: Sequence[Event], *, trial: int) -> T
     failure = next((e for e in rows if isinstance(e, Diagnosed)), None)
     if failure is not None:
         constraints |= trials.excess_of_failure(failure)
-    shown = trials.speed(steps) if failure is None else None
-    rate, noise = (None, None) if shown is None else shown
-    return Tried(
+    result = Tried(
         attempt=rows[0].attempt,
         trial=trial,
         knobs=knobs,
         purpose=Purpose.PROBE,
         result=Result.FITS if failure is None else Result.FAILS,
-        tokens_per_second=rate,
-        noise=noise,
         headroom=trials.free_share(peaks),
         constraints=constraints,
     )
+    return trials.timed(result, trials.speed(steps) if failure is None else None)
 
 
 def keeps(world: World, configurations: Sequence[Knobs]) -> np.ndarray:

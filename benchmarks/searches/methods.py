@@ -121,11 +121,11 @@ def _tell(study: optuna.Study, trial: optuna.Trial, result: Tried | None, *, con
     if constrained:
         for phase, value in ({"legal": 1.0} if result is None else result.constraints).items():
             trial.set_constraint(phase, value)
-        study.tell(trial, 0.0 if result is None else result.tokens_per_second or 0.0)
+        study.tell(trial, 0.0 if result is None else result.rate)
     elif result is None or not keeps_limits(result):
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     else:
-        study.tell(trial, result.tokens_per_second or 0.0)
+        study.tell(trial, result.rate)
 
 
 def _legal(start: Start, drawn: Callable[[], dict[str, Any]]) -> Knobs | None:

@@ -12,6 +12,7 @@ from policies.evidence import (
     Resumed,
     Saved,
     StepDone,
+    StepTokens,
     TrainingDone,
 )
 from policies.types import Component, Phase
@@ -19,6 +20,9 @@ from policies.types import Component, Phase
 GIB = 1 << 30  # AReaL's "GB"
 
 _STEP = re.compile(r"Epoch \d+/\d+ Step \d+/\d+ Train step (\d+)/(\d+) done\.")
+# In the table below the line of a step: what the packed micro-batches of all data-parallel ranks held.
+# `ppo_actor/n_tokens` counts the padding too, `n_valid_tokens` the responses alone.
+_TOKENS = re.compile(r"│\s*ppo_actor/update/n_tokens\s*│\s*([\d.]+(?:e[+-]?\d+)?)\s*│")
 _RECOVERING = re.compile(r"Recovering from StepInfo\(.*global_step=(\d+)")
 _SAVED = "Saved recover checkpoint"
 _DONE = "Training completes! Total time elapsed"
@@ -47,6 +51,7 @@ _NEEDLES = (
     "server",
     "Servers",
     "Training completes",
+    "update/n_tokens",
     _SAVED,
 )
 
@@ -57,6 +62,8 @@ def marker(line: str) -> Marker | None:
         return None
     if step := _STEP.search(line):
         return StepDone(step=int(step[1]), of=int(step[2]))
+    if tokens := _TOKENS.search(line):
+        return StepTokens(tokens=float(tokens[1]))
     if recovering := _RECOVERING.search(line):
         # It names the next step, counted from 0: as many are completed.
         return Resumed(step=int(recovering[1]))

@@ -14,6 +14,7 @@ MARKER = "AUTOTUNE_ATTEMPT"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _YOUNG_S = 30.0  # a process may still take its environment on by exec: Ray forks first, then execs the worker
+_PATIENCE = 0.5  # of a young stranger's age, until it is looked at again: many censuses share a machine
 _ROTATION = 60  # known strangers looked at again, one in so many per scan: process ids are used again
 _LAST_WAIT_S = 10.0  # for processes that SIGKILL has been sent to
 
@@ -103,7 +104,7 @@ class Census:
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
         self._ours: dict[int, int] = {}  # pid -> started
-        self._strangers: dict[int, float] = {}  # pid -> first seen
+        self._strangers: dict[int, tuple[float, float]] = {}  # pid -> first seen, looked at again from
         self._scans = 0
 
     def scan(self) -> tuple[ProcessStat, ...]:
@@ -112,17 +113,19 @@ class Census:
         self._scans += 1
         present = all_pids()
         found: list[ProcessStat] = []
-        strangers: dict[int, float] = {}
+        strangers: dict[int, tuple[float, float]] = {}
         for pid in present:
             started = self._ours.get(pid)
             if started is None:
-                seen = self._strangers.get(pid, now)
-                if now - seen > _YOUNG_S and (pid + self._scans) % _ROTATION:
-                    strangers[pid] = seen
+                seen, due = self._strangers.get(pid, (now, now))
+                late = (pid + self._scans) % _ROTATION == 0 if now - seen > _YOUNG_S else now >= due
+                if not late:
+                    strangers[pid] = seen, due
                     continue
             stat = self._classify(pid, started)
             if stat is None:
-                strangers[pid] = self._strangers.get(pid, now)
+                seen = self._strangers.get(pid, (now, now))[0]
+                strangers[pid] = seen, now + _PATIENCE * (now - seen)
             else:
                 found.append(stat)
         self._strangers = strangers

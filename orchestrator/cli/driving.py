@@ -19,6 +19,7 @@ from orchestrator.errors import ExitCode, Failure
 from orchestrator.interrupts import Interrupts, listening
 from orchestrator.job import parse
 from orchestrator.journal import Journal, encode
+from orchestrator.rig import Rig
 from orchestrator.units import show_gib
 from policies.attempts import fold
 from policies.calibration import learned
@@ -119,7 +120,17 @@ def _drive(run: runs.Run, journal: Journal, console: Console, interrupts: Interr
             console.say(note)
         if not history:
             _accept(run, journal, runner, framework, job)
-        verdict = _conduct(run, journal, runner, framework, job, console, interrupts)
+        rig = Rig(
+            journal=journal,
+            framework=framework,
+            runner=runner,
+            clock=SystemClock(),
+            folder=run,
+            job=job,
+            interrupts=interrupts,
+            audience=console,
+        )
+        verdict = _conduct(rig)
     except Unreachable as unreachable:
         raise _unreachable(unreachable, run) from None
     finally:
@@ -138,40 +149,13 @@ def _learn(journal: Journal) -> None:
         experience.keep(taught)
 
 
-def _conduct(
-    run: runs.Run,
-    journal: Journal,
-    runner: Runner,
-    framework: Framework,
-    job: Job,
-    console: Console,
-    interrupts: Interrupts,
-) -> Verdict:
+def _conduct(rig: Rig) -> Verdict:
     """Launch or search, as the run was asked for."""
-    if run.asked.mode == "launch":
-        return loop.run(
-            journal,
-            framework,
-            runner,
-            SystemClock(),
-            folder=run,
-            job=job,
-            interrupts=interrupts,
-            audience=console,
-        )
+    if rig.folder.asked.mode == "launch":
+        return loop.run(rig)
     from orchestrator import searching
 
-    return searching.search(
-        journal,
-        framework,
-        runner,
-        SystemClock(),
-        folder=run,
-        job=job,
-        interrupts=interrupts,
-        audience=console,
-        exported=lambda: _export(run),
-    )
+    return searching.search(rig, exported=lambda: _export(rig.folder))
 
 
 def _job(run: runs.Run, accepted: Event | None) -> Job:

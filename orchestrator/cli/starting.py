@@ -17,6 +17,7 @@ import msgspec
 from launchers import frameworks
 from orchestrator import export, runs
 from orchestrator.cli.options import Options
+from orchestrator.cli.wish import Wish
 from orchestrator.errors import ExitCode, Failure
 from orchestrator.job import assumed, override, parse, read_text
 from orchestrator.journal import owner
@@ -33,20 +34,10 @@ class Prepared(Value, frozen=True, kw_only=True):
     asked: runs.Asked
 
 
-class Wish(Value, frozen=True, kw_only=True):
-    """What the command line says beside the job file."""
-
-    overrides: tuple[str, ...] = ()
-    relaunches: int | None = None
-    trials: int | None = None
-    duration: str | None = None
-    asked: runs.Asked = runs.Asked()
-
-
-def prepare(job_file: Path, wish: Wish) -> Prepared:
+def prepare(wish: Wish) -> Prepared:
     """Return the job of a file with the options of the command line applied."""
-    text = read_text(job_file)
-    job = parse(text, file=str(job_file))
+    text = read_text(wish.job_file)
+    job = parse(text, file=str(wish.job_file))
     edits = [
         export.Edit(("settings", key), value, "--set") for key, value in override(job, wish.overrides).items()
     ]
@@ -61,8 +52,8 @@ def prepare(job_file: Path, wish: Wish) -> Prepared:
     ]
     if edits:
         text = export.edited(text, edits)
-        job = parse(text, file=f"{job_file} with the command line's options")
-    return Prepared(text=text, job=job, asked=wish.asked)
+        job = parse(text, file=f"{wish.job_file} with the command line's options")
+    return Prepared(text=text, job=job, asked=runs.Asked(mode=wish.mode, policy=wish.policy))
 
 
 def first_command(job: Job) -> Command:
@@ -72,17 +63,16 @@ def first_command(job: Job) -> Command:
     return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume)
 
 
-def begin(
-    prepared: Prepared, *, dry_run: bool, detach_: bool, submit_: str | None, options: Options
-) -> ExitCode:
+def begin(wish: Wish, *, options: Options) -> ExitCode:
     """Begin a run in the way that the command line asks for."""
-    if submit_ and detach_:
+    prepared = prepare(wish)
+    if wish.submit and wish.detach:
         raise click.UsageError("--submit runs elsewhere already; leave out --detach")
-    if dry_run:
+    if wish.dry_run:
         show(prepared, as_json=options.json)
-    elif submit_:
-        submit(prepared, url=submit_, options=options)
-    elif detach_:
+    elif wish.submit:
+        submit(prepared, url=wish.submit, options=options)
+    elif wish.detach:
         detach(prepared, options=options)
     else:
         return launch(prepared, options=options)

@@ -13,10 +13,10 @@ from launchers.frameworks import FRAMEWORKS, spellings
 from orchestrator.explain.reading import Reading
 from policies.evidence import Diagnosis
 from policies.model import Model
-from policies.prescribe import ENGINE_KNOBS, Cure, Known, prescribe
+from policies.moves import spoken
+from policies.prescribe import Cure, Known, prescribe
 from policies.requests import printed_model
-from policies.turns import STEPS
-from policies.types import KNOBS, Cluster, Job, Knobs, Profile, Support, Value
+from policies.types import ENGINE_KNOBS, KNOBS, Cluster, Job, Knobs, Profile, Support, Value
 
 _TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
 _FEWEST = 2  # knobs that a log must print before what it leaves out is taken for a default
@@ -224,11 +224,12 @@ def _bare(name: str) -> str:
 
 def _advised(framework: Framework) -> dict[str, str]:
     """Return the settings that guides name for a knob and that work, where no preset uses them."""
-    return {
-        STEPS[row.remedy][0].knob: row.setting.partition(":")[0]
-        for row in framework.advice
-        if row.status is Status.WORKS and row.remedy in STEPS and " " not in row.setting.partition(":")[0]
-    }
+    found: dict[str, str] = {}
+    for row in framework.advice:
+        setting = row.setting.partition(":")[0]
+        if row.status is Status.WORKS and " " not in setting and (turns := spoken(row.remedy)):
+            found[next(iter(turns))] = setting
+    return found
 
 
 def _offers(framework: Framework) -> dict[str, Support]:

@@ -1,4 +1,7 @@
-"""What a remedy changes, by how much, and why it frees the memory that failed: one function per remedy."""
+"""What a remedy changes, by how much, and why it frees the memory that failed: one function per remedy.
+
+What a proposal does not say with its own figures is said in the words of `MOVES`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TypeAlias
 
 from policies.evidence import Diagnosis, Remedy
 from policies.legal import completed
+from policies.moves import MOVES
 from policies.types import Effect, Knobs, Profile, Setting
 
 Propose: TypeAlias = Callable[[Profile, Knobs, Diagnosis], Iterable[Remedy]]
@@ -20,9 +24,9 @@ def change(
     knobs: Knobs,
     changes: dict[str, Setting],
     *,
-    reason: str,
-    frees: str,
-    slows: str,
+    reason: str = "",
+    frees: str = "",
+    slows: str = "",
 ) -> Iterator[Remedy]:
     """Yield the remedy where its knobs are offered, have a value and differ from the present ones."""
     if any(value is None or knob not in profile.supported for knob, value in changes.items()):
@@ -32,20 +36,24 @@ def change(
     if any(knob not in full for knob in changes):
         return
     numeric = any(profile.supported[k].effect is Effect.NUMERIC for k in full if k in profile.supported)
+    move = MOVES[name]
+    turn = move.turns[next(iter(changes))]
     yield Remedy(
         name=name,
         changes=full,
-        reason=reason,
-        frees=frees,
-        slows=slows,
+        reason=reason or turn.reason,
+        frees=frees or move.frees,
+        slows=slows or turn.slows or move.slows,
         effect=Effect.NUMERIC if numeric else Effect.EXACT,
     )
 
 
-def doubled(name: str, profile: Profile, knobs: Knobs, knob: str, why: str) -> Iterator[Remedy]:
+def doubled(name: str, profile: Profile, knobs: Knobs, knob: str) -> Iterator[Remedy]:
     """Yield the remedy that spreads the work over twice as many ranks, where that is offered."""
     present = getattr(knobs, knob)
     if knob in profile.supported and isinstance(present, int):
+        move = MOVES[name]
+        why = next(iter(move.turns.values())).reason
         yield from change(
             name,
             profile,
@@ -53,5 +61,5 @@ def doubled(name: str, profile: Profile, knobs: Knobs, knob: str, why: str) -> I
             {knob: present * 2},
             reason=f"{why}: {present * 2} ranks instead of {present}",
             frees="about half of it",
-            slows="every pass, by communication",
+            slows=move.slows,
         )

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from policies.changes import change
 from policies.evidence import Diagnosis, Remedy
-from policies.sizing import higher_fraction, lower_fraction, shrink_share, size_text, smaller, stronger
+from policies.shown import show_gib
+from policies.sizing import higher_fraction, lower_fraction, shrink_share, smaller, stronger
 from policies.types import Cause, Knobs, Profile
 
 
@@ -22,7 +23,6 @@ def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
         reason=f"the engine works on {fewer} requests at once instead of {knobs.concurrency}; "
         "every sample is still made",
         frees="batch and pool memory in proportion to the requests",
-        slows="rollout, where the engine was not saturated",
     )
 
 
@@ -34,9 +34,7 @@ def reduce_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) ->
         profile,
         knobs,
         {"memory_fraction": lower},
-        reason="the engine's static share is taken from the memory that ran out",
         frees=_of_capacity(knobs.memory_fraction, lower, diagnosis),
-        slows="rollout, when the smaller pool holds fewer requests",
     )
 
 
@@ -48,9 +46,7 @@ def increase_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) 
         profile,
         knobs,
         {"memory_fraction": higher},
-        reason="what the weights leave of the engine's share is too small a pool, so the share must grow",
         frees="pool memory; takes it from everything else on the card",
-        slows="nothing",
     )
 
 
@@ -62,9 +58,7 @@ def disable_cuda_graph(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
             profile,
             knobs,
             {"cuda_graphs": mode},
-            reason="captured graphs keep private pools beside the token pool",
             frees="the graphs' private pools, often 1 to 3 GiB",
-            slows="decoding of small batches, by 10 to 30 %",
         )
 
 
@@ -76,9 +70,7 @@ def disk_weight_sync(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> It
             profile,
             knobs,
             {"sync_mode": "disk"},
-            reason="weights written to files need no gathered copies and buffers on the devices",
             frees="the gathered weights and the sync buffers",
-            slows="weight sync, by writing and reading the model",
         )
 
 
@@ -86,15 +78,7 @@ def reduce_sync_buffer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
     """Propose smaller pieces in the weight sync."""
     if knobs.sync_mode != "disk":
         less = smaller(profile, knobs, "sync_buffer", share=shrink_share(diagnosis))
-        yield from change(
-            "reduce_sync_buffer",
-            profile,
-            knobs,
-            {"sync_buffer": less},
-            reason="weights travel in pieces of this size, held on both sides",
-            frees="sync buffers in proportion",
-            slows="weight sync, slightly",
-        )
+        yield from change("reduce_sync_buffer", profile, knobs, {"sync_buffer": less})
 
 
 def _of_capacity(before: float | None, after: float | None, diagnosis: Diagnosis) -> str:
@@ -102,5 +86,5 @@ def _of_capacity(before: float | None, after: float | None, diagnosis: Diagnosis
     if before is None or after is None:
         return ""
     if capacity:
-        return size_text((before - after) * capacity)
+        return show_gib((before - after) * capacity)
     return f"{(before - after) * 100:.0f} % of the card"

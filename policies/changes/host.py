@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from policies.changes import GIB, change
 from policies.evidence import Diagnosis, Remedy
 from policies.legal import highest
+from policies.moves import MOVES
 from policies.sizing import smaller
 from policies.types import Knobs, Phase, Profile
 
@@ -15,13 +16,12 @@ _OUTSIDE_SHARE = 0.25  # of a card held by others before they are named as the r
 
 def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose what was moved to host memory goes back to the devices, the phase's own first."""
-    order = ["activation_offload", "grad_offload", "optimizer_offload", "param_offload"]
     first = {
         Phase.OPTIMIZER: "optimizer_offload",
         Phase.WEIGHT_SYNC: "param_offload",
         Phase.ROLLOUT: "param_offload",
     }.get(diagnosis.phase)
-    for knob in sorted(order, key=lambda name: name != first):
+    for knob in sorted(MOVES["reduce_host_offload"].turns, key=lambda name: name != first):
         if getattr(knobs, knob) is True:
             yield from change(
                 "reduce_host_offload",
@@ -30,7 +30,6 @@ def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) ->
                 {knob: False},
                 reason=f"{knob} fills the host memory that ran out",
                 frees="host memory; takes device memory",
-                slows="nothing",
             )
 
 
@@ -42,9 +41,7 @@ def drop_weights_backup(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) ->
             profile,
             knobs,
             {"weights_backup": False},
-            reason="the backup is a full copy of the weights in host memory",
             frees="one copy of the weights in host memory",
-            slows="waking the trainer, slightly",
         )
 
 
@@ -53,15 +50,7 @@ def reduce_workers(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
     present = knobs.dataloader_workers
     if present is not None and present > 0:
         for fewer in dict.fromkeys((present // 2, 0)):
-            yield from change(
-                "reduce_workers",
-                profile,
-                knobs,
-                {"dataloader_workers": fewer},
-                reason="every data loader process holds its own copy of the data and its shared batches",
-                frees="host and shared memory in proportion",
-                slows="data loading, where it is the bottleneck",
-            )
+            yield from change("reduce_workers", profile, knobs, {"dataloader_workers": fewer})
 
 
 def host_allocator(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -75,23 +64,13 @@ def host_allocator(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
             knobs,
             {"host_allocator": offered[0] if offered else "jemalloc"},
             reason="glibc keeps freed host memory in its arenas; this allocator returns it",
-            frees="host memory that is freed but not returned",
-            slows="nothing",
         )
 
 
 def expandable_segments(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose an allocator whose segments grow, so that free pieces are not stranded."""
     if knobs.allocator != "expandable":
-        yield from change(
-            "expandable_segments",
-            profile,
-            knobs,
-            {"allocator": "expandable"},
-            reason="memory that is reserved but in pieces too small for the request becomes usable",
-            frees="fragmented reserve",
-            slows="nothing",
-        )
+        yield from change("expandable_segments", profile, knobs, {"allocator": "expandable"})
 
 
 def adjust_memory_margin(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -107,15 +86,7 @@ def adjust_memory_margin(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
         less = smaller(profile, knobs, "memory_margin", share=0.5)
         margin = present if less is None else less
         reason = "the margin refuses allocations that would fit"
-    yield from change(
-        "adjust_memory_margin",
-        profile,
-        knobs,
-        {"memory_margin": margin},
-        reason=reason,
-        frees="the difference",
-        slows="nothing",
-    )
+    yield from change("adjust_memory_margin", profile, knobs, {"memory_margin": margin}, reason=reason)
 
 
 def restart_every(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -129,7 +100,6 @@ def restart_every(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
             knobs,
             {"restart_every": steps},
             reason=f"the failure came after {diagnosis.step} steps; a restart returns what grew",
-            frees="what accumulates over steps",
             slows=f"one restart every {steps} steps",
         )
 
@@ -148,12 +118,4 @@ def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
 
 def capture_snapshot(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the next failure is recorded, where nothing explains this one; cures nothing by itself."""
-    yield from change(
-        "capture_snapshot",
-        profile,
-        knobs,
-        {"memory_snapshot": True},
-        reason="nothing explains this failure; the next one is recorded with its allocations",
-        frees="nothing",
-        slows="every allocation, slightly",
-    )
+    yield from change("capture_snapshot", profile, knobs, {"memory_snapshot": True}, frees="nothing")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from policies.changes import change, doubled
 from policies.evidence import Diagnosis, Remedy
 from policies.legal import highest
+from policies.moves import MOVES
 from policies.sizing import shrink_share, smaller, stronger
 from policies.types import Cause, Component, Knobs, Phase, Profile
 
@@ -27,6 +28,7 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
         names = ("max_batched_tokens",)
     elif diagnosis.phase is Phase.LOG_PROB:
         names = ("logprob_tokens", "tokens_per_microbatch")
+    words = MOVES["reduce_tokens_per_mb"].turns["tokens_per_microbatch"]
     for knob in names:
         base = knobs.tokens_per_microbatch if knob == "logprob_tokens" else None
         fewer = smaller(profile, knobs, knob, share=share, base=base)
@@ -35,9 +37,9 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
             profile,
             knobs,
             {knob: fewer},
-            reason="the memory of a pass grows with its tokens; the batch is the same, in more passes",
+            reason=words.reason,
             frees="activations and logits in proportion to the tokens",
-            slows="this phase by a few per cent",
+            slows=words.slows,
         )
 
 
@@ -50,29 +52,19 @@ def reduce_micro_batch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
             profile,
             knobs,
             {"microbatch_size": fewer},
-            reason="the memory of a pass grows with its sequences; the batch is the same, in more passes",
             frees="activations and logits in proportion to the sequences",
-            slows="this phase by a few per cent",
         )
-
-
-_CHUNK_WORDS = {
-    "reason": "the logits of all tokens at once are the largest tensor of the phase",
-    "frees": "all but one piece of the logits",
-    "slows": "this phase by 1 to 3 %",
-}
 
 
 def chunk_logits(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose logits and entropy in pieces instead of one tensor of tokens x vocabulary."""
-    for knob in ("entropy_chunking",):
-        if getattr(knobs, knob) is not True:
-            yield from change("chunk_logits", profile, knobs, {knob: True}, **_CHUNK_WORDS)
+    if knobs.entropy_chunking is not True:
+        yield from change("chunk_logits", profile, knobs, {"entropy_chunking": True})
     if knobs.logprob_chunk is None:
         chunk = smaller(profile, knobs, "logprob_chunk", share=1.0, base=_CHUNK + 1)
     else:
         chunk = smaller(profile, knobs, "logprob_chunk", share=0.5)
-    yield from change("chunk_logits", profile, knobs, {"logprob_chunk": chunk}, **_CHUNK_WORDS)
+    yield from change("chunk_logits", profile, knobs, {"logprob_chunk": chunk})
 
 
 def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -82,9 +74,7 @@ def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
         profile,
         knobs,
         {"loss_recompute": True},
-        reason="the loss keeps logits for backward; computing it again keeps none",
         frees="the logits kept between forward and backward",
-        slows="backward by a few per cent",
     )
     if diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB, Phase.NONE):
         yield from change(
@@ -92,9 +82,7 @@ def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
             profile,
             knobs,
             {"entropy_recompute": True},
-            reason="the entropy keeps a copy of the logits for backward; computing it again keeps none",
             frees="one copy of the logits",
-            slows="backward by a few per cent",
         )
 
 
@@ -106,9 +94,8 @@ def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[
             profile,
             knobs,
             {"recompute": mode},
-            reason="backward computes the activations again, so that forward need not keep them",
             frees="most activations of the layers" if mode == "full" else "the activations of attention",
-            slows="training by 20 to 30 %" if mode == "full" else "training by about 5 %",
+            slows="" if mode == "full" else "training by about 5 %",
         )
 
 
@@ -120,8 +107,7 @@ def fused_kernels(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
         knobs,
         {"fused_kernels": True},
         reason="fused kernels compute loss and gates without writing their full intermediate tensors",
-        frees="logits and gate products",
-        slows="nothing; results differ by rounding",
+        slows=MOVES["fused_kernels"].slows,
     )
 
 
@@ -141,9 +127,7 @@ def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> I
             profile,
             knobs,
             {"optimizer_offload_fraction": most or 1.0},
-            reason="the rest of the optimizer's state moves to host memory",
             frees="the optimizer's state",
-            slows="every step, by the transfers",
         )
 
 
@@ -160,9 +144,7 @@ def offload_grads(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
 def sequence_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose every sequence split over more ranks."""
     for knob in ("sequence_parallel", "context_parallel"):
-        yield from doubled(
-            "sequence_parallel", profile, knobs, knob, "each rank holds a part of every sequence"
-        )
+        yield from doubled("sequence_parallel", profile, knobs, knob)
 
 
 def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -170,7 +152,7 @@ def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Ite
     knob = "tensor_parallel"
     if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ROLLOUT_PHASES:
         knob = "rollout_tensor_parallel"
-    yield from doubled("tensor_parallel", profile, knobs, knob, "each rank holds a part of every layer")
+    yield from doubled("tensor_parallel", profile, knobs, knob)
 
 
 def _offload(name: str, profile: Profile, knobs: Knobs, knob: str, what: str) -> Iterator[Remedy]:
@@ -181,5 +163,4 @@ def _offload(name: str, profile: Profile, knobs: Knobs, knob: str, what: str) ->
         {knob: True},
         reason=f"host memory keeps {what} while the devices do not need it",
         frees=what,
-        slows="every step, by the transfers",
     )

@@ -1,7 +1,10 @@
 """What autotune writes for AReaL, read by AReaL's own code."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,12 +16,13 @@ from launchers.frameworks.areal_backend import BackendError, parse
 from launchers.frameworks.areal_config import DEFAULTS
 from launchers.frameworks.areal_keys import CLASSES, kind_of
 from policies.diagnose import diagnose
+from policies.evidence import StepDone, StepTokens
 from policies.legal import completed, lowest, objections
 from policies.scan import scan
 from policies.types import Cause, Knobs
 from tests.launchers.frameworks.areal_jobs import CLUSTER, JOBS, ROOT, job
 
-from .environments import run
+from .environments import environment, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 READER = (Path(__file__).parent / "areal_reader.py").read_text()
@@ -210,3 +214,22 @@ def test_what_the_advice_names_instead_exists():
             r"(?<![\w.])(?:actor|rollout|sglang|vllm|memory_profiler)\.[\w.]+", advice.instead
         ):
             assert name.endswith(".log") or kind_of(name.rstrip(".")) is not None, name
+
+
+def test_a_steps_tokens_are_those_that_its_update_packed():
+    """Prompts and responses of every rank in every micro-batch, without what pads them."""
+    lengths = [[[3, 9], [5, 2], [4, 4]], [[6, 30], [2, 7], [8, 1]]]
+    (packages,) = (environment("areal").parents[1] / "lib").glob("python*/site-packages")
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("areal_stats.py"), json.dumps(lengths), packages],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    found = [marker for line in done.stdout.splitlines() if (marker := FRAMEWORK.marker(line)) is not None]
+    total = sum(prompt + response for rank in lengths for prompt, response in rank)
+    assert found == [StepDone(step=21, of=290), StepTokens(tokens=total)]

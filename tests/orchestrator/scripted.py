@@ -106,6 +106,7 @@ class World:
     unreachable: str = ""
     at_once: int = 1  # attempts that may run at the same time
     most_at_once: int = 0
+    draining: Callable[[int], None] = lambda _: None  # called with an attempt whose memory is awaited
 
     def tick(self) -> None:
         """Die here if this is the moment."""
@@ -159,7 +160,7 @@ class Attempt:
     """A handle: reads the attempt's writing from the start; every poll lets it write one more piece."""
 
     def __init__(self, world: World, number: int, clock: Hands) -> None:
-        self.world, self.clock = world, clock
+        self.world, self.clock, self.number = world, clock, number
         self.life = world.lives[number]
         self.read = self.sampled = 0
 
@@ -194,6 +195,7 @@ class Attempt:
     def drain(self, *, timeout_s: float) -> Drain:
         self.world.tick()
         assert not self.life.running, "drained while running"
+        self.world.draining(self.number)
         return Drain(clear=not self.world.held, seconds=0.2, held=self.world.held)
 
     def release(self) -> None:

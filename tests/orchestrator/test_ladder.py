@@ -10,7 +10,7 @@ from launchers.base import Framework, Status
 from launchers.frameworks import FRAMEWORKS
 from orchestrator import ladder
 from orchestrator.cli import main
-from policies.moves import MOVES
+from policies.moves import MOVES, SAVING
 from policies.remedies import LADDER
 from policies.types import KNOBS
 
@@ -19,7 +19,13 @@ EVERY = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS
 
 def test_every_remedy_is_in_words() -> None:
     assert set(MOVES) == {rung.name for rung in LADDER}
-    assert {knob for move in MOVES.values() for knob in move.knobs} <= set(KNOBS)
+    assert {knob for move in MOVES.values() for knob in move.turns} <= set(KNOBS)
+
+
+def test_a_knob_that_goes_both_ways_is_named_after_the_remedy_that_saves() -> None:
+    assert SAVING["memory_fraction"][0] == "reduce_mem_fraction"
+    for knob in MOVES["reduce_host_offload"].turns:
+        assert SAVING[knob][1].way == "on"
 
 
 @EVERY

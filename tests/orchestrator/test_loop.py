@@ -13,6 +13,7 @@ from orchestrator import journal, loop, runs
 from orchestrator.errors import ExitCode, Failure
 from orchestrator.interrupts import Interrupts
 from orchestrator.job import assumed, parse
+from orchestrator.rig import Rig
 from policies.events import (
     Accepted,
     Decided,
@@ -73,9 +74,16 @@ class Case:
                     now=self.clock.now(),
                     policy=Policy.LADDER,  # the scripted memory follows no formula
                 )
-            return loop.run(
-                book, framework, place, self.clock, folder=self.run, job=self.job, interrupts=self.interrupts
+            rig = Rig(
+                journal=book,
+                framework=framework,
+                runner=place,
+                clock=self.clock,
+                folder=self.run,
+                job=self.job,
+                interrupts=self.interrupts,
             )
+            return loop.run(rig)
 
     @property
     def history(self) -> History:

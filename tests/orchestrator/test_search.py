@@ -8,18 +8,19 @@ from pathlib import Path
 import msgspec
 import optuna
 import pytest
+from msgspec.structs import replace
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from launchers import frameworks
 from launchers.base import Exit, Observed
-from orchestrator import journal, loop, runs, searching
+from orchestrator import journal, loop, runs, searching, story
 from orchestrator.errors import Failure
 from orchestrator.guide import Blind, Guide
 from orchestrator.interrupts import Interrupts
 from orchestrator.job import assumed, parse
-from orchestrator.loop import Unseen
+from orchestrator.rig import Rig, Unseen
 from policies import trials
 from policies.events import (
     Accepted,
@@ -33,6 +34,7 @@ from policies.events import (
     Started,
     StopRequested,
     Tried,
+    Unit,
     Verdict,
 )
 from policies.evidence import Completed
@@ -78,16 +80,26 @@ def formula(world: World, command: Command) -> tuple[Script, Exit | None]:
 _BLIND = Blind()
 
 
+class Heard(Unseen):
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def say(self, text: str) -> None:
+        self._told.append(text)
+
+
 class Night:
     def __init__(self, folder: Path, world: World, text: str = JOB, guide: Guide | None = _BLIND) -> None:
         self.world, self.clock, self.guide = world, Hands(), guide
         self.run = runs.create(folder / "runs", job_text=text, asked=runs.Asked(mode="search"))
         self.job = parse(text)
+        self.framework = frameworks.find(self.job.framework)
+        self.told: list[str] = []
         self.interrupts = Interrupts()
         self.exports = 0
 
     def drive(self) -> Verdict:
-        place, framework = Place(self.world, self.clock), frameworks.find("builtin")
+        place, framework = Place(self.world, self.clock), self.framework
         with journal.Journal(self.run.path, tell=lambda _: self.world.tick()) as book:
             if not book.history():
                 loop.accept(
@@ -100,18 +112,17 @@ class Night:
                     now=self.clock.now(),
                     mode="search",
                 )
-            return searching.search(
-                book,
-                framework,
-                place,
-                self.clock,
+            rig = Rig(
+                journal=book,
+                framework=framework,
+                runner=place,
+                clock=self.clock,
                 folder=self.run,
                 job=self.job,
                 interrupts=self.interrupts,
-                audience=Unseen(),
-                guide=self.guide,
-                exported=self._count,
+                audience=Heard(self.told),
             )
+            return searching.search(rig, guide=self.guide, exported=self._count)
 
     def _count(self) -> None:
         self.exports += 1
@@ -251,7 +262,7 @@ def test_the_winner_runs_in_turn_with_the_stable_start(tmp_path: Path) -> None:
     assert [r.knobs for r in proofs].count(best.knobs) == 2
     assert [r.knobs for r in proofs].count(night.results[0].knobs) == 2
     compared = trials.gain(night.results)
-    assert compared is not None and compared[0] > compared[1] and compared[2] == 2
+    assert compared is not None and compared.fast > compared.slow and compared.runs == 2
 
 
 def test_a_probe_under_way_ends_with_the_time(tmp_path: Path) -> None:
@@ -324,6 +335,42 @@ def test_a_killed_search_ends_with_the_trials_of_one_that_was_not(
     assert night.drive() == Stable()
     assert outcomes(night.results) == outcomes(whole.results)
     assert not [t for t in night.study().trials if t.state is TrialState.RUNNING]
+
+
+SILENT_JOB = """\
+name: silent
+framework: command
+command: [train, "{tokens_per_microbatch}", "{recompute}", "{steps}"]
+settings: {tokens_per_microbatch: 4096, recompute: "full", steps: 4}
+goal: {steps: 4}
+search: {trials: 8, probe_steps: 4, confirm: 1, vary: [tokens_per_microbatch, recompute]}
+"""
+
+
+def untold(_: World, command: Command) -> tuple[Script, Exit | None]:
+    """A script that prints its steps and nothing else: 32 s each, 20 s without recomputation."""
+    tokens, recompute, steps = int(command.argv[1]), command.argv[2], int(command.argv[3])
+    looks = (50 if recompute == "off" else 80) * 4096 // tokens  # of 0.4 s each
+    script: Script = []
+    for n in range(1, steps + 1):
+        script += [*[""] * (looks - 1), f"step {n}/{steps}\n"]
+    return script, Exit(code=0)
+
+
+def test_a_job_that_tells_no_tokens_is_searched_by_its_steps(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(untold), SILENT_JOB)
+    assert night.drive() == Stable()
+    assert {r.tokens_per_second for r in night.results} == {None}
+    first, best = night.results[0], trials.winner(night.results)
+    assert best is not None and best.knobs == replace(first.knobs, recompute="off")
+    assert first.unit is best.unit is Unit.STEPS
+    assert (first.rate, best.rate) == (pytest.approx(1 / 32, rel=0.02), pytest.approx(1 / 20, rel=0.02))
+    assert [r for r in night.results if r.result is Result.SLOW]
+    words = next(text for text in night.told if text.startswith("fastest"))
+    assert f"trial {best.trial}, 0.05 steps/s, 1.59x the stable start (0.0314 steps/s; 2 runs" in words
+    assert "0.05 steps/s" in story.tried(best, before=first.knobs)
+    study = night.study().best_trial
+    assert study.number == best.trial and study.value == best.rate
 
 
 def test_a_search_with_nothing_to_vary_is_refused(tmp_path: Path) -> None:

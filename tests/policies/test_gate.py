@@ -126,3 +126,11 @@ def test_few_attempts_are_remembered_the_failures_among_them(count: int) -> None
     assert len(kept) <= 40
     assert kept >= {n for bad, n in attempts[-20:] if bad}
     assert not count or {1, count} <= kept
+
+
+def test_speeds_in_another_unit_say_nothing_of_the_pace() -> None:
+    in_steps = replace(measured(1, KNOBS, 0.0), tokens_per_second=None, steps_per_second=0.05)
+    alone = sight(*ran(1, KNOBS), results=(in_steps,)).pace
+    mixed = sight(*ran(1, KNOBS), results=(in_steps, measured(2, TOO_MUCH, 5000.0))).pace
+    assert alone is not None and mixed is not None
+    assert mixed.scale == alone.scale and len(mixed.surprise) == len(alone.surprise) == 1

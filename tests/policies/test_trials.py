@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from policies import trials
-from policies.events import Diagnosed, Ended, Progressed, Purpose, Result, Started, Tried
+from policies.events import (
+    Diagnosed,
+    Ended,
+    Progressed,
+    Purpose,
+    Result,
+    Speed,
+    Started,
+    Tried,
+    Unit,
+)
 from policies.evidence import Completed, Facts, Peak
 from policies.types import Cause, Component, Knobs, Phase, Search
 
@@ -22,16 +33,55 @@ def proven(tokens: int, rate: float | None, *, of: Result = Result.FITS) -> Trie
     return result(tokens, rate, of=of, purpose=Purpose.CONFIRM)
 
 
+def counted(number: int, rate: float) -> Tried:
+    """A result whose log told no tokens."""
+    return replace(result(number, None, headroom=1 / (number + 1)), steps_per_second=rate)
+
+
 def steps(*rates: float) -> list[Progressed]:
     return [Progressed(step=n, tokens_per_second=rate) for n, rate in enumerate(rates, start=1)]
 
 
 def test_speed_is_the_median_without_the_warm_up() -> None:
-    middle, noise = trials.speed(steps(10, 100, 102, 98, 100)) or (0, 0)
-    assert middle == 100
-    assert 0 < noise < 0.02
-    assert trials.speed([Progressed(step=1, seconds=4.0), Progressed(step=2, seconds=2.0)]) == (0.5, 0.0)
+    found = trials.speed(steps(10, 100, 102, 98, 100))
+    assert found is not None and (found.per_second, found.unit) == (100, Unit.TOKENS)
+    assert 0 < found.noise < 0.02
     assert trials.speed([Progressed(step=1)]) is None
+
+
+def test_steps_are_counted_where_no_tokens_are_known() -> None:
+    found = trials.speed([Progressed(step=1, seconds=4.0), Progressed(step=2, seconds=80.0)])
+    assert found == Speed(per_second=0.0125, unit=Unit.STEPS)
+    bare = result(1, None)
+    told = trials.timed(bare, found)
+    assert (told.tokens_per_second, told.steps_per_second, told.unit) == (None, 0.0125, Unit.STEPS)
+    assert trials.timed(told, None) == bare
+    assert not trials.keeps_limits(bare) and trials.keeps_limits(told)
+
+
+def test_what_was_measured_in_another_unit_is_not_compared() -> None:
+    every = [counted(1, 0.05), counted(2, 0.06), result(3, 4000.0, headroom=0.9)]
+    best = trials.fastest(every)
+    assert best is not None and (best.trial, best.rate, best.tokens_per_second) == (2, 0.06, None)
+    assert trials.gain(every) == trials.Gain(fast=0.06, slow=0.05, runs=1, apart=1.0)
+    assert [r.trial for r in trials.front(every)] == [2, 1]
+    assert not trials.too_slow(steps(50, 50, 50, 50), best=best)
+    assert (trials.fastest(every[::-1]) or best).trial == 3
+
+
+def test_a_search_in_steps_ends_without_gain_like_one_in_tokens() -> None:
+    search = Search(trials=40, duration_s=100.0)
+    assert "no gain" in trials.why_end([counted(n, 0.05) for n in range(20)], search, elapsed_s=0)
+    assert not trials.why_end([counted(n, 0.05 * n) for n in range(1, 21)], search, elapsed_s=0)
+
+
+def test_rows_of_earlier_versions_are_read() -> None:
+    row = (
+        b'{"type": "tried", "trial": 3, "knobs": {}, "purpose": "probe", "result": "fits",'
+        b' "tokens_per_second": 0.05, "noise": 0.01}'
+    )
+    read = msgspec.json.decode(row, type=Tried)
+    assert (read.rate, read.unit, read.steps_per_second) == (0.05, Unit.TOKENS, None)
 
 
 def test_only_exact_readings_say_that_headroom_is_missing() -> None:
@@ -70,7 +120,12 @@ def test_the_winner_is_proven_once_one_was_put_to_proof() -> None:
     assert (trials.winner(every) or every[0]).trial == 3
     every.append(proven(2, 190.0))
     assert (trials.winner(every) or every[0]).trial == 2
-    assert trials.gain(every) == (190.0, 100.0, 1)
+    assert trials.gain(every) == trials.Gain(fast=190.0, slow=100.0, runs=1, apart=1.0)
+
+
+def test_a_gain_says_how_far_runs_of_one_configuration_are_apart() -> None:
+    every = [proven(1, 100.0), result(2, 200.0), proven(2, 190.0), proven(1, 50.0), proven(2, 200.0)]
+    assert trials.gain(every) == trials.Gain(fast=195.0, slow=75.0, runs=2, apart=2.0)
 
 
 def test_a_search_ends_with_its_budget_or_without_gain() -> None:
@@ -93,9 +148,10 @@ def test_what_asks_for_no_less_than_a_failure_is_known_to_fail() -> None:
 
 
 def test_clearly_slow_trials_are_told_from_noisy_ones() -> None:
-    assert trials.too_slow(steps(50, 50, 50, 50), best=100.0)
-    assert not trials.too_slow(steps(50, 50), best=100.0)
-    assert not trials.too_slow(steps(50, 30, 110, 60), best=100.0)
+    best = result(1, 100.0)
+    assert trials.too_slow(steps(50, 50, 50, 50), best=best)
+    assert not trials.too_slow(steps(50, 50), best=best)
+    assert not trials.too_slow(steps(50, 30, 110, 60), best=best)
     assert not trials.too_slow(steps(50, 50, 50, 50), best=None)
 
 

@@ -1,0 +1,93 @@
+"""What a call that begins a run says: the options that `launch` and `search` share, as one value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of `launch` or `search`, beside the global options."""
+
+    job_file: Path
+    mode: str = "launch"  # launch | search
+    dry_run: bool = False
+    detach: bool = False
+    submit: str | None = None
+    overrides: tuple[str, ...] = ()
+    relaunches: int | None = None
+    policy: str = "estimate"
+    trials: int | None = None
+    duration: str | None = None
+
+
+_OPTIONS = (
+    click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path)),
+    click.option(
+        "-n",
+        "--dry-run",
+        is_flag=True,
+        envvar="AUTOTUNE_DRY_RUN",
+        show_envvar=True,
+        help="Print the first command; start nothing.",
+    ),
+    click.option(
+        "--detach",
+        is_flag=True,
+        envvar="AUTOTUNE_DETACH",
+        show_envvar=True,
+        help="Return at once; the run goes on without the terminal.",
+    ),
+    click.option(
+        "--submit",
+        metavar="URL",
+        envvar="AUTOTUNE_SUBMIT",
+        show_envvar=True,
+        help="Run as a Ray job of the cluster whose dashboard is URL.",
+    ),
+    click.option(
+        "--set",
+        "overrides",
+        metavar="knob=value",
+        multiple=True,
+        envvar="AUTOTUNE_SET",
+        show_envvar=True,
+        help="Change a knob of the job.",
+    ),
+    click.option(
+        "--relaunches",
+        type=click.IntRange(min=0),
+        metavar="N",
+        envvar="AUTOTUNE_RELAUNCHES",
+        show_envvar=True,
+        help="Most relaunches after failures of the job.",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(["estimate", "ladder"]),
+        default="estimate",
+        envvar="AUTOTUNE_POLICY",
+        show_envvar=True,
+        help="How a cure is chosen: by predicted memory, or by the ladder's order alone.",
+    ),
+)
+
+
+def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options that `launch` and `search` share; the command gets its whole call as one `wish`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wished(**written: Any) -> None:
+            command(wish=Wish(mode=mode, **written))
+
+        for option in reversed(_OPTIONS):
+            wished = option(wished)
+        return wished
+
+    return decorate
