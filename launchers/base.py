@@ -48,6 +48,7 @@ class Framework(Protocol):
     traces: tuple[str, ...]  # texts that only logs of this framework contain
     advice: tuple[Advice, ...]  # what the guides say beyond, or against, the supported knobs
     presets: Mapping[str, Mapping[str, Any]]  # name -> settings that a guide offers as a start
+    saves_by_time: bool  # where the job says nothing of checkpoints; the others are told a number of steps
     announces_end: bool  # a line says that the training is done; without it, exit code 0 is no success
 
     def check(self, job: Job) -> tuple[Problem, ...]:

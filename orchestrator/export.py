@@ -12,6 +12,7 @@ from launchers.base import Framework
 from orchestrator import runs
 from orchestrator.errors import JobErrors
 from orchestrator.job import parse
+from orchestrator.rendering import command_of
 from orchestrator.story import arrow
 from orchestrator.yaml_text import Document, Path, scalar
 from policies import trials
@@ -60,9 +61,12 @@ def changes(history: History, framework: Framework, knobs: Knobs) -> list[tuple[
 
 def write(run: runs.Run, framework: Framework, job: Job, knobs: Knobs) -> None:
     """Write stable.yaml and launch.sh of a run."""
-    text = stable_text(run.job_text, run.history(), framework, job, knobs)
+    history = run.history()
+    text = stable_text(run.job_text, history, framework, job, knobs)
     runs.write_private(run.path / "stable.yaml", text.encode())
-    command = framework.command(job, knobs, run=f"{run.id}-stable", attempt=1, resume=False)
+    command = command_of(
+        framework, job, knobs, history=history, run=f"{run.id}-stable", attempt=1, resume=False
+    )
     script = runs.script(command, python=job.python)
     runs.write_private(run.path / "launch.sh", script.encode(), executable=True)
 

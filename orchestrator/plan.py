@@ -112,7 +112,7 @@ def plan(
     *,
     policy: Policy = Policy.ESTIMATE,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
-    shown: Callable[[Job, Knobs], tuple[str, ...]],
+    shown: Callable[[Accepted, Knobs], tuple[str, ...]],
 ) -> Plan:
     """Return what `launch` would do with a job on a cluster; `shown` renders the first command."""
     profile = framework.profile(job, cluster)
@@ -131,7 +131,7 @@ def plan(
         note="" if view is not None else _why_no_estimate(job, profile, cluster, policy),
         first=changed(profile.knobs, action.knobs),
         reason=action.reason,
-        command=shown(job, action.knobs),
+        command=shown(accepted, action.knobs),
         ladder=tuple(_ladder(profile, action.knobs, job)),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,

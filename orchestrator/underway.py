@@ -9,6 +9,7 @@ import msgspec
 from launchers.base import Handle, Observed, Unreachable
 from orchestrator.beside import Making, here
 from orchestrator.interrupts import Impatient
+from orchestrator.rendering import command_of
 from orchestrator.rig import Rig
 from orchestrator.runs import shown_argv
 from orchestrator.watch import Watch
@@ -38,7 +39,15 @@ def intended(
 
     That raises Unreachable when the place cannot take it.
     """
-    command = rig.framework.command(job, knobs, run=rig.folder.id, attempt=number, resume=resume)
+    command = command_of(
+        rig.framework,
+        job,
+        knobs,
+        history=rig.journal.history(),
+        run=rig.folder.id,
+        attempt=number,
+        resume=resume,
+    )
     attempt = rig.folder.attempt(number)
     attempt.create()
     attempt.write_command(command, python=job.python)

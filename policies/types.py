@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+import msgspec
+
 from policies.model import Layout as Layout
 from policies.model import Model as Model
 from policies.value import Value as Value
@@ -126,6 +128,10 @@ class Preflight(StrEnum):
     APPLY = "apply"
     ADVISE = "advise"
     OFF = "off"
+
+
+# What `save_every: auto` means: the rarer of the two.
+SAVE_STEPS, SAVE_S = 10, 1200
 
 
 class Recovery(Value, frozen=True, kw_only=True):
@@ -255,11 +261,8 @@ ENGINE_KNOBS = frozenset(
 
 def changed(before: Knobs, after: Knobs) -> dict[str, tuple[Setting, Setting]]:
     """Return the knobs in which `after` differs, as name -> (before, after)."""
-    return {
-        name: (getattr(before, name), getattr(after, name))
-        for name in KNOBS
-        if getattr(before, name) != getattr(after, name)
-    }
+    values = zip(KNOBS, msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
+    return {name: (old, new) for name, old, new in values if old != new}
 
 
 # --------------------------------------------------------------------------- profile

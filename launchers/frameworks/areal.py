@@ -42,6 +42,7 @@ class Areal:
     """Asynchronous RL with FSDP2, Megatron or Archon trainers and SGLang or vLLM engines."""
 
     name = "areal"
+    saves_by_time = True
     announces_end = True
     traces: tuple[str, ...] = (
         "(AReaL)",

@@ -7,10 +7,9 @@ from typing import Any
 
 from launchers.frameworks.areal_config import overrides
 from launchers.frameworks.areal_site import Site
-from policies.types import Job
+from policies.types import SAVE_S, Job
 
 _FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
-_SAVE_S = 1200  # the 20 minutes of the product's rule; AReaL saves when any frequency is due, never for two
 _ON = ("on", "auto")
 
 
@@ -35,7 +34,7 @@ def recover_settings(job: Job, site: Site, *, run: str) -> dict[str, Any]:
         added["recover.mode"] = "on"
     if not any(config.has(f"recover.{name}") for name in _FREQUENCIES):
         every = job.recovery.save_every
-        added |= {"recover.freq_steps": every} if every else {"recover.freq_secs": _SAVE_S}
+        added |= {"recover.freq_steps": every} if every else {"recover.freq_secs": SAVE_S}
     for name in ("experiment_name", "trial_name"):
         if not config.has(f"recover.{name}"):
             added[f"recover.{name}"] = config.text(name)
@@ -61,7 +60,7 @@ def saves(job: Job, site: Site) -> Iterator[str]:
         yield "AReaL would write no checkpoint to continue from; recover.mode=on is added."
     if not any(config.has(f"recover.{name}") for name in _FREQUENCIES):
         every = job.recovery.save_every
-        when = f"recover.freq_steps={every}" if every else f"recover.freq_secs={_SAVE_S}"
+        when = f"recover.freq_steps={every}" if every else f"recover.freq_secs={SAVE_S}"
         yield f"The job does not say how often to write a recover checkpoint; {when} is added."
     distributed = config.is_on("actor.megatron.ddp.use_distributed_optimizer")
     if site.trainer == "megatron" and distributed and not config.is_on("recover.no_save_optim"):

@@ -22,6 +22,7 @@ from policies.evidence import (
     TrainingDone,
 )
 from policies.types import (
+    SAVE_STEPS,
     AtLeast,
     AtMost,
     Cluster,
@@ -92,6 +93,7 @@ class Builtin:
     """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`."""
 
     name = "builtin"
+    saves_by_time = False
     announces_end = True
     traces: tuple[str, ...] = ("builtin: phase ", "builtin: step ", "builtin: failure ", "launchers.builtin")
     advice: tuple[Advice, ...] = ()
@@ -258,7 +260,7 @@ class Builtin:
             document.setdefault("model", job.model)
         document.setdefault("checkpoint_dir", f"{job.workdir}/checkpoints/{job.name}-{run}")
         if "save_every" not in document:
-            document["save_every"] = job.recovery.save_every or _SAVE_EVERY
+            document["save_every"] = job.recovery.save_every or SAVE_STEPS
         return document
 
 
@@ -293,9 +295,6 @@ def _layout(settings: Settings, *, gpus: bool) -> Layout:
 
 
 _CLIPPING_BYTES = 16  # the gradient's norm is taken in fp64: a copy and its square
-_SAVE_EVERY = (
-    10  # steps: the smaller half of the product's rule max(10 steps, 20 min); a step here takes seconds
-)
 _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
 
 

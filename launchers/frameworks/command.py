@@ -68,6 +68,7 @@ class AnyCommand:
     """A script with `{knob}` placeholders in its command or environment."""
 
     name = "command"
+    saves_by_time = False
     announces_end = False
     traces: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()

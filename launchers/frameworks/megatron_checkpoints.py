@@ -6,9 +6,8 @@ from typing import Any
 
 from launchers.frameworks.flags import Flags
 from launchers.frameworks.megatron_job import needs_reference
-from policies.types import Job
+from policies.types import SAVE_STEPS, Job
 
-_SAVE_EVERY = 10  # steps: the smaller half of the product's rule max(10 steps, 20 min)
 # What makes Megatron take the weights of a checkpoint and nothing else, from step 0.
 _WEIGHTS_ONLY = {"finetune": True, "no-load-optim": True, "no-load-rng": True, "start-rollout-id": 0}
 _START = ("finetune", "no-load-optim", "no-load-rng", "start-rollout-id", "ckpt-step")
@@ -32,7 +31,7 @@ def checkpoint_flags(job: Job, flags: Flags, *, run: str, attempt: int, resume: 
     """
     if not saves(flags):
         return {"save": None, "save-interval": None, **_start_only(flags)}
-    interval = flags.count("save-interval") or job.recovery.save_every or _SAVE_EVERY
+    interval = flags.count("save-interval") or job.recovery.save_every or SAVE_STEPS
     if _continues(job, flags):
         home = flags.text("save") or flags.text("load")
         # Before the first attempt saved anything the job may begin elsewhere; afterwards it may not.

@@ -56,6 +56,7 @@ class Relax(MegatronRl):
     """Flags of Relax's own parser, of Megatron's and, behind --sglang-, of SGLang's."""
 
     name = "relax"
+    saves_by_time = False
     announces_end = True
     dialect = _DIALECT
     entry = ("{python}", "-m", "relax.entrypoints.train")

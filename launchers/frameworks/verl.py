@@ -23,6 +23,7 @@ class Verl:
     """verl's own trainer, or a recipe that takes its settings; settings are Hydra overrides."""
 
     name = "verl"
+    saves_by_time = False
     announces_end = False
     traces: tuple[str, ...] = TRACES
     advice: tuple[Advice, ...] = ADVICE

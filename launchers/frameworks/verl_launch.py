@@ -11,10 +11,9 @@ from launchers.frameworks import verl_keys
 from launchers.frameworks.verl_config import ENV_VARS, MODEL, ROLLOUT, Config, written
 from launchers.frameworks.verl_knobs import SNAPSHOT_TOOL, write
 from launchers.frameworks.verl_words import bare, override, overrides_in
-from policies.types import Command, Job, Knobs
+from policies.types import SAVE_STEPS, Command, Job, Knobs
 
 ENTRY = ("{python}", "-m", "verl.trainer.main_ppo")
-SAVE_EVERY = 10  # steps: the smaller half of the product's rule max(10 steps, 20 min)
 _KEPT = 2  # checkpoints: with one, verl deletes the old one before the new one is complete
 _DAY_S = "86400"
 _WORKERS = "ray_kwargs.ray_init.runtime_env.py_executable"
@@ -64,7 +63,7 @@ def needs(job: Job, config: Config, *, run: str, attempt: int, resume: bool) -> 
         else "disable",
     }
     if not config.has("trainer.save_freq"):
-        found["trainer.save_freq"] = job.recovery.save_every or SAVE_EVERY
+        found["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
     if config.count("trainer.save_freq") > 0 or "trainer.save_freq" in found:
         for key in ("trainer.max_actor_ckpt_to_keep", *_critics(config, "trainer.max_critic_ckpt_to_keep")):
             if not config.has(key):

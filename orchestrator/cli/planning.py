@@ -17,6 +17,8 @@ from orchestrator.glyphs import shown_on
 from orchestrator.job import assumed, load
 from orchestrator.plan import plan
 from orchestrator.plan_text import text
+from orchestrator.rendering import command_of
+from policies.events import Accepted
 from policies.types import Cluster, Job, Knobs
 
 
@@ -25,8 +27,10 @@ def show(job_file: Path, *, options: Options) -> None:
     job = load(job_file)
     framework = frameworks.find(job.framework)
 
-    def shown(job: Job, knobs: Knobs) -> tuple[str, ...]:
-        command = framework.command(job, knobs, run="plan", attempt=1, resume=job.resume)
+    def shown(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
+        command = command_of(
+            framework, job, knobs, history=(accepted,), run="plan", attempt=1, resume=job.resume
+        )
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in runs.shown_argv(command))
 
