@@ -60,7 +60,9 @@ class Ledger:
         What was cut short from outside is left out: a search that was killed chooses as if it was not.
         """
         self._catch_up()
-        chosen = telling([(number in self._failures, number) for number in self._whole])
+        failed = [number for number in self._whole if number in self._failures]
+        held = [number for number in self._whole if number not in self._failures]
+        chosen = telling(failed, held)
         return [event for number in sorted(chosen) for event in self._rows[number]]
 
     def _catch_up(self) -> None:

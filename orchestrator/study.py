@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -165,9 +166,9 @@ def _seen(results: Sequence[Tried]) -> list[Tried]:
     if len(known) <= _BEST_SEEN + _LATEST_SEEN:
         return known
     before, latest = known[:-_LATEST_SEEN], known[-_LATEST_SEEN:]
-    fitting = [r for r in before if all(value <= 0 for value in r.constraints.values())]
-    best = sorted(fitting, key=lambda r: r.rate, reverse=True)[:_BEST_SEEN]
-    return [*best, *latest]
+    fastest = sorted(before, key=lambda r: r.rate, reverse=True)
+    fitting = (r for r in fastest if all(value <= 0 for value in r.constraints.values()))
+    return [*islice(fitting, _BEST_SEEN), *latest]
 
 
 def _frozen(distributions: Mapping[str, BaseDistribution], result: Tried) -> FrozenTrial:

@@ -225,9 +225,9 @@ def _prior(found: Estimates, known: Learned | None, *, late: float) -> Belief:
 
 
 def _block(covariance: Floats, columns: Sequence[int], errors: Sequence[float], shared: float) -> None:
-    for one, error in zip(columns, errors, strict=False):
-        for other, its in zip(columns, errors, strict=False):
-            covariance[one, other] = error * its * (1.0 if one == other else shared)
+    block = shared * np.outer(errors, errors)
+    np.fill_diagonal(block, np.square(errors))
+    covariance[np.ix_(columns, columns)] = block
 
 
 def _shown(belief: Belief, found: Estimates, column: int, attempt: Attempt, unit: float) -> Belief:
@@ -238,14 +238,14 @@ def _shown(belief: Belief, found: Estimates, column: int, attempt: Attempt, unit
     failing = diagnosis is not None and diagnosis.phase in PHASES
     for place, phase in enumerate(PHASES):
         name, capacity = phase.value, float(found.gpu_capacity[place, column])
-        row = _row(found, place, column, unit, late=False)
         peak = _largest([e.peaks[name] for e in steady if name in e.peaks])
         if peak is None and attempt.progress and attempt.ended is not None:
             peak = attempt.ended.peaks.get(name)
         if peak is not None:
             belief = _read(belief, found, place, column, attempt, peak, unit)
         elif steady:
-            belief = _bounded(belief, found, place, column, row, capacity)
+            row = _row(found, place, column, unit, late=False)
+            belief = _under(belief, row, capacity - _total(found, place, column), capacity)
         else:
             first = _row(found, place, column, unit, late=False, state=phase not in _BEFORE_STATE)
             peak = _first_peak(attempt, name)
@@ -323,12 +323,6 @@ def _host_shown(belief: Belief, found: Estimates, column: int, attempt: Attempt)
     return at_most(belief, _host_row(found, place, column), limit - totals[place], error=0.02 * limit)
 
 
-def _bounded(
-    belief: Belief, found: Estimates, place: int, column: int, row: Floats, capacity: float
-) -> Belief:
-    return _under(belief, row, capacity - _total(found, place, column), capacity)
-
-
 def _under(belief: Belief, row: Floats, value: float, scale: float) -> Belief:
     if not np.isfinite(scale):
         return belief
@@ -386,5 +380,5 @@ def _scaled(parts: Floats) -> Floats:
 
 
 def _spread(covariance: Floats, rows: Floats, least: float) -> Floats:
-    found: Floats = np.sqrt(np.maximum(0.0, np.einsum("in,ij,jn->n", rows, covariance, rows)) + least**2)
+    found: Floats = np.sqrt(np.maximum(0.0, (rows * (covariance @ rows)).sum(axis=0)) + least**2)
     return found

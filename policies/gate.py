@@ -42,6 +42,8 @@ class Foresight:
     dimensions: tuple[Dimension, ...]
     pace: Pace | None
     failed: tuple[Attempt, ...]
+    asked: Estimates  # by the failed attempts, of each memory
+    expected: Prediction  # of the failed attempts, before any growth
 
     @property
     def headroom(self) -> float:
@@ -92,7 +94,15 @@ def foreseen(
             [r.noise or 0.0 for r in measured],
             overlapped=accepted.profile.placement is Placement.ASYNCHRONOUS,
         )
-    return Foresight(view=view, dimensions=tuple(dimensions), pace=pace, failed=failed)
+    asked = view.estimates([a.knobs for a in failed])
+    return Foresight(
+        view=view,
+        dimensions=tuple(dimensions),
+        pace=pace,
+        failed=failed,
+        asked=asked,
+        expected=predicted(view.calibration, asked, late=False),
+    )
 
 
 def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
@@ -104,10 +114,8 @@ def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
     return [*fastest, *latest]
 
 
-def telling(attempts: Sequence[tuple[bool, int]]) -> set[int]:
-    """Return the numbers of the attempts worth remembering, given which failed: the latest of each kind."""
-    failed = [number for bad, number in attempts if bad]
-    held = [number for bad, number in attempts if not bad]
+def telling(failed: Sequence[int], held: Sequence[int]) -> set[int]:
+    """Return the numbers of the attempts worth remembering: the latest that failed and that held."""
     return {*failed[-_REMEMBERED:], *held[:1], *held[-_REMEMBERED:]}
 
 
@@ -132,7 +140,7 @@ def judged(sight: Foresight, knobs: Sequence[Knobs]) -> Judged:
 def excess(sight: Foresight, knobs: Knobs) -> dict[str, float]:
     """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it may run."""
     one = judged(sight, (knobs,))
-    expected = expectations(sight, knobs)
+    expected = _expected(sight, one.found, one.seen)
     out = {phase: value for phase, value in expected.items() if value > 0}
     if one.risk[0] > RISK:
         gpu = (one.seen.gpu[:, 0] + one.seen.gpu_error[:, 0]) / one.found.gpu_capacity[:, 0] - 1
@@ -153,7 +161,10 @@ def excess(sight: Foresight, knobs: Knobs) -> dict[str, float]:
 def expectations(sight: Foresight, knobs: Knobs) -> dict[str, float]:
     """Return by how much each phase's expected peak exceeds what it may use, in units of the limit."""
     found = sight.view.estimates((knobs,))
-    seen = predicted(sight.view.calibration, found)
+    return _expected(sight, found, predicted(sight.view.calibration, found))
+
+
+def _expected(sight: Foresight, found: Estimates, seen: Prediction) -> dict[str, float]:
     shares = seen.gpu[:, 0] / found.gpu_capacity[:, 0] - (1 - sight.headroom)
     out = {
         p.value: float(s)
@@ -169,7 +180,8 @@ def much_slower(sight: Foresight, best: Knobs, knobs: Knobs) -> float:
     """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
     if sight.pace is None:
         return 0.0
-    more, error = slower(sight.pace, sight.offered((knobs,)), sight.offered((best,)))
+    both = sight.offered((knobs, best))
+    more, error = slower(sight.pace, both.part(slice(0, 1)), both.part(slice(1, 2)))
     least = float(more[0] - _SURELY * error[0])
     return least if least > _AS_FAST else 0.0
 
@@ -198,14 +210,19 @@ def proposals(sight: Foresight, centers: Sequence[Knobs], moves: Moves, *, gain:
         every = list(known)
         front = []
         for weight in _WEIGHTS:
-            order = np.argsort(slow + weight * over, kind="stable")[:_KEPT]
+            order = _ranked(slow + weight * over)[:_KEPT]
             front += [every[i] for i in order if every[i] not in expanded and every[i] not in front]
         if not front:
             break
     enough = np.inf if sight.pace is None else -gain
-    order = np.argsort(np.where(risky, np.inf, slow), kind="stable")
+    order = _ranked(np.where(risky, np.inf, slow))
     every = list(known)
     return tuple(every[i] for i in order.tolist() if not risky[i] and slow[i] <= enough)
+
+
+def _ranked(cost: Floats) -> NDArray[np.intp]:
+    """Return the places of the costs in rising order; equal ones as they came, on every machine."""
+    return np.argsort(np.round(cost, 9), kind="stable")
 
 
 def _hoped(
@@ -223,11 +240,7 @@ def _hoped(
 def _asks_less(sight: Foresight, found: Estimates) -> NDArray[np.bool_]:
     """Return which candidates need less than every failed attempt of the memory on which it failed."""
     less = np.ones(len(found.step_s), dtype=bool)
-    if not sight.failed:
-        return less
-    failed = sight.view.estimates([a.knobs for a in sight.failed])
-    calibration = sight.view.calibration
-    before, after = predicted(calibration, failed, late=False), predicted(calibration, found, late=False)
+    before, after = sight.expected, predicted(sight.view.calibration, found, late=False)
     for column, attempt in enumerate(sight.failed):
         assert attempt.diagnosis is not None
         match attempt.diagnosis.cause:
@@ -237,7 +250,7 @@ def _asks_less(sight: Foresight, found: Estimates) -> NDArray[np.bool_]:
             case Cause.HOST_OOM:
                 less &= after.host.max(axis=0) < before.host[:, column].max()
             case Cause.POOL_TOO_SMALL:
-                less &= found.pool_tokens > failed.pool_tokens[column]
+                less &= found.pool_tokens > sight.asked.pool_tokens[column]
             case _:
                 pass
     return less

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import assert_never
 
-import msgspec
-
 from policies.types import (
     AtLeast,
     AtMost,
@@ -89,7 +87,6 @@ def completed(profile: Profile, knobs: Knobs, changes: dict[str, Setting]) -> di
     """Return `changes` with what the constraints demand to go with them."""
     full = dict(changes)
     for constraint in profile.constraints:
-        after = msgspec.structs.replace(knobs, **full)
         if isinstance(constraint, Together):
             switched = [name for name in constraint.knobs if isinstance(full.get(name), bool)]
             if switched:
@@ -98,8 +95,8 @@ def completed(profile: Profile, knobs: Knobs, changes: dict[str, Setting]) -> di
             isinstance(constraint, Requires)
             and constraint.knob in full
             and constraint.other not in full
-            and getattr(after, constraint.knob) == constraint.value
-            and getattr(after, constraint.other) not in constraint.values
+            and full[constraint.knob] == constraint.value
+            and getattr(knobs, constraint.other) not in constraint.values
             and constraint.values
         ):
             full[constraint.other] = constraint.values[0]

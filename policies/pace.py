@@ -40,6 +40,10 @@ class Offered:
     rows: Floats  # (configuration, group of phases)
     codes: Floats  # (configuration, knob), 0 to 1
 
+    def part(self, some: slice) -> Offered:
+        """Return some of the configurations."""
+        return Offered(rows=self.rows[some], codes=self.codes[some])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -119,7 +123,7 @@ def slower(pace: Pace, found: Offered, reference: Offered) -> tuple[Floats, Floa
     apart = toward - back
     prior = _variance(there, pace.usual_s) + _variance(here, pace.usual_s)
     prior = prior - 2 * _covariance(there, here, pace.usual_s)[:, 0]
-    left = prior - np.einsum("ni,ij,nj->n", apart, pace.inverse, apart)
+    left = prior - (apart @ pace.inverse * apart).sum(axis=1)
     own = max(own, 0.05 * pace.usual_s)
     return expected / own - 1, np.sqrt(np.maximum(0.0, left)) / own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -42,8 +43,8 @@ class Dimension(Value, frozen=True, kw_only=True):
         """Return the largest value not above `value`, or the smallest there is."""
         if not self.ordered or not isinstance(value, int | float):
             return value
-        numbers = [v for v in self.values if isinstance(v, int | float)]
-        return max((v for v in numbers if v <= value * (1 + 1e-9)), default=numbers[0])
+        above = bisect_right(self.values, value * (1 + 1e-9))  # type: ignore[type-var]  # all are numbers
+        return self.values[max(0, above - 1)]
 
     def few(self, present: Setting) -> tuple[Setting, ...]:
         """Return some values other than the present one: all of a few, of many the near and the far."""
@@ -85,12 +86,9 @@ def assembled(
     profile: Profile, knobs: Knobs, dimensions: Iterable[Dimension], suggested: Mapping[str, Setting]
 ) -> Knobs:
     """Return `knobs` with suggested values on their grids; one without effect keeps its present value."""
-    changes = {d.knob: d.nearest(suggested[d.knob]) for d in dimensions if d.knob in suggested}
-    for knob, (other, values) in _ONLY_WITH.items():
-        if knob in changes and changes.get(other, getattr(knobs, other)) not in values:
-            changes[knob] = getattr(knobs, knob)
-    changes = {name: value for name, value in changes.items() if getattr(knobs, name) != value}
-    return msgspec.structs.replace(knobs, **completed(profile, knobs, changes))
+    return _with(
+        profile, knobs, {d.knob: d.nearest(suggested[d.knob]) for d in dimensions if d.knob in suggested}
+    )
 
 
 def neighbours(
@@ -98,11 +96,11 @@ def neighbours(
 ) -> tuple[Knobs, ...]:
     """Return what one move along each dimension leads to, where the framework accepts it."""
     dimensions = tuple(dimensions)
-    here: dict[str, Setting] = {d.knob: getattr(knobs, d.knob) for d in dimensions}
+    here = {d.knob: d.nearest(getattr(knobs, d.knob)) for d in dimensions}
     found: dict[Knobs, None] = {}
     for dimension in dimensions:
-        for value in dimension.few(here[dimension.knob]):
-            moved = assembled(profile, base, dimensions, here | {dimension.knob: value})
+        for value in dimension.few(getattr(knobs, dimension.knob)):
+            moved = _with(profile, base, here | {dimension.knob: value})
             if moved not in found and legal(profile, base, moved, started=False):
                 found[moved] = None
     return tuple(found)
@@ -118,6 +116,16 @@ def written(job: Job, profile: Profile, name: str) -> bool:
     setting = profile.supported[name].setting
     plain = {key.lstrip("+-") for key in job.settings}
     return setting.lstrip("+-") in plain or name in plain
+
+
+def _with(profile: Profile, knobs: Knobs, values: Mapping[str, Setting]) -> Knobs:
+    """Return `knobs` with values of their grids, as far as they have an effect beside each other."""
+    changes = dict(values)
+    for knob, (other, effective) in _ONLY_WITH.items():
+        if knob in changes and changes.get(other, getattr(knobs, other)) not in effective:
+            changes[knob] = getattr(knobs, knob)
+    changes = {name: value for name, value in changes.items() if getattr(knobs, name) != value}
+    return msgspec.structs.replace(knobs, **completed(profile, knobs, changes))
 
 
 def _values(profile: Profile, knobs: Knobs, name: str) -> tuple[Setting, ...]:

@@ -126,17 +126,23 @@ def fastest(results: Iterable[Tried], *, confirmed: bool = False) -> Tried | Non
     every = list(results)
     unit = unit_of(every)
     failed = {r.knobs for r in every if r.result in (Result.FAILS, Result.REFUSED)}
-    fitting: dict[tuple[Knobs, bool], list[Tried]] = {}
-    for r in every:
-        held = r.purpose is Purpose.CONFIRM
-        if r.knobs not in failed and keeps_limits(r) and r.unit is unit and held >= confirmed:
-            fitting.setdefault((r.knobs, held), []).append(r)
+    compared = [r for r in every if r.unit is unit and (_held(r) or not confirmed)]
     best: Tried | None = None
-    for measured in fitting.values():
-        rate, last = median(r.rate for r in measured), measured[-1]
-        if unit is not None and (best is None or rate > best.rate):
+    for r in sorted(compared, key=lambda r: r.rate, reverse=True):
+        if unit is None or (best is not None and r.rate <= best.rate):
+            break  # what follows has no higher median
+        if r.knobs in failed or not keeps_limits(r):
+            continue
+        same = [s for s in compared if s.knobs == r.knobs and _held(s) is _held(r) and keeps_limits(s)]
+        rate, last = median(s.rate for s in same), same[-1]
+        if best is None or rate > best.rate:
             best = timed(last, Speed(per_second=rate, unit=unit, noise=last.noise or 0.0))
     return best
+
+
+def _held(result: Tried) -> bool:
+    """Return whether a result is of a run for goal.steps."""
+    return result.purpose is Purpose.CONFIRM
 
 
 def keeps_limits(result: Tried) -> bool:

@@ -5,5 +5,8 @@ from __future__ import annotations
 import msgspec
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all values: immutable, compared by content, written as JSON by msgspec."""
+class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Base of all values: immutable, compared by content, written as JSON by msgspec.
+
+    A value holds no reference back to itself, so that the garbage collector need not look at long histories.
+    """

@@ -1,52 +1,34 @@
-"""What the driver of a search costs: decisions, memory, reload, and many trials at once."""
+"""What the driver of a search costs: decisions, memory, reload."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import msgspec
-import yaml
 
 from benchmarks.searches.harness import Book, Start, attempt, started, tried
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.world import Stratum
-from launchers import frameworks
-from launchers.base import Chunk, Drain, Exit, Handle, Observed, Runner
-from orchestrator import journal, loop, runs, searching
+from orchestrator import journal
 from orchestrator.choice import Choice
-from orchestrator.clock import SystemClock
 from orchestrator.guide import Estimated
-from orchestrator.interrupts import Interrupts
-from orchestrator.job import assumed, parse
 from orchestrator.ledger import Ledger
-from orchestrator.rig import Rig
 from orchestrator.study import Study
-from policies.events import Event, Started, Tried
+from policies.events import Event, Tried
 from policies.space import neighbours
-from policies.types import Cluster, Command, Knobs
+from policies.types import Knobs
 
 _SEED = 11
 _DECISIONS = 15
-_AT_ONCE, _STEPS, _STEP_S = 64, 8, 5.0
-_JOB = f"""\
-name: fake
-framework: builtin
-settings: {{steps: 200, prompts: 64, samples: 8, prompt_tokens: 8, response_tokens: 24,
-  tokens_per_microbatch: 64, logprob_tokens: 64, concurrency: 4, save_every: 10}}
-goal: {{steps: 4}}
-search: {{trials: {2 * _AT_ONCE}, probe_steps: {_STEPS}, confirm: 0, parallel: {_AT_ONCE}, min_gain: 0%,
-  vary: [tokens_per_microbatch, logprob_tokens, concurrency, recompute, loss_recompute, memory_fraction]}}
-"""
 
 
 def report() -> str:
-    """Measure and return the table of markdown."""
-    lines = ["\n| what | measured | goal |\n|---|---|---|\n"]
+    """Measure and return rows of markdown."""
+    lines = []
     for count, goal in ((1_000, "100 ms"), (10_000, "250 ms")):
         with tempfile.TemporaryDirectory(prefix="autotune-search-") as folder:
             found = _decisions(Path(folder), count)
@@ -60,11 +42,6 @@ def report() -> str:
                 f"| reload of {count:,} trials | {found.reload_s:.1f} s | "
                 f"{'3 s' if count == 1_000 else ''} |\n"
             )
-    added, trials = _at_once()
-    lines.append(
-        f"| added wall time, {trials} fake trials of {_STEPS * _STEP_S:.0f} s, {_AT_ONCE} at a time | "
-        f"{added:.1%} | 10 % |\n"
-    )
     return "".join(lines)
 
 
@@ -79,17 +56,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _decisions(folder: Path, count: int) -> Costs:
+    """Return what a driver costs that finds so many trials on disk."""
     start = _start()
-    rows, results = _past(start, count)
-    path = folder / "study.journal"
-    study = Study(path, name="s", dimensions=start.dimensions)
-    for result in results:
-        study.begin(result.knobs, why="sampler")
-        study.tell(result)
-    (folder / "events.jsonl").write_bytes(b"".join(journal.encode(row) + b"\n" for row in rows))
+    _write(folder, start, count)
     begun = time.process_time()
     history = journal.read(folder / "events.jsonl")
-    study = Study(path, name="s", dimensions=start.dimensions)
+    study = Study(folder / "study.journal", name="s", dimensions=start.dimensions)
     book = Book(history)
     ledger = Ledger(book)
     guide = Estimated(start.world.accepted, base=start.knobs, dimensions=start.dimensions)
@@ -139,6 +111,16 @@ def _start() -> Start:
         seed += 1
 
 
+def _write(folder: Path, start: Start, count: int) -> None:
+    """Write the files of a search that made so many trials."""
+    rows, results = _past(start, count)
+    study = Study(folder / "study.journal", name="s", dimensions=start.dimensions)
+    for result in results:
+        study.begin(result.knobs, why="sampler")
+        study.tell(result)
+    (folder / "events.jsonl").write_bytes(b"".join(journal.encode(row) + b"\n" for row in rows))
+
+
 def _past(start: Start, count: int) -> tuple[list[Event], list[Tried]]:
     """Return the rows of a search that made so many trials around its start."""
     rows: list[Event] = list(start.events)
@@ -162,99 +144,3 @@ def _past(start: Start, count: int) -> tuple[list[Event], list[Tried]]:
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-# --------------------------------------------------------------------------- many trials at once
-
-
-class _Life:
-    """A fake attempt that prints a step every so many seconds of the wall's clock."""
-
-    def __init__(self, steps: int) -> None:
-        self._begun, self._steps, self._said = time.monotonic(), steps, 0
-
-    def poll(self) -> Observed:
-        due = min(self._steps, int((time.monotonic() - self._begun) / _STEP_S))
-        speed = f"seconds={_STEP_S} tokens=4096 tokens_per_second={4096 / _STEP_S}"
-        text = "".join(f"builtin: step {n}/{self._steps} {speed}\n" for n in range(self._said + 1, due + 1))
-        self._said = due
-        if due == self._steps:
-            text += f"builtin: done steps={self._steps}\n"
-        chunks = (Chunk(source="", data=text.encode()),) if text else ()
-        return Observed(chunks=chunks, exit=Exit(code=0) if due == self._steps else None)
-
-    def stop(self, *, grace_s: float) -> float:
-        return 0.0
-
-    def drain(self, *, timeout_s: float) -> Drain:
-        return Drain(clear=True, seconds=0.0)
-
-    def release(self) -> None:
-        return
-
-
-class _Place:
-    """A runner of fake attempts."""
-
-    def __init__(self, steps: Callable[[Command], int]) -> None:
-        self._steps = steps
-
-    def cluster(self) -> Cluster:
-        return Cluster(
-            address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=1 << 36
-        )
-
-    def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Handle:
-        return _Life(self._steps(command))
-
-    def attach(self, *, run: str, attempt: int) -> Handle | None:
-        return None
-
-    def sweep(self, *, run: str) -> tuple[str, ...]:
-        return ()
-
-    def close(self) -> None:
-        return
-
-
-def _at_once() -> tuple[float, int]:
-    """Return the wall time that the driver adds to waves of fake trials, as a share, and how many ran."""
-    job, framework = parse(_JOB), frameworks.find("builtin")
-    place: Runner = _Place(lambda command: int(yaml.safe_load(command.files[0].text)["steps"]))
-    with tempfile.TemporaryDirectory(prefix="autotune-search-") as folder:
-        run = runs.create(Path(folder), job_text=_JOB, asked=runs.Asked(mode="search"))
-        with journal.Journal(run.path) as book:
-            clock = SystemClock()
-            profile = framework.profile(job, assumed(job))
-            loop.accept(
-                book,
-                run=run.id,
-                job=job,
-                profile=profile,
-                cluster=place.cluster(),
-                versions={},
-                now=clock.now(),
-                mode="search",
-            )
-            rig = Rig(
-                journal=book,
-                framework=framework,
-                runner=place,
-                clock=clock,
-                folder=run,
-                job=job,
-                interrupts=Interrupts(),
-            )
-            searching.search(rig, exported=lambda: None)
-            results = [e for e in book.history() if isinstance(e, Tried) and e.seconds]
-            begun = next(e for e in book.history() if isinstance(e, Started) and e.trial is not None)
-            took_s = _unix(results[-1].at) - _unix(begun.at)
-    waves = -(-len(results) // _AT_ONCE)
-    ideal_s = waves * _STEPS * _STEP_S
-    return took_s / ideal_s - 1, len(results)
-
-
-def _unix(at: str) -> float:
-    from orchestrator.clock import seconds_of
-
-    return seconds_of(at)
