@@ -235,5 +235,7 @@ def _errors(model: Model, layout: Layout, load: Load) -> Floats:
     }
     extra = sum(_UNMEASURED[name] ** 2 for name, there in present.items() if there)
     base = np.array([_ENGINE_ERROR if phase in _ENGINE_PHASES else _BASE_ERROR for phase in PHASES])
-    found: Floats = np.sqrt(base**2 + extra)
+    # An engine sizes its pool by what is free: what is not measured of training does not add to its phases.
+    training = np.array([phase not in _ENGINE_PHASES for phase in PHASES])
+    found: Floats = np.sqrt(base**2 + training * extra)
     return found

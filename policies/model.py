@@ -57,6 +57,8 @@ class Layout(Value, frozen=True, kw_only=True):
     shards: int = 1  # ranks over which FSDP or a distributed optimizer spreads one copy of the state
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
+    expert_shards: int = 0  # ranks over which a distributed optimizer spreads the experts; 0: as all else
     engine_ranks: int = 0  # devices of all rollout engines together; colocated: the trainer's own
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
@@ -72,6 +74,8 @@ class Layout(Value, frozen=True, kw_only=True):
     lora_rank: int = 0  # 0: all parameters are trained
     entropy: bool = False  # the loss or its metrics compute the entropy of the logits
     engine_sleeps: bool = False  # the engine frees its memory while training runs
+    engine_weights_on_host: bool = True  # ... and keeps its weights in host memory until it wakes
+    trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     parameters_stay_offloaded: bool = False  # offloaded weights are gathered layer by layer in a pass
     tokens_before_split: bool = (
@@ -79,6 +83,8 @@ class Layout(Value, frozen=True, kw_only=True):
     )
     padded: bool = False  # a micro-batch is a rectangle as long as its longest sequence
     masked_attention: bool = False  # attention reads a dense mask: heads are repeated, layers keep the mask
+    selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
+    logits_in_place: bool = False  # the loss and its gradient overwrite the logits
     logits_share: float = 1.0  # of a micro-batch's tokens, those whose logits are computed
     chunked_head: bool = False  # chunks of logits begin at the head; else its whole output exists
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)

@@ -22,6 +22,8 @@ MOVED = {
     "async_training": "rollout.max_head_offpolicyness",
     "mem_fraction_static": "sglang.mem_fraction_static",
     "behav_imp_weight_cap": "actor.rejection_sampling",
+    "behave_imp_weight_cap": "actor.rejection_sampling",
+    "behave_imp_weight_mode": "actor.rejection_sampling",
     "weight_chunked_mem_mb": "",
 }
 _GONE = {"weight_chunked_mem_mb": "it is no setting; actor.weight_update_mode=disk needs no such buffer"}
@@ -62,10 +64,10 @@ def problems(job: Job) -> Iterator[Problem]:
 def _keys(job: Job) -> Iterator[Problem]:
     own = overrides(job)
     for name in own:
-        yield from _key(name, ("settings", _as_written(job, name)))
+        yield from _key(name, ("settings", _as_written(job, name)), job.document)
     for name in _document_names(job.document, ""):
         if name not in own:
-            yield from _key(name, ("config",))
+            yield from _key(name, ("config",), job.document)
 
 
 def _document_names(tree: dict[str, Any], prefix: str) -> Iterator[str]:
@@ -77,7 +79,7 @@ def _document_names(tree: dict[str, Any], prefix: str) -> Iterator[str]:
             yield from _document_names(value, f"{name}.")
 
 
-def _key(name: str, path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _key(name: str, path: tuple[str | int, ...], document: dict[str, Any]) -> Iterator[Problem]:
     if kind_of(name) is not None or name in _HYDRA:
         return
     if not _NAME.fullmatch(name):
@@ -85,12 +87,20 @@ def _key(name: str, path: tuple[str | int, ...]) -> Iterator[Problem]:
             path=path, message=f"`{name}` is no dotted name of a setting", hint="null removes a section"
         )
         return
-    hint = suggestion(name)
-    top = "." not in name
-    # A script may add sections and settings of its own to the configuration, at the top level only.
-    if top and not hint:
-        return
-    yield Problem(path=path, message=f"unknown setting `{name}`", hint=hint)
+    if not _is_own(name.partition(".")[0], document):
+        yield Problem(path=path, message=f"unknown setting `{name}`", hint=suggestion(name))
+
+
+def _is_own(root: str, document: dict[str, Any]) -> bool:
+    """Return whether a name at the top is one that the job's own script adds to AReaL's configuration.
+
+    A name like one of AReaL's is a misspelt one only where the file lacks that one.
+    """
+    known = fields("") or {}
+    if root in known or root in MOVED or root in _GONE:
+        return False
+    meant = difflib.get_close_matches(root, known, n=1, cutoff=0.75)
+    return not meant or meant[0] in document
 
 
 def suggestion(name: str) -> str:

@@ -46,6 +46,7 @@ def layout_of(site: Site) -> Layout:
         shards=sharded if not megatron or distributed else 1,
         pipeline_parallel=actor.pipeline,
         expert_parallel=actor.expert,
+        expert_shards=_expert_shards(actor) if megatron and distributed else 0,
         engine_ranks=site.rollout.ranks if site.rollout is not None else 0,
         parameter_bytes=stored,
         compute_bytes=compute,
@@ -65,6 +66,7 @@ def layout_of(site: Site) -> Layout:
         parameters_stay_offloaded=True,
         tokens_before_split=True,
         padded=False,
+        selective_share=_selective_share(site),
         logits_share=1.0,
         chunked_head=False,
         per_tensor_optimizer=kind == "adam_bf16",
@@ -74,6 +76,24 @@ def layout_of(site: Site) -> Layout:
         prompt_tokens=config.number("train_dataset.max_length") or max(0, site.longest - _answer(site)),
         response_tokens=min(_answer(site), site.longest),
     )
+
+
+# Operation by operation Archon keeps a layer's input, attention and every second matrix product
+# (experimental/models/archon/activation_checkpoint.py): 30 of Qwen3-1.7B's 109 KB per token and layer.
+_SAVED_BY_OPERATION = 0.3
+
+
+def _selective_share(site: Site) -> float:
+    """Return what Archon's selective recomputation keeps of a layer; 0 for the other engines."""
+    if site.trainer != "archon":
+        return 0.0
+    option = site.config.text("actor.archon.selective_ac_option")
+    every = int(option) if option.isdigit() else 0  # or every so many layers are computed again
+    return 1.0 - 1.0 / every if every > 1 else _SAVED_BY_OPERATION
+
+
+def _expert_shards(actor: Backend) -> int:
+    return max(1, actor.ranks // (actor.pipeline * actor.expert))
 
 
 def _answer(site: Site) -> int:

@@ -56,9 +56,10 @@ SLIME = _names(
     """
 balance-by-flops freeze-indexer load-debug-rollout-data-subsample megatron-config-path
 megatron-deepgemm-forward-layers megatron-deepgemm-forward-modules megatron-deepgemm-moe-forward-layers
-megatron-deepgemm-moe-forward-modules qwen-gdn-backend release-train reset-optimizer-states
-rollout-data-transport update-weight-delta-checksum update-weight-delta-encoding update-weight-disk-dir
-update-weight-disk-keep-files update-weight-local-checkpoint-dir update-weight-mode update-weight-transport
+megatron-deepgemm-moe-forward-modules post-mlp-layernorm post-self-attn-layernorm qwen-gdn-backend
+release-train reset-optimizer-states rollout-data-transport update-weight-delta-checksum
+update-weight-delta-encoding update-weight-disk-dir update-weight-disk-keep-files
+update-weight-local-checkpoint-dir update-weight-mode update-weight-transport use-gated-attention
 use-stateless-adam
 """
 )
@@ -195,36 +196,37 @@ SGLANG_0_5_15 = _names(
     """
 asr-max-buffer-seconds asr-max-concurrent-sessions batch-notify-size bf16-gemm-backend cp-strategy
 cuda-graph-backend-decode cuda-graph-backend-prefill cuda-graph-bs-decode cuda-graph-bs-prefill
-cuda-graph-config cuda-graph-max-bs-decode cuda-graph-max-bs-prefill cuda-graph-tc-compiler dcp-size
-debug-cuda-graph decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints decoupled-spec-rank
-decoupled-spec-role deepep-dispatcher-output-dtype default-priority-value detokenizer-worker-num
-disable-attn-tp-gather disable-decode-cuda-graph disable-piecewise-cuda-graph disable-prefill-cuda-graph
-disable-priority-preemption disaggregation-decode-enable-radix-cache disaggregation-decode-extra-slots
-dsa-decode-backend dsa-paged-mqa-logits-backend dsa-prefill-backend dsa-prefill-cp-mode dsa-topk-backend
-elastic-ep-rejoin enable-adaptive-dispatch-to-encoder enable-aiter-allreduce-fusion
-enable-breakable-cuda-graph enable-deepep-waterfill enable-deepseek-v4-fp4-indexer
-enable-dp-attention-local-control-broadcast enable-dsa-prefill-context-parallel enable-elastic-expert-backup
-enable-forward-pass-metrics enable-fused-moe-sum-all-reduce enable-hisparse enable-http2
-enable-int8-mamba-checkpoint enable-linear-replayssm enable-mamba-cache-stochastic-rounding
-enable-mfu-metrics enable-mis enable-mm-global-cache enable-page-major-kv-layout
-enable-prefill-context-parallel enable-prefill-cp enable-quant-communications enable-return-indexer-topk
-enable-session-radix-cache enable-ssl-refresh enable-streaming-session enable-strict-thinking
-enable-tf32-matmul enable-unified-memory encoder-bootstrap-port encoder-register-urls
-enforce-disable-flashinfer-allreduce-fusion enforce-piecewise-cuda-graph enforce-shared-experts-fusion
-engine-info-bootstrap-port experts-shared-outer-loras flashinfer-allreduce-fusion-backend
+cuda-graph-config cuda-graph-max-bs-decode cuda-graph-max-bs-prefill cuda-graph-tc-compiler
+data-parallel-size dcp-size debug-cuda-graph decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints
+decoupled-spec-rank decoupled-spec-role deepep-dispatcher-output-dtype default-priority-value
+detokenizer-worker-num disable-attn-tp-gather disable-decode-cuda-graph disable-piecewise-cuda-graph
+disable-prefill-cuda-graph disable-priority-preemption disaggregation-decode-enable-radix-cache
+disaggregation-decode-extra-slots dsa-decode-backend dsa-paged-mqa-logits-backend dsa-prefill-backend
+dsa-prefill-cp-mode dsa-topk-backend elastic-ep-rejoin enable-adaptive-dispatch-to-encoder
+enable-aiter-allreduce-fusion enable-breakable-cuda-graph enable-deepep-waterfill
+enable-deepseek-v4-fp4-indexer enable-dp-attention-local-control-broadcast
+enable-dsa-prefill-context-parallel enable-elastic-expert-backup enable-forward-pass-metrics
+enable-fused-moe-sum-all-reduce enable-hisparse enable-http2 enable-int8-mamba-checkpoint
+enable-linear-replayssm enable-mamba-cache-stochastic-rounding enable-mfu-metrics enable-mis
+enable-mm-global-cache enable-page-major-kv-layout enable-prefill-context-parallel enable-prefill-cp
+enable-quant-communications enable-return-indexer-topk enable-session-radix-cache enable-ssl-refresh
+enable-streaming-session enable-strict-thinking enable-tf32-matmul enable-unified-memory
+encoder-bootstrap-port encoder-register-urls enforce-disable-flashinfer-allreduce-fusion
+enforce-piecewise-cuda-graph enforce-shared-experts-fusion engine-info-bootstrap-port ep
+expert-parallel-size experts-shared-outer-loras flashinfer-allreduce-fusion-backend
 forward-pass-metrics-ipc-name forward-pass-metrics-worker-id gc-threshold grpc-http-sidecar-port
 hisparse-config incremental-streaming-output int8-mamba-ckpt-size kv-canary kv-canary-real-data
 kv-canary-sweep-interval linear-attn-backend linear-attn-decode-backend linear-attn-prefill-backend
 linear-replayssm-cache-len lmcache-config-file load-snapshot-publish-interval lora-drain-wait-threshold
 lora-strict-loading lora-use-virtual-experts mamba-cache-philox-rounds mamba-radix-cache-strategy
-min-free-slots-delay model-config-parser modelexpress-config msprobe-dump-config optimistic-prefill-retries
-pre-warm-nccl prefill-cp-mode prefill-delayer-max-delay-ms prefill-delayer-queue-min-ratio
-prefill-only-disable-kv-cache radix-cache-backend spec-trace-dir speculative-adaptive
-speculative-adaptive-config speculative-dflash-block-size speculative-dflash-draft-window-size
-speculative-draft-window-size speculative-ngram-external-corpus-max-tokens
-speculative-ngram-external-corpus-path speculative-ngram-external-sam-budget
-speculative-ngram-max-trie-depth speculative-skip-dp-mlp-sync speculative-use-rejection-sampling
-ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password stat-loggers
+min-free-slots-delay model-config-parser modelexpress-config moe-data-parallel-size msprobe-dump-config
+optimistic-prefill-retries pipeline-parallel-size pre-warm-nccl prefill-cp-mode prefill-delayer-max-delay-ms
+prefill-delayer-queue-min-ratio prefill-only-disable-kv-cache radix-cache-backend spec-trace-dir
+speculative-adaptive speculative-adaptive-config speculative-dflash-block-size
+speculative-dflash-draft-window-size speculative-draft-window-size
+speculative-ngram-external-corpus-max-tokens speculative-ngram-external-corpus-path
+speculative-ngram-external-sam-budget speculative-ngram-max-trie-depth speculative-skip-dp-mlp-sync
+speculative-use-rejection-sampling ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password stat-loggers
 stream-response-default-include-usage strip-thinking-cache tokenizer-backend trace-modules use-ray
 uses-mamba-radix-cache weight-loader-drop-cache-after-load weight-loader-prefetch-checkpoints
 weight-loader-prefetch-num-threads

@@ -75,7 +75,7 @@ def knobs_of(flags: Flags, shape: Shape, dialect: Dialect, *, gpu_memory_bytes: 
         else "memory",
         sync_buffer=flags.count("update-weight-buffer-size", SYNC_BUFFER),
         host_allocator=_allocator(environment),
-        weights_backup=not flags.on("disable-weights-backuper") if dialect.weights_backup else None,
+        weights_backup=not (dialect.weights_backup and flags.on("disable-weights-backuper")),
         dataloader_workers=flags.count(dialect.worker_pool) or None,
         allocator="expandable" if _is_expandable(environment, dialect) else "default",
         memory_margin=flags.count("train-memory-margin-bytes", MARGIN) if dialect.memory_margin else None,

@@ -27,7 +27,12 @@ _MIB = 1 << 20
 _TWO = (False, True)
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-_HALVED_ENGINE = ("fp8", "w8a8", "int8", "awq", "gptq", "mxfp")  # weights of at most one byte
+# Bytes of a weight, by words in an engine's quantization or in its checkpoint's name; four bits carry scales
+# and leave embeddings and head as they are (Qwen3-30B-A3B-INT4: 17 GB, Kimi-K2-Thinking: 594 GB).
+_ENGINE_BYTES = (
+    (("int4", "w4a", "awq", "gptq", "mxfp4", "nvfp4", "fp4"), 0.6),
+    (("fp8", "w8a8", "int8", "mxfp"), 1.0),
+)
 
 
 # --------------------------------------------------------------------------- knobs on offer
@@ -293,23 +298,25 @@ def resident_of(shape: Shape, dialect: Dialect) -> dict[str, tuple[str, ...]]:
 
 def layout_of(flags: Flags, shape: Shape) -> Layout:
     """Return how the job is spread and what it holds."""
+    expert_tensor = flags.count("expert-tensor-parallel-size") or shape.tensor  # Megatron's default
     precise = flags.on("use-precision-aware-optimizer")
     state = ("main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
     optimizer = sum(_BYTES.get(flags.text(name, "fp32"), 4) for name in state) if precise else 12
-    quantization = flags.text("sglang-quantization").lower()
     return Layout(
         strategy="megatron",
         ranks=shape.trainer_gpus,
         shards=shape.data_parallel * shape.context,
         pipeline_parallel=shape.pipeline,
         expert_parallel=shape.expert,
+        expert_tensor_parallel=expert_tensor,
+        expert_shards=max(1, shape.trainer_gpus // (expert_tensor * shape.expert * shape.pipeline)),
         engine_ranks=shape.engine_gpus,
         parameter_bytes=2,
         compute_bytes=2,
         gradient_bytes=2 if flags.on("grad-reduce-in-bf16") else 4,
         optimizer_bytes=0 if flags.on("use-stateless-adam") else optimizer,
         logits_bytes=4,
-        engine_bytes=1 if quantization.startswith(_HALVED_ENGINE) else 2,
+        engine_bytes=_engine_bytes(flags),
         kv_bytes=1 if flags.text("sglang-kv-cache-dtype").startswith("fp8") else 2,
         reference=shape.reference,
         # Its weights lie in host memory and take the place of the actor's for their own pass.
@@ -319,6 +326,8 @@ def layout_of(flags: Flags, shape: Shape) -> Layout:
         lora_rank=0,
         entropy=True,  # a metric of every update, with or without its coefficient
         engine_sleeps=shape.offload_rollout,
+        engine_weights_on_host=flags.on("sglang-enable-weights-cpu-backup"),
+        trainer_sleeps=shape.offload_train,
         optimizer_stays_offloaded=True,
         parameters_stay_offloaded=False,
         tokens_before_split=False,
@@ -333,3 +342,10 @@ def layout_of(flags: Flags, shape: Shape) -> Layout:
         prompt_tokens=shape.prompt,
         response_tokens=shape.response,
     )
+
+
+def _engine_bytes(flags: Flags) -> float:
+    """Return the bytes of a weight in the engines, which load the checkpoint and may quantize it."""
+    checkpoint = flags.text("hf-checkpoint").rstrip("/").rpartition("/")[2]
+    words = f"{flags.text('sglang-quantization')} {checkpoint}".lower()
+    return next((size for names, size in _ENGINE_BYTES if any(name in words for name in names)), 2.0)

@@ -25,9 +25,15 @@ GONE = {
     "critic.model.fsdp_config.optimizer_offload": "write critic.fsdp.optimizer_offload",
     "critic.fsdp_config.param_offload": "write critic.fsdp.param_offload",
     "critic.fsdp_config.optimizer_offload": "write critic.fsdp.optimizer_offload",
+    f"{ACTOR}.model_engine": "write model_engine, a setting of the whole job",
     "global_profiler.enabled": f"write global_profiler.tool and {ACTOR}.profiler.enable",
     f"{ROLLOUT}.update_weights_bucket_megabytes": "it is now "
     f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
+    "trainer.use_legacy_worker_impl": "it was removed: leave it out",
+    **{
+        f"reward_model.overlong_buffer.{name}": f"write +reward.reward_kwargs.overlong_buffer_cfg.{name}"
+        for name in ("enable", "len", "penalty_factor", "log")
+    },
 }
 # Settings that verl 0.9.1 accepts and never reads, each with what to write instead.
 DEAD = {
@@ -133,19 +139,28 @@ def _batches(config: Config) -> Iterator[tuple[str, str, str]]:
     if config.dynamic:
         return
     if not config.count(size):
-        hint = f"set it, or {ACTOR}.use_dynamic_bsz: true"
+        hint = _whole(config, size) or f"set it, or {ACTOR}.use_dynamic_bsz: true"
         yield size, "verl needs it while micro-batches are counted in sequences", hint
         return
     scored = [ROLLOUT, *([REF] if config.reference else [])]
     for key in (f"{node}.log_prob_micro_batch_size_per_gpu" for node in scored):
         if not config.count(key):
-            yield key, "verl needs it while micro-batches are counted in sequences", "such as 1"
+            hint = _whole(config, key) or "such as 1"
+            yield key, "verl needs it while micro-batches are counted in sequences", hint
     if config.mini_batch and config.mini_batch % config.count(size):
         yield (
             size,
             f"{config.count(size)} does not divide a rank's {config.mini_batch} sequences of a mini-batch",
             "ppo_mini_batch_size x rollout.n / data-parallel ranks",
         )
+
+
+def _whole(config: Config, key: str) -> str:
+    """Return what to do where a job counts sequences of all GPUs, as older versions did; else nothing."""
+    older = key.removesuffix("_per_gpu")
+    if not config.has(older):
+        return ""
+    return f"{older.rpartition('.')[2]} counted the sequences of all GPUs and is refused today: divide it"
 
 
 def _lengths(config: Config) -> Iterator[tuple[str, str, str]]:

@@ -293,6 +293,9 @@ _OPEN = (
     "actor_rollout_ref.actor.megatron.override_transformer_config",
     "actor_rollout_ref.actor.optim.override_optimizer_config",
     "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.ref.megatron.override_ddp_config",
+    "actor_rollout_ref.ref.megatron.override_mcore_model_config",
+    "actor_rollout_ref.ref.megatron.override_transformer_config",
     "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs",
     "actor_rollout_ref.rollout.custom",
     "actor_rollout_ref.rollout.engine_kwargs",
@@ -318,6 +321,8 @@ _PLAIN = (
     "data",
     "ray_kwargs",
     "reward",
+    "reward_model",
+    "sandbox_fusion",
     "skip",
     "trainer",
 )

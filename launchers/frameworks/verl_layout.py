@@ -64,6 +64,8 @@ def layout(config: Config) -> Layout:
         expert_parallel=max(1, config.count(f"{ACTOR}.megatron.expert_model_parallel_size"))
         if config.megatron
         else 1,
+        expert_tensor_parallel=_expert_tensor(config),
+        expert_shards=_expert_shards(config),
         engine_ranks=config.rollout_world,
         parameter_bytes=wide,
         compute_bytes=2 if config.text(f"{ACTOR}.fsdp_config.dtype") in _HALF else 4,
@@ -84,14 +86,34 @@ def layout(config: Config) -> Layout:
         lora_rank=config.lora_rank,
         entropy=config.entropy,
         engine_sleeps=config.sleeps,
+        engine_weights_on_host=config.rollout == "sglang" or config.adapters,  # else vLLM's sleep drops them
         optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
         parameters_stay_offloaded=policy,
         tokens_before_split=True,
+        logits_in_place=not (config.entropy or config.flag(f"{ACTOR}.calculate_sum_pi_squared")),
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
+
+
+def _expert_tensor(config: Config) -> int:
+    """Return over how many ranks one expert is split; Megatron's default is its tensor parallelism."""
+    if not config.megatron:
+        return 1
+    own = config.count(f"{ACTOR}.megatron.expert_tensor_parallel_size")
+    return own or max(1, config.count(f"{ACTOR}.megatron.tensor_model_parallel_size"))
+
+
+def _expert_shards(config: Config) -> int:
+    if not config.megatron or not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
+        return 0
+    sizes = ("expert_model_parallel_size", "pipeline_model_parallel_size")
+    ranks = _expert_tensor(config)
+    for size in sizes:
+        ranks *= max(1, config.count(f"{ACTOR}.megatron.{size}"))
+    return max(1, config.world // ranks)
 
 
 def _shards(config: Config) -> int:

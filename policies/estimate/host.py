@@ -10,7 +10,7 @@ from policies.estimate.constants import GIB, constant
 from policies.estimate.load import Load
 from policies.estimate.parts import Floats, instant
 from policies.estimate.passes import Pass
-from policies.estimate.shapes import parameters
+from policies.estimate.shapes import FP32, parameters
 from policies.estimate.training import State
 from policies.types import Cluster, Model, Placement
 
@@ -59,19 +59,26 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     critic = (layout.critic and layout.critic_offload) * (state.weights + state.optimizer)
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
     sleeping = np.zeros(n)
-    if layout.engine_sleeps and load.placement is Placement.COLOCATED:
+    if layout.engine_sleeps and layout.engine_weights_on_host and load.placement is Placement.COLOCATED:
         sleeping = whole / load.rollout_tensor * layout.engine_bytes * node.engines
+    away = load.grad_offload | layout.trainer_sleeps
+    share = np.where(layout.trainer_sleeps, 1.0, load.optimizer_offload)
+    # Megatron's CPU optimizer keeps fp32 gradients beside its state (hybrid_optimizer.py: cpu_copy_map_grad).
+    own = layout.strategy == "megatron" and layout.optimizer_stays_offloaded
+    copies = own * load.optimizer_offload * state.optimizer / max(1, layout.optimizer_bytes) * FP32
     resting = instant(
         n,
         weights=node.trainers * (parked + reference + critic + backup) * constant("pinned"),
-        gradients=node.trainers * np.where(load.grad_offload, state.gradients, 0.0),
-        optimizer=node.trainers * state.optimizer * load.optimizer_offload,
+        gradients=node.trainers * (np.where(away, state.gradients, 0.0) + copies),
+        optimizer=node.trainers * state.optimizer * share,
         buffers=batch,
         outside=outside,
     )
     training = resting + instant(n, activations=node.trainers * run.offloaded, weights=sleeping)
     full_copy = np.full(n, whole * layout.compute_bytes)
-    loading = instant(n, weights=np.full(n, whole * max(layout.parameter_bytes, layout.compute_bytes)))
+    # FSDP reads the whole model on a node; a rank of Megatron reads its own part.
+    read = node.trainers * state.local if layout.strategy == "megatron" else np.full(n, whole)
+    loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes))
     return {
         "init": resting + loading,
         "rollout_init": resting

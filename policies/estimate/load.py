@@ -92,6 +92,8 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
     tokens_scored = pass_tokens(np.where(scored < _UNBOUNDED, scored, limit))
     step_tokens = np.where(whole < _UNBOUNDED, whole, tokens * split * 8) / split
     offload = columns.flag("optimizer_offload")
+    # verl's Megatron has both: a fraction of zero is no Adam on the CPU, and offload still moves all of it.
+    part = columns.number("optimizer_offload_fraction", 1.0)
     default_fraction = constant("vllm_fraction" if profile.engine == "vllm" else "engine_fraction")
     gpus = cluster.gpus_per_node > 0 or cluster.gpu_memory_bytes > 0
     chunk = constant("engine_prefill" if gpus else "engine_prefill_cpu")
@@ -114,7 +116,7 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         activation_offload=columns.flag("activation_offload"),
         param_offload=columns.flag("param_offload"),
         grad_offload=columns.flag("grad_offload"),
-        optimizer_offload=np.where(offload, columns.number("optimizer_offload_fraction", 1.0), 0.0),
+        optimizer_offload=np.where(offload, np.where(part > 0, part, 1.0), 0.0),
         optimizer_overlap=columns.flag("optimizer_offload_overlap"),
         fused=columns.flag("fused_kernels"),
         loss_recompute=columns.flag("loss_recompute"),

@@ -47,7 +47,8 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
     inputs = size * model.hidden / whole_split * tokens
     stage_layers = -(-model.layers // load.layout.pipeline_parallel)
     in_flight = load.layout.pipeline_parallel  # 1F1B: the first stage holds one micro-batch per stage
-    per_layer = np.where(load.recompute == 2, inputs, layer - attention * (load.recompute == 1))
+    selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
+    per_layer = np.where(load.recompute == 2, inputs, np.where(load.recompute == 1, selective, layer))
     all_layers = per_layer * stage_layers * in_flight
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
@@ -107,6 +108,11 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
     forward = forward + np.where(again, wide * chunk, 0.0)
     backward = kept + 2.0 * wide * chunk
     backward = backward + np.where(again, (wide + size * layout.chunked_head) * chunk, 0.0)
+    if layout.logits_in_place:
+        # An upcast lets go of the head's output, and its gradient is cast back; else scaling copies it.
+        kept = np.where(again, kept, wide * rows)
+        forward = np.where(again, forward, kept + size * head * (upcast > 0))
+        backward = np.where(again, backward, kept + size * rows)
     fused = (size + wide) * fused_rows
     fused_scoring = (size + wide) * np.minimum(score_rows, fused_rows)
     fused_backward = fused + wide * fused_rows

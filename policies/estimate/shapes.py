@@ -21,7 +21,8 @@ class Parameters(NamedTuple):
     norms: int  # per layer
     final_norm: int
     layers: int
-    largest: int  # the largest single tensor
+    largest: int  # the largest single tensor; transformers holds a layer's experts in one
+    largest_apart: int  # the same where every expert has tensors of its own: in Megatron, and in checkpoints
 
     @property
     def layer(self) -> float:
@@ -46,6 +47,7 @@ def parameters(model: Model) -> Parameters:
     one_expert, _ = _mlp(model, model.expert_intermediate)
     share = sparse_layers / model.layers
     fused_experts = model.experts * 2 * model.expert_intermediate * model.hidden
+    single = max(embedding, largest_attention, largest_dense if share < 1 else 0)
     norm_rows = model.norms_per_layer * model.hidden * bias + _qk_norms(model)
     return Parameters(
         embedding=embedding,
@@ -56,7 +58,8 @@ def parameters(model: Model) -> Parameters:
         norms=norm_rows,
         final_norm=model.hidden * bias,
         layers=model.layers,
-        largest=max(embedding, largest_attention, largest_dense if share < 1 else 0, fused_experts),
+        largest=max(single, fused_experts),
+        largest_apart=max(single, 2 * model.expert_intermediate * model.hidden if model.experts else 0),
     )
 
 
@@ -154,7 +157,9 @@ def kept_by_layer(
     tensors = (4 if model.gated else 2) - (1 if fused else 0)
     split += (1 - sparse) * tensors * size * model.intermediate
     split += sparse * tensors * size * model.shared_intermediate
-    experts = sparse * model.experts_per_token * size * (2 * hidden + tensors * model.expert_intermediate)
+    # Megatron weighs the experts' rows inside of them, so their results are not kept (moe/experts.py).
+    rows = (1 if fused else 2) * hidden + tensors * model.expert_intermediate
+    experts = sparse * model.experts_per_token * size * rows
     experts += sparse * 2 * FP32 * model.experts
     return Kept(whole, split, experts)
 

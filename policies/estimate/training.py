@@ -40,7 +40,8 @@ def state_of(model: Model, load: Load) -> State:
     sharded = layout.strategy.startswith("fsdp")
     stages = layout.pipeline_parallel
     layers = -(-model.layers // stages)
-    experts = counts.experts if sharded else counts.experts / layout.expert_parallel
+    apart = layout.expert_parallel * layout.expert_tensor_parallel
+    experts = counts.experts if sharded else counts.experts / apart
     dense = counts.attention + counts.mlp + counts.norms
     ends = counts.embedding + counts.head if stages == 1 else counts.embedding
     local = (layers * dense + ends) / load.tensor + layers * experts
@@ -49,7 +50,10 @@ def state_of(model: Model, load: Load) -> State:
     trained = (
         local if not layout.lora_rank else lora_parameters(model, layout.lora_rank) / stages / load.tensor
     )
-    optimizer = trained / load.shards * layout.optimizer_bytes
+    routed = 0.0 if sharded or layout.lora_rank else layers * experts
+    # Experts have fewer copies than the rest: expert parallelism takes its ranks from data parallelism.
+    owned = (trained - routed) / load.shards + routed / (layout.expert_shards or load.shards)
+    optimizer = owned * layout.optimizer_bytes
     gradients = trained / weight_shards * layout.gradient_bytes
     weights = local / weight_shards * layout.parameter_bytes
     gathered = gathered_gradients = np.zeros(load.count)
@@ -81,7 +85,7 @@ def state_of(model: Model, load: Load) -> State:
         optimizer=optimizer,
         gathered=gathered,
         gathered_gradients=gathered_gradients,
-        one_tensor=counts.largest / load.tensor * layout.compute_bytes,
+        one_tensor=(counts.largest if sharded else counts.largest_apart) / load.tensor * layout.compute_bytes,
         temporaries=temporary * layout.optimizer_temporary_bytes + np.zeros(load.count),
         local=local,
         outside=processes + np.zeros(load.count),
@@ -211,7 +215,8 @@ def resting(load: Load, state: State) -> Floats:
 def sync_buffers(model: Model, load: Load) -> Floats:
     """Return the transfer buffers of a weight sync on the sending device."""
     counts = parameters(model)
-    one = counts.largest * load.layout.compute_bytes
+    apart = load.layout.strategy == "megatron"
+    one = (counts.largest_apart if apart else counts.largest) * load.layout.compute_bytes
     everything = counts.total * load.layout.compute_bytes
     bucket = np.minimum(np.maximum(load.sync_buffer, one), everything)
     return np.where(load.disk, 0.0, bucket * load.layout.sync_buckets)

@@ -421,6 +421,17 @@ def test_a_job_without_checkpoints_gets_them_and_no_blind_retries():
     assert not profile(job({"actor._version": "v2", "rollout._version": "v2"})).resumable
 
 
+def test_a_script_may_add_sections_of_its_own():
+    """AReaL's tau2 recipes have an `econfig` beside `gconfig`; alone it would be a misspelt `gconfig`."""
+    own = job(econfig={"domain": "airline"})
+    assert Areal().check(own) == ()
+    assert Areal().check(job({"econfig.domain": "retail"}, econfig={"domain": "airline"})) == ()
+    lost = {**own.document}
+    del lost["gconfig"]
+    found = Areal().check(msgspec.structs.replace(own, document=lost))
+    assert any("unknown setting `econfig`" in problem.message for problem in found)
+
+
 def test_a_logger_goes_on_with_its_own_run():
     assert "++stats_logger.wandb.id_suffix='7c1e'" in argv_of(job()).argv
     named = job(stats_logger__wandb__id_suffix="mine")

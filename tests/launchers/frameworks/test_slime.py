@@ -39,6 +39,26 @@ def test_flags_that_slime_no_longer_reads_are_named() -> None:
     assert {"memory_margin", "weights_backup", "nccl_memory_check", "logprob_tokens"} <= set(unsupported)
 
 
+def test_flags_of_its_own_scripts_are_known() -> None:
+    own = {
+        "use-gated-attention": True,
+        "post-mlp-layernorm": True,
+        "sglang-expert-parallel-size": 8,
+    }
+    written = job(SLIME, {**COLOCATED, **own})
+    assert SLIME.check(written) == ()
+    assert not any("in no list of flags" in text for text in SLIME.profile(written, CLUSTER).warnings)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "size"),
+    [("/models/Qwen3-4B", 2), ("/models/Qwen3-4B-FP8", 1), ("/models/Qwen3-30B-A3B-INT4/", 0.6)],
+)
+def test_engines_hold_their_checkpoint_as_it_is_quantized(checkpoint, size) -> None:
+    layout = SLIME.profile(job(SLIME, {**COLOCATED, "hf-checkpoint": checkpoint}), CLUSTER).layout
+    assert layout.engine_bytes == size
+
+
 def test_weights_through_files_need_a_folder() -> None:
     written = job(SLIME, {**COLOCATED, "save": "/shared/ck"})
     assert SLIME.settings(written, Knobs(sync_mode="disk")) == {

@@ -273,6 +273,22 @@ def test_unknown_settings_come_with_the_name_of_today() -> None:
     assert "param_offload" in hint(f"{ACTOR}.megatron.grad_offload")
     assert hint(f"{ACTOR}.megatron.param_offload") == "it belongs to `model_engine: megatron`"
     assert "checkpoint_engine" in hint(f"{ROLLOUT}.update_weights_bucket_megabytes")
+    assert "model_engine" in hint(f"{ACTOR}.model_engine")
+    assert "+reward.reward_kwargs" in hint("reward_model.overlong_buffer.enable")
+
+
+def test_what_only_hydra_adds_is_taken() -> None:
+    rewards = {"+reward_model.reward_kwargs.max_resp_len": 8192}
+    assert VERL.check(with_settings(JOBS["fsdp"], rewards)) == ()
+    own = f"++{REF}.megatron.override_transformer_config.gradient_accumulation_fusion"
+    assert VERL.check(with_settings(JOBS["megatron"], {own: False})) == ()
+
+
+def test_sizes_for_all_gpus_together_are_to_be_divided() -> None:
+    counted = {f"{ACTOR}.use_dynamic_bsz": False, f"{ACTOR}.ppo_micro_batch_size": 64}
+    problem = VERL.check(with_settings(JOBS["fsdp"], counted))[0]
+    assert problem.path == ("settings", f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    assert "divide it" in problem.hint
 
 
 def test_settings_of_a_recipe_are_its_own() -> None:
