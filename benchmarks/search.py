@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
+from benchmarks.searches import at_once, driver
 from benchmarks.searches.harness import BUDGET, Night, play, started
 from benchmarks.searches.methods import METHODS
 from benchmarks.simulation.jobs import drawn
@@ -28,16 +29,25 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--driver", action="store_true", help="only what the driver costs")
     parser.add_argument("--no-driver", action="store_true", help="only the comparison")
+    parser.add_argument(
+        "--at-once", action="store_true", help="only what many trials at once cost, on a Ray head of its own"
+    )
+    parser.add_argument("--parallel", type=int, default=at_once.AT_ONCE, help="trials at once (%(default)s)")
+    parser.add_argument("--trials", type=int, default=at_once.TRIALS, help="of them in all (%(default)s)")
+    parser.add_argument(
+        "--life", type=float, default=at_once.LIFE_S, help="seconds that each of them runs (%(default).0f)"
+    )
     options = parser.parse_args()
-    if not options.driver:
+    if not (options.driver or options.at_once):
         tasks = [(number, options.seed, tuple(options.methods)) for number in range(options.jobs)]
         with ProcessPoolExecutor(options.processes) as pool:
             nights = [night for own in pool.map(_job, tasks, chunksize=2) for night in own]
         sys.stdout.write(table(nights, seed=options.seed))
     if not options.no_driver:
-        from benchmarks.searches import driver
-
-        sys.stdout.write(driver.report())
+        sys.stdout.write("\n| what | measured | goal |\n|---|---|---|\n")
+        if not options.at_once:
+            sys.stdout.write(driver.report())
+        sys.stdout.write(at_once.report(at_once=options.parallel, trials=options.trials, life_s=options.life))
     return 0
 
 

@@ -22,6 +22,7 @@ from policies.space import Dimension
 from policies.types import Knobs
 
 _AT_A_TIME = 8  # starts and ends of attempts; more only take processors from the trials that run
+_POLLS_PER_S = 40.0  # of all trials together: each costs the driver and a supervisor some milliseconds
 _PAIRS = 2  # runs of the stable start and of the winner under the same conditions
 
 
@@ -70,16 +71,16 @@ class Search:
         interrupts = self._rig.interrupts
         try:
             while not interrupts.by:
-                reason = self._why_end()
-                place = not reason and len(self._running) < self._settings.parallel
-                begun = place and self._begin_next()
-                if not self._running:
+                begun = False
+                while not (reason := self._why_end()) and len(self._running) < self._settings.parallel:
+                    if interrupts.by or not self._begin_next():
+                        break
+                    begun = True
+                if not self._running and not begun:
                     return reason or self._why_end()
                 self._turn()
                 if self._elapsed_s >= self._settings.duration_s:
                     self._stop(by="deadline", reason="search.duration is over")
-                elif not begun:
-                    self._rig.clock.sleep(POLL_S)
             self._stop(by="user", reason=interrupts.by)
         except Failure:
             self._abandon()
@@ -131,16 +132,20 @@ class Search:
         )
 
     def _turn(self) -> None:
-        """Look once at every running trial."""
+        """Give every running trial a turn."""
         best = trials.fastest(self._ledger.results)
         for trial in list(self._running):
-            result = trial.turn(best=best)
-            if trial.over:
-                self._running.remove(trial)
-            if result is not None:
-                self._take(result)
+            self._advance(trial, best)
         if self._running and (progress := self._running[-1].progress) is not None:
             self._shown(progress)
+        self._rig.clock.sleep(POLL_S)
+
+    def _advance(self, trial: Trial, best: Tried | None) -> None:
+        result = trial.turn(best=best, pace_s=max(POLL_S, len(self._running) / _POLLS_PER_S))
+        if trial.over:
+            self._running.remove(trial)
+        if result is not None:
+            self._take(result)
 
     def _stop(self, *, by: str, reason: str) -> None:
         """Stop the running trials, all at the same time; one that ends by itself keeps its result."""
@@ -148,7 +153,6 @@ class Search:
             trial.stop(by=by, reason=reason)
         while self._running:
             self._turn()
-            self._rig.clock.sleep(POLL_S)
         self._study.close_zombies(self._ledger.results)
 
     def _abandon(self) -> None:
@@ -207,7 +211,9 @@ class Search:
         results = self._ledger.results
         lost = bool(results) and results[-1].result is Result.LOST
         making: Making = here if lost or self._beside is None else self._beside
-        self._running.append(Trial(self._bench, number=number, knobs=knobs, purpose=purpose, making=making))
+        trial = Trial(self._bench, number=number, knobs=knobs, purpose=purpose, making=making)
+        self._running.append(trial)
+        self._advance(trial, None)
 
     # ------------------------------------------------------------------ what came of it
 
@@ -277,5 +283,3 @@ class Search:
                 self._stop(by="user", reason=self._rig.interrupts.by)
             elif self._elapsed_s >= self._settings.duration_s:
                 self._stop(by="deadline", reason="search.duration is over")
-            elif self._running:
-                self._rig.clock.sleep(POLL_S)

@@ -76,12 +76,16 @@ class Trial:
         self._speed: Speed | None = None  # on the job's own lengths
         self._seconds = 0.0
         self._best: Tried | None = None
+        self._pace_s = 0.0
         self._stop_by, self._stop_reason = "", ""
         self._course = self._run()
 
-    def turn(self, *, best: Tried | None) -> Tried | None:
-        """Take in what is new; returns the result once the trial is over, none of one that was stopped."""
-        self._best = best
+    def turn(self, *, best: Tried | None, pace_s: float) -> Tried | None:
+        """Take in what is new, if it is `pace_s` since the last look.
+
+        Returns the result once the trial is over, none of one that was stopped.
+        """
+        self._best, self._pace_s = best, pace_s
         try:
             next(self._course)
         except StopIteration as over:
@@ -177,7 +181,10 @@ class Trial:
                 reason = "it cannot become the fastest"
                 self._bench.rig.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
                 return "slow"
+            again_at = self._bench.rig.clock.now() + self._pace_s
             yield
+            while self._bench.rig.clock.now() < again_at and not self._stop_by:
+                yield
         by, reason = self._stop_by, self._stop_reason
         self._bench.rig.record(StopRequested(attempt=attempt.number, by=by, reason=reason))
         return by

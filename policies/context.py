@@ -8,6 +8,7 @@ from policies.evidence import Facts
 from policies.figures import facts_of, filled
 from policies.places import ends_error, is_frame, is_stage
 from policies.prefixes import Line, parsed, segments
+from policies.rules import matching
 
 REACH = 120  # lines above a message that may belong to it
 _LONGEST = 500  # characters of a line of context
@@ -107,7 +108,7 @@ def _rows(before: list[str]) -> list[Line]:
     rows: list[Line] = []
     for text in (part for line in before for part in segments(line)):
         row = parsed(text)
-        if rows and row.tag in (rows[-1].tag, "") and _CUT_FRAME.search(rows[-1].bare):
+        if rows and rows[-1].tag.startswith(row.tag) and _CUT_FRAME.search(rows[-1].bare):
             first, rest = rows[-1].bare, row.bare.strip()
             joined = (f"{first} {rest}", first + rest)
             whole = next((one for one in joined if _FRAME.search(one)), "")
@@ -122,6 +123,12 @@ def _rows(before: list[str]) -> list[Line]:
 def below(text: str, *, distance: int) -> bool:
     """Return whether a line below a message may say what was going on."""
     return is_frame(text) or (distance <= _AFTER and not routine(text))
+
+
+def follows(text: str) -> bool:
+    """Return whether a line tells of what a failure led to: it says nothing of where that happened."""
+    rule = None if is_frame(text) else matching(text)
+    return rule is not None and rule.cause is None and not rule.harmless
 
 
 def routine(text: str) -> bool:

@@ -17,6 +17,7 @@ _SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)?"
 
 # Ordered: the first pattern that matches gives the figure.
 _REQUESTED = (
+    r"allocate \S{1,24} \((\d{1,20}) (bytes)\)",
     rf"[Tt]ried to allocate {_SIZE}",
     rf"CUDA calloc (?:async )?{_SIZE}",
     rf"Object size is {_SIZE}",
@@ -30,6 +31,8 @@ _REQUESTED = (
     rf"(?:memory allocation|malloc|mmap) of (?:size )?{_SIZE}",
     rf"unable to mmap {_SIZE}",
     rf"posix_fallocate of {_SIZE}",
+    rf"with info \[size:{_SIZE}",
+    rf"[Ff]ailed to allocate memory for \S{{1,80}} with size {_SIZE}",
 )
 _CAPACITY = (rf"total capaci?ty of {_SIZE}", rf"{_SIZE} total capacity", rf"lru\) capacity: {_SIZE}")
 _FREE = (

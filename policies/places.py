@@ -25,7 +25,7 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"recv_weight|_send_to_colocated|[Uu]pdate[ _]parameters?\b|update_named_params?|"
                 r"\brollout_mode\b|_sync_\w+_to_vllm|_?broadcast_(?:to_vllm|weights|model)|refit_policy|"
                 r"prepare_for_generation|prepare_weights_for|stream_weights|get_per_tensor_param|"
-                r"bucketed_weight_transfer|all_gather_param|FlattenedTensorBucket|_update_weights_from|"
+                r"bucketed_weight_transfer|\ball_gather_param(?:s_async)?\b|FlattenedTensorBucket|_update_weights_from|"
                 r"convert_to_hf|per_tensor_generator|Failed to update weights|update_model_weights|"
                 r"broadcast_to_inference_engines|update_named_weights"
             ),
@@ -34,17 +34,18 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             Phase.INIT,
             (
                 r"in from_pretrained\b|_load_pretrained_model|_load_state_dict_into_meta|"
-                r"init_model_from_pretrained"
+                r"init_model_from_pretrained|modeling_utils\S*, line \d+, in load_state_dict\b"
             ),
         ),
         (
             Phase.CHECKPOINT,
             (
-                r"(?:save|load)_checkpoint|\bSaving (?:\w+ )?(?:checkpoint|model|optim\w*|extra_state)\b|"
+                r"(?:save|load)_(?:checkpoint|ckpt)|"
+                r"\bSaving (?:\w+ )?(?:checkpoint|model|optim\w*|extra_state)\b|"
                 r"\b_?save_model\b|dist_checkpointing|_cuda_deserialize|"
                 r"in load_state_dict|torch/serialization\.py|save_hf_model|save_pretrained|"
                 r"checkpoint_manager\S*, line \d+|_save_to_dcp|state_dict_saver|_save_model_to_hf|"
-                r"_save_recover|consolidate_and_save|\bsave_16bit_model\b|_zero3_consolidated"
+                r"_save_recover|_load_optimizer_and_scheduler|consolidate_and_save|\bsave_16bit_model\b|_zero3_consolidated"
             ),
         ),
         (Phase.WEIGHT_SYNC, r"summon_full_params|GatheredParameters"),
@@ -81,6 +82,14 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"_?get_model\b|prepare_model\b|\bTrainRayActor\.init\(|_fully_shard\b|dispatch_model"
             ),
         ),
+        # A gathered or sharded state dict that neither a start nor a weight sync asked for is a checkpoint's.
+        (
+            Phase.CHECKPOINT,
+            (
+                r"_state_dict_utils\.py|(?:pre|post)_state_dict_hook|"
+                r"checkpoint[/\\]state_dict\.py|module\.py\S*, line \d+, in state_dict\b"
+            ),
+        ),
         (
             Phase.BACKWARD,
             (
@@ -107,7 +116,7 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.LOG_PROB,
             (
-                r"compute_(?:ref_|actor_|old_)?log_?probs?\b|\bget_logprobs|get_reference_policy_logprobs|"
+                r"compute_(?:ref_|reference_|actor_|old_)?log_?probs?\b|\bget_logprobs|get_reference_policy_logprobs|"
                 r"\bcompute_values\b|(?<!=)\bforward_only\b(?!=(?:False|forward_only)\b)|compute_rm_score|"
                 r"compute_scores?\b|compute_logp|"
                 r"Computing logprobs|infer_batch\b|_get_per_token_logps|ModelRayActor\.forward\(|"
@@ -138,7 +147,8 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"grpo_accumulated_loss|forward_step|training_step|fetch_sub_module|"
                 r"float_conversion|vocab_parallel|post_language_model|get_log_probs_and_entropy|"
                 r"entropy_from_logits|in forward\b|forward_backward|"
-                r"train_one_step|_pre_forward|_unshard\b|_call_impl|forward_micro_batch"
+                r"train_one_step|_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
+                r"loss\w*\.py\S*, line \d+|in \w*cross_entropy\w*"
             ),
         ),
         # The method that trains: forward, unless frames below it say more.
@@ -151,7 +161,13 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"Timer actor_train start"
             ),
         ),
-        (Phase.DATA, r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker"),
+        (
+            Phase.DATA,
+            (
+                r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker|"
+                r"utils[/\\]data[/\\]|in pin memory thread"
+            ),
+        ),
         (
             Phase.INIT,
             (
@@ -162,7 +178,8 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.COMM,
             (
-                r"init_process_group|_new_process_group|\ball_?reduce\b|\b_?all_?gather\w*|barrier|NCCL WARN|"
+                r"init_process_group|_new_process_group|nvshmem/src|Hccl(?:Alloc|Comm)|"
+                r"\ball_?reduce\b|\b_?all_?gather\w*|barrier|NCCL WARN|"
                 r"/dev/shm/nccl|shmutils|reduce_scatter|broadcast_coalesced|distributed_c10d"
             ),
         ),
@@ -230,7 +247,10 @@ _COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         # Frames of a training framework and of nothing more telling.
         (
             Component.TRAINER,
-            r"(?:verl|slime|relax|areal|trl|openrlhf|nemo_rl|swift|llamafactory)/\w+|ppo_utils",
+            (
+                r"\b(?:verl|slime|relax|areal|trl|openrlhf|nemo_rl|swift|llamafactory|torchtune|torchtitan|"
+                r"roll|skyrl_train|prime_rl|axolotl)/\w+|ppo_utils"
+            ),
         ),
     )
 )
@@ -247,6 +267,8 @@ _VALIDATES = re.compile(r"\b_?validate\b|\bevaluation_loop\b|\beval_rollout")
 _PINS = re.compile(
     r"\bpin_memory\b|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
 )
+
+_SHARED = re.compile(r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_")
 
 
 def phase_of(context: str) -> Phase:
@@ -294,8 +316,18 @@ def in_validation(facts: Facts, phase: Phase, context: list[str]) -> Facts:
 
 def pins_host_memory(context: list[str]) -> bool:
     """Return whether the innermost frame of a traceback asks for page-locked host memory."""
-    innermost = [line for line in context if is_frame(line) or line.startswith("    ")][-2:]
+    innermost = _innermost(context)
     return any(_PINS.search(line) for line in innermost) and not any("set_device" in x for x in innermost)
+
+
+def asks_shared_memory(context: list[str]) -> bool:
+    """Return whether the innermost frame of a traceback asks for shared memory: its disk is /dev/shm."""
+    return any(_SHARED.search(line) for line in _innermost(context))
+
+
+def _innermost(context: list[str]) -> list[str]:
+    """Return the last frame of a context, or its last two lines where it shows the code."""
+    return [line for line in context if is_frame(line) or line.startswith("    ")][-2:]
 
 
 def component_of(context: str) -> Component:

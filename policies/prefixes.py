@@ -10,7 +10,7 @@ _PREFIXES = 8  # how many may stand before one message
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 # A process, which makes lines of one traceback belong together.
-_ACTOR = re.compile(r"^(?:[\w.\-]*\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}?(?:\([^()\n]*\)[^()\n]*)?\))\s?")
+_ACTOR = re.compile(r"^(?:([\w.\-]*)\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}?(?:\([^()\n]*\)[^()\n]*)?\))\s?")
 _RANK = re.compile(
     r"^\[?(?:rank|default)?(\d{1,6})\]?:(?=\s|\[|$)\s?|^\[rank[ \-]?(\d{1,6})\]:?\s?|"
     r"^\[\d+,(\d{1,6})\]<std(?:err|out)>:\s?|^\[default(\d{1,6})\]:\s?"
@@ -62,8 +62,8 @@ def parsed(text: str) -> Line:
     text = text.rstrip()
     bare, tag, rank = text, "", None
     for _ in range(_PREFIXES):
-        if (match := _ACTOR.match(bare)) and ("pid=" in match[1] or match[1].startswith("(raylet")):
-            tag += match[1].split(",")[0].rstrip(")")
+        if (match := _ACTOR.match(bare)) and ("pid=" in match[2] or match[2].startswith("(raylet")):
+            tag += (match[1] or "") + match[2].split(",")[0].rstrip(")")
         elif match := _RANK.match(bare):
             rank = int(next(group for group in match.groups() if group is not None))
             tag += f"[{rank}]"

@@ -12,7 +12,7 @@ _TORCH = (
     rf"(?:[:=>]|\(?['\"]|\d\))\s*(?:(?:\w+\.)*\w*(?:Error|Exception)[:(]\s*['\"]?)?{_DEVICES} out of memory|"
     rf"^\W{{0,4}}{_DEVICES} out of memory|"
     r"(?<!except )(?<!raise )(?<![\w.(])(?:\w+\.)*(?<!lang\.)OutOfMemoryError"
-    r"(?::(?! Task was killed|\s*$)|\((?=['\"])|$)|"
+    r"(?::(?! Task was killed| out of resource|\s*$)|\((?=['\"])|$)|"
     r"\bOutOfMemoryError\(['\"]"
 )
 
@@ -77,6 +77,7 @@ DEVICE: tuple[Rule, ...] = (
     row(
         "xla-oom",
         Cause.GPU_OOM,
+        r"Ran out of memory in memory space|"
         r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|\b(?:[Aa]ttempting|trying|[Ff]ailed) to (?:allocate|"
         r"reserve))|OOM when allocating tensor|"
         r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating",
@@ -84,6 +85,7 @@ DEVICE: tuple[Rule, ...] = (
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
         "4294967296 bytes.",
         "RESOURCE_EXHAUSTED",
+        "out of memory in memory space",
         "OOM when allocating",
         "Out of memory allocating",
     ),
@@ -104,7 +106,10 @@ DEVICE: tuple[Rule, ...] = (
         r"hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|AcceleratorError: .*out of memory|"
         r"cuda runtime error \(2\) ?: ?out of memory|Triton Error \[\w+\]: out of memory|"
         r"(?i:cuMemCreate|cuMemAlloc|cudaMalloc|hipMalloc)\w*\b.{0,160}out[ _]of[ _]memory|"
-        r"rtMalloc.*failed.*memory|"
+        r"rtMalloc.*failed.*memory|HIP_ERROR_OutOfMemory|"
+        r"status: 2 cuMem\w+ failed|allocate_physical_memory_to_heap failed|"
+        # CANN: its code, its resource and the number that the operators return
+        r"\bEL0004: |Failed to allocate resource\[\w*Memory\]|failed, error code is 207001\b|"
         r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file",
         UNLESS_PROGRESS,
         "torch.AcceleratorError: CUDA error: out of memory",
@@ -114,16 +119,23 @@ DEVICE: tuple[Rule, ...] = (
         "OutOfMemory",
         "OUT_OF_MEMORY",
         "rtMalloc",
+        "status: 2 cuMem",
+        "_memory_to_heap failed",
+        "EL0004: ",
+        "allocate resource[",
+        "error code is 207001",
         "Memory_Allocation_Failure",
         driver=True,
     ),
     row(
         "cublas-alloc",
         Cause.GPU_OOM,
-        r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",
+        r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
+        r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "_ALLOC_FAILED",
+        "_DEVICE_ALLOCATION_FAILED",
         "_STATUS_NOT_INITIALIZED",
     ),
 )

@@ -65,6 +65,18 @@ HOST: tuple[Rule, ...] = (
         "OUT_OF_ME",
     ),
     row(
+        "scheduler-memory-limit",
+        Cause.HOST_OOM,
+        r"TERM_MEMLIMIT: job killed|=>> PBS: job killed: v?mem\b|memory usage exceeded request_memory|"
+        r"Job has gone over (?:cgroup )?memory limit",
+        ALWAYS,
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
+        "TERM_MEMLIMIT",
+        "PBS: job killed",
+        "exceeded request_memory",
+        "Job has gone over",
+    ),
+    row(
         "kubernetes-oom-killed",
         Cause.HOST_OOM,
         # Not the word in a sentence: the field of a status, a table's column, or a container's end.
@@ -89,7 +101,7 @@ HOST: tuple[Rule, ...] = (
     row(
         "sglang-host-memory",
         Cause.HOST_OOM,
-        r"Not enough host memory available",
+        r"Not enough host memory (?:available|for [^.]{1,80}\. Requesting)",
         ALWAYS,
         "ValueError: Not enough host memory available. Requesting 40.00 GB but only have 44.87 GB free.",
         "Not enough host memory",
@@ -146,7 +158,7 @@ HOST: tuple[Rule, ...] = (
         r"memory|Cannot allocate memory \(12\)|os error 12\)|^memory allocation of \d+ bytes failed|"
         r"malloc of size \d+ failed|java\.lang\.OutOfMemoryError|[Ff]ailed to (?:m?alloc|"
         r"fork).*Cannot allocate memory|"
-        r": Cannot allocate memory$",
+        r": Cannot allocate memory$|_HOST_ALLOCATION_FAILED",
         UNLESS_PROGRESS,
         "MemoryError: Unable to allocate 3.2 GiB for an array with shape (1, 2)",
         "MemoryError",
@@ -156,6 +168,7 @@ HOST: tuple[Rule, ...] = (
         "memory allocation of",
         "malloc of size",
         "os error 12",
+        "_HOST_ALLOCATION_FAILED",
     ),
     # ---- shared memory, object store, disk
     row(
@@ -164,7 +177,8 @@ HOST: tuple[Rule, ...] = (
         r"[Bb]us error|(No space left on device|Errno 28).*(/dev/shm|/torch_\d|/psm_\w)|(/dev/shm|"
         r"</torch_\w+>).*"
         r"No space left|failed to extend /dev/shm|(insufficient|out of) shared memory|"
-        r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left",
+        r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left|"
+        r"unable to allocate shared memory\(shm\)|EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit",
         UNLESS_PROGRESS,
         "RuntimeError: DataLoader worker (pid 263230) is killed by signal: Bus error. It is "
         "possible that dataloader's workers are out of shared memory.",
@@ -175,6 +189,8 @@ HOST: tuple[Rule, ...] = (
         "insufficient shared",
         "out of shared memory",
         "shared memory segment",
+        "allocate shared memory(shm)",
+        "EmptyDir volume",
     ),
     row(
         "object-store-full",
@@ -196,7 +212,8 @@ HOST: tuple[Rule, ...] = (
         Cause.DISK,
         r"No space left on device|Errno 28\b|Errno 122\b|Disk quota exceeded|OutOfDiskError|StorageFull|"
         r"PytorchStreamWriter failed|failed with Input/output error|enforce fail at inline_container\.cc|"
-        r"low on resource: ephemeral-storage|ephemeral local storage usage exceeds",
+        r"low on resource: ephemeral-storage|ephemeral local storage usage exceeds|"
+        r"Usage of EmptyDir volume .{1,80} exceeds the limit",
         UNLESS_PROGRESS,
         "OSError: [Errno 28] No space left on device",
         "No space left",
@@ -210,6 +227,7 @@ HOST: tuple[Rule, ...] = (
         "inline_container",
         "ephemeral-storage",
         "ephemeral local storage",
+        "EmptyDir volume",
     ),
     row(
         "disk-nearly-full",

@@ -60,13 +60,15 @@ JOB: tuple[Rule, ...] = (
         Cause.INFRASTRUCTURE,
         r"CUDA-capable device is detected|device\(s\) is/are busy or unavailable|No CUDA GPUs are available|"
         r"CUDA error: (?:initialization error|system not yet initialized|unknown error)|"
-        r"Found no NVIDIA driver|memory capacity is unbalanced|less than total desired GPUs",
+        r"Found no NVIDIA driver|NVIDIA driver on your system is too old|"
+        r"memory capacity is unbalanced|less than total desired GPUs",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: no CUDA-capable device is detected",
         "CUDA-capable device",
         "No CUDA GPUs",
         "CUDA error: ",
         "no NVIDIA driver",
+        "NVIDIA driver on your system",
         "capacity is unbalanced",
         "total desired GPUs",
     ),

@@ -42,6 +42,19 @@ HARMLESS: tuple[Rule, ...] = (
         "f you ",
         harmless=True,
     ),
+    # A compiler that measures kernels drops those that a processor cannot hold, and says so.
+    row(
+        "autotune-choice",
+        None,
+        r"^(?:\[\w+/\w+\] )?No valid triton configs|Ignoring this choice|for benchmark choice",
+        NEVER,
+        "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 196608 Hardware "
+        "limit: 163840 Reducing block sizes or `num_stages` may help.",
+        "No valid triton configs",
+        "Ignoring this choice",
+        "for benchmark choice",
+        harmless=True,
+    ),
 )
 
 POOL: tuple[Rule, ...] = (
@@ -49,12 +62,20 @@ POOL: tuple[Rule, ...] = (
         "sglang-pool-too-small",
         Cause.POOL_TOO_SMALL,
         r"Not enough memory\. Please try (?:to increase|increasing) (?:the )?[`'\"]?-{0,2}mem[-_]fraction|"
-        r"leave no GPU memory for the KV cache|larger than the profiled value -\d",
+        r"leave no GPU memory for the KV cache|larger than the profiled value -\d|"
+        r"leaves no room for the full KV pool|cannot fit ONE worst-case request|"
+        r"Not enough GPU memory for hybrid|state cache is too small to serve any|"
+        r"Error: Memory pool size is too small",
         ALWAYS,
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
         "Not enough memory",
         "leave no GPU memory",
         "the profiled value",
+        "the full KV pool",
+        "ONE worst-case request",
+        "Not enough GPU memory for hybrid",
+        "state cache is too small",
+        "Memory pool size is too small",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
@@ -62,13 +83,15 @@ POOL: tuple[Rule, ...] = (
         "vllm-pool-too-small",
         Cause.POOL_TOO_SMALL,
         r"No available memory for the cache blocks|larger than the maximum number of tokens that "
-        r"can be stored in (the )?KV cache|larger than the available KV cache memory",
+        r"can be stored in (the )?KV cache|larger than the available KV cache memory|"
+        r"exceeds available Mamba cache blocks",
         ALWAYS,
         "ValueError: No available memory for the cache blocks. Try increasing "
         "`gpu_memory_utilization` when initializing the engine.",
         "memory for the cache blocks",
         "can be stored in",
         "available KV cache memory",
+        "Mamba cache blocks",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
@@ -87,10 +110,17 @@ POOL: tuple[Rule, ...] = (
     row(
         "kv-pool-dry",
         Cause.KV_POOL,
-        r"(?i:out of memory)\. Try to lower your batch size",
+        r"(?i:out of memory)\. Try to lower your batch size|Error: KV cache is full! Bug in memory|"
+        r"Error: (?:Can ?not alloc|Not enough space for) mamba|Cannot get \d+ free blocks from the pool|"
+        r"Error: No free blocks are available",
         ALWAYS,
         "Decode out of memory. Try to lower your batch size.",
         "Try to lower your batch size",
+        "KV cache is full!",
+        "alloc mamba",
+        "Not enough space for mamba",
+        "free blocks from the pool",
+        "No free blocks are available",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
@@ -110,11 +140,12 @@ POOL: tuple[Rule, ...] = (
     row(
         "vllm-sampler-warmup",
         Cause.GPU_OOM,
-        r"out of memory occurred when warming up sampler",
+        r"out of memory occurred when warming up sampler|Not enough memory to handle \d+ prefill tokens",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "
         "try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
         "warming up sampler",
+        "Not enough memory to handle",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from policies.blocks import Cursor, blocks, last_lines
-from policies.context import Waiting, above, below, starting
+from policies.context import Waiting, above, below, follows, starting
 from policies.evidence import Evidence, Finding, Line, Outcome
 from policies.figures import NOTHING, facts_of, filled
 from policies.last_errors import WRONG, LastErrors, Suspects, looks_wrong
@@ -18,6 +18,7 @@ from policies.matcher import Matcher, Search
 from policies.needles import required, sharpest, without_covered
 from policies.places import (
     STAGE,
+    asks_shared_memory,
     component_of,
     finer,
     in_validation,
@@ -40,7 +41,7 @@ _BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
 _AHEAD = 40  # lines of context after it
 _WAITING = 8  # findings that may wait for it at once
 _OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
-_WRAPPED = 60  # characters of a row that may go on in the next one
+_WRAPPED, _WIDEST = 60, 500  # characters of a row that may go on in the next one
 
 # A line that any rule but a harmless one matches, that marks a phase or a stage, holds one of them.
 SEARCHED = without_covered(
@@ -104,7 +105,7 @@ class Scanner:
         for end in ends:
             if end <= cursor.at:
                 continue
-            self._attend(cursor, cursor.line_of(end - 1), source)
+            self._attend(cursor, cursor.line_of(end - 1), source, before)
             start, stop = cursor.piece_of(end - 1)
             cursor.pass_to(start)
             piece = block[start:stop].decode("utf-8", "replace")
@@ -115,7 +116,7 @@ class Scanner:
             if self._open is not None:
                 self._until = max(self._until, cursor.number + 1)
             cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
-        self._attend(cursor, len(block), source)
+        self._attend(cursor, len(block), source, before)
         cursor.pass_to(len(block))
         if wrong:
             self._errors.suspect(Suspects(block, wrong, ends, cursor.number, self._read))
@@ -177,13 +178,13 @@ class Scanner:
             host_peak_share=host_peak_share,
         )
 
-    def _attend(self, cursor: Cursor, stop: int, source: str) -> None:
+    def _attend(self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]) -> None:
         """Read the lines before a position while a finding waits for its context."""
         while cursor.number <= self._until and (line := cursor.next_line(stop)) is not None:
             number, start, end = line
             self._at = self._read + start
             text = cursor.block[start:end].decode("utf-8", "replace")
-            self.examine(text, number=number, source=source, before=list)
+            self.examine(text, number=number, source=source, before=partial(before, start))
 
     def _segment(
         self, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
@@ -200,8 +201,10 @@ class Scanner:
         if is_stage(line.bare):
             self._stage = (number, line.bare)
         rule = matching(line.bare)
-        if rule is None or rule.weak:
-            number, line, rule = self._wrapped(rule, line, number)
+        at = number
+        number, line, rule = self._wrapped(rule, line, number)
+        if number < at:
+            before = partial(_until, before, line.text)
         if rule is None:
             self._note(line, number)
             return None
@@ -212,18 +215,22 @@ class Scanner:
         return finding
 
     def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
-        """Return the line with the one that it continues, where only both together show a signature."""
+        """Return the line with the one that it continues, where only both together say what happened."""
         first, self._open = self._open, None
-        if len(line.text) >= _WRAPPED and not is_frame(line.bare):
+        if _WRAPPED <= len(line.text) <= _WIDEST and not is_frame(line.bare):
             self._open = (number, line)
-        if first is None or number - first[0] > 1 or line.tag not in (first[1].tag, ""):
+        if first is None or number - first[0] > 1 or not first[1].tag.startswith(line.tag):
             return number, line, rule
-        whole = f"{first[1].bare} {line.bare.lstrip()}"
-        together = matching(whole)
-        if together is None or together.weak or matching(first[1].bare) is together:
+        if len(line.text) > _WIDEST:
             return number, line, rule
-        self._open = None
-        return first[0], first[1]._replace(bare=whole), together
+        for whole in (f"{first[1].bare} {line.bare.lstrip()}", f"{first[1].bare}{line.bare}"):
+            together = matching(whole)
+            if together is None or together.weak or matching(first[1].bare) is together:
+                continue
+            if rule is None or rule.weak or (together is rule and _adds(whole, first[1].bare, line.bare)):
+                self._open = None
+                return first[0], first[1]._replace(bare=whole), together
+        return number, line, rule
 
     def _finding(
         self, rule: Rule, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
@@ -260,9 +267,13 @@ class Scanner:
             component = component_of("\n".join([line.text, *context]))
         if component is Component.UNKNOWN and phase is Phase.ROLLOUT_INIT:
             component = Component.ROLLOUT
-        pinned = rule.driver and pins_host_memory(context)
+        cause = rule.cause
+        if rule.driver and pins_host_memory(context):
+            cause = Cause.HOST_OOM
+        elif cause is Cause.DISK and asks_shared_memory(context):
+            cause = Cause.SHM
         return Finding(
-            cause=Cause.HOST_OOM if pinned else rule.cause,
+            cause=cause,
             line=shown,
             fatal=rule.fatal,
             phase=role(phase, component),
@@ -292,6 +303,7 @@ class Scanner:
 
     def _look_ahead(self, line: Parsed, number: int) -> None:
         """Complete findings whose frames or figures come after their message."""
+        consequence = follows(line.bare[:_WIDEST])
         for index, waiting in list(self._ahead.items()):
             finding = self._findings[index]
             distance = number - finding.line.line
@@ -306,6 +318,7 @@ class Scanner:
                 and finding.phase in _OPEN
                 and waiting.wider(line)
                 and below(line.bare, distance=distance)
+                and not consequence
             ):
                 waiting.context.append(line.bare[:500])
                 finding = _completed(finding, waiting.context, stage=is_stage(line.bare))
@@ -347,6 +360,11 @@ def _with_parts(before: Callable[[], list[str]], parts: list[str]) -> list[str]:
     return [*before(), *parts]
 
 
+def _until(before: Callable[[], list[str]], row: str) -> list[str]:
+    rows = before()
+    return next((rows[:at] for at in range(len(rows) - 1, -1, -1) if parsed(rows[at]).text == row), rows)
+
+
 def _completed(finding: Finding, context: list[str], *, stage: bool) -> Finding:
     text = "\n".join(context)
     phase = finer(finding.phase, text)
@@ -358,6 +376,12 @@ def _completed(finding: Finding, context: list[str], *, stage: bool) -> Finding:
     if component is Component.UNKNOWN:
         component = component_of(text)
     return msgspec.structs.replace(finding, phase=role(phase, component), component=component)
+
+
+def _adds(whole: str, *rows: str) -> bool:
+    """Return whether a message has a figure that none of its two rows has."""
+    apart = filled(facts_of(rows[0]), facts_of(rows[1]))
+    return filled(apart, facts_of(whole)) != apart
 
 
 def _harmless(line: str) -> bool:

@@ -203,7 +203,7 @@ _ON = frozenset(("true", "1", "on", "yes"))
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?\Z")
 _EXPANDABLE = re.compile(
     r"(?<!try setting )PYTORCH(?:_CUDA|_HIP)?_ALLOC_CONF['\"]?\s{0,4}[=:,]\s{0,4}"
-    r"['\"]?[^\s'\"]{0,200}expandable_segments:True"
+    r"['\"]?[^\s'\"]{0,200}expandable_segments:True(?!['\"]?\s{1,4}to avoid)"
 )
 _PAUSABLE = re.compile(
     r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver"

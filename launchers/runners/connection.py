@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ class Head:
     """Whether the cluster's head still answers.
 
     Asked before every use of Ray: with the head gone its calls block, and after 60 s it ends this process.
+    Any thread may ask; only the main thread leaves the cluster, as it alone connects.
     """
 
     def __init__(self, address: str) -> None:
@@ -59,7 +61,7 @@ class Head:
         try:
             socket.create_connection(self._place, timeout=_KNOCK_S).close()
         except OSError as error:
-            if time.monotonic() - self._answered_at > _HEAD_SILENT_S:
+            if time.monotonic() - self._answered_at > _HEAD_SILENT_S and in_main_thread():
                 self.leave(f"the Ray cluster's head {self._place[0]} does not answer: {error}")
             return False
         self._answered_at = time.monotonic()
@@ -72,6 +74,11 @@ class Head:
         self.gone = reason
         with _own_signals():
             ray.shutdown()
+
+
+def in_main_thread() -> bool:
+    """Return whether this is the thread that may connect to a cluster and leave it."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def connect(address: str | None, *, gpus: int | None = None) -> Connection:

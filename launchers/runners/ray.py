@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from launchers.base import Unreachable
-from launchers.runners.connection import Connection, Head, connect, disconnect
+from launchers.runners.connection import Connection, Head, connect, disconnect, in_main_thread
 from launchers.runners.host import Machine, measure
 from launchers.runners.node import Start, sweep_machine
 from launchers.runners.posts import Posts, living_nodes, on_node
@@ -164,7 +164,10 @@ class RayRunner:
 
     def _reach(self) -> None:
         """Connect once more when the cluster was left because its head was gone."""
-        if not self._link.answers() and not self._link.gone:
+        answers = self._link.answers()
+        if not answers and not in_main_thread():
+            raise Unreachable("the Ray cluster's head does not answer")
+        if not answers and not self._link.gone:
             self._link.leave("the Ray cluster's head does not answer")
         if self._link.gone:
             disconnect(self._connection)
