@@ -51,7 +51,7 @@ def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
         ("transformers", "gradient_checkpointing=True,", "recompute", "full"),
         ("transformers", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "allocator", "expandable"),
         ("transformers", "try setting PYTORCH_ALLOC_CONF=expandable_segments:True to", "allocator", None),
-        ("transformers", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid it", "allocator", None),
+        ("transformers", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid", "allocator", None),
     ],
 )
 def test_printed_values_are_read(tool: str, text: str, knob: str, value: object) -> None:
