@@ -21,7 +21,7 @@ def first_launch(run: Run) -> Launch:
     written, mode = run.accepted.profile.knobs, run.accepted.job.recovery.preflight
     view = None if mode is Preflight.OFF else outlook(run)
     before = None if view is None else judged(view, written)
-    if view is None or before is None or before.risk < _HOPELESS:
+    if view is None or before is None or before.least_risk < _HOPELESS:
         return Launch(knobs=written, reason=AS_WRITTEN)
     why = _why(view, before)
     found = _nearest_fit(view, written)

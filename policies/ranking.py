@@ -58,7 +58,8 @@ class Ranked:
     """A configuration as the ranking sees it."""
 
     knobs: Knobs
-    risk: float  # chance that some phase does not fit
+    risk: float  # chance that some phase does not fit, as if no phase said anything of another
+    least_risk: float  # that of the worst phase alone: what they have in common cannot make it less
     step_s: float
     gpu: dict[Phase, float]  # expected peaks in bytes
     host: float
@@ -130,7 +131,7 @@ def best(
     knobs, slow, over = search(profile, present, options, _score(view, present), started=started)
     found = view.estimates(knobs)
     prediction = predicted(view.calibration, found)
-    risk = _risk(view, found, prediction)
+    risk = _risk(found, prediction)
     changes = [_changes(present, k) for k in knobs]
     rungs = _rungs(view, present, diagnosis, started=started)
     numeric = np.array([effect_of(profile, c) is Effect.NUMERIC for c in changes])
@@ -154,7 +155,7 @@ def faster(
     knobs, slow, _ = search(profile, present, options, _score(view, None), started=started)
     found = view.estimates(knobs)
     prediction = predicted(view.calibration, found)
-    risk = _risk(view, found, prediction)
+    risk = _risk(found, prediction)
     changes = [_changes(present, k) for k in knobs]
     gain = slow[0] - slow  # the search begins with the present configuration
     numeric = np.array([effect_of(profile, c) is Effect.NUMERIC for c in changes])
@@ -248,13 +249,16 @@ def _misses(view: Outlook, found: Estimates, seen: Prediction) -> Floats:
     return misses
 
 
-def _risk(view: Outlook, found: Estimates, seen: Prediction) -> Floats:
-    capacity = found.gpu_capacity * (1 - _HEADROOM)
-    fits = np.prod(1 - exceeded((capacity - seen.gpu) / seen.gpu_error), axis=0)
-    limit = _HOST_LIMIT * found.host_capacity
-    fits = fits * (1 - exceeded((limit - seen.host) / seen.host_error).max(axis=0))
-    risk: Floats = 1 - fits * (1 - exceeded(seen.pool))
+def _risk(found: Estimates, seen: Prediction) -> Floats:
+    risk: Floats = 1 - np.prod(1 - _risks(found, seen), axis=0)
     return risk
+
+
+def _risks(found: Estimates, seen: Prediction) -> Floats:
+    """Return the chance that a memory overflows: a row for every phase's device, the host and the pool."""
+    gpu = exceeded((found.gpu_capacity * (1 - _HEADROOM) - seen.gpu) / seen.gpu_error)
+    host = exceeded((_HOST_LIMIT * found.host_capacity - seen.host) / seen.host_error).max(axis=0)
+    return np.vstack([gpu, host, exceeded(seen.pool)])
 
 
 def _order(
@@ -329,7 +333,8 @@ def _ranked(view: Outlook, knobs: Sequence[Knobs], found: Estimates, seen: Predi
     slower = view.calibration.slower or 1.0
     return Ranked(
         knobs=knobs[index],
-        risk=float(_risk(view, found, seen)[index]),
+        risk=float(_risk(found, seen)[index]),
+        least_risk=float(_risks(found, seen)[:, index].max()),
         step_s=float(found.step_s[index]) * slower,
         gpu={phase: float(seen.gpu[place, index]) for place, phase in enumerate(PHASES)},
         host=float(seen.host[:, index].max()),

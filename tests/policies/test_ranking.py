@@ -181,6 +181,17 @@ def test_what_may_fit_is_launched_as_written():
     assert (found.knobs, found.reason, found.remedy) == (KNOBS, "as written", None)
 
 
+def test_phases_that_are_wrong_together_do_not_make_a_launch_hopeless():
+    tight = [
+        accepted(cluster=replace(CLUSTER, gpu_memory_bytes=size * GIB // 4)) for size in range(200, 300, 2)
+    ]
+    seen = [(start, judged(view, KNOBS)) for start in tight if (view := outlook(fold((start,)))) is not None]
+    together = [start for start, found in seen if found.least_risk < 0.95 and found.risk > 0.98]
+    assert together
+    for start in together:
+        assert launch(start).reason == "as written"
+
+
 def hopeless(mode: Preflight) -> Launch:
     knobs = replace(TOO_MUCH, tokens_per_microbatch=196_608, logprob_tokens=196_608, recompute="off")
     return launch(accepted(profile(knobs), recovery=Recovery(preflight=mode)))
