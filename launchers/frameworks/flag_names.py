@@ -101,42 +101,44 @@ vision-dp-when-tp warm-hf-checkpoint-page-cache
 # ServerArgs of SGLang 0.5.9 and 0.5.15.post1, behind --sglang-
 SGLANG = _names(
     """
-abort-on-priority-when-disabled admin-api-key allow-auto-truncate api-key attention-backend attn-cp-size
-base-gpu-id bucket-e2e-request-latency bucket-inter-token-latency bucket-time-to-first-token chat-template
+abort-on-priority-when-disabled admin-api-key allow-auto-truncate api-key attention-backend
+attention-context-parallel-size attn-cp-size base-gpu-id bucket-e2e-request-latency
+bucket-inter-token-latency bucket-time-to-first-token chat-template
 checkpoint-engine-wait-weights-before-ready chunked-prefill-size collect-tokens-histogram
 completion-template config constrained-json-disable-any-whitespace constrained-json-whitespace-pattern
 context-length cpu-offload-gb crash-dump-folder cuda-graph-bs cuda-graph-max-bs custom-sigquit-handler
-custom-weight-loader debug-tensor-dump-input-file debug-tensor-dump-layers debug-tensor-dump-output-folder
-decode-attention-backend decode-log-interval decrypted-config-file decrypted-draft-config-file deepep-config
-deepep-mode delete-ckpt-after-loading device disable-chunked-prefix-cache disable-cuda-graph
-disable-cuda-graph-padding disable-custom-all-reduce disable-fast-image-processor
-disable-flashinfer-autotune disable-flashinfer-cutlass-moe-fp4-allgather disable-hybrid-swa-memory
-disable-outlines-disk-cache disable-overlap-schedule disable-radix-cache disable-shared-experts-fusion
-disable-tokenizer-batch-decode disaggregation-bootstrap-port disaggregation-decode-enable-offload-kvcache
-disaggregation-decode-polling-interval disaggregation-ib-device disaggregation-mode
-disaggregation-transfer-backend dist-init-addr dist-timeout dllm-algorithm dllm-algorithm-config
-download-dir dp-size dtype dynamic-batch-tokenizer-batch-size dynamic-batch-tokenizer-batch-timeout
-elastic-ep-backend enable-attn-tp-input-scattered enable-broadcast-mm-inputs-process enable-cache-report
-enable-cudagraph-gc enable-custom-logit-processor enable-deterministic-inference enable-dp-attention
-enable-dp-lm-head enable-draft-weights-cpu-backup enable-dynamic-batch-tokenizer enable-dynamic-chunking
-enable-eplb enable-expert-distribution-metrics enable-flashinfer-allreduce-fusion enable-fp32-lm-head
-enable-fused-qk-norm-rope enable-hierarchical-cache enable-layerwise-nvtx-marker enable-lmcache enable-lora
-enable-lora-overlap-loading enable-memory-saver enable-metrics enable-metrics-for-all-schedulers
-enable-mixed-chunk enable-mscclpp enable-multi-layer-eagle enable-multimodal enable-nccl-nvls
-enable-nsa-prefill-context-parallel enable-p2p-check enable-pdmux enable-precise-embedding-interpolation
-enable-prefill-delayer enable-prefix-mm-cache enable-priority-scheduling enable-profile-cuda-graph
-enable-request-time-stats-logging enable-return-hidden-states enable-return-routed-experts
-enable-single-batch-overlap enable-symm-mem enable-tokenizer-batch-encode enable-torch-compile
-enable-torch-compile-debug-mode enable-torch-symm-mem enable-trace enable-two-batch-overlap
-enable-weights-cpu-backup encoder-only encoder-transfer-backend encoder-urls ep-dispatch-algorithm
-ep-num-redundant-experts ep-size eplb-algorithm eplb-min-rebalancing-utilization-threshold
-eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations expert-distribution-recorder-buffer-size
-expert-distribution-recorder-mode export-metrics-to-file export-metrics-to-file-dir extra-metric-labels
-fastapi-root-path file-storage-path flashinfer-mla-disable-ragged flashinfer-mxfp4-moe-precision
-forward-hooks fp4-gemm-runner-backend fp8-gemm-runner-backend gc-warning-threshold-secs
-generation-tokens-buckets gpu-id-step grammar-backend grpc-mode hf-chat-template-name hicache-io-backend
-hicache-mem-layout hicache-ratio hicache-size hicache-storage-backend hicache-storage-backend-extra-config
-hicache-storage-prefetch-policy hicache-write-policy host init-expert-location is-embedding
+custom-weight-loader data-parallel-size debug-tensor-dump-input-file debug-tensor-dump-layers
+debug-tensor-dump-output-folder decode-attention-backend decode-log-interval decrypted-config-file
+decrypted-draft-config-file deepep-config deepep-mode delete-ckpt-after-loading device
+disable-chunked-prefix-cache disable-cuda-graph disable-cuda-graph-padding disable-custom-all-reduce
+disable-fast-image-processor disable-flashinfer-autotune disable-flashinfer-cutlass-moe-fp4-allgather
+disable-hybrid-swa-memory disable-outlines-disk-cache disable-overlap-schedule disable-radix-cache
+disable-shared-experts-fusion disable-tokenizer-batch-decode disaggregation-bootstrap-port
+disaggregation-decode-enable-offload-kvcache disaggregation-decode-polling-interval disaggregation-ib-device
+disaggregation-mode disaggregation-transfer-backend dist-init-addr dist-timeout dllm-algorithm
+dllm-algorithm-config download-dir dp-size dtype dynamic-batch-tokenizer-batch-size
+dynamic-batch-tokenizer-batch-timeout elastic-ep-backend enable-attn-tp-input-scattered
+enable-broadcast-mm-inputs-process enable-cache-report enable-cudagraph-gc enable-custom-logit-processor
+enable-deterministic-inference enable-dp-attention enable-dp-lm-head enable-draft-weights-cpu-backup
+enable-dynamic-batch-tokenizer enable-dynamic-chunking enable-eplb enable-expert-distribution-metrics
+enable-flashinfer-allreduce-fusion enable-fp32-lm-head enable-fused-qk-norm-rope enable-hierarchical-cache
+enable-layerwise-nvtx-marker enable-lmcache enable-lora enable-lora-overlap-loading enable-memory-saver
+enable-metrics enable-metrics-for-all-schedulers enable-mixed-chunk enable-mscclpp enable-multi-layer-eagle
+enable-multimodal enable-nccl-nvls enable-nsa-prefill-context-parallel enable-p2p-check enable-pdmux
+enable-precise-embedding-interpolation enable-prefill-delayer enable-prefix-mm-cache
+enable-priority-scheduling enable-profile-cuda-graph enable-request-time-stats-logging
+enable-return-hidden-states enable-return-routed-experts enable-single-batch-overlap enable-symm-mem
+enable-tokenizer-batch-encode enable-torch-compile enable-torch-compile-debug-mode enable-torch-symm-mem
+enable-trace enable-two-batch-overlap enable-weights-cpu-backup encoder-only encoder-transfer-backend
+encoder-urls ep ep-dispatch-algorithm ep-num-redundant-experts ep-size eplb-algorithm
+eplb-min-rebalancing-utilization-threshold eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations
+expert-distribution-recorder-buffer-size expert-distribution-recorder-mode expert-parallel-size
+export-metrics-to-file export-metrics-to-file-dir extra-metric-labels fastapi-root-path file-storage-path
+flashinfer-mla-disable-ragged flashinfer-mxfp4-moe-precision forward-hooks fp4-gemm-runner-backend
+fp8-gemm-runner-backend gc-warning-threshold-secs generation-tokens-buckets gpu-id-step grammar-backend
+grpc-mode hf-chat-template-name hicache-io-backend hicache-mem-layout hicache-ratio hicache-size
+hicache-storage-backend hicache-storage-backend-extra-config hicache-storage-prefetch-policy
+hicache-write-policy hierarchical-sparse-attention-extra-config host init-expert-location is-embedding
 json-model-override-args keep-mm-feature-on-device kt-cpuinfer kt-max-deferred-experts-per-token kt-method
 kt-num-gpu-experts kt-threadpool-count kt-weight-path kv-cache-dtype kv-events-config language-only
 limit-mm-data-per-request load-balance-method load-format log-level log-level-http log-requests
@@ -144,14 +146,15 @@ log-requests-format log-requests-level log-requests-target lora-backend lora-evi
 lora-target-modules mamba-backend mamba-full-memory-ratio mamba-scheduler-strategy mamba-ssm-dtype
 mamba-track-interval max-loaded-loras max-lora-chunk-size max-lora-rank max-loras-per-batch
 max-mamba-cache-size max-prefill-tokens max-queued-requests max-running-requests max-total-tokens
-mem-fraction-static mm-attention-backend mm-enable-dp-encoder mm-process-config model-checksum model-impl
-model-loader-extra-config model-path modelopt-checkpoint-restore-path modelopt-checkpoint-save-path
-modelopt-export-path modelopt-quant moe-a2a-backend moe-dense-tp-size moe-dp-size moe-runner-backend
-mooncake-ib-device nccl-port nnodes node-rank nsa-decode-backend nsa-prefill-backend nsa-prefill-cp-mode
-num-continuous-decode-steps num-reserved-decode-tokens numa-node offload-group-size offload-mode
-offload-num-in-group offload-prefetch-step otlp-traces-endpoint page-size pdmux-config-path
-piecewise-cuda-graph-compiler piecewise-cuda-graph-max-tokens piecewise-cuda-graph-tokens port
-pp-async-batch-depth pp-max-micro-batch-size pp-size preferred-sampling-params prefill-attention-backend
+mem-fraction-static mm-attention-backend mm-enable-dp-encoder mm-process-config model model-checksum
+model-impl model-loader-extra-config model-path modelopt-checkpoint-restore-path
+modelopt-checkpoint-save-path modelopt-export-path modelopt-quant moe-a2a-backend moe-data-parallel-size
+moe-dense-tp-size moe-dp-size moe-runner-backend mooncake-ib-device nccl-init-addr nccl-port nnodes
+node-rank nsa-decode-backend nsa-prefill-backend nsa-prefill-cp-mode num-continuous-decode-steps
+num-reserved-decode-tokens numa-node offload-group-size offload-mode offload-num-in-group
+offload-prefetch-step otlp-traces-endpoint page-size pdmux-config-path piecewise-cuda-graph-compiler
+piecewise-cuda-graph-max-tokens piecewise-cuda-graph-tokens pipeline-parallel-size port pp-async-batch-depth
+pp-max-micro-batch-size pp-size preferred-sampling-params prefill-attention-backend
 prefill-delayer-forward-passes-buckets prefill-delayer-max-delay-passes
 prefill-delayer-token-usage-low-watermark prefill-delayer-wait-seconds-buckets prefill-max-requests
 prefill-round-robin-balance priority-scheduling-preemption-threshold prompt-tokens-buckets quantization
@@ -164,30 +167,29 @@ sampling-backend sampling-defaults schedule-conservativeness schedule-low-priori
 schedule-policy scheduler-recv-interval served-model-name show-time-cost skip-server-warmup
 skip-tokenizer-init sleep-on-idle sm-group-num soft-watchdog-timeout speculative-accept-threshold-acc
 speculative-accept-threshold-single speculative-algorithm speculative-attention-mode
-speculative-draft-attention-backend speculative-draft-load-format speculative-draft-model-path
-speculative-draft-model-quantization speculative-draft-model-revision speculative-eagle-topk
-speculative-moe-a2a-backend speculative-moe-runner-backend speculative-ngram-capacity
+speculative-draft-attention-backend speculative-draft-load-format speculative-draft-model
+speculative-draft-model-path speculative-draft-model-quantization speculative-draft-model-revision
+speculative-eagle-topk speculative-moe-a2a-backend speculative-moe-runner-backend speculative-ngram-capacity
 speculative-ngram-match-type speculative-ngram-max-bfs-breadth speculative-ngram-min-bfs-breadth
 speculative-num-draft-tokens speculative-num-steps speculative-token-map stream-interval stream-output
-swa-full-tokens-ratio tbo-token-distribution-threshold tokenizer-metrics-allowed-custom-labels
-tokenizer-metrics-custom-labels-header tokenizer-mode tokenizer-path tokenizer-worker-num tool-call-parser
-tool-server torch-compile-max-bs torchao-config tp-size triton-attention-num-kv-splits
-triton-attention-reduce-in-fp32 triton-attention-split-tile-size trust-remote-code
-uvicorn-access-log-exclude-prefixes warmups watchdog-timeout weight-loader-disable-mmap weight-version
+swa-full-tokens-ratio tbo-token-distribution-threshold tensor-parallel-size
+tokenizer-metrics-allowed-custom-labels tokenizer-metrics-custom-labels-header tokenizer-mode tokenizer-path
+tokenizer-worker-num tool-call-parser tool-server torch-compile-max-bs torchao-config tp-size
+triton-attention-num-kv-splits triton-attention-reduce-in-fp32 triton-attention-split-tile-size
+trust-remote-code uvicorn-access-log-exclude-prefixes warmups watchdog-timeout weight-loader-disable-mmap
+weight-version
 """
 )
 
 # 0.5.9 alone
 SGLANG_0_5_9 = _names(
     """
-attention-context-parallel-size data-parallel-size debug-tensor-dump-inject disable-hicache-numa-detect
-disaggregation-decode-dp disaggregation-decode-tp disaggregation-prefill-pp ds-channel-config-path
-ds-heavy-channel-num ds-heavy-channel-type ds-heavy-token-num ds-sparse-decode-threshold
-enable-double-sparsity enable-nan-detection enable-piecewise-cuda-graph ep expert-parallel-size
-fp4-gemm-backend fp8-gemm-backend hierarchical-sparse-attention-extra-config hybrid-kvcache-ratio
-mm-max-concurrent-calls mm-per-request-timeout model moe-data-parallel-size multi-item-scoring-delimiter
-nccl-init-addr pipeline-parallel-size speculative-draft-model speculative-ngram-branch-length
-speculative-ngram-max-match-window-size speculative-ngram-min-match-window-size tensor-parallel-size
+debug-tensor-dump-inject disable-hicache-numa-detect disaggregation-decode-dp disaggregation-decode-tp
+disaggregation-prefill-pp ds-channel-config-path ds-heavy-channel-num ds-heavy-channel-type
+ds-heavy-token-num ds-sparse-decode-threshold enable-double-sparsity enable-nan-detection
+enable-piecewise-cuda-graph fp4-gemm-backend fp8-gemm-backend hybrid-kvcache-ratio mm-max-concurrent-calls
+mm-per-request-timeout multi-item-scoring-delimiter speculative-ngram-branch-length
+speculative-ngram-max-match-window-size speculative-ngram-min-match-window-size
 """
 )
 
@@ -196,8 +198,8 @@ SGLANG_0_5_15 = _names(
     """
 asr-max-buffer-seconds asr-max-concurrent-sessions batch-notify-size bf16-gemm-backend cp-strategy
 cuda-graph-backend-decode cuda-graph-backend-prefill cuda-graph-bs-decode cuda-graph-bs-prefill
-cuda-graph-config cuda-graph-max-bs-decode cuda-graph-max-bs-prefill cuda-graph-tc-compiler
-data-parallel-size dcp-size debug-cuda-graph decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints
+cuda-graph-config cuda-graph-max-bs-decode cuda-graph-max-bs-prefill cuda-graph-tc-compiler dcp-size
+debug-cuda-graph decode-context-parallel-size decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints
 decoupled-spec-rank decoupled-spec-role deepep-dispatcher-output-dtype default-priority-value
 detokenizer-worker-num disable-attn-tp-gather disable-decode-cuda-graph disable-piecewise-cuda-graph
 disable-prefill-cuda-graph disable-priority-preemption disaggregation-decode-enable-radix-cache
@@ -212,18 +214,17 @@ enable-mm-global-cache enable-page-major-kv-layout enable-prefill-context-parall
 enable-quant-communications enable-return-indexer-topk enable-session-radix-cache enable-ssl-refresh
 enable-streaming-session enable-strict-thinking enable-tf32-matmul enable-unified-memory
 encoder-bootstrap-port encoder-register-urls enforce-disable-flashinfer-allreduce-fusion
-enforce-piecewise-cuda-graph enforce-shared-experts-fusion engine-info-bootstrap-port ep
-expert-parallel-size experts-shared-outer-loras flashinfer-allreduce-fusion-backend
-forward-pass-metrics-ipc-name forward-pass-metrics-worker-id gc-threshold grpc-http-sidecar-port
-hisparse-config incremental-streaming-output int8-mamba-ckpt-size kv-canary kv-canary-real-data
-kv-canary-sweep-interval linear-attn-backend linear-attn-decode-backend linear-attn-prefill-backend
-linear-replayssm-cache-len lmcache-config-file load-snapshot-publish-interval lora-drain-wait-threshold
-lora-strict-loading lora-use-virtual-experts mamba-cache-philox-rounds mamba-radix-cache-strategy
-min-free-slots-delay model-config-parser modelexpress-config moe-data-parallel-size msprobe-dump-config
-optimistic-prefill-retries pipeline-parallel-size pre-warm-nccl prefill-cp-mode prefill-delayer-max-delay-ms
-prefill-delayer-queue-min-ratio prefill-only-disable-kv-cache radix-cache-backend spec-trace-dir
-speculative-adaptive speculative-adaptive-config speculative-dflash-block-size
-speculative-dflash-draft-window-size speculative-draft-window-size
+enforce-piecewise-cuda-graph enforce-shared-experts-fusion engine-info-bootstrap-port
+experts-shared-outer-loras flashinfer-allreduce-fusion-backend forward-pass-metrics-ipc-name
+forward-pass-metrics-worker-id gc-threshold grpc-http-sidecar-port hisparse-config
+incremental-streaming-output int8-mamba-ckpt-size kv-canary kv-canary-real-data kv-canary-sweep-interval
+linear-attn-backend linear-attn-decode-backend linear-attn-prefill-backend linear-replayssm-cache-len
+lmcache-config-file load-snapshot-publish-interval lora-drain-wait-threshold lora-strict-loading
+lora-use-virtual-experts mamba-cache-philox-rounds mamba-radix-cache-strategy min-free-slots-delay
+model-config-parser modelexpress-config msprobe-dump-config optimistic-prefill-retries pre-warm-nccl
+prefill-cp-mode prefill-delayer-max-delay-ms prefill-delayer-queue-min-ratio prefill-only-disable-kv-cache
+radix-cache-backend spec-trace-dir speculative-adaptive speculative-adaptive-config
+speculative-dflash-block-size speculative-dflash-draft-window-size speculative-draft-window-size
 speculative-ngram-external-corpus-max-tokens speculative-ngram-external-corpus-path
 speculative-ngram-external-sam-budget speculative-ngram-max-trie-depth speculative-skip-dp-mlp-sync
 speculative-use-rejection-sampling ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password stat-loggers

@@ -42,6 +42,8 @@ def arguments(version: str) -> Arguments:
                 elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
                     words = [a.value for a in node.args if isinstance(a, ast.Constant)]
                     flags |= {word[2:] for word in words if isinstance(word, str) and word.startswith("--")}
+                elif isinstance(node, ast.keyword) and node.arg == "aliases":
+                    flags |= {word[2:] for word in ast.literal_eval(node.value) if word.startswith("--")}
     flags |= {name.replace("_", "-") for name in fields - hidden}
     return Arguments(fields=frozenset(fields), flags=frozenset(flags))
 
