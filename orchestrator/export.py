@@ -31,18 +31,20 @@ class Edit(NamedTuple):
 
 def stable_knobs(history: History) -> Knobs | None:
     """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
-    best = trials.winner(trials.tried(history))
-    if best is not None:
-        return best.knobs
-    knobs: dict[int, Knobs] = {e.attempt: e.knobs for e in history if isinstance(e, Started)}
+    own = {e.attempt: e.knobs for e in history if isinstance(e, Started) and e.trial is None}
     good = [
-        e.attempt
+        own[e.attempt]
         for e in history
-        if isinstance(e, GoalReached)
-        or (isinstance(e, Ended) and isinstance(e.outcome, Completed))
-        or (isinstance(e, Ended) and e.outcome == Cancelled(by="goal"))
+        if e.attempt in own
+        and (
+            isinstance(e, GoalReached)
+            or (isinstance(e, Ended) and isinstance(e.outcome, Completed))
+            or (isinstance(e, Ended) and e.outcome == Cancelled(by="goal"))
+        )
     ]
-    return knobs[good[-1]] if good else None
+    start = good[-1] if good else None
+    best = trials.winner(trials.tried(history), start=start)
+    return start if best is None else best.knobs
 
 
 def changes(history: History, framework: Framework, knobs: Knobs) -> list[tuple[str, str, str]]:

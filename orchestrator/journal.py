@@ -89,7 +89,7 @@ class Journal:
                 os.fsync(self._file)
         except OSError as error:
             os.close(self._lock)
-            raise _unwritable(self.path, error) from None
+            raise unwritable(self.path, error) from None
         except BaseException:
             os.close(self._lock)
             raise
@@ -109,7 +109,7 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, self._size)
-            raise _unwritable(self.path, error) from None
+            raise unwritable(self.path, error) from None
         self._size += len(line)
         self._history = (*self._history, event)
         if self._tell is not None:
@@ -133,7 +133,7 @@ class Journal:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _unwritable(path, error) from None
+            raise unwritable(path, error) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -146,14 +146,14 @@ class Journal:
             ) from None
         except OSError as error:
             os.close(lock)
-            raise _unwritable(path, error) from None
+            raise unwritable(path, error) from None
         me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id())
         try:
             os.ftruncate(lock, 0)
             os.pwrite(lock, msgspec.json.encode(me), 0)
         except OSError as error:
             os.close(lock)
-            raise _unwritable(path, error) from None
+            raise unwritable(path, error) from None
         return lock
 
 
@@ -192,7 +192,8 @@ def _events(data: bytes, path: Path) -> tuple[History, int]:
     return tuple(events), whole
 
 
-def _unwritable(path: Path, error: OSError) -> Failure:
+def unwritable(path: Path, error: OSError) -> Failure:
+    """Return the failure of a file of a run that cannot be written."""
     reason = (error.strerror or str(error)).lower()
     return Failure(
         f"cannot write `{path}`: {reason}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -13,9 +13,11 @@ from orchestrator.errors import Failure
 from orchestrator.guide import Guide
 from orchestrator.study import Study
 from orchestrator.trial import Bench, Trial
-from orchestrator.underway import POLL_S
+from orchestrator.underway import POLL_S, abandon
+from orchestrator.units import show_duration
 from orchestrator.watch import Progress
 from policies import trials
+from policies.decide import backoff_s
 from policies.events import Accepted, Ended, Purpose, Result, Started, Tried
 from policies.evidence import Lost
 from policies.space import Dimension
@@ -62,6 +64,8 @@ class Search:
         self._running: list[Trial] = []
         self._beside = Beside(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
         self._exhausted = False
+        self._fruitless = -1  # results at which nothing was found that is worth a run
+        self._again_at = 0.0  # not before then does a trial begin, after a loss
 
     # ------------------------------------------------------------------ the search
 
@@ -73,10 +77,10 @@ class Search:
             while not interrupts.by:
                 begun = False
                 while not (reason := self._why_end()) and len(self._running) < self._settings.parallel:
-                    if interrupts.by or not self._begin_next():
+                    if interrupts.by or self._waits or not self._begin_next():
                         break
                     begun = True
-                if not self._running and not begun:
+                if not self._running and not begun and (reason or not self._waits):
                     return reason or self._why_end()
                 self._turn()
                 if self._elapsed_s >= self._settings.duration_s:
@@ -93,8 +97,12 @@ class Search:
         Returns the fastest that held, as far as the time and the user allow.
         """
         try:
-            for knobs in self._to_prove():
-                if self._rig.interrupts.by or self._elapsed_s >= self._settings.duration_s:
+            while not self._rig.interrupts.by and self._elapsed_s < self._settings.duration_s:
+                if self._waits:
+                    self._rig.clock.sleep(POLL_S)
+                    continue
+                knobs = self._to_prove()
+                if knobs is None:
                     break
                 self._prove(knobs)
         except Failure:
@@ -110,15 +118,20 @@ class Search:
     def _elapsed_s(self) -> float:
         return self._rig.clock.now() - self._begun_at
 
+    @property
+    def _waits(self) -> bool:
+        """Whether the cluster is given time after a loss."""
+        return self._rig.clock.now() < self._again_at
+
     def _why_end(self) -> str:
         """Return why no further trial begins; those under way count as run."""
         if self._exhausted:
             return "no configuration is left that is worth a run"
-        running = [
-            Tried(trial=t.number, knobs=t.knobs, purpose=t.purpose, result=Result.FITS) for t in self._running
-        ]
-        elapsed_s = self._elapsed_s + self._proof_s()
-        return trials.why_end([*self._ledger.results, *running], self._settings, elapsed_s=elapsed_s)
+        elapsed_s, running = self._elapsed_s, len(self._running)
+        reason = trials.why_end(self._ledger.results, self._settings, elapsed_s=elapsed_s, running=running)
+        if not reason and elapsed_s + self._proof_s() >= self._settings.duration_s:
+            return "the rest of search.duration is kept for the proof"
+        return reason
 
     def _proof_s(self) -> float:
         """Return the time that is kept for the proof: goal.steps of the fastest, start-ups included."""
@@ -171,8 +184,7 @@ class Search:
                 continue
             handle = rig.runner.attach(run=rig.folder.id, attempt=event.attempt)
             if handle is not None:
-                handle.stop(grace_s=0.0)
-                handle.release()
+                abandon(handle, grace_s=0.0)
             rig.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
         rig.runner.sweep(run=rig.folder.id)
         self._study.close_zombies(self._ledger.results)
@@ -182,11 +194,13 @@ class Search:
 
     def _begin_next(self) -> bool:
         """Begin the next configuration that is worth a run; false where none is left."""
+        if self._running and self._fruitless == len(self._ledger.results):
+            return False
         while True:
             proposed = self._choice.next([trial.knobs for trial in self._running])
             if proposed is None:
                 # What runs may still teach that something else is worth a run.
-                self._exhausted = not self._running
+                self._exhausted, self._fruitless = not self._running, len(self._ledger.results)
                 return False
             number = self._study.begin(proposed.knobs, why=proposed.by)
             if self._known is not None and proposed.knobs == self._base:
@@ -227,52 +241,45 @@ class Search:
             result = msgspec.structs.replace(
                 result, constraints=result.constraints | {p: round(v, 4) for p, v in merged.items()}
             )
-        before = trials.winner(self._ledger.results)
+        before = trials.winner(self._ledger.results, start=self._base)
         self._rig.record(result)
         self._study.tell(result)
         if result.result is Result.LOST:
             self._after_loss(result)
         elif result.result is not Result.GATED:
             self._guide.learn(self._ledger)
-        best = trials.winner(self._ledger.results)
+        best = trials.winner(self._ledger.results, start=self._base)
         if best is not None and (before is None or best.knobs != before.knobs):
             self._exported()
 
     def _after_loss(self, result: Tried) -> None:
-        """Give up where the cluster took the same configuration away again and again."""
+        """Wait, longer each time; give up where the cluster took the same configuration away too often."""
         lost = sum(r.knobs == result.knobs and r.result is Result.LOST for r in self._ledger.results)
         if lost > self._bench.job.recovery.infrastructure_retries:
             raise Failure(
                 f"trial {result.trial} was lost {lost} times: {result.reason}", hint="resume the search later"
             )
+        wait_s = backoff_s(lost)
+        self._again_at = max(self._again_at, self._rig.clock.now() + wait_s)
+        self._rig.audience.say(f"trial {result.trial} was lost; no trial begins for {show_duration(wait_s)}")
 
     # ------------------------------------------------------------------ proof
 
-    def _to_prove(self) -> Iterator[Knobs]:
-        """Yield what runs next for goal.steps: the fastest that were not, then the start and the winner."""
-        while True:
-            results = self._ledger.results
-            judged = {
-                r.knobs for r in results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST
-            }
-            waiting = trials.fastest(r for r in results if r.knobs not in judged)
-            held = trials.fastest(results, confirmed=True)
-            proven = {r.knobs for r in results if r.purpose is Purpose.CONFIRM and trials.keeps_limits(r)}
-            if waiting is None or len(proven - {self._base}) >= self._settings.confirm:
-                break
-            if held is not None and waiting.rate <= held.rate:
-                break
-            yield waiting.knobs
-        if not self._settings.confirm:
-            return
-        while (held := trials.fastest(self._ledger.results, confirmed=True)) and held.knobs != self._base:
-            counts = [
-                sum(r.knobs == k and r.purpose is Purpose.CONFIRM for r in self._ledger.results)
-                for k in (self._base, held.knobs)
-            ]
-            if min(counts) >= _PAIRS:
-                return
-            yield self._base if counts[0] <= counts[1] else held.knobs
+    def _to_prove(self) -> Knobs | None:
+        """Return what runs next for goal.steps: the fastest that did not, then the start and the winner."""
+        results, wanted = self._ledger.results, self._settings.confirm
+        proofs = [r for r in results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
+        judged = {r.knobs for r in proofs}
+        proven = judged - {r.knobs for r in proofs if not trials.keeps_limits(r)} - {self._base}
+        held = trials.fastest(results, confirmed=True)
+        waiting = trials.fastest(results, besides=judged)
+        if waiting is not None and len(proven) < wanted and (held is None or waiting.rate > held.rate):
+            return waiting.knobs
+        if not wanted or held is None or held.knobs == self._base:
+            return None
+        runs = {knobs: sum(r.knobs == knobs for r in proofs) for knobs in (self._base, held.knobs)}
+        fewest = min(runs, key=lambda knobs: runs[knobs])  # the start where both have as many
+        return fewest if runs[fewest] < _PAIRS else None
 
     def _prove(self, knobs: Knobs) -> None:
         number = self._ledger.tried[knobs]

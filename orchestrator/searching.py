@@ -78,10 +78,11 @@ def search(rig: Rig, *, exported: Callable[[], None], guide: Guide | None = None
     if rig.interrupts.by:
         return _finish(rig, Interrupted(by=rig.interrupts.by))
     left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
-    left = max(0, job.search.trials - sum(r.result not in (Result.GATED, Result.LOST) for r in results))
+    left = max(0, job.search.trials - trials.count(results))
     audience.say(f"left of the budget: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), found.importance(), say=audience.say)
-    return _finish(rig, Stable())
+    tight = any(trials.exceeds(r) for r in results if r.knobs == base.knobs)
+    return _finish(rig, Stable(marginal=tight and trials.winner(results, start=base.knobs) is None))
 
 
 def presets(
@@ -113,7 +114,14 @@ def check(job: Job, accepted: Accepted) -> None:
                 hint=profile.unsupported.get(name, "see `autotune ladder`"),
                 code=ExitCode.USAGE,
             )
-    if not space(job, profile, profile.knobs):
+    varied = space(job, profile, profile.knobs)
+    if not varied and job.search.vary:
+        raise Failure(
+            f"search.vary: nothing of {', '.join(job.search.vary)} can be varied",
+            hint="name knobs of two legal values or more that `recovery.allow` and `recovery.deny` permit",
+            code=ExitCode.USAGE,
+        )
+    if not varied:
         raise Failure(
             "the job leaves no knob open that a search could vary",
             hint="name some in `search.vary`, such as `vary: [tokens_per_microbatch, memory_fraction]`",
@@ -132,8 +140,13 @@ def check(job: Job, accepted: Accepted) -> None:
 def summary(history: History, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
     """Say what a search found: the winner, the front, what each knob was worth, what it cost."""
     results = trials.tried(history)
-    best, compared = trials.winner(results), trials.gain(results)
-    if best is not None and compared is not None:
+    start = _stable(history).knobs
+    best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
+    if best is None:
+        say("no configuration was measured that leaves goal.headroom free: the stable start remains")
+    elif compared is None:
+        say(f"fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}")
+    else:
         proof = f"{compared.runs} runs of each" if compared.runs > 1 else "one run of each"
         say(
             f"fastest: trial {best.trial}, {show_rate(compared.fast, best.unit)}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from orchestrator.journal import unwritable
 from policies.events import Result, Tried
 from policies.space import Dimension
 from policies.trials import unit_of
@@ -40,8 +42,9 @@ class Study:
     def __init__(self, path: Path, *, name: str, dimensions: Sequence[Dimension]) -> None:
         # A killed driver leaves its lock; the run's own lock says that nobody else writes.
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
-        self._distributions = distributions(dimensions)
-        with _quietly():
+        self._path, self._distributions = path, distributions(dimensions)
+        with self._writing(), _quietly():
+            _cut_torn(path)
             self._study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(path))),
                 study_name=name,
@@ -52,18 +55,22 @@ class Study:
 
     def begin(self, knobs: Knobs, *, why: str) -> int:
         """Record that a configuration is about to be tried; returns the trial's number."""
-        self._study.add_trial(
-            create_trial(
-                state=TrialState.RUNNING,
-                params=parameters(self._distributions, knobs),
-                distributions=self._distributions,
-                user_attrs={_KNOBS: _written(knobs), "proposed by": why},
-            )
+        asked = create_trial(
+            state=TrialState.RUNNING,
+            params=parameters(self._distributions, knobs),
+            distributions=self._distributions,
+            user_attrs={_KNOBS: _written(knobs), "proposed by": why},
         )
+        with self._writing():
+            self._study.add_trial(asked)
         return len(self._study.get_trials(deepcopy=False)) - 1
 
     def tell(self, result: Tried) -> None:
         """Record what a proposal led to; out of memory is a result, a lost cluster is none."""
+        with self._writing():
+            self._tell(result)
+
+    def _tell(self, result: Tried) -> None:
         trials = self._study.get_trials(deepcopy=False)
         if result.trial >= len(trials) or trials[result.trial].state.is_finished():
             return
@@ -88,11 +95,19 @@ class Study:
     def close_zombies(self, results: Sequence[Tried]) -> None:
         """Finish the trials that a killed driver left running: with their result, or as if never asked."""
         told = {result.trial: result for result in results}
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if trial.number in told:
-                self.tell(told[trial.number])
-            else:
-                self._study.tell(trial.number, state=TrialState.FAIL)
+        with self._writing():
+            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if trial.number in told:
+                    self._tell(told[trial.number])
+                else:
+                    self._study.tell(trial.number, state=TrialState.FAIL)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unwritable(self._path, error) from None
 
     def importance(self) -> dict[str, float]:
         """Return the share of each knob in what throughput varied by; empty while too little is known."""
@@ -105,6 +120,14 @@ class Study:
                 self._study, evaluator=evaluator
             )
         return {name: share for name, share in found.items() if share > 0}
+
+
+def _cut_torn(path: Path) -> None:
+    """Cut off a last line that a crash or a full disk tore: what is written next would run into it."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
 
 
 class Draws:

@@ -213,6 +213,9 @@ class Trial:
         """Record why the attempt failed and return what that says about the configuration."""
         found = explain(self._bench.rig, evidence, number=self._attempt)
         reason = found.evidence[0].text.strip()[:160] if found.evidence else found.cause.value
+        if found.cause is Cause.DISK:
+            # No configuration is to blame: the next would meet the same disk.
+            raise Failure(f"attempt {self._attempt}: {reason}", hint="free space on the disk; then go on")
         if found.cause in MEMORY_CAUSES:
             where = f"{found.cause.value} in {found.phase.value}"
             return self._result(Result.FAILS, reason=where, failure=found)

@@ -74,10 +74,10 @@ def explain(rig: Rig, evidence: Evidence, *, number: int) -> Diagnosed:
     return row
 
 
-def abandon(handle: Handle) -> float | None:
+def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
     """End an attempt without recording anything; returns the seconds it took."""
     try:
-        stop_s = handle.stop(grace_s=STOP_GRACE_S)
+        stop_s = handle.stop(grace_s=grace_s)
         handle.drain(timeout_s=DRAIN_S)
         handle.release()
     except Unreachable:

@@ -109,8 +109,13 @@ def _after_loss(run: Run, last: Attempt) -> Action:
         return Finish(
             verdict=Infrastructure(reason=f"{reason} (lost {len(lost)} times, {retries} retries allowed)")
         )
-    wait_s = min(_BACKOFF_MOST_S, _BACKOFF_S * 2 ** (len(lost) - 1))
+    wait_s = backoff_s(len(lost))
     return Launch(knobs=last.knobs, reason=f"same knobs again: {reason}", not_before_s=wait_s)
+
+
+def backoff_s(losses: int) -> float:
+    """Return how long to wait after so many losses before the same knobs run again."""
+    return min(_BACKOFF_MOST_S, _BACKOFF_S * 2.0 ** (losses - 1))
 
 
 def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:

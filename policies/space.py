@@ -60,7 +60,7 @@ class Dimension(Value, frozen=True, kw_only=True):
 def open_knobs(job: Job, profile: Profile) -> tuple[str, ...]:
     """Return the knobs that a search of this job varies: those it names, else those it leaves open."""
     if job.search.vary is not None:
-        return tuple(name for name in job.search.vary if name in profile.supported)
+        return tuple(name for name in dict.fromkeys(job.search.vary) if name in profile.supported)
     return tuple(name for name in KNOBS if name in profile.supported and not written(job, profile, name))
 
 

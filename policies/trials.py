@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -30,6 +30,7 @@ _BLIND_EXCESS = 0.05  # of the limit: an out-of-memory message without figures
 _SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth its remaining steps
 _SIGMAS = 3.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_ROUNDED_S = 0.05  # by which the seconds of a result may be off
 
 
 def speed(steps: Sequence[Progressed]) -> Speed | None:
@@ -117,21 +118,23 @@ def tried(history: History) -> tuple[Tried, ...]:
     return tuple(event for event in history if isinstance(event, Tried))
 
 
-def fastest(results: Iterable[Tried], *, confirmed: bool = False) -> Tried | None:
+def fastest(
+    results: Iterable[Tried], *, confirmed: bool = False, besides: Collection[Knobs] = ()
+) -> Tried | None:
     """Return the fastest result that keeps every limit; `confirmed`: that held for goal.steps.
 
     A configuration that was measured several times under the same conditions counts with its median, one
-    that ever failed does not count.
+    that ever failed or exceeded a limit, or that is among `besides`, does not count.
     """
     every = list(results)
     unit = unit_of(every)
-    failed = {r.knobs for r in every if r.result in (Result.FAILS, Result.REFUSED)}
+    failed = {r.knobs for r in every if r.result in (Result.FAILS, Result.REFUSED) or exceeds(r)}
     compared = [r for r in every if r.unit is unit and (_held(r) or not confirmed)]
     best: Tried | None = None
     for r in sorted(compared, key=lambda r: r.rate, reverse=True):
         if unit is None or (best is not None and r.rate <= best.rate):
             break  # what follows has no higher median
-        if r.knobs in failed or not keeps_limits(r):
+        if r.knobs in failed or r.knobs in besides or not keeps_limits(r):
             continue
         same = [s for s in compared if s.knobs == r.knobs and _held(s) is _held(r) and keeps_limits(s)]
         rate, last = median(s.rate for s in same), same[-1]
@@ -147,16 +150,19 @@ def _held(result: Tried) -> bool:
 
 def keeps_limits(result: Tried) -> bool:
     """Return whether a configuration ran, with the headroom that the goal wants."""
-    return (
-        result.result is Result.FITS
-        and result.unit is not None
-        and all(value <= 0 for value in result.constraints.values())
-    )
+    return result.result is Result.FITS and result.unit is not None and not exceeds(result)
 
 
-def winner(results: Sequence[Tried]) -> Tried | None:
-    """Return what a search has to show for itself: the fastest that was proven, once one was put to proof."""
-    start = results[0].knobs if results else None
+def exceeds(result: Tried) -> bool:
+    """Return whether a configuration needs more of a memory than it may use."""
+    return any(value > 0 for value in result.constraints.values())
+
+
+def winner(results: Sequence[Tried], *, start: Knobs | None) -> Tried | None:
+    """Return what a search has to show for itself: the fastest that was proven, once one was put to proof.
+
+    The stable `start` held for goal.steps before the search began, which is no such proof.
+    """
     put_to_proof = any(r.purpose is Purpose.CONFIRM and r.knobs != start for r in results)
     proven = fastest(results, confirmed=True)
     return proven if put_to_proof and proven is not None else fastest(results)
@@ -171,9 +177,12 @@ class Gain(Value, frozen=True, kw_only=True):
     apart: float  # the fastest over the slowest run of one configuration: what the machine's noise does
 
 
-def gain(results: Sequence[Tried]) -> Gain | None:
-    """Return how the winner compares with the stable start; None where only one of them was measured so."""
-    best = winner(results)
+def gain(results: Sequence[Tried], *, start: Knobs) -> Gain | None:
+    """Return how the winner compares with the stable start; None where only one of them was measured so.
+
+    The start may leave less headroom than the goal wants: that is for the winner to do better.
+    """
+    best = winner(results, start=start)
     if best is None:
         return None
     for purpose in (Purpose.CONFIRM, Purpose.PROBE):
@@ -181,9 +190,12 @@ def gain(results: Sequence[Tried]) -> Gain | None:
             [
                 r.rate
                 for r in results
-                if r.knobs == k and r.purpose is purpose and r.unit is best.unit and keeps_limits(r)
+                if r.knobs == k
+                and r.purpose is purpose
+                and r.unit is best.unit
+                and (keeps_limits(r) or (k == start and r.result is Result.FITS))
             ]
-            for k in (best.knobs, results[0].knobs)
+            for k in (best.knobs, start)
         ]
         if all(rates):
             fast, slow = (median(own) for own in rates)
@@ -192,10 +204,15 @@ def gain(results: Sequence[Tried]) -> Gain | None:
     return None
 
 
-def why_end(results: Sequence[Tried], search: Search, *, elapsed_s: float) -> str:
-    """Return why no further trial is begun; empty while the search goes on."""
+def count(results: Iterable[Tried]) -> int:
+    """Return how many trials of the budget are spent; runs for proof are of the same trials."""
+    return len({r.trial for r in results if r.result not in (Result.GATED, Result.LOST)})
+
+
+def why_end(results: Sequence[Tried], search: Search, *, elapsed_s: float, running: int = 0) -> str:
+    """Return why no further trial is begun beside those that run; empty while the search goes on."""
     run = [r for r in results if r.result not in (Result.GATED, Result.LOST)]
-    if len(run) >= search.trials:
+    if count(run) + running >= search.trials:
         return f"all {search.trials} trials are spent"
     if elapsed_s >= search.duration_s:
         return f"the {search.duration_s:.0f} s of search.duration are over"
@@ -238,12 +255,17 @@ def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
 def spent(history: History) -> dict[str, float]:
     """Return the seconds of attempts by what they were spent on: first of all making the job stable."""
     seconds: dict[str, float] = {}
+    results = tried(history)
     trials = {e.attempt for e in history if isinstance(e, Started) and e.trial is not None}
+    every = sum(e.seconds for e in history if isinstance(e, Ended))
     own = sum(e.seconds for e in history if isinstance(e, Ended) and e.attempt not in trials)
     if own:
         seconds["becoming stable"] = own
-    for result in tried(history):
+    for result in results:
         what = result.purpose.value if result.result is Result.FITS else result.result.value
         if result.seconds:
             seconds[what] = seconds.get(what, 0.0) + result.seconds
+    stopped = every - sum(seconds.values())  # trials that time or the user cut short have no result
+    if stopped > _ROUNDED_S * len(results):
+        seconds["stopped"] = round(stopped, 3)
     return seconds

@@ -135,6 +135,14 @@ class Night:
     def results(self) -> tuple[Tried, ...]:
         return trials.tried(self.history)
 
+    @property
+    def start(self) -> Knobs:
+        return next(e.knobs for e in self.history if isinstance(e, Started))
+
+    @property
+    def winner(self) -> Tried | None:
+        return trials.winner(self.results, start=self.start)
+
     def study(self) -> optuna.Study:
         storage = JournalStorage(JournalFileBackend(str(self.run.path / "study.journal")))
         return optuna.load_study(study_name=self.run.id, storage=storage)
@@ -257,11 +265,11 @@ def test_the_winner_runs_in_turn_with_the_stable_start(tmp_path: Path) -> None:
     night = Night(tmp_path, World(formula))
     night.drive()
     proofs = [r for r in night.results if r.purpose is Purpose.CONFIRM]
-    best = trials.winner(night.results)
+    best = night.winner
     assert best is not None
     assert [r.knobs for r in proofs].count(best.knobs) == 2
     assert [r.knobs for r in proofs].count(night.results[0].knobs) == 2
-    compared = trials.gain(night.results)
+    compared = trials.gain(night.results, start=night.start)
     assert compared is not None and compared.fast > compared.slow and compared.runs == 2
 
 
@@ -310,7 +318,7 @@ def test_what_no_reading_tells_the_estimate_does(tmp_path: Path) -> None:
 
     night = Night(tmp_path, World(unread), guide=Sure())
     night.drive()
-    best = trials.winner(night.results)
+    best = night.winner
     assert best is not None and (best.knobs.tokens_per_microbatch or 0) <= 500
     assert [r for r in night.results if r.constraints.get("backward") == 0.2]
 
@@ -361,7 +369,7 @@ def test_a_job_that_tells_no_tokens_is_searched_by_its_steps(tmp_path: Path) -> 
     night = Night(tmp_path, World(untold), SILENT_JOB)
     assert night.drive() == Stable()
     assert {r.tokens_per_second for r in night.results} == {None}
-    first, best = night.results[0], trials.winner(night.results)
+    first, best = night.results[0], night.winner
     assert best is not None and best.knobs == replace(first.knobs, recompute="off")
     assert first.unit is best.unit is Unit.STEPS
     assert (first.rate, best.rate) == (pytest.approx(1 / 32, rel=0.02), pytest.approx(1 / 20, rel=0.02))

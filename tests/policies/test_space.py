@@ -24,7 +24,7 @@ def test_knobs_that_the_job_sets_stay_as_they_are_unless_it_names_them() -> None
     written = replace(JOB, settings={"verl.concurrency": 256, "++verl.recompute": "full"})
     assert "concurrency" not in open_knobs(written, PROFILE)
     assert "recompute" not in open_knobs(written, PROFILE)
-    named = replace(written, search=Search(vary=("concurrency",)))
+    named = replace(written, search=Search(vary=("concurrency", "concurrency")))
     assert open_knobs(named, PROFILE) == ("concurrency",)
 
 

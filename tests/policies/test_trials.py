@@ -29,6 +29,9 @@ def result(tokens: int, rate: float | None, *, of: Result = Result.FITS, **more)
     return Tried(knobs=Knobs(tokens_per_microbatch=tokens), result=of, tokens_per_second=rate, **values)
 
 
+START = Knobs(tokens_per_microbatch=1)
+
+
 def proven(tokens: int, rate: float | None, *, of: Result = Result.FITS) -> Tried:
     return result(tokens, rate, of=of, purpose=Purpose.CONFIRM)
 
@@ -63,7 +66,7 @@ def test_what_was_measured_in_another_unit_is_not_compared() -> None:
     every = [counted(1, 0.05), counted(2, 0.06), result(3, 4000.0, headroom=0.9)]
     best = trials.fastest(every)
     assert best is not None and (best.trial, best.rate, best.tokens_per_second) == (2, 0.06, None)
-    assert trials.gain(every) == trials.Gain(fast=0.06, slow=0.05, runs=1, apart=1.0)
+    assert trials.gain(every, start=every[0].knobs) == trials.Gain(fast=0.06, slow=0.05, runs=1, apart=1.0)
     assert [r.trial for r in trials.front(every)] == [2, 1]
     assert not trials.too_slow(steps(50, 50, 50, 50), best=best)
     assert (trials.fastest(every[::-1]) or best).trial == 3
@@ -117,15 +120,15 @@ def test_several_measurements_count_with_their_median() -> None:
 
 def test_the_winner_is_proven_once_one_was_put_to_proof() -> None:
     every = [proven(1, 100.0), result(2, 200.0), result(3, 300.0)]
-    assert (trials.winner(every) or every[0]).trial == 3
+    assert (trials.winner(every, start=START) or every[0]).trial == 3
     every.append(proven(2, 190.0))
-    assert (trials.winner(every) or every[0]).trial == 2
-    assert trials.gain(every) == trials.Gain(fast=190.0, slow=100.0, runs=1, apart=1.0)
+    assert (trials.winner(every, start=START) or every[0]).trial == 2
+    assert trials.gain(every, start=START) == trials.Gain(fast=190.0, slow=100.0, runs=1, apart=1.0)
 
 
 def test_a_gain_says_how_far_runs_of_one_configuration_are_apart() -> None:
     every = [proven(1, 100.0), result(2, 200.0), proven(2, 190.0), proven(1, 50.0), proven(2, 200.0)]
-    assert trials.gain(every) == trials.Gain(fast=195.0, slow=75.0, runs=2, apart=2.0)
+    assert trials.gain(every, start=START) == trials.Gain(fast=195.0, slow=75.0, runs=2, apart=2.0)
 
 
 def test_a_search_ends_with_its_budget_or_without_gain() -> None:
@@ -177,3 +180,42 @@ def test_time_is_counted_by_what_it_was_spent_on() -> None:
         result(2, None, of=Result.FAILS),
     )
     assert trials.spent(history) == {"becoming stable": 100.0, "probe": 60.0, "fails": 60.0}
+
+
+def test_what_exceeded_a_limit_in_its_proof_does_not_count() -> None:
+    every = [result(1, 100.0), result(2, 200.0), result(3, 300.0)]
+    every.append(replace(proven(3, 290.0), constraints={"backward": 0.01}))
+    assert (trials.fastest(every) or every[0]).trial == 2
+    assert (trials.winner(every, start=START) or every[0]).trial == 2
+
+
+def test_the_fastest_besides_some_is_compared_in_the_unit_of_all() -> None:
+    every = [counted(1, 0.05), result(2, 4000.0), counted(3, 0.04)]
+    best = trials.fastest(every, besides={every[0].knobs})
+    assert best is not None and best.trial == 3
+
+
+def test_runs_for_proof_and_losses_are_no_trials_of_the_budget() -> None:
+    every = [result(1, 100.0), proven(1, 100.0), result(2, None, of=Result.FAILS)]
+    every += [result(3, None, of=Result.LOST), result(4, None, of=Result.GATED)]
+    assert trials.count(every) == 2
+    assert not trials.why_end(every, Search(trials=4), elapsed_s=0, running=1)
+    assert "all 4 trials" in trials.why_end(every, Search(trials=4), elapsed_s=0, running=2)
+
+
+def test_what_runs_is_no_trial_without_gain() -> None:
+    every = [result(1, 100.0), result(2, 90.0)]
+    assert trials.why_end(every, Search(trials=40), elapsed_s=0, running=30) == ""
+
+
+def test_time_of_trials_without_a_result_is_counted() -> None:
+    history = (
+        accepted(),
+        Started(attempt=1, knobs=Knobs(), trial=1),
+        Ended(attempt=1, outcome=Completed(), seconds=60.03),
+        result(1, 100.0),
+        Started(attempt=2, knobs=Knobs(), trial=2),
+        Ended(attempt=2, outcome=Completed(), seconds=40.0),
+    )
+    assert trials.spent(history[:4]) == {"probe": 60.0}
+    assert trials.spent(history) == {"probe": 60.0, "stopped": pytest.approx(40.03)}
