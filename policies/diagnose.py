@@ -31,6 +31,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _first(causes: list[Finding]) -> Finding | None:
     """Return the first cause; a job's own record speaks for the messages that led to it."""
     strong = [f for f in causes if not _weak(f)]
+    strong = [f for f in strong if not f.caught] or strong  # a warning explains only what nothing else does
     if not strong:
         return causes[0] if causes else None
     first = strong[0]

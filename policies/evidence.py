@@ -171,6 +171,7 @@ class Finding(Value, frozen=True, kw_only=True):
     step: int | None = None
     facts: Facts = Facts()
     source: str = ""
+    caught: bool = False  # the log says that the program dealt with it: it matters where nothing else does
 
 
 class Evidence(Value, frozen=True, kw_only=True):

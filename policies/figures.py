@@ -32,17 +32,29 @@ _REQUESTED = (
     rf"unable to mmap {_SIZE}",
     rf"posix_fallocate of {_SIZE}",
     rf"with info \[size:{_SIZE}",
+    rf"Allocation failed for size::{_SIZE}",
+    rf"\bRequested +: {_SIZE}",
     rf"[Ff]ailed to allocate memory for \S{{1,80}} with size {_SIZE}",
 )
-_CAPACITY = (rf"total capaci?ty of {_SIZE}", rf"{_SIZE} total capacity", rf"lru\) capacity: {_SIZE}")
+_CAPACITY = (
+    rf"total capaci?ty of {_SIZE}",
+    rf"{_SIZE} total capacity",
+    rf"lru\) capacity: {_SIZE}",
+    rf"\bDevice limit +: {_SIZE}",
+)
 _FREE = (
     rf"of which {_SIZE} is free",
     rf"; {_SIZE} free",
     rf"only have {_SIZE} free",
     rf"available KV cache memory \({_SIZE}\)",
     rf"free_bytes={_SIZE}",
+    rf"Free \(according to CUDA\): {_SIZE}",
 )
-_ALLOCATED = (rf"{_SIZE} is allocated by PyTorch", rf"{_SIZE} already allocated")
+_ALLOCATED = (
+    rf"{_SIZE} is allocated by PyTorch",
+    rf"{_SIZE} already allocated",
+    rf"\bCurrently allocated +: {_SIZE}",
+)
 _UNALLOCATED = (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"; {_SIZE} cached\)")
 _RESERVED = (rf"{_SIZE} reserved in total by PyTorch",)
 _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes

@@ -19,6 +19,7 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             Phase.WEIGHT_SYNC,
             (
                 r"\bwake_up\b|create_and_map|resume_memory_occupation|func=resume|sync_model_weights|"
+                r"torch_memory_saver\S*, line \d+, in resume\b|"
                 r"load_dtensor_weights|unwrap_model_for_generation|_move_(?:full_)?model_to_vllm|"
                 r"sharding_manager\S*, line \d+, in (?:__enter__|preprocess_data)|\bupdate_weights?\b|"
                 r"update_weights?_(?:from|for|in)_|\b_?sync_weights|_send_hf_params|get_hf_weight_chunks|"
@@ -61,6 +62,7 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"check_enough_kv_cache|_wait_server_healthy|start_rollout_servers|"
                 r"launch_server_process|start_router|processing method (?:load_model|init_device|initialize)|"
                 r"warming up sampler|compile_or_warm_up_model|kernel_warmup|profile_max_num_token|"
+                r"creating modelInstanceState|"
                 r"\blaunch_server\(|_build_rollout|init_worker\b.*vllm|EngineCore failed to start|"
                 r"process_weights_after_loading|engine-init-barrier|server launch failed|"
                 r"(?:vllm|sglang|sgl_jax|lmdeploy|tensorrt_llm)/\S+, line \d+, in (?:__init__|load_model|"
@@ -168,6 +170,8 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"utils[/\\]data[/\\]|in pin memory thread"
             ),
         ),
+        # Engines record their graphs before they serve; a trainer's recording has frames of a pass.
+        (Phase.ROLLOUT_INIT, r"cuda/graphs\.py\S*, line \d+, in capture_(?:begin|end)\b"),
         (
             Phase.INIT,
             (

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 LONGEST = 8192  # characters of a line that are kept
+_RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
 _PREFIXES = 8  # how many may stand before one message
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
@@ -79,6 +80,12 @@ def parsed(text: str) -> Line:
     if bare.endswith(("│", "┃", "║")):
         bare = _BOX_END.sub("", bare)
     return Line(text=text, bare=bare, tag=tag, rank=rank)
+
+
+def rank_in(text: str) -> int | None:
+    """Return the rank that a message names."""
+    match = _RANK_IN_TEXT.search(text)
+    return int(match[1] or match[2]) if match else None
 
 
 def segments(text: str) -> list[str]:

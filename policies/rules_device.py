@@ -17,6 +17,15 @@ _TORCH = (
 )
 
 DEVICE: tuple[Rule, ...] = (
+    # A size that no card has is a corrupted one: the failure is whatever corrupted it.
+    row(
+        "impossible-size",
+        Cause.CODE,
+        r"Tried to allocate (?:more than 1EB memory|-\d|\d{9,}(?:\.\d+)? [GT]iB)",
+        UNLESS_PROGRESS,
+        "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+        "Tried to allocate",
+    ),
     row(
         "fsdp-clone-oom",
         Cause.GPU_OOM,
@@ -32,7 +41,8 @@ DEVICE: tuple[Rule, ...] = (
     row(
         "nccl-oom",
         Cause.GPU_OOM,
-        r"(?i:cuda) failure (2 )?'out of memory'|Failed to CUDA calloc|NCCL.*(?<!may be )\bout of memory|"
+        r"(?i:cuda) failure (2 )?'out of memory'|Failed to CUDA calloc|"
+        r"NCCL(?! INFO\b|_[A-Z]).*(?<!may be )\bout of memory|"
         r"Failed to (?:cuMemCreate|CUDA malloc|allocate \S+ of device memory).*NCCL",
         UNLESS_PROGRESS,
         "node1:1004:1104 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
@@ -79,13 +89,14 @@ DEVICE: tuple[Rule, ...] = (
         Cause.GPU_OOM,
         r"Ran out of memory in memory space|"
         r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|\b(?:[Aa]ttempting|trying|[Ff]ailed) to (?:allocate|"
-        r"reserve))|OOM when allocating tensor|"
+        r"reserve))|OOM when allocating tensor|ResourceExhaustedError: .*failed to allocate memory|"
         r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating",
         UNLESS_PROGRESS,
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
         "4294967296 bytes.",
         "RESOURCE_EXHAUSTED",
         "out of memory in memory space",
+        "ResourceExhaustedError",
         "OOM when allocating",
         "Out of memory allocating",
     ),
@@ -131,11 +142,21 @@ DEVICE: tuple[Rule, ...] = (
         "cublas-alloc",
         Cause.GPU_OOM,
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
+        # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\bUR_RESULT_ERROR_OUT_OF_RESOURCES|"
+        r"PT_DEVMEM Allocation failed|\bDevice out of memory\b|"
+        r"_STATUS_INSUFFICIENT_RESOURCES|CUDA error: insufficient resources when calling|"
         r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "_ALLOC_FAILED",
         "_DEVICE_ALLOCATION_FAILED",
+        "_ERROR_OUT_OF_",
+        "_OUT_OF_DEVICE_MEMORY",
+        "PT_DEVMEM Allocation",
+        "Device out of memory",
+        "_INSUFFICIENT_RESOURCES",
+        "insufficient resources when",
         "_STATUS_NOT_INITIALIZED",
     ),
 )

@@ -30,7 +30,9 @@ HOST: tuple[Rule, ...] = (
         r"oom-kill:constraint=|[Oo]ut of memory: Kill(ed)? process|Memory cgroup out of memory|"
         r"invoked oom-killer|systemd-oomd\S* ?Killed |"
         r"[Pp]rocess of this unit has been killed by the OOM killer|"
-        r"due to memory used \(\d+.* being more than|Failed with result 'oom-kill'",
+        r"due to memory used \(\d+.* being more than|Failed with result 'oom-kill'|"
+        # earlyoom, which kills before the kernel does
+        r"[Ss]ending SIG(?:TERM|KILL) to process \d+ .*(?:badness|oom_score)",
         ALWAYS,
         "[856341.770960] Out of memory: Killed process 410126 (python) total-vm:79905000kB, "
         "anon-rss:22957108kB",
@@ -40,6 +42,7 @@ HOST: tuple[Rule, ...] = (
         "systemd-oomd",
         "of this unit has been killed",
         "due to memory used",
+        "to process ",
     ),
     row(
         "cgroup-oom-event",
@@ -68,13 +71,16 @@ HOST: tuple[Rule, ...] = (
         "scheduler-memory-limit",
         Cause.HOST_OOM,
         r"TERM_MEMLIMIT: job killed|=>> PBS: job killed: v?mem\b|memory usage exceeded request_memory|"
-        r"Job has gone over (?:cgroup )?memory limit",
+        r"Job has gone over (?:cgroup )?memory limit|Please use an instance type with more memory|"
+        r"Container killed due to memory usage",
         ALWAYS,
         "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
         "TERM_MEMLIMIT",
         "PBS: job killed",
         "exceeded request_memory",
         "Job has gone over",
+        "instance type with more",
+        "killed due to memory",
     ),
     row(
         "kubernetes-oom-killed",
@@ -153,12 +159,15 @@ HOST: tuple[Rule, ...] = (
         "host-memory-error",
         Cause.HOST_OOM,
         # As an exception: quoted or explained in a sentence it is somebody's output.
-        r"^\W{0,4}(?:\w+\.)*_?(?:Array|Arrow)?MemoryError(?::|\(|$)|std::bad_alloc|"
+        # What is raised for a card's memory names the card.
+        r"^\W{0,4}(?:\w+\.)*_?(?:Array|Arrow)?MemoryError(?:(?::|\()(?!.*(?:CUDA|cuda[A-Z]|HIP))|$)|"
+        r"std::bad_alloc(?!: out_of_memory: )|"
         r"Errno 12\] Cannot allocate "
         r"memory|Cannot allocate memory \(12\)|os error 12\)|^memory allocation of \d+ bytes failed|"
-        r"malloc of size \d+ failed|java\.lang\.OutOfMemoryError|[Ff]ailed to (?:m?alloc|"
+        r"malloc of size \d+ failed|(?<! ['\"`])java\.lang\.OutOfMemoryError|[Ff]ailed to (?:m?alloc|"
         r"fork).*Cannot allocate memory|"
-        r": Cannot allocate memory$|_HOST_ALLOCATION_FAILED",
+        r": Cannot allocate memory$|_HOST_ALLOCATION_FAILED|_OUT_OF_HOST_MEMORY\b|"
+        r"<jemalloc>: .*out of memory|paging file is too small|os error 1455|WinError 1455",
         UNLESS_PROGRESS,
         "MemoryError: Unable to allocate 3.2 GiB for an array with shape (1, 2)",
         "MemoryError",
@@ -169,6 +178,10 @@ HOST: tuple[Rule, ...] = (
         "malloc of size",
         "os error 12",
         "_HOST_ALLOCATION_FAILED",
+        "_OUT_OF_HOST_MEMORY",
+        "<jemalloc>: ",
+        "paging file is too",
+        "rror 1455",
     ),
     # ---- shared memory, object store, disk
     row(
@@ -178,7 +191,9 @@ HOST: tuple[Rule, ...] = (
         r"</torch_\w+>).*"
         r"No space left|failed to extend /dev/shm|(insufficient|out of) shared memory|"
         r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left|"
-        r"unable to allocate shared memory\(shm\)|EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit",
+        r"unable to allocate shared memory\(shm\)|EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
+        r"NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|Signals\.SIGBUS|"
+        r"exitcode ?: -7\b",
         UNLESS_PROGRESS,
         "RuntimeError: DataLoader worker (pid 263230) is killed by signal: Bus error. It is "
         "possible that dataloader's workers are out of shared memory.",
@@ -189,6 +204,8 @@ HOST: tuple[Rule, ...] = (
         "insufficient shared",
         "out of shared memory",
         "shared memory segment",
+        "SIGBUS",
+        "exitcode",
         "allocate shared memory(shm)",
         "EmptyDir volume",
     ),
@@ -212,6 +229,7 @@ HOST: tuple[Rule, ...] = (
         Cause.DISK,
         r"No space left on device|Errno 28\b|Errno 122\b|Disk quota exceeded|OutOfDiskError|StorageFull|"
         r"PytorchStreamWriter failed|failed with Input/output error|enforce fail at inline_container\.cc|"
+        r"Errno 5\] Input/output error|Errno 30\] Read-only file system|"
         r"low on resource: ephemeral-storage|ephemeral local storage usage exceeds|"
         r"Usage of EmptyDir volume .{1,80} exceeds the limit",
         UNLESS_PROGRESS,
@@ -224,6 +242,7 @@ HOST: tuple[Rule, ...] = (
         "StorageFull",
         "PytorchStreamWriter",
         "Input/output error",
+        "Read-only file system",
         "inline_container",
         "ephemeral-storage",
         "ephemeral local storage",

@@ -24,7 +24,8 @@ JOB: tuple[Rule, ...] = (
         r"has been marked dead because|NodeDiedError|node .* (died|was lost)|because its node has died|"
         r"DUE TO (NODE FAIL|PREEMPTION|TIME LIMIT|JOB REQUEUE)|lost connection to (the )?(GCS|raylet)|"
         r"Failed to connect to GCS|The [Rr]aylet (?:has )?crashed|preempt(?:ed|ion notice) by|"
-        r"spot instance interruption",
+        r"spot instance interruption|[Ii]nstance was preempted|instances\.preempted|imminent node shutdown|"
+        r"\bPreempted by\b|The current node timed out during startup",
         ALWAYS,
         "The node with node id: 9f and address: 10.0.0.2 has been marked dead because the "
         "detector has missed too many heartbeats from it.",
@@ -38,6 +39,8 @@ JOB: tuple[Rule, ...] = (
         "aylet ",
         "reempt",
         "spot instance",
+        "imminent node",
+        "node timed out",
     ),
     row(
         "hardware-fault",
@@ -60,7 +63,8 @@ JOB: tuple[Rule, ...] = (
         Cause.INFRASTRUCTURE,
         r"CUDA-capable device is detected|device\(s\) is/are busy or unavailable|No CUDA GPUs are available|"
         r"CUDA error: (?:initialization error|system not yet initialized|unknown error)|"
-        r"Found no NVIDIA driver|NVIDIA driver on your system is too old|"
+        r"Found no NVIDIA driver|NVIDIA driver on your system is too old|Driver/library version mismatch|"
+        r"Unexpected error from cudaGetDeviceCount|"
         r"memory capacity is unbalanced|less than total desired GPUs",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: no CUDA-capable device is detected",
@@ -69,6 +73,8 @@ JOB: tuple[Rule, ...] = (
         "CUDA error: ",
         "no NVIDIA driver",
         "NVIDIA driver on your system",
+        "Driver/library version",
+        "from cudaGetDeviceCount",
         "capacity is unbalanced",
         "total desired GPUs",
     ),
@@ -81,6 +87,39 @@ JOB: tuple[Rule, ...] = (
         "network address. code: -98, name: EADDRINUSE, message: address already in use",
         "ddress already in use",
         "EADDRINUSE",
+        weak=True,
+    ),
+    # A fabric or a service that does not answer; a peer that died of something else looks the same.
+    row(
+        "network-fault",
+        Cause.INFRASTRUCTURE,
+        r"NCCL WARN .*(?:Got (?:async event|completion) .*(?:error|fatal)|ibv_\w+ failed)|"
+        r"(?:[Ee]rror|failed|Errno \d+\]?):? .{0,80}(?:Network is unreachable|No route to host|"
+        r"Temporary failure in name resolution)|"
+        r"\b(?:429|50[0-4]) (?:Client|Server) Error: .* for url: |We couldn't connect to 'http|"
+        r"Connection broken: IncompleteRead",
+        NEVER,
+        "node1:1004:1104 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer "
+        "10.0.0.2<45782> with error 12, opcode 0, len 0, vendor err 129 (Recv)",
+        "NCCL WARN",
+        "Network is unreachable",
+        "No route to host",
+        "failure in name resolution",
+        " Error: ",
+        "couldn't connect to",
+        "Connection broken",
+        weak=True,
+    ),
+    # The launcher was told to stop: by a scheduler, or because another node has failed.
+    row(
+        "told-to-stop",
+        Cause.INFRASTRUCTURE,
+        r"Received (?:15|1|Signals\.SIG(?:TERM|HUP)) death signal|"
+        r"SignalException: Process \d+ got signal: (?:15|1)\b",
+        NEVER,
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 811 got signal: 15",
+        "death signal",
+        "SignalException",
         weak=True,
     ),
     # ---- the job's own settings
@@ -149,7 +188,8 @@ JOB: tuple[Rule, ...] = (
         "collective-timeout",
         Cause.HANG,
         r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ ?ms for (?:recv|send|all)|"
-        r"GetTimeoutError|NCCL operations have failed or timed out|wait timeout after \d+ms",
+        r"GetTimeoutError|NCCL operations have failed or timed out|wait timeout after \d+ms|"
+        r"Watchdog timeout \(self\.|RPC call to \S+ timed out",
         UNLESS_PROGRESS,
         "[rank3]:[E ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=17284, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds",
@@ -158,6 +198,8 @@ JOB: tuple[Rule, ...] = (
         "GetTimeoutError",
         "failed or timed out",
         "wait timeout after",
+        "Watchdog timeout",
+        "RPC call to",
         weak=True,
     ),
     # ---- consequences
@@ -192,7 +234,8 @@ JOB: tuple[Rule, ...] = (
         r"Engine core "
         r"initialization failed|Server process terminated unexpectedly|Engine loop (?:is not running|"
         r"has died)|"
-        r"MQEngineDeadError|output_handler failed",
+        r"MQEngineDeadError|output_handler failed|scheduler is dead\b|Raylet is terminated\b|^EOFError$|"
+        r"ChildFailedError|Process(?:Exited|Raised)Exception",
         UNLESS_PROGRESS,
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
         "DiedError",
@@ -207,6 +250,11 @@ JOB: tuple[Rule, ...] = (
         "Engine loop",
         "Server process",
         "output_handler failed",
+        "scheduler is dead",
+        "Raylet is terminated",
+        "EOFError",
+        "ChildFailedError",
+        "edException",
     ),
     row(
         "ray-task-error",
@@ -230,7 +278,8 @@ JOB: tuple[Rule, ...] = (
         "killed",
         None,
         r"return code = ?-?9\b|return code -9\b|exitcode: -9\b|exit(ed with)? code 137|killed by "
-        r"signal: Killed|^Killed$|sigkill_handler|Signal 9 \(SIGKILL\)|CANCELLED AT",
+        r"signal: Killed|^Killed$|: line \d+: +\d+ Killed\b|sigkill_handler|Signal 9 \(SIGKILL\)|"
+        r"CANCELLED AT|[Ee]xit code: -9\b",
         NEVER,
         "[ERROR] failed (exitcode: -9) local_rank: 0 (pid: 438)",
         "return code",
@@ -240,6 +289,7 @@ JOB: tuple[Rule, ...] = (
         "Killed",
         "sigkill_handler",
         "SIGKILL",
+        "xit code: -9",
         "CANCELLED AT",
     ),
     row(
@@ -256,11 +306,15 @@ JOB: tuple[Rule, ...] = (
     row(
         "python-error",
         Cause.CODE,
-        r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .*|:)?$",
+        r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception)(?:: .*|:)?$|"
+        r"^(?:[a-z_]\w*\.)+(?:lib|_?errors|_?exceptions)\.[A-Z]\w*: ",
         NEVER,
         "ValueError: num_samples should be a positive integer value, but got num_samples=0",
         "Error",
         "Exception",
+        ".lib.",
+        "errors.",
+        "exceptions.",
         weak=True,
     ),
 )

@@ -128,12 +128,14 @@ POOL: tuple[Rule, ...] = (
     row(
         "vllm-startup-memory",
         Cause.GPU_OOM,
-        r"Free memory on device .*less than desired GPU memory utilization",
+        r"Free memory on device .*less than desired GPU memory utilization|"
+        r"Executor creation failed due to insufficient GPU memory",
         ALWAYS,
         "ValueError: Free memory on device (11.5/79.15 GiB) on startup is less than desired GPU memory "
         "utilization (0.9, 71.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
         "processes.",
         "Free memory on device",
+        "Executor creation failed",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,11 +27,12 @@ from policies.places import (
     pins_host_memory,
     role,
 )
-from policies.prefixes import LONGEST, parsed, segments
+from policies.prefixes import LONGEST, parsed, rank_in, segments
 from policies.prefixes import Line as Parsed
 from policies.records import mark_of, record_of
-from policies.rule import BUILTIN_FAILURE, NEVER, UNLESS_PROGRESS, Rule
+from policies.rule import BUILTIN_FAILURE, Rule
 from policies.rules import BY_NAME, RULES, matching
+from policies.survival import CAUGHT_WITHIN, NEEDLES, GoingOn, at_the_end, caught, survived
 from policies.types import Cause, Component, Phase
 
 _CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
@@ -48,6 +48,7 @@ SEARCHED = without_covered(
     [
         "builtin: ",
         *sorted(required(STAGE) or ()),
+        *NEEDLES,
         *(
             needle
             for rule in RULES
@@ -58,7 +59,6 @@ SEARCHED = without_covered(
 )
 _search = Search(SEARCHED, WRONG)
 _HARMLESS = tuple(rule for rule in RULES if rule.harmless)
-_RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
 
 
 class Scanner:
@@ -67,7 +67,6 @@ class Scanner:
     def __init__(self, *, match: Matcher | None = None) -> None:
         self._match = _search.matcher() if match is None else match
         self._findings: list[Finding] = []
-        self._tags: list[str] = []  # of the findings
         self._causes = 0
         self._errors = LastErrors(_harmless)
         self._recent: dict[str, deque[str]] = {}
@@ -80,6 +79,7 @@ class Scanner:
         self._until = 0  # the line up to which every line is read
         self._read = 0  # bytes before the block at hand
         self._at = 0  # bytes before the piece at hand
+        self._going_on = GoingOn()
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
         """Take one line and return the findings in it."""
@@ -108,16 +108,13 @@ class Scanner:
             self._attend(cursor, cursor.line_of(end - 1), source, before)
             start, stop = cursor.piece_of(end - 1)
             cursor.pass_to(start)
-            piece = block[start:stop].decode("utf-8", "replace")
-            self._at = self._read + start
-            found.extend(
-                self.examine(piece, number=cursor.number, source=source, before=partial(before, start))
-            )
+            found.extend(self._piece(block, (cursor.number, start, stop), source, before))
             if self._open is not None:
                 self._until = max(self._until, cursor.number + 1)
             cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
         self._attend(cursor, len(block), source, before)
         cursor.pass_to(len(block))
+        self._going_on.next_block(block)
         if wrong:
             self._errors.suspect(Suspects(block, wrong, ends, cursor.number, self._read))
         self._read += len(block)
@@ -128,21 +125,34 @@ class Scanner:
         """Take note that a step is done: what could have been a warning was one."""
         self._step = step
         self._stage = None
-        self._ahead.clear()
         self._until = 0
-        kept = [
-            (
-                msgspec.structs.replace(finding, fatal=NEVER)
-                if finding.fatal == UNLESS_PROGRESS
-                else finding,
-                tag,
-            )
-            for finding, tag in zip(self._findings, self._tags, strict=True)
-            if BY_NAME[finding.line.rule].fatal != NEVER
-        ]
-        self._findings = [finding for finding, _ in kept]
-        self._tags = [tag for _, tag in kept]
+        self._survive()
+
+    def _survive(self) -> None:
+        """Take note that the job went on after all that was found."""
+        self._ahead.clear()
+        self._findings = survived(self._findings)
         self._causes = sum(finding.cause is not None for finding in self._findings)
+
+    def _piece(
+        self,
+        block: bytes,
+        piece: tuple[int, int, int],
+        source: str,
+        before: Callable[[int], list[str]],
+    ) -> tuple[Finding, ...]:
+        """Take a piece of a block that may matter: its line number and bounds."""
+        number, start, stop = piece
+        self._at = self._read + start
+        self._going_on.advance(block, start)
+        text = block[start:stop].decode("utf-8", "replace")
+        self._going_on.hear(text)
+        found = self.examine(text, number=number, source=source, before=partial(before, start))
+        causes = [finding for finding in found if finding.cause is not None]
+        if causes:
+            weak = all(BY_NAME[finding.line.rule].weak for finding in causes)
+            self._going_on.message(stop, before(start), weak=weak)
+        return found
 
     def examine(
         self, text: str, *, number: int, source: str, before: Callable[[], list[str]]
@@ -169,7 +179,7 @@ class Scanner:
     def evidence(self, *, outcome: Outcome | None = None, host_peak_share: float | None = None) -> Evidence:
         """Return what is known so far."""
         return Evidence(
-            findings=tuple(self._findings),
+            findings=tuple(at_the_end(self._findings, self._going_on)),
             last_errors=self._errors.lines(),
             last_phase=self._phase,
             last_step=self._step,
@@ -181,10 +191,7 @@ class Scanner:
     def _attend(self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]) -> None:
         """Read the lines before a position while a finding waits for its context."""
         while cursor.number <= self._until and (line := cursor.next_line(stop)) is not None:
-            number, start, end = line
-            self._at = self._read + start
-            text = cursor.block[start:end].decode("utf-8", "replace")
-            self.examine(text, number=number, source=source, before=partial(before, start))
+            self._piece(cursor.block, line, source, before)
 
     def _segment(
         self, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
@@ -211,6 +218,8 @@ class Scanner:
         if rule.harmless or self._full(rule):
             return None
         finding = self._finding(rule, line, number=number, source=source, before=before)
+        if self._going_on.proven and finding.cause is not None and not rule.weak:
+            self._survive()
         self._keep(finding, line)
         return finding
 
@@ -236,7 +245,7 @@ class Scanner:
         self, rule: Rule, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
     ) -> Finding:
         shown = Line(line=number, text=line.text[:_TEXT], rule=rule.name)
-        rank = line.rank if line.rank is not None else _rank(line.bare)
+        rank = line.rank if line.rank is not None else rank_in(line.bare)
         if rule.name == BUILTIN_FAILURE and (record := record_of(line.bare)) is not None:
             return Finding(
                 cause=record.cause,
@@ -282,6 +291,7 @@ class Scanner:
             step=self._step,
             facts=in_validation(facts_of(line.bare), phase, context),
             source=source,
+            caught=caught(line.bare),
         )
 
     def _full(self, rule: Rule) -> bool:
@@ -299,7 +309,6 @@ class Scanner:
                 self._ahead[len(self._findings)] = Waiting(line)
                 self._until = max(self._until, finding.line.line + _AHEAD)
         self._findings.append(finding)
-        self._tags.append(line.tag)
 
     def _look_ahead(self, line: Parsed, number: int) -> None:
         """Complete findings whose frames or figures come after their message."""
@@ -322,6 +331,8 @@ class Scanner:
             ):
                 waiting.context.append(line.bare[:500])
                 finding = _completed(finding, waiting.context, stage=is_stage(line.bare))
+            if line.tag == waiting.tag and distance <= CAUGHT_WITHIN and caught(line.bare):
+                finding = msgspec.structs.replace(finding, caught=True)
             self._findings[index] = finding
 
     def _note(self, line: Parsed, number: int) -> None:
@@ -386,8 +397,3 @@ def _adds(whole: str, *rows: str) -> bool:
 
 def _harmless(line: str) -> bool:
     return any(rule.matches(line) for rule in _HARMLESS)
-
-
-def _rank(text: str) -> int | None:
-    match = _RANK_IN_TEXT.search(text)
-    return int(match[1] or match[2]) if match else None
