@@ -115,12 +115,12 @@ def calibrated(run: Run, model: Model) -> Calibration:
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
     belief = _prior(found, run.accepted.learned, late=1.0)
     needed = float(profile.longest_sequence or 1)
-    failed_pool, seconds = 0.0, []
+    failed_pool, refused, seconds = 0.0, 0, []
     for column, attempt in enumerate(attempts, start=1):
         belief = _shown(belief, found, column, attempt, capacity)
         pool = float(found.pool_tokens[column])
         if attempt.diagnosis is not None and attempt.diagnosis.cause is Cause.POOL_TOO_SMALL:
-            failed_pool = max(failed_pool, pool)
+            failed_pool, refused = max(failed_pool, pool), refused + 1
         elif attempt.progress:
             needed = min(needed, pool)
         timed = [p.seconds for p in attempt.progress if p.seconds]
@@ -129,7 +129,8 @@ def calibrated(run: Run, model: Model) -> Calibration:
     return Calibration(
         belief=belief,
         unit=capacity,
-        pool_tokens=max(needed, failed_pool * (1 + _POOL_ERROR)),
+        # A refusal does not say how much more it takes: each one doubles what is added.
+        pool_tokens=max(needed, failed_pool * (1 + _POOL_ERROR * 2 ** max(0, refused - 1))),
         slower=sorted(seconds)[len(seconds) // 2] if seconds else None,
     )
 

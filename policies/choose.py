@@ -66,6 +66,8 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
     present, started = run.attempts[-1].knobs, started_before(run)
 
     def permitted(knobs: Knobs) -> bool:
+        if diagnosis.cause is Cause.POOL_TOO_SMALL and _shares_less(present, knobs):
+            return False  # the engine says that its share is too small
         legal = not objections(run.accepted.profile, present, knobs, started=started)
         return legal and _relapse(run, knobs) is None
 
@@ -73,6 +75,11 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
     if found is None:
         return None
     return cure(view, present, found, judged(view, present), diagnosis)
+
+
+def _shares_less(present: Knobs, knobs: Knobs) -> bool:
+    before, after = present.memory_fraction, knobs.memory_fraction
+    return before is not None and after is not None and after < before
 
 
 def gave_up(run: Run, reason: str = "") -> GaveUp:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policies.evidence import Diagnosis, Remedy
 from policies.memory import PHASES
+from policies.moves import MOVES
 from policies.neighbours import REMEDY_OF, effect_of
 from policies.ranking import Outlook, Ranked
 from policies.remedies import candidates
@@ -11,6 +12,7 @@ from policies.shown import show_gib
 from policies.sizing import missing_bytes
 from policies.types import Cause, Knobs, Setting, changed
 
+_BACK = "reduce_host_offload"
 _GROWS = {"memory_fraction": "increase_mem_fraction"}
 _SHOWN = 3  # peaks named in a reason: the tightest
 
@@ -105,6 +107,8 @@ def _name(view: Outlook, present: Knobs, changes: dict[str, Setting], diagnosis:
         order += [knob for knob in remedy.changes if knob not in order]
     first = min(changes, key=lambda knob: order.index(knob) if knob in order else len(order))
     before, after = getattr(present, first), changes[first]
+    if after is False and first in MOVES[_BACK].turns:
+        return _BACK
     grows = isinstance(before, int | float) and isinstance(after, int | float) and after > before
     return (
         _GROWS.get(first, f"raise_{first}")

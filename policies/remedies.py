@@ -65,6 +65,9 @@ def _rungs(
     )
 
 
+# Engines whose captured graphs stay on the card while they sleep (verl's guide; vLLM frees weights and pool).
+_GRAPHS_STAY = frozenset({"vllm"})
+
 # The order is the owner's: fewer rollouts at once, the engine's share, tokens per micro-batch,
 # recomputation, offload, weight sync through files; within a phase what costs least time comes first.
 # A rung that does not serve a component or a placement would leave the memory that failed as it was.
@@ -171,10 +174,10 @@ LADDER: tuple[Rung, ...] = (
         host.expandable_segments,
         training.offload_grads,
         training.offload_params,
-        training.fused_kernels,
         training.reduce_tokens_per_mb,
         training.reduce_micro_batch,
         training.tensor_parallel,
+        training.fused_kernels,
         host.adjust_memory_margin,
     ),
     # New weights on their way to the engine, and waking it.
@@ -218,6 +221,14 @@ LADDER: tuple[Rung, ...] = (
         training.tensor_parallel,
     ),
     *_rungs(_GPU, (Phase.CHECKPOINT, Phase.DATA), engine.reduce_mem_fraction, placements=_SHARED),
+    # Captured graphs beside training, some even while their engine sleeps.
+    *_rungs(
+        _GPU,
+        (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT),
+        engine.disable_cuda_graph,
+        components=_TRAINING,
+        placements=_SHARED,
+    ),
     # The engine's pool.
     *_rungs(
         (Cause.KV_POOL,),
@@ -303,6 +314,8 @@ def _reaches(rung: Rung, profile: Profile, diagnosis: Diagnosis) -> bool:
         return True
     if rung.propose is engine.reduce_mem_fraction and diagnosis.component not in _ENGINE:
         return any(component in held for component in _ENGINE)
+    if rung.propose is engine.disable_cuda_graph and diagnosis.component not in _ENGINE:
+        return profile.engine in _GRAPHS_STAY or any(component in held for component in _ENGINE)
     if (
         rung.propose in (training.offload_optimizer, training.offload_params, training.offload_grads)
         and diagnosis.component in _ENGINE

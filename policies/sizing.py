@@ -68,7 +68,11 @@ def smaller(
 def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
     """Return a smaller share of the card for an engine, by what the message says is missing."""
     present = getattr(knobs, knob)
-    if knob not in profile.supported or present is None:
+    if knob not in profile.supported:
+        return None
+    if present is None:  # the engine's own choice, which is no larger than what it may be told
+        present = highest(profile, knob)
+    if present is None:
         return None
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
     step = FRACTION_STEP_BLIND

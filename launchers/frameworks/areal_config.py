@@ -69,6 +69,10 @@ DEFAULTS |= {
     f"{role}.{key}": value for role in ("actor", "ref", "critic") for key, value in _ENGINE_DEFAULTS.items()
 }
 _FALSE = {"bool": False}
+# Texts that OmegaConf's typed nodes take for numbers and truths.
+_WHOLE = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_TRUTHS = {"true": True, "false": False}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 _DEPTH = 20  # of references to references
 
@@ -85,14 +89,14 @@ class Config:
         """Return a setting's value, AReaL's default where the job is silent, None where that is null."""
         found, value = self._find(name)
         if found and value != "???":
-            return value
+            return _typed(value, kind_of(name) or "") if isinstance(value, str) else value
         return DEFAULTS.get(name, _FALSE.get(kind_of(name) or ""))
 
     def number(self, name: str) -> int | None:
         """Return a whole number, or None where the setting holds none."""
         value = self.get(name)
         if isinstance(value, str):
-            value = int(value) if re.fullmatch(r"\d+", value) else None
+            value = int(value) if _WHOLE.fullmatch(value) else None
         return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def share(self, name: str) -> float | None:
@@ -176,6 +180,18 @@ class Config:
                 inner = place[section] = {}
             place = inner
         place[key] = copy.deepcopy(value)
+
+
+def _typed(text: str, kind: str) -> Any:
+    """Return what AReaL's typed configuration makes of a text: a number or a truth where it wants one."""
+    match kind.rstrip("?"):
+        case "int" if _WHOLE.fullmatch(text):
+            return int(text)
+        case "float" if _NUMBER.fullmatch(text):
+            return float(text)
+        case "bool" if text.lower() in _TRUTHS:
+            return _TRUTHS[text.lower()]
+    return text
 
 
 def overrides(job: Job) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launchers.frameworks import splits
 from launchers.frameworks.areal_backend import Backend
 from launchers.frameworks.areal_layout import layout_of, resident
 from launchers.frameworks.areal_recover import resumable, saves
@@ -265,21 +266,12 @@ def _constraints(site: Site, supported: dict[str, Support]) -> Iterator[Constrai
 
 def _splits_together(site: Site, supported: dict[str, Support]) -> Iterator[Constraint]:
     """Yield which tensor and context sizes fit the trainer's devices together."""
-    c_knob = "sequence_parallel" if site.trainer == "fsdp" else "context_parallel"
-    if site.actor is None or c_knob not in supported or "tensor_parallel" not in supported:
-        return
-    free = site.actor.ranks // site.actor.pipeline
-    tensors = [int(t) for t in supported["tensor_parallel"].grid.values]
-    for context in (int(c) for c in supported[c_knob].grid.values):
-        fitting = tuple(t for t in tensors if free % (t * context) == 0)
-        if len(fitting) < len(tensors) and fitting:
-            yield Requires(
-                knob=c_knob,
-                value=context,
-                other="tensor_parallel",
-                values=fitting,
-                why=f"the trainer has {site.actor.ranks} devices",
-            )
+    if site.actor is not None:
+        context = "sequence_parallel" if site.trainer == "fsdp" else "context_parallel"
+        devices = site.actor.ranks // site.actor.pipeline
+        yield from splits.together(
+            supported, context, devices=devices, why=f"the trainer has {site.actor.ranks} devices"
+        )
 
 
 def _warnings(job: Job, site: Site, cluster: Cluster) -> Iterator[str]:

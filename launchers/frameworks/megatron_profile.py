@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launchers.frameworks import splits
 from launchers.frameworks.flags import Flags
 from launchers.frameworks.megatron_job import Dialect, Shape, needs_weights_backup
 from launchers.frameworks.megatron_knobs import ALLOCATORS, most_concurrent
@@ -258,6 +259,15 @@ def _constraints(flags: Flags, shape: Shape, knobs: Knobs) -> Iterator[Constrain
     ):
         if of > 0:
             yield Divides(knob=knob, of=of, why=f"{of} {what} are split evenly")
+    yield from splits.together(
+        {
+            "tensor_parallel": _support("", Grid(values=_tensor_sizes(flags, shape))),
+            "context_parallel": _support("", Grid(values=_context_sizes(shape))),
+        },
+        "context_parallel",
+        devices=shape.trainer_gpus // max(1, shape.pipeline),
+        why=f"tensor x context parallelism divides the {shape.trainer_gpus} GPUs of the trainer",
+    )
     yield Requires(
         knob="optimizer_offload_overlap",
         value=True,

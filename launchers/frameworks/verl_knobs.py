@@ -15,6 +15,7 @@ LIMITED_GRAPHS = (1, 2, 4, 8, 16, 32)  # batch sizes that the guide still captur
 # Sonames: the loader of every node, x86 or ARM, finds them in its own path and goes on where there are none.
 ALLOCATORS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc.so.4"}
 SNAPSHOT_TOOL = "torch_memory"
+_REQUESTS = 256  # at once where max_num_seqs is null: vLLM's default on cards below 70 GiB (arg_utils.py)
 _CPU_ADAM = f"{ACTOR}.optim.override_optimizer_config"
 _RECOMPUTE = "override_transformer_config.recompute"
 _SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
@@ -105,7 +106,7 @@ def read(config: Config) -> Knobs:
 
 def concurrency(config: Config) -> int:
     """Return the requests that an engine works on at once; validation sends all its prompts together."""
-    most = config.count(f"{ROLLOUT}.max_num_seqs")
+    most = config.count(f"{ROLLOUT}.max_num_seqs") or _REQUESTS
     asked = requests(config)
     return most if asked is None else min(most, asked)
 

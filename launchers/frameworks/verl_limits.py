@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launchers.frameworks import splits
 from launchers.frameworks.verl_config import ACTOR, ENV_VARS, MODEL, ROLLOUT, Config
 from launchers.frameworks.verl_knobs import ALLOCATORS, names, requests
 from policies.types import (
@@ -58,7 +59,12 @@ def offered(config: Config, shape: Model | None) -> dict[str, Support]:
             config, f"{names(config).actor}.optimizer_offload", _SWITCH, phases=_parked(config)
         ),
         "fused_kernels": _support(config, f"{MODEL}.use_fused_kernels", _SWITCH, effect=Effect.NUMERIC),
-        "entropy_chunking": _support(config, f"{ACTOR}.entropy_from_logits_with_chunking", _SWITCH),
+        "entropy_chunking": _support(
+            config,
+            f"{ACTOR}.entropy_from_logits_with_chunking",
+            _SWITCH,
+            phases=() if config.entropy else (Phase.LOG_PROB, Phase.NONE),
+        ),
         "sync_buffer": _support(
             config,
             f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
@@ -205,7 +211,7 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
                 why=f"it divides the {config.mini_batch} sequences of a mini-batch on one rank",
             )
         )
-    return (*found, *_together(config), *_fixed(config))
+    return (*found, *_together(config, shape), *_fixed(config))
 
 
 def rollout_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
@@ -227,17 +233,24 @@ def sequence_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _together(config: Config) -> list[Constraint]:
+def _together(config: Config, shape: Model | None) -> list[Constraint]:
     if config.megatron:
         why = "its copies overlap only where a part of the optimizer is on the CPU"
+        pipeline = max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
         return [
+            *splits.together(
+                _megatron(config, shape),
+                "context_parallel",
+                devices=config.world // pipeline,
+                why=f"tensor x context parallelism divides the trainer's {config.world} GPUs",
+            ),
             Requires(
                 knob="optimizer_offload_overlap",
                 value=True,
                 other="optimizer_offload_fraction",
                 values=tuple(reversed(_FRACTIONS[1:])),
                 why=why,
-            )
+            ),
         ]
     why = "fsdp_config.offload_policy is FSDP2's"
     found: list[Constraint] = [
@@ -281,9 +294,16 @@ def _engine(config: Config) -> dict[str, Support]:
 
 def _passes(config: Config) -> dict[str, Support]:
     tokens = Grid(minimum=_TOKEN_STEP, multiple=_TOKEN_STEP)
+    # The scoring passes have a budget of their own; a critic's follows the smaller of the two.
+    training = tuple(phase for phase in Phase if phase is not Phase.LOG_PROB)
     sizes = tuple(reversed(_divisors(config.mini_batch))) if config.mini_batch else (1,)
     return {
-        "tokens_per_microbatch": _support(config, f"{ACTOR}.ppo_max_token_len_per_gpu", tokens),
+        "tokens_per_microbatch": _support(
+            config,
+            f"{ACTOR}.ppo_max_token_len_per_gpu",
+            tokens,
+            phases=() if config.critic else training,
+        ),
         "logprob_tokens": _support(config, f"{ROLLOUT}.log_prob_max_token_len_per_gpu", tokens),
         "microbatch_size": _support(config, f"{ACTOR}.ppo_micro_batch_size_per_gpu", Grid(values=sizes)),
     }

@@ -13,7 +13,7 @@ from policies.types import Cause, Knobs, Profile
 
 def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer requests at once: smaller batches in the engine and fewer live tokens in its pool."""
-    share = shrink_share(diagnosis) if diagnosis.cause is Cause.GPU_OOM else 0.5
+    share = shrink_share(diagnosis) if diagnosis.cause is Cause.GPU_OOM else 0.5**diagnosis.streak
     fewer = smaller(profile, knobs, "concurrency", share=share)
     yield from change(
         "reduce_concurrency",

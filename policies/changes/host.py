@@ -49,7 +49,8 @@ def reduce_workers(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
     """Propose fewer data loader processes."""
     present = knobs.dataloader_workers
     if present is not None and present > 0:
-        for fewer in dict.fromkeys((present // 2, 0)):
+        least = min(1, present - 1)
+        for fewer in dict.fromkeys((max(least, present // 2**diagnosis.streak), 0)):
             yield from change("reduce_workers", profile, knobs, {"dataloader_workers": fewer})
 
 

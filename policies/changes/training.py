@@ -121,7 +121,10 @@ def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> I
     yield from _offload("offload_optimizer", profile, knobs, "optimizer_offload", "the optimizer's state")
     share = knobs.optimizer_offload_fraction
     most = highest(profile, "optimizer_offload_fraction")
-    if share is not None and knobs.optimizer_offload is not False and share < (most or 1.0):
+    switch = profile.supported.get("optimizer_offload")
+    # A switch that acts in some phases only parks the state; the fraction then moves the optimizer by itself.
+    parks = switch is not None and bool(switch.phases)
+    if share is not None and (parks or knobs.optimizer_offload is not False) and share < (most or 1.0):
         yield from change(
             "offload_optimizer",
             profile,

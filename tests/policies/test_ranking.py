@@ -282,3 +282,26 @@ def test_every_phase_of_the_estimate_has_a_cure(phase: Phase):
     )
     found = launch(*history)
     assert found.remedy.predicted[phase.value] < CLUSTER.gpu_memory_bytes
+
+
+def test_a_pool_that_is_too_small_never_gets_less_of_the_card():
+    small = replace(KNOBS, memory_fraction=0.4)
+    refused = fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL)
+    events: tuple[Event, ...] = (accepted(profile(small)),)
+    knobs = small
+    for _ in range(4):
+        events = (*events, Started(knobs=knobs), *refused)
+        found = decide(events)
+        if not isinstance(found, Launch):
+            break
+        assert found.knobs.memory_fraction >= knobs.memory_fraction
+        events, knobs = (*events, Decided(remedy=found.remedy)), found.knobs
+
+
+def test_offload_that_is_taken_back_is_called_so():
+    full = replace(KNOBS, optimizer_offload=True, param_offload=True)
+    host = replace(CLUSTER, host_memory_bytes=150 * GIB)
+    start = accepted(profile(full), cluster=host, recovery=Recovery(preflight=Preflight.OFF))
+    found = launch(start, Started(knobs=full), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
+    assert False in found.remedy.changes.values()
+    assert found.remedy.name == "reduce_host_offload"

@@ -646,3 +646,14 @@ def test_the_table_of_settings_is_a_tree():
     assert kind_of("train_dataset.dataset_kwargs.anything") == "any"
     assert kind_of("actor.mb_spec.max_tokens") is None
     assert len(set(leaves())) == len(list(leaves())) > 1000
+
+
+def test_numbers_and_truths_may_be_written_as_texts() -> None:
+    texts = {
+        "sglang.mem_fraction_static": "0.92",
+        "actor.mb_spec.max_tokens_per_mb": "32768",
+        "actor.gradient_checkpointing": "true",
+    }
+    knobs = profile(job(texts)).knobs
+    assert (knobs.memory_fraction, knobs.tokens_per_microbatch, knobs.recompute) == (0.92, 32768, "full")
+    assert not FRAMEWORK.settings(job(texts), knobs)

@@ -347,3 +347,17 @@ def test_concurrency_counts_no_more_requests_than_there_are() -> None:
     assert own.knobs.concurrency == 64
     assert own.supported["concurrency"].grid.maximum == 64
     assert profile(JOBS["fsdp"]).knobs.concurrency == 256  # validation asks for everything at once
+
+
+def test_a_limit_of_requests_left_to_the_engine_counts_as_its_default() -> None:
+    of = job(**{f"{ROLLOUT}.max_num_seqs": None})
+    assert profile(of).knobs.concurrency == 256
+    assert not VERL.settings(of, profile(of).knobs)
+
+
+def test_what_leaves_a_phase_as_it_was_is_no_cure_of_it() -> None:
+    own = profile(JOBS["fsdp"]).supported  # scoring has a budget of its own, the update computes no entropy
+    assert Phase.LOG_PROB not in own["tokens_per_microbatch"].phases
+    assert Phase.BACKWARD not in own["entropy_chunking"].phases
+    assert not profile(JOBS["critic"]).supported["tokens_per_microbatch"].phases
+    assert not profile(JOBS["entropy"]).supported["entropy_chunking"].phases

@@ -1,0 +1,43 @@
+"""Parallel sizes that fit the trainer's devices one by one must fit them together."""
+
+import pytest
+from msgspec.structs import replace
+
+from launchers.frameworks import splits
+from policies.legal import objections
+from policies.types import Grid, Support
+
+from .megatron_jobs import BOTH, COLOCATED, job
+from .megatron_replay import CLUSTER
+from .verl_jobs import job as verl_job
+from .verl_jobs import profile as verl_profile
+
+
+def sizes(*values: int) -> Support:
+    return Support(setting="size", grid=Grid(values=values))
+
+
+def test_only_what_does_not_fit_beside_every_size_is_bound() -> None:
+    offered = {"tensor_parallel": sizes(1, 2, 4), "context_parallel": sizes(1, 2, 4)}
+    found = {
+        each.value: each.values for each in splits.together(offered, "context_parallel", devices=8, why="8")
+    }
+    assert found == {4: (1, 2)}
+    assert not list(splits.together({"tensor_parallel": sizes(1)}, "context_parallel", devices=8, why="8"))
+
+
+@pytest.mark.parametrize("framework", BOTH, ids=lambda each: each.name)
+def test_a_megatron_trainer_is_never_split_over_more_gpus_than_it_has(framework) -> None:
+    of = framework.profile(job(framework, {**COLOCATED, "calculate-per-token-loss": True}), CLUSTER)
+    either = (replace(of.knobs, tensor_parallel=8), replace(of.knobs, context_parallel=4))
+    assert all(not objections(of, of.knobs, knobs, started=False) for knobs in either)
+    both = replace(of.knobs, tensor_parallel=8, context_parallel=4)
+    assert any("divides the 8 GPUs" in why for why in objections(of, of.knobs, both, started=False))
+
+
+def test_verl_splits_a_megatron_trainer_over_no_more_gpus_than_it_has() -> None:
+    of = verl_profile(verl_job(model_engine="megatron"))
+    either = (replace(of.knobs, tensor_parallel=4), replace(of.knobs, context_parallel=4))
+    assert all(not objections(of, of.knobs, knobs, started=False) for knobs in either)
+    both = replace(of.knobs, tensor_parallel=4, context_parallel=4)
+    assert any("divides the trainer's 8 GPUs" in why for why in objections(of, of.knobs, both, started=False))
