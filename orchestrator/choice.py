@@ -43,9 +43,11 @@ class Choice:
         self._ledger, self._guide, self._profile = ledger, guide, profile
         self._dimensions, self._starts = tuple(dimensions), tuple(dict.fromkeys(starts))
         self._min_gain, self._started = min_gain, started
+        self._suspects: tuple[trials.Suspects, ...] = ()
 
     def next(self, running: Sequence[Knobs]) -> Proposed | None:
         """Return the next configuration; None where none is worth a run now."""
+        self._suspects = trials.suspects(self._ledger.results, start=self._starts[0])
         for knobs in self._waiting(running):
             if knobs == self._starts[0]:
                 return Proposed(knobs=knobs, by="start")
@@ -112,4 +114,5 @@ class Choice:
             return "the same as a trial under way"
         if not legal(self._profile, self._starts[0], knobs, started=self._started):
             return "the framework does not accept it"
-        return trials.known_to_fail(self._profile, self._ledger.failures, knobs)
+        known = trials.known_to_fail(self._profile, self._ledger.failures, knobs)
+        return known or trials.suspected(self._suspects, knobs)

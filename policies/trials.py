@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
@@ -22,7 +23,7 @@ from policies.events import (
 from policies.evidence import Diagnosis, Peak
 from policies.repeats import repeats
 from policies.sizing import missing_bytes
-from policies.types import Knobs, Phase, Profile, Search, Value
+from policies.types import Knobs, Phase, Profile, Search, Setting, Value, changed
 
 _WARM_UP_STEPS = 1  # compiles kernels, fills caches
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
@@ -30,6 +31,7 @@ _BLIND_EXCESS = 0.05  # of the limit: an out-of-memory message without figures
 _SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth its remaining steps
 _SIGMAS = 3.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_NUMBERS = re.compile(r"\d+")  # of processes, times and lines: what differs between equal messages
 _ROUNDED_S = 0.05  # by which the seconds of a result may be off
 
 
@@ -230,6 +232,47 @@ def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]],
     for failed, event in failures:
         if repeats(profile, failed, event, proposed):
             return f"attempt #{event.attempt} failed with {event.cause.value} and asked for no more"
+    return ""
+
+
+class Suspects(Value, frozen=True, kw_only=True):
+    """Settings that trials have with which the job did not run, and no configuration that ran."""
+
+    trial: int  # the first of them
+    settings: dict[str, Setting]
+
+
+def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
+    """Return what may be to blame where the job does not run, for reasons other than memory.
+
+    Trials with the same reason share what is to blame, unless they have nothing of the kind in common. The
+    more settings of them ran elsewhere, the fewer are suspects; the stable `start` ran.
+    """
+    refused = [(r, changed(start, r.knobs)) for r in results if r.result is Result.REFUSED]
+    ran = [r.knobs for r in results if r.result in (Result.FITS, Result.SLOW)] if refused else []
+    seen = {name: {getattr(k, name) for k in ran} for _, change in refused for name in change}
+    alike: dict[str, Suspects] = {}
+    found: list[Suspects] = []
+    for r, change in refused:
+        new = {name: value for name, (_, value) in change.items() if value not in seen[name]}
+        reason = _NUMBERS.sub("", r.reason)
+        before = alike.get(reason)
+        common = {k: v for k, v in new.items() if before and before.settings.get(k) == v}
+        if before is not None and common:
+            alike[reason] = Suspects(trial=before.trial, settings=common)
+        elif before is None and new:
+            alike[reason] = Suspects(trial=r.trial, settings=new)
+        elif new:
+            found.append(Suspects(trial=r.trial, settings=new))
+    return (*alike.values(), *found)
+
+
+def suspected(found: Iterable[Suspects], proposed: Knobs) -> str:
+    """Return the trial that did not run, and whose every suspect `proposed` has, in words; empty if none."""
+    for suspect in found:
+        if all(getattr(proposed, name) == value for name, value in suspect.settings.items()):
+            settings = ", ".join(f"{name} = {value}" for name, value in suspect.settings.items())
+            return f"trial {suspect.trial} did not run with {settings}"
     return ""
 
 

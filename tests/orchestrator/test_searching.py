@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,29 @@ def test_a_study_that_cannot_be_written_is_a_failure_of_the_place(tmp_path: Path
     (night.run.path / "study.journal").mkdir()
     with pytest.raises(Failure, match=r"cannot write .*study\.journal"):
         night.drive()
+
+
+def test_a_setting_that_the_job_does_not_run_with_is_not_tried_with_every_other(tmp_path: Path) -> None:
+    class Fond(Blind):
+        """Foresees that recomputing everything is fastest, with whatever else."""
+
+        def proposal(self, *, permitted: Callable[[Knobs], bool], **_: object) -> Knobs | None:
+            start = replace(night.start, recompute="full")
+            every = (replace(start, tokens_per_microbatch=64 * n) for n in range(2, 40))
+            return next((knobs for knobs in every if permitted(knobs)), None)
+
+    def broken(world: World, command: Command) -> tuple[Script, Exit | None]:
+        if settings(command).get("recompute") != "full":
+            return formula(world, command)
+        line = "NotImplementedError: this layer cannot be recomputed"
+        return [f"builtin: phase start name=init step=0\n{line}\n"], Exit(code=1)
+
+    text = JOB.replace("concurrency]", "concurrency, recompute]")
+    night = Night(tmp_path, World(broken), text, guide=Fond())
+    assert night.drive() == Stable()
+    refused = [r for r in night.results if r.result is Result.REFUSED]
+    assert 1 <= len(refused) <= 4
+    assert len(ran(night.results)) >= 12
 
 
 def test_a_full_disk_ends_the_search_and_blames_no_configuration(tmp_path: Path) -> None:

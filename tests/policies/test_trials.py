@@ -150,6 +150,30 @@ def test_what_asks_for_no_less_than_a_failure_is_known_to_fail() -> None:
     assert trials.known_to_fail(profile(), known, Knobs(tokens_per_microbatch=500)) == ""
 
 
+def test_what_a_job_does_not_run_with_is_narrowed_by_what_ran() -> None:
+    def of(kind: Result, reason: str = "", **knobs) -> Tried:
+        return replace(result(len(knobs), None, of=kind, reason=reason), knobs=replace(START, **knobs))
+
+    def against(*results: Tried, **knobs) -> str:
+        found = trials.suspects(results, start=START)
+        return trials.suspected(found, replace(START, **knobs))
+
+    refused = of(Result.REFUSED, recompute="full", concurrency=8)
+    assert "did not run with" in against(refused, recompute="full", concurrency=8, tensor_parallel=2)
+    assert against(refused, recompute="full") == against(refused, concurrency=8) == ""
+    ran = of(Result.FITS, concurrency=8)
+    assert against(refused, ran, recompute="full").endswith("did not run with recompute = full")
+    assert against(refused, ran, concurrency=8) == ""
+    assert against(refused, ran, of(Result.SLOW, recompute="full"), recompute="full", concurrency=8) == ""
+    failed = of(Result.FAILS, recompute="full")
+    assert "did not run" in against(refused, failed, recompute="full", concurrency=8)
+    again = of(Result.REFUSED, "pid 17: no", recompute="full", concurrency=4)
+    same, other = replace(refused, reason="pid 12: no"), replace(refused, reason="an other one")
+    assert against(again, same, recompute="full").endswith("did not run with recompute = full")
+    assert against(again, other, recompute="full") == ""
+    assert "did not run" in against(again, other, recompute="full", concurrency=8)
+
+
 def test_clearly_slow_trials_are_told_from_noisy_ones() -> None:
     best = result(1, 100.0)
     assert trials.too_slow(steps(50, 50, 50, 50), best=best)
