@@ -251,19 +251,20 @@ def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
     refused = [(r, changed(start, r.knobs)) for r in results if r.result is Result.REFUSED]
     ran = [r.knobs for r in results if r.result in (Result.FITS, Result.SLOW)] if refused else []
     seen = {name: {getattr(k, name) for k in ran} for _, change in refused for name in change}
-    alike: dict[str, Suspects] = {}
+    alike: dict[str, Suspects] = {}  # by reason
     found: list[Suspects] = []
     for r, change in refused:
         new = {name: value for name, (_, value) in change.items() if value not in seen[name]}
+        if not new:
+            continue
+        own = Suspects(trial=r.trial, settings=new)
         reason = _NUMBERS.sub("", r.reason)
-        before = alike.get(reason)
-        common = {k: v for k, v in new.items() if before and before.settings.get(k) == v}
-        if before is not None and common:
-            alike[reason] = Suspects(trial=before.trial, settings=common)
-        elif before is None and new:
-            alike[reason] = Suspects(trial=r.trial, settings=new)
-        elif new:
-            found.append(Suspects(trial=r.trial, settings=new))
+        first = alike.setdefault(reason, own)
+        common = {name: value for name, value in first.settings.items() if (name, value) in new.items()}
+        if common:
+            alike[reason] = msgspec.structs.replace(first, settings=common)
+        else:
+            found.append(own)
     return (*alike.values(), *found)
 
 

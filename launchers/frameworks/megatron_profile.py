@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from launchers.frameworks import splits
 from launchers.frameworks.flags import Flags
@@ -226,12 +226,16 @@ def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:
 # --------------------------------------------------------------------------- constraints
 
 
-def constraints_of(flags: Flags, shape: Shape, knobs: Knobs) -> tuple[Constraint, ...]:
+def constraints_of(
+    flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
+) -> tuple[Constraint, ...]:
     """Return what limits the knobs, as data."""
-    return tuple(_constraints(flags, shape, knobs))
+    return tuple(_constraints(flags, shape, knobs, supported))
 
 
-def _constraints(flags: Flags, shape: Shape, knobs: Knobs) -> Iterator[Constraint]:
+def _constraints(
+    flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
+) -> Iterator[Constraint]:
     length = f"longest sequence {shape.longest}" if shape.longest else f"longest answer {shape.response}"
     for name in ("tokens_per_microbatch", "logprob_tokens"):
         yield AtLeast(
@@ -260,10 +264,7 @@ def _constraints(flags: Flags, shape: Shape, knobs: Knobs) -> Iterator[Constrain
         if of > 0:
             yield Divides(knob=knob, of=of, why=f"{of} {what} are split evenly")
     yield from splits.together(
-        {
-            "tensor_parallel": _support("", Grid(values=_tensor_sizes(flags, shape))),
-            "context_parallel": _support("", Grid(values=_context_sizes(shape))),
-        },
+        supported,
         "context_parallel",
         devices=shape.trainer_gpus // max(1, shape.pipeline),
         why=f"tensor x context parallelism divides the {shape.trainer_gpus} GPUs of the trainer",

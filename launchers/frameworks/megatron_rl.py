@@ -56,12 +56,13 @@ class MegatronRl:
         flags = self._flags(job)
         shape = shape_of(job, flags, self.dialect)
         knobs = knobs_of(flags, shape, self.dialect, gpu_memory_bytes=job.cluster.gpu_memory_bytes or 0)
+        supported = supported_of(flags, shape, self.dialect)
         return Profile(
             framework=self.name,
             knobs=knobs,
-            supported=supported_of(flags, shape, self.dialect),
+            supported=supported,
             unsupported=unsupported_of(flags, shape, self.dialect),
-            constraints=constraints_of(flags, shape, knobs),
+            constraints=constraints_of(flags, shape, knobs, supported),
             placement=shape.placement,
             resident=resident_of(shape, self.dialect),
             engine="sglang",

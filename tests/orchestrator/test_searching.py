@@ -270,5 +270,5 @@ def test_a_search_of_nothing_is_refused(vary: str, deny: str, message: str) -> N
     with pytest.raises(Exception, match=message) as raised:
         job = parse(f"{text}recovery: {{deny: {deny}}}\n")
         profile = frameworks.find("builtin").profile(job, assumed(job))
-        searching.check(job, Accepted(run="r", job=job, profile=profile, cluster=replace(assumed(job))))
+        searching.check(job, Accepted(run="r", job=job, profile=profile, cluster=assumed(job)))
     assert not isinstance(raised.value, Failure) or raised.value.code is ExitCode.USAGE
