@@ -8,7 +8,8 @@ ENV PIP_NO_CACHE_DIR=1 \
     PIP_BREAK_SYSTEM_PACKAGES=1 \
     PYTHONUNBUFFERED=1
 
-COPY pyproject.toml README.md LICENSE /opt/autotune/
+COPY pyproject.toml setup.py README.md LICENSE /opt/autotune/
+COPY src /opt/autotune/src
 COPY orchestrator /opt/autotune/orchestrator
 COPY launchers /opt/autotune/launchers
 COPY policies /opt/autotune/policies

@@ -19,7 +19,7 @@ help:  ## list the targets
 install: $(VENV)/.installed  ## set everything up in .venv
 
 # torch comes first: with its CPU build in place, nothing later pulls the CUDA packages in.
-$(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/constraints.txt pyproject.toml
+$(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/constraints.txt pyproject.toml setup.py
 	@echo "setting up $(VENV) (about 3 minutes, 2.6 GB)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "pip>=25.3" -c requirements/constraints.txt
@@ -72,7 +72,7 @@ gpu-launch:  ## recover the built-in job, and installed frameworks' jobs, on a G
 	$(PYTHON) benchmarks/gpu/launch.py
 
 schema: install  ## write configs/job.schema.json
-	$(BIN)/python -m orchestrator.job_schema > configs/job.schema.json
+	$(BIN)/python -m autotune.orchestrator.config.json_schema > configs/job.schema.json
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) build ./*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -70,7 +70,7 @@ def run(settings: dict[str, Any], *, address: str, folder: Path) -> Peaks:
     config = folder / "settings.yaml"
     config.write_text(yaml.safe_dump(JOB | settings))
     done = subprocess.run(
-        [sys.executable, "-m", "launchers.builtin", "--config", str(config)],
+        [sys.executable, "-m", "autotune.launchers.builtin", "--config", str(config)],
         env=os.environ | {"RAY_ADDRESS": address},
         capture_output=True,
         text=True,

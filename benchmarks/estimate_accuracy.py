@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from autotune.policies.estimate.load import load_of
+from autotune.policies.estimate.passes import logits_of, pass_of
+from autotune.policies.estimate.peaks import estimate
+from autotune.policies.values.model import model_from_config
+from autotune.policies.values.types import Cluster, Knobs, Layout, Model, Phase, Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
-from policies.estimate.load import load_of
-from policies.estimate.passes import logits_of, pass_of
-from policies.memory import estimate
-from policies.model import model_from_config
-from policies.types import Cluster, Knobs, Layout, Model, Phase, Placement, Profile
 
 RECORDED = Path(__file__).parent / "measurements" / "mem-tracker.jsonl"
 COMPONENTS = ("parameters", "gradients", "activations", "optimizer", "temporaries")

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.policies.estimate.peaks import estimate
+from autotune.policies.values.types import Cluster, Job, Phase
 from benchmarks.builtin_peaks import JOB, MIB, PHASES, ROWS, cluster, head, run
-from launchers.frameworks.builtin import Builtin
-from policies.memory import estimate
-from policies.types import Cluster, Job, Phase
 
 RECORDED = Path(__file__).parent / "measurements" / "builtin-cpu.jsonl"
 _SMALL = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocab": 2048}

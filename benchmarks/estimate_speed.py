@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 
+from autotune.policies.estimate.peaks import estimate, estimates
+from autotune.policies.values.model import model_from_config
+from autotune.policies.values.types import Cluster, Knobs, Layout, Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
-from policies.memory import estimate, estimates
-from policies.model import model_from_config
-from policies.types import Cluster, Knobs, Layout, Placement, Profile
 
 GIB = 1 << 30
 MODEL = model_from_config(ARCHITECTURES["Qwen2.5-7B"])

@@ -35,7 +35,7 @@ _FAILURE = (
     "(WorkerDict pid=1003, ip=10.0.0.3) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
     "13.91 GiB. GPU 3 has a total capacity of 79.19 GiB of which 10.61 GiB is free.\n"
 )
-_PLAIN = "import sys; sys.modules['hyperscan'] = None; from orchestrator.cli import main; main()"
+_PLAIN = "import sys; sys.modules['hyperscan'] = None; from autotune.orchestrator.cli import main; main()"
 
 
 class Run(NamedTuple):

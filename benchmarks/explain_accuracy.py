@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.reader import read_from
+from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.types import Cause
 from benchmarks.noise import PREFIXES, buried, healthy
-from orchestrator.explain.explanation import Explanation, explain
-from orchestrator.explain.reading import read_from
-from policies.evidence import Diagnosis
-from policies.types import Cause
 
 _FIGURES = (
     "requested_bytes",

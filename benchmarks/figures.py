@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.clock import seconds_of
-from policies.events import (
+from autotune.orchestrator.clock import seconds_of
+from autotune.policies.values.events import (
     Decided,
     Diagnosed,
     Ended,

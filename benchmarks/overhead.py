@@ -25,16 +25,16 @@ from typing import Any
 
 import yaml
 
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.orchestrator.cli.starting import first_command, prepare
+from autotune.orchestrator.cli.wish import Wish
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.run import journal
+from autotune.policies.values.events import History, Progressed
+from autotune.policies.values.evidence import StepDone
 from benchmarks.figures import Reading, rates
 from benchmarks.place import Head, Lookout, Meter, ray_head
 from benchmarks.report import WARM_UP_STEPS, Measured, Run, report
-from launchers.frameworks.builtin import Builtin
-from orchestrator import journal
-from orchestrator.cli.starting import first_command, prepare
-from orchestrator.cli.wish import Wish
-from orchestrator.clock import seconds_of
-from policies.events import History, Progressed
-from policies.evidence import StepDone
 
 # The recorded rollouts serve both models: 16 prompts, 8 samples each, 32 tokens: 4,096 tokens a step.
 DATA: dict[str, Any] = {"prompts": 16, "samples": 8, "prompt_tokens": 8, "response_tokens": 24}
@@ -131,7 +131,7 @@ def _launched(head: Head, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     argv = [
         sys.executable,
         "-m",
-        "orchestrator.cli",
+        "autotune.orchestrator.cli",
         "--runs-dir",
         str(folder / "runs"),
         "launch",

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from autotune.launchers.builtin.records import PREFIX
+from autotune.launchers.runners.node.processes import ProcessStat, read_stat
 from benchmarks.figures import Reading
-from launchers.builtin.records import PREFIX
-from launchers.runners.processes import ProcessStat, read_stat
 
 DRIVER, SUPERVISOR, SHIM, RAY = "driver", "supervisor and sampler", "shim", "Ray's own daemons"
 AUTOTUNE = (DRIVER, SUPERVISOR, SHIM)

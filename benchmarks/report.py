@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from autotune.launchers.runners.node.host import read_host
+from autotune.orchestrator.cli.run import versions
+from autotune.policies.values.events import Diagnosed, Finished, History
 from benchmarks.figures import interval95, paired_ratios, recoveries, spread, table
 from benchmarks.place import AUTOTUNE, DRIVER, RAY, SUPERVISOR
-from launchers.runners.host import read_host
-from orchestrator.cli.driving import versions
-from policies.events import Diagnosed, Finished, History
 
 WARM_UP_STEPS = 5
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
-from policies.evidence import Marker, Sample
-from policies.types import Cluster, Command, Job, Knobs, Model, Profile, Value
+from autotune.policies.values.evidence import Marker, Sample
+from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile, Value
 
 
 class Problem(Value, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Status(StrEnum):
 class Advice(Value, frozen=True, kw_only=True):
     """A remedy of the public guides as it stands in the framework's current code."""
 
-    remedy: str  # a name of policies.remedies, or the guide's own words where none exists
+    remedy: str  # a name of autotune.policies.remedies.ladder, or the guide's own words where none exists
     phase: str  # a Phase, or "any"
     setting: str  # as the guide writes it
     status: Status

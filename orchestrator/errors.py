@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from policies.types import Value
+from autotune.policies.values.types import Value
 
 
 class ExitCode(IntEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from policies.shown import show_gib as show_gib
-from policies.shown import show_value as show_value
+from autotune.policies.values.formatting import show_gib as show_gib
+from autotune.policies.values.formatting import show_value as show_value
 
 GIB = 1024**3
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)

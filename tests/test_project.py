@@ -2,6 +2,9 @@
 
 import importlib.metadata
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -49,14 +52,26 @@ def test_ci_runs_the_readme_test_command() -> None:
     assert all(f"stage {name}" in script for name in ("check", "test", "e2e"))
 
 
-def test_only_three_packages_and_the_configs_are_installed() -> None:
-    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    assert {pattern.rstrip("*") for pattern in tool["include"]} == {
-        "orchestrator",
-        "launchers",
-        "policies",
-        "configs",
+def test_the_package_is_links_to_the_four_folders() -> None:
+    package = ROOT / "src" / "autotune"
+    names = ("configs", "launchers", "orchestrator", "policies")
+    assert {name: str((package / name).readlink()) for name in names} == {
+        name: f"../../{name}" for name in names
     }
+    assert {path.name for path in package.iterdir()} - {"__pycache__"} == {*names, "__init__.py"}
+
+
+def test_a_checkout_without_symbolic_links_does_not_build(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "autotune"
+    package.mkdir(parents=True)
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (package / "configs").write_text("../../configs")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "no symbolic links" in done.stderr
+    assert "core.symlinks" in done.stderr
 
 
 def test_the_tree_names_no_private_path() -> None:

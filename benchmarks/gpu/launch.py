@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 if not __package__:  # started as a file: the checkout is not on the path
-    sys.path[0] = str(ROOT)
+    sys.path[:1] = [str(ROOT), str(ROOT / "src")]
 
-from launchers.frameworks import FRAMEWORKS  # noqa: E402
-from orchestrator import job as jobs  # noqa: E402
-from orchestrator import journal  # noqa: E402
-from policies.events import (  # noqa: E402
+from autotune.launchers.frameworks import FRAMEWORKS  # noqa: E402
+from autotune.orchestrator.config import loader as jobs  # noqa: E402
+from autotune.orchestrator.run import journal  # noqa: E402
+from autotune.policies.estimate.peaks import estimate  # noqa: E402
+from autotune.policies.values.events import (  # noqa: E402
     Decided,
     Diagnosed,
     Event,
@@ -35,8 +36,7 @@ from policies.events import (  # noqa: E402
     Started,
     TrainingCompleted,
 )
-from policies.memory import estimate  # noqa: E402
-from policies.types import Cluster  # noqa: E402
+from autotune.policies.values.types import Cluster  # noqa: E402
 
 # What must be importable for a framework, and the job that is launched then.
 JOBS = {
@@ -118,8 +118,19 @@ def predicted_misses(path: Path, *, gpu_memory_bytes: int) -> dict[str, int]:
 def launched(framework: str, job: Path, *, runs: Path, minutes: float) -> list[Row]:
     """Launch a job and return its attempts, however it ended."""
     folder = runs / f"{framework}-{time.strftime('%Y%m%d-%H%M%S')}"
-    command = [sys.executable, "-m", "orchestrator.cli", "launch", str(job), "--runs-dir", str(folder)]
-    child = subprocess.Popen(command, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "autotune.orchestrator.cli",
+        "launch",
+        str(job),
+        "--runs-dir",
+        str(folder),
+    ]
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    child = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    )
     try:
         child.wait(timeout=60 * minutes)
     except subprocess.TimeoutExpired:

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from policies.diagnose import diagnose
-from policies.evidence import Crashed
-from policies.memory import estimate
-from policies.model import model_from_config
-from policies.scan import scan
-from policies.types import Cause, Cluster, Knobs, Layout, Phase, Placement, Profile
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.estimate.peaks import estimate
+from autotune.policies.values.evidence import Crashed
+from autotune.policies.values.model import model_from_config
+from autotune.policies.values.types import Cause, Cluster, Knobs, Layout, Phase, Placement, Profile
 
 FOLDER = Path(__file__).parent / "measurements"
 # Relative errors of allocated peaks that a recorded file may show; the workspaces of cuBLAS (32 MiB on

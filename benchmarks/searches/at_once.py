@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import yaml
 
+from autotune.launchers.runners.node.processes import all_pids, read_stat
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.run import journal
+from autotune.policies.values.events import History, Started, Tried
 from benchmarks.figures import Reading, rates
 from benchmarks.place import DRIVER, RAY, SHIM, SUPERVISOR, Head, Meter, group_of, ray_head
-from launchers.runners.processes import all_pids, read_stat
-from orchestrator import journal
-from orchestrator.clock import seconds_of
-from policies.events import History, Started, Tried
 
 AT_ONCE, TRIALS, LIFE_S = 64, 128, 600.0
 _STEPS = 20  # of every trial
@@ -160,7 +160,7 @@ def _write(folder: Path, head: Head, *, at_once: int, trials: int, life_s: float
 @contextlib.contextmanager
 def _searching(folder: Path, head: Head) -> Iterator[subprocess.Popen[bytes]]:
     """Yield `autotune search` in a process of its own, ended with the block."""
-    argv = [sys.executable, "-m", "orchestrator.cli", "--runs-dir", str(folder / "runs")]
+    argv = [sys.executable, "-m", "autotune.orchestrator.cli", "--runs-dir", str(folder / "runs")]
     with (folder / "said").open("wb") as said:
         child = subprocess.Popen(
             [*argv, "search", "job.yaml"],

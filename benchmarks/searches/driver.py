@@ -10,17 +10,17 @@ from statistics import median
 
 import msgspec
 
+from autotune.orchestrator.run import journal
+from autotune.orchestrator.search.optuna_study import Study
+from autotune.orchestrator.search.proposer import Choice
+from autotune.orchestrator.search.results import Ledger
+from autotune.orchestrator.search.surrogate import Estimated
+from autotune.policies.search.space import neighbours
+from autotune.policies.values.events import Event, Tried
+from autotune.policies.values.types import Knobs
 from benchmarks.searches.harness import Book, Start, attempt, started, tried
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.world import Stratum
-from orchestrator import journal
-from orchestrator.choice import Choice
-from orchestrator.guide import Estimated
-from orchestrator.ledger import Ledger
-from orchestrator.study import Study
-from policies.events import Event, Tried
-from policies.space import neighbours
-from policies.types import Knobs
 
 _SEED = 11
 _DECISIONS = 15

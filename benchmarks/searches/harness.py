@@ -9,15 +9,9 @@ from random import Random
 import msgspec
 import numpy as np
 
-from benchmarks.simulation.baselines import autotune
-from benchmarks.simulation.cluster import Failure, diagnosis, holds, reported, run
-from benchmarks.simulation.columns import columns
-from benchmarks.simulation.oracle import configurations
-from benchmarks.simulation.speed import step_seconds
-from benchmarks.simulation.truth import PHASES, device_peaks
-from benchmarks.simulation.world import World
-from policies import trials
-from policies.events import (
+from autotune.policies.search import trials
+from autotune.policies.search.space import Dimension, space
+from autotune.policies.values.events import (
     Diagnosed,
     Ended,
     Event,
@@ -28,11 +22,17 @@ from policies.events import (
     Started,
     Tried,
 )
-from policies.evidence import Completed, Crashed, Diagnosis, Peak
-from policies.space import Dimension, space
-from policies.types import Job, Knobs, Phase, Profile, Setting
-from policies.types import Search as Settings
-from policies.value import Value
+from autotune.policies.values.evidence import Completed, Crashed, Diagnosis, Peak
+from autotune.policies.values.types import Job, Knobs, Phase, Profile, Setting
+from autotune.policies.values.types import Search as Settings
+from autotune.policies.values.value import Value
+from benchmarks.simulation.baselines import autotune
+from benchmarks.simulation.cluster import Failure, diagnosis, holds, reported, run
+from benchmarks.simulation.columns import columns
+from benchmarks.simulation.oracle import configurations
+from benchmarks.simulation.speed import step_seconds
+from benchmarks.simulation.truth import PHASES, device_peaks
+from benchmarks.simulation.world import World
 
 PROBE_STEPS = 5
 BUDGET = 40  # runs

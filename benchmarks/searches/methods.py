@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import optuna
 
+from autotune.orchestrator.search.optuna_study import distributions, parameters
+from autotune.orchestrator.search.proposer import Choice
+from autotune.orchestrator.search.results import Ledger
+from autotune.orchestrator.search.surrogate import Estimated
+from autotune.policies.remedies.legality import objections
+from autotune.policies.search.space import assembled, legal
+from autotune.policies.search.trials import keeps_limits
+from autotune.policies.values.events import Result, Tried
+from autotune.policies.values.types import Knobs, Setting
 from benchmarks.searches.harness import Book, Choose, Method, Start
-from orchestrator.choice import Choice
-from orchestrator.guide import Estimated
-from orchestrator.ledger import Ledger
-from orchestrator.study import distributions, parameters
-from policies.events import Result, Tried
-from policies.legal import objections
-from policies.space import assembled, legal
-from policies.trials import keeps_limits
-from policies.types import Knobs, Setting
 
 # ZeRO's stages become the modes that trade speed for memory, from none to all.
 _MODES: tuple[dict[str, Setting], ...] = (

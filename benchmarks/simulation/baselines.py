@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from policies.attempts import Run, fold
-from policies.decide import decide
-from policies.events import Accepted, History, Launch
-from policies.legal import objections
-from policies.types import Knobs, Profile, Setting
+from autotune.policies.recovery.decide import decide
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.events import Accepted, History, Launch
+from autotune.policies.values.history import Run, fold
+from autotune.policies.values.types import Knobs, Profile, Setting
 
 Policy: TypeAlias = Callable[[History], Knobs | None]
 

@@ -7,6 +7,9 @@ from random import Random
 
 import numpy as np
 
+from autotune.policies.values.evidence import Diagnosis, Facts, Line, Peak
+from autotune.policies.values.types import Cause, Component, Knobs, Phase, Placement
+from autotune.policies.values.value import Value
 from benchmarks.simulation.columns import Columns, columns
 from benchmarks.simulation.speed import parts, step_seconds
 from benchmarks.simulation.truth import (
@@ -19,9 +22,6 @@ from benchmarks.simulation.truth import (
     trainer,
 )
 from benchmarks.simulation.world import DAY_S, GIB, Event, World
-from policies.evidence import Diagnosis, Facts, Line, Peak
-from policies.types import Cause, Component, Knobs, Phase, Placement
-from policies.value import Value
 
 _HOST_LIMIT = 0.95  # share at which Ray's monitor kills
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.policies.values.types import Knobs
 from benchmarks.simulation.world import World
-from policies.types import Knobs
 
 Column: TypeAlias = NDArray[np.float64]
 Columns: TypeAlias = dict[str, Column]

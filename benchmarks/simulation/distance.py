@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.values.value import Value
 from benchmarks.simulation.cluster import peaks
 from benchmarks.simulation.oracle import Best
 from benchmarks.simulation.world import Stratum, World
-from policies.memory import PHASES, estimates
-from policies.value import Value
 
 
 class Distance(Value, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from policies.types import (
+from autotune.policies.values.types import (
     AtLeast,
     Constraint,
     Divides,

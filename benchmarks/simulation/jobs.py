@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from autotune.policies.values.events import Accepted
+from autotune.policies.values.types import Cluster, Goal, Job, Layout, Model, Placement, Preflight, Recovery
 from benchmarks.simulation.cluster import run
 from benchmarks.simulation.frameworks import OFFERS, Offer, profile, written
 from benchmarks.simulation.oracle import Best, best
@@ -17,8 +19,6 @@ from benchmarks.simulation.world import (
     Stratum,
     World,
 )
-from policies.events import Accepted
-from policies.types import Cluster, Goal, Job, Layout, Model, Placement, Preflight, Recovery
 
 _SPREAD = {Stratum.NEAR: 0.10, Stratum.FAR: 0.25, Stratum.LATE: 0.10}
 _TRIES = 4000

@@ -7,13 +7,13 @@ import itertools
 import msgspec
 import numpy as np
 
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.types import Knobs, Setting
+from autotune.policies.values.value import Value
 from benchmarks.simulation.cluster import holds
 from benchmarks.simulation.columns import columns
 from benchmarks.simulation.speed import step_seconds
 from benchmarks.simulation.world import World
-from policies.legal import objections
-from policies.types import Knobs, Setting
-from policies.value import Value
 
 TOKEN_SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0)  # of the written budget; at least one sequence
 FRACTIONS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # and the written one

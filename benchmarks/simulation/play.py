@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached, Progressed, Started
+from autotune.policies.values.evidence import Cancelled, Crashed, Diagnosis, Peak
+from autotune.policies.values.types import Knobs
+from autotune.policies.values.value import Value
 from benchmarks.simulation.baselines import POLICIES, SEARCHES, Policy
 from benchmarks.simulation.cluster import Ran, diagnosis, reported, run
 from benchmarks.simulation.oracle import Best
 from benchmarks.simulation.world import DAY_S, World
-from policies.events import Diagnosed, Ended, Event, GoalReached, Progressed, Started
-from policies.evidence import Cancelled, Crashed, Diagnosis, Peak
-from policies.types import Knobs
-from policies.value import Value
 
 MOST = 12  # relaunches; what needs more counts as this many and as a failure
 _EVERY_STEP = 24  # steps written down one by one; later ones ever more sparsely

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from autotune.policies.values.types import Placement
 from benchmarks.simulation.columns import Column, Columns
 from benchmarks.simulation.truth import engine, parameters, trainer
 from benchmarks.simulation.world import GIB, World
-from policies.types import Placement
 
 
 def step_seconds(world: World, c: Columns) -> Column:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from autotune.policies.values.types import Phase, Placement
 from benchmarks.simulation.columns import Column, Columns
 from benchmarks.simulation.world import GIB, Event, World
-from policies.types import Phase, Placement
 
 # Order in which a step meets them; the engine starts once, before the first.
 PHASES = (

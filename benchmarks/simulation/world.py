@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from policies.events import Accepted
-from policies.types import Model
-from policies.value import Value
+from autotune.policies.values.events import Accepted
+from autotune.policies.values.types import Model
+from autotune.policies.values.value import Value
 
 GIB = 1 << 30
 DAY_S = 86_400.0

@@ -1,4 +1,4 @@
-"""`python -m launchers.builtin --config settings.yaml`: exit 0 when done, 1 failed, 2 on a bad setting."""
+"""`python -m autotune.launchers.builtin --config FILE`: exit 0 when done, 1 failed, 2 on a bad setting."""
 
 import argparse
 import signal
@@ -7,9 +7,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from launchers.builtin import lines
-from launchers.builtin.paths import read_settings
-from launchers.builtin.settings import Settings, SettingsError
+from autotune.launchers.builtin import lines
+from autotune.launchers.builtin.paths import read_settings
+from autotune.launchers.builtin.settings import Settings, SettingsError
 
 _FAILURE = 1
 _BAD_SETTING = 2
@@ -24,7 +24,7 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> int:
     """Run the program and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launchers.builtin")
+    parser = argparse.ArgumentParser(prog="python -m autotune.launchers.builtin")
     parser.add_argument("--config", type=Path, required=True, help="settings.yaml of the job")
     arguments = parser.parse_args()
     try:
@@ -39,8 +39,8 @@ def _run(settings: Settings) -> int:
     # Slow imports come after the settings have been found good.
     import ray
 
-    from launchers.builtin.actors import ActorFailure, connect
-    from launchers.builtin.program import Program
+    from autotune.launchers.builtin.actors import ActorFailure, connect
+    from autotune.launchers.builtin.program import Program
 
     try:
         connect()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from launchers.builtin.actors import gather
+from autotune.launchers.builtin.actors import gather
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def send(weights: "Iterable[torch.Tensor]", *, group: "torch.distributed.Process
     """Gather each weight, with all ranks, and broadcast it from the one that has the group."""
     import torch
 
-    from launchers.builtin.weights import whole
+    from autotune.launchers.builtin.weights import whole
 
     for weight in weights:
         full = whole(weight)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.optim.adamw import adamw
 
-from launchers.builtin.host import HostMemory, local
+from autotune.launchers.builtin.host import HostMemory, local
 
 _EPSILON = 1e-8
 

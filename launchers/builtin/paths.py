@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from launchers.builtin.checkpoint import newest_complete
-from launchers.builtin.settings import (
+from autotune.launchers.builtin.checkpoint import newest_complete
+from autotune.launchers.builtin.settings import (
     ConfigError,
     Settings,
     SettingsError,

@@ -10,17 +10,17 @@ from typing import Any
 
 import ray
 
-from launchers.builtin import checkpoint, lines
-from launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
-from launchers.builtin.broadcast import Broadcast
-from launchers.builtin.data import PromptSource
-from launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
-from launchers.builtin.lines import StepFigures, Usage
-from launchers.builtin.model import vocabulary, write_model
-from launchers.builtin.rollout import start_rollout_actor
-from launchers.builtin.rollouts import Answer, Sample, grouped, record, replay
-from launchers.builtin.settings import ConfigError, Settings, SettingsError
-from launchers.builtin.task import Prompt, request_seed, reward
+from autotune.launchers.builtin import checkpoint, lines
+from autotune.launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
+from autotune.launchers.builtin.broadcast import Broadcast
+from autotune.launchers.builtin.data import PromptSource
+from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from autotune.launchers.builtin.lines import StepFigures, Usage
+from autotune.launchers.builtin.model import vocabulary, write_model
+from autotune.launchers.builtin.rollout import start_rollout_actor
+from autotune.launchers.builtin.rollouts import Answer, Sample, grouped, record, replay
+from autotune.launchers.builtin.settings import ConfigError, Settings, SettingsError
+from autotune.launchers.builtin.task import Prompt, request_seed, reward
 
 _GOODBYE_S = 5.0
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from launchers.builtin.broadcast import Backend, Content
-from launchers.builtin.engines.base import (
+from autotune.launchers.builtin.broadcast import Backend, Content
+from autotune.launchers.builtin.engines.base import (
     Completion,
     Engine,
     EngineKind,
@@ -16,7 +16,7 @@ from launchers.builtin.engines.base import (
     EngineOptions,
     start_engine,
 )
-from launchers.builtin.records import PhaseFailure, describe, report
+from autotune.launchers.builtin.records import PhaseFailure, describe, report
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +143,7 @@ class RolloutActor:
 
 def rollout_environment(options: EngineOptions) -> dict[str, str]:
     """Return the environment variables that a rollout actor's process must start with."""
-    from launchers.builtin.device import ALLOCATOR_ENVIRONMENT
+    from autotune.launchers.builtin.device import ALLOCATOR_ENVIRONMENT
 
     environment = {
         "AUTOTUNE_ATTEMPT": os.environ.get("AUTOTUNE_ATTEMPT", "standalone"),

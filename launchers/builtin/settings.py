@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from launchers.builtin.shape import ModelShape
+from autotune.launchers.builtin.shape import ModelShape
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -199,7 +199,11 @@ def _per_rank(budgets: tuple[int | None, ...], ranks: int) -> tuple[int | None, 
 
 def _unknown(key: str, known: tuple[str, ...]) -> ConfigError:
     close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "see the fields of launchers.builtin.settings.Settings"
+    hint = (
+        f"did you mean {close[0]}?"
+        if close
+        else "see the fields of autotune.launchers.builtin.settings.Settings"
+    )
     return ConfigError(key, "unknown key", hint)
 
 

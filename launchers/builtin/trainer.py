@@ -9,17 +9,17 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from launchers.builtin import broadcast, checkpoint, weights
-from launchers.builtin.batching import plan
-from launchers.builtin.device import Device, PhaseReading, limit_thread_stacks, warm_up
-from launchers.builtin.host import ActivationOffload, HostMemory, Parking, local
-from launchers.builtin.loss import TokenTerms, objective
-from launchers.builtin.optimizer import Adam, Moments
-from launchers.builtin.policy import Policy, load_policy, warm_up_policy
-from launchers.builtin.records import Component, PhaseFailure, describe, report
-from launchers.builtin.rollouts import Sample
-from launchers.builtin.settings import Settings
-from launchers.builtin.tensor_file import Entry, read, write
+from autotune.launchers.builtin import broadcast, checkpoint, weights
+from autotune.launchers.builtin.batching import plan
+from autotune.launchers.builtin.device import Device, PhaseReading, limit_thread_stacks, warm_up
+from autotune.launchers.builtin.host import ActivationOffload, HostMemory, Parking, local
+from autotune.launchers.builtin.loss import TokenTerms, objective
+from autotune.launchers.builtin.optimizer import Adam, Moments
+from autotune.launchers.builtin.policy import Policy, load_policy, warm_up_policy
+from autotune.launchers.builtin.records import Component, PhaseFailure, describe, report
+from autotune.launchers.builtin.rollouts import Sample
+from autotune.launchers.builtin.settings import Settings
+from autotune.launchers.builtin.tensor_file import Entry, read, write
 
 Readings = dict[str, PhaseReading]
 

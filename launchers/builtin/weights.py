@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from launchers.builtin.tensor_file import Entry, Raw
+from autotune.launchers.builtin.tensor_file import Entry, Raw
 
 _SPELLING = {
     torch.float64: "F64",

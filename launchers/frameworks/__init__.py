@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from launchers.base import Framework
-from launchers.frameworks.areal import Areal
-from launchers.frameworks.builtin import Builtin
-from launchers.frameworks.command import AnyCommand
-from launchers.frameworks.relax import Relax
-from launchers.frameworks.slime import Slime
-from launchers.frameworks.verl import Verl
+from autotune.launchers.base import Framework
+from autotune.launchers.frameworks.areal.adapter import Areal
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.launchers.frameworks.command.adapter import AnyCommand
+from autotune.launchers.frameworks.relax.adapter import Relax
+from autotune.launchers.frameworks.slime.adapter import Slime
+from autotune.launchers.frameworks.verl.adapter import Verl
 
 FRAMEWORKS: dict[str, Framework] = {
     framework.name: framework for framework in (Builtin(), Verl(), Areal(), Relax(), Slime(), AnyCommand())

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.options import given, global_options
-from orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.cli.options import given, global_options
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 
 # In the order of use; each command is imported only when it is called or listed.
 COMMANDS = ("launch", "search", "plan", "explain", "status", "resume", "stop", "ladder")
@@ -29,7 +29,7 @@ class Commands(click.Group):
         """Return a command by name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"orchestrator.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"autotune.orchestrator.cli.{cmd_name}").command
         return command
 
     def resolve_command(
@@ -66,7 +66,7 @@ class Commands(click.Group):
 
 
 def _say(ctx: click.Context, failure: Failure) -> None:
-    from orchestrator.cli.paint import painted
+    from autotune.orchestrator.terminal.paint import painted
 
     if isinstance(failure, JobErrors):
         text = failure.message

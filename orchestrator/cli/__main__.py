@@ -1,5 +1,5 @@
-"""`python -m orchestrator.cli` is `autotune`."""
+"""`python -m autotune.orchestrator.cli` is `autotune`."""
 
-from orchestrator.cli import main
+from autotune.orchestrator.cli import main
 
 main(prog_name="autotune")

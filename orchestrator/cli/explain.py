@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.options import given, global_options
 
 _CODES = """\b
 Exit codes:
@@ -53,7 +53,7 @@ def command(
       autotune explain run.log
       kubectl logs trainer-0 | autotune explain -
     """  # noqa: D301 - click reads the backspace
-    from orchestrator.cli import explaining
+    from autotune.orchestrator.cli import explaining
 
     options = given(context)
     if rule is not None and logs:

@@ -8,18 +8,23 @@ from pathlib import Path
 
 import click
 
-from launchers.frameworks import FRAMEWORKS
-from orchestrator.cli.options import Options
-from orchestrator.cli.paint import painted
-from orchestrator.errors import ExitCode, Failure
-from orchestrator.explain.document import document
-from orchestrator.explain.explanation import explain
-from orchestrator.explain.reading import check, first_bytes, read
-from orchestrator.explain.rule import explain_rule
-from orchestrator.explain.snapshot import explain_snapshot, is_snapshot, snapshot_document, snapshot_text
-from orchestrator.explain.text import text
-from orchestrator.glyphs import shown_on, shows_glyphs
-from orchestrator.models import read_model
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.cli.options import Options
+from autotune.orchestrator.config.model_files import read_model
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.analyze import explain
+from autotune.orchestrator.explain.json_output import document
+from autotune.orchestrator.explain.reader import check, first_bytes, read
+from autotune.orchestrator.explain.rule_page import explain_rule
+from autotune.orchestrator.explain.snapshot import (
+    explain_snapshot,
+    is_snapshot,
+    snapshot_document,
+    snapshot_text,
+)
+from autotune.orchestrator.explain.text_output import text
+from autotune.orchestrator.terminal.glyphs import shown_on, shows_glyphs
+from autotune.orchestrator.terminal.paint import painted
 
 _MAGIC_BYTES = 16
 _ASCII = {"→": "->", "×": "x", "·": "|", "…": "..."}

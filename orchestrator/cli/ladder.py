@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.options import given, global_options
 
 _CODES = """\b
 Exit codes:
@@ -25,10 +25,10 @@ def command(context: click.Context, framework: str) -> None:
     """  # noqa: D301 - click reads the backspace
     import msgspec
 
-    from launchers import frameworks
-    from orchestrator import ladder
-    from orchestrator.errors import ExitCode, Failure
-    from orchestrator.job_values import suggestion
+    from autotune.launchers import frameworks
+    from autotune.orchestrator.config.fields import suggestion
+    from autotune.orchestrator.errors import ExitCode, Failure
+    from autotune.orchestrator.terminal import remedy_table
 
     try:
         found = frameworks.find(framework)
@@ -36,8 +36,8 @@ def command(context: click.Context, framework: str) -> None:
         names = tuple(frameworks.FRAMEWORKS)
         hint = suggestion(framework, names) or "one of " + ", ".join(f"`{name}`" for name in names)
         raise Failure(f"unknown framework `{framework}`", hint=hint, code=ExitCode.USAGE) from None
-    table = ladder.rows(found)
+    table = remedy_table.rows(found)
     if given(context).json:
         click.echo(msgspec.json.encode({"schema": 1, "framework": found.name, "rows": table}))
     else:
-        click.echo(ladder.text(found, table))
+        click.echo(remedy_table.text(found, table))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.options import given, global_options
 
 _CODES = """\b
 Exit codes:
@@ -25,6 +25,6 @@ def command(context: click.Context, job_file: Path) -> None:
     Example:
       autotune plan job.yaml -v
     """  # noqa: D301 - click reads the backspace
-    from orchestrator.cli import planning
+    from autotune.orchestrator.cli import planning
 
     planning.show(job_file, options=given(context))

@@ -8,18 +8,18 @@ from pathlib import Path
 import click
 import msgspec
 
-from launchers import frameworks
-from launchers.runners.host import measure
-from orchestrator import experience, runs
-from orchestrator.cli.options import Options
-from orchestrator.cli.paint import painted
-from orchestrator.glyphs import shown_on
-from orchestrator.job import assumed, load
-from orchestrator.plan import plan
-from orchestrator.plan_text import text
-from orchestrator.rendering import command_of
-from policies.events import Accepted
-from policies.types import Cluster, Job, Knobs
+from autotune.launchers import frameworks
+from autotune.launchers.runners.node.host import measure
+from autotune.orchestrator.cli.options import Options
+from autotune.orchestrator.config.loader import assumed, load
+from autotune.orchestrator.planner import plan
+from autotune.orchestrator.run import calibration_cache, directory
+from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.terminal.glyphs import shown_on
+from autotune.orchestrator.terminal.paint import painted
+from autotune.orchestrator.terminal.plan_table import text
+from autotune.policies.values.events import Accepted
+from autotune.policies.values.types import Cluster, Job, Knobs
 
 
 def show(job_file: Path, *, options: Options) -> None:
@@ -32,9 +32,9 @@ def show(job_file: Path, *, options: Options) -> None:
             framework, job, knobs, history=(accepted,), run="plan", attempt=1, resume=job.resume
         )
         python = job.python or sys.executable
-        return tuple(word.replace("{python}", python) for word in runs.shown_argv(command))
+        return tuple(word.replace("{python}", python) for word in directory.shown_argv(command))
 
-    found = plan(job, framework, _cluster(job), recall=experience.recall, shown=shown)
+    found = plan(job, framework, _cluster(job), recall=calibration_cache.recall, shown=shown)
     if options.json:
         click.echo(msgspec.json.encode(found))
         return

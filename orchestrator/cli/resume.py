@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.launch import CODES
-from orchestrator.cli.options import given, global_options, run_ids
+from autotune.orchestrator.cli.launch import CODES
+from autotune.orchestrator.cli.options import given, global_options, run_ids
 
 
 @click.command("resume", short_help="Continue an interrupted run.", epilog=CODES)
@@ -19,9 +19,9 @@ def command(context: click.Context, run: str | None) -> None:
     Example:
       autotune resume 7c1e
     """  # noqa: D301 - click reads the backspace
-    from orchestrator import runs
-    from orchestrator.cli import driving
+    from autotune.orchestrator.cli import run as driving
+    from autotune.orchestrator.run import directory
 
     options = given(context)
-    found = runs.find(options.runs_dir, run)
+    found = directory.find(options.runs_dir, run)
     context.exit(driving.drive(found, options=options))

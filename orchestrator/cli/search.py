@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.launch import CODES
-from orchestrator.cli.options import given, global_options
-from orchestrator.cli.wish import Wish, launching
+from autotune.orchestrator.cli.launch import CODES
+from autotune.orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.wish import Wish, launching
 
 
 @click.command("search", short_help="Among the configurations that fit, find the fastest.", epilog=CODES)
@@ -35,6 +35,6 @@ def command(context: click.Context, wish: Wish) -> None:
     Example:
       autotune search job.yaml --trials 40 --duration 8h
     """  # noqa: D301 - click reads the backspace
-    from orchestrator.cli import starting
+    from autotune.orchestrator.cli import starting
 
     context.exit(starting.begin(wish, options=given(context)))

@@ -8,13 +8,14 @@ import time
 import click
 import msgspec
 
-from orchestrator import export, runs, story
-from orchestrator.cli.options import Options
-from orchestrator.clock import seconds_of
-from orchestrator.glyphs import shown_on
-from orchestrator.journal import owner
-from orchestrator.units import show_duration
-from policies.events import (
+from autotune.orchestrator import messages
+from autotune.orchestrator.cli.options import Options
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.run.journal import owner
+from autotune.orchestrator.terminal.glyphs import shown_on
+from autotune.orchestrator.units import show_duration
+from autotune.policies.values.events import (
     Accepted,
     Diagnosed,
     Ended,
@@ -32,7 +33,7 @@ from policies.events import (
     TrainingCompleted,
     Verdict,
 )
-from policies.types import Knobs, Value
+from autotune.policies.values.types import Knobs, Value
 
 _REPEAT_S = 2.0
 
@@ -60,7 +61,7 @@ class Standing(Value, frozen=True, kw_only=True):
     attempts: tuple[AttemptStanding, ...] = ()
 
 
-def standing(run: runs.Run, *, now: float) -> Standing:
+def standing(run: directory.Run, *, now: float) -> Standing:
     """Return how a run stands."""
     history = run.history()
     driven = owner(run.path) is not None
@@ -93,7 +94,9 @@ def show(options: Options, *, prefix: str | None, watch: bool) -> None:
     """Print the table of runs, or one run with its attempts."""
     while True:
         now = time.time()
-        chosen = (runs.find(options.runs_dir, prefix),) if prefix else runs.runs(options.runs_dir)[::-1]
+        chosen = (
+            (directory.find(options.runs_dir, prefix),) if prefix else directory.runs(options.runs_dir)[::-1]
+        )
         found = [standing(run, now=now) for run in chosen]
         if options.json:
             click.echo(msgspec.json.encode(found[0] if prefix else found))
@@ -146,7 +149,7 @@ def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptSta
     for start in (e for e in history if isinstance(e, Started)):
         rows = tuple(e for e in history if e.attempt == start.attempt)
         ended = next((e for e in rows if isinstance(e, Ended)), None)
-        change = story.setting_changes(before, start.knobs) or (
+        change = messages.setting_changes(before, start.knobs) or (
             "as written" if start.knobs == first else "same again"
         )
         seconds = ended.seconds if ended is not None else max(0.0, now - seconds_of(start.at))
@@ -162,9 +165,9 @@ def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptSta
 def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:
     diagnosed = next((e for e in rows if isinstance(e, Diagnosed)), None)
     if diagnosed is not None:
-        return f"✗ {story.where(diagnosed)}"
+        return f"✗ {messages.where(diagnosed)}"
     if ended is not None:
-        return story.outcome(ended.outcome)
+        return messages.outcome(ended.outcome)
     step = next((e for e in reversed(rows) if isinstance(e, Progressed)), None)
     return "RUNNING" if step is None else f"RUNNING step {step.step}" + (f"/{step.of}" if step.of else "")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from launchers import frameworks
-from orchestrator import export, runs
-from orchestrator.cli.options import Options
-from orchestrator.cli.wish import Wish
-from orchestrator.errors import ExitCode, Failure
-from orchestrator.job import assumed, override, parse, read_text
-from orchestrator.journal import owner
-from policies.types import Command, Job, Value
+from autotune.launchers import frameworks
+from autotune.orchestrator.cli.options import Options
+from autotune.orchestrator.cli.wish import Wish
+from autotune.orchestrator.config.loader import assumed, override, parse, read_text
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.run.journal import owner
+from autotune.policies.values.types import Command, Job, Value
 
 _DRIVER_START_S = 30.0
 
@@ -31,7 +31,7 @@ class Prepared(Value, frozen=True, kw_only=True):
 
     text: str
     job: Job
-    asked: runs.Asked
+    asked: directory.Asked
 
 
 def prepare(wish: Wish) -> Prepared:
@@ -53,7 +53,7 @@ def prepare(wish: Wish) -> Prepared:
     if edits:
         text = export.edited(text, edits)
         job = parse(text, file=f"{wish.job_file} with the command line's options")
-    return Prepared(text=text, job=job, asked=runs.Asked(mode=wish.mode, policy=wish.policy))
+    return Prepared(text=text, job=job, asked=directory.Asked(mode=wish.mode, policy=wish.policy))
 
 
 def first_command(job: Job) -> Command:
@@ -84,17 +84,17 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
     command = first_command(prepared.job)
     if as_json:
         shown = msgspec.structs.replace(
-            command, argv=runs.shown_argv(command), env=runs.masked(prepared.job).env
+            command, argv=directory.shown_argv(command), env=directory.masked(prepared.job).env
         )
         click.echo(msgspec.json.encode(shown))
     else:
-        click.echo(runs.script(command, python=prepared.job.python), nl=False)
+        click.echo(directory.script(command, python=prepared.job.python), nl=False)
         click.echo("Nothing was launched.", err=True)
 
 
 def launch(prepared: Prepared, *, options: Options) -> ExitCode:
     """Run a job here, to its end."""
-    from orchestrator.cli import driving
+    from autotune.orchestrator.cli import run as driving
 
     if driving.under_ray_job() and not options.runs_dir.is_absolute():
         raise Failure(
@@ -102,7 +102,7 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
-    run = runs.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
+    run = directory.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
     return driving.drive(run, options=options)
 
 
@@ -112,9 +112,18 @@ def detach(prepared: Prepared, *, options: Options) -> None:
     if address not in (None, "local"):
         submit(prepared, url=dashboard(address), options=options)
         return
-    run = runs.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
+    run = directory.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
     log = run.path / "driver.log"
-    argv = [sys.executable, "-m", "orchestrator.cli", "--runs-dir", str(options.runs_dir), "resume", run.id]
+    argv = [
+        sys.executable,
+        "-P",  # a folder named autotune where the user stands is not this package
+        "-m",
+        "autotune.orchestrator.cli",
+        "--runs-dir",
+        str(options.runs_dir),
+        "resume",
+        run.id,
+    ]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         child = subprocess.Popen(
@@ -165,8 +174,8 @@ def submit(prepared: Prepared, *, url: str, options: Options) -> None:
     asked = prepared.asked
     arguments = f"--runs-dir {runs_dir} {asked.mode} job.yaml --policy {asked.policy}"
     entrypoint = (
-        f"if {python} -c 'import orchestrator' 2>/dev/null; "
-        f"then exec {python} -m orchestrator.cli {arguments}; else exec autotune {arguments}; fi"
+        f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "
+        f"then exec {python} -P -m autotune.orchestrator.cli {arguments}; else exec autotune {arguments}; fi"
     )
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-") as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.options import given, global_options, run_ids
+from autotune.orchestrator.cli.options import given, global_options, run_ids
 
 _CODES = """\b
 Exit codes:
@@ -26,6 +26,6 @@ def command(context: click.Context, run: str | None, watch: bool) -> None:
     Example:
       autotune status 7c1e --watch
     """  # noqa: D301 - click reads the backspace
-    from orchestrator.cli import standing
+    from autotune.orchestrator.cli import standing
 
     standing.show(given(context), prefix=run, watch=watch)

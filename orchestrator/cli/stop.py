@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.options import given, global_options, run_ids
+from autotune.orchestrator.cli.options import given, global_options, run_ids
 
 _CODES = """\b
 Exit codes:
@@ -24,8 +24,8 @@ def command(context: click.Context, run: str | None) -> None:
     Example:
       autotune stop 7c1e
     """  # noqa: D301 - click reads the backspace
-    from orchestrator import runs
-    from orchestrator.cli import stopping
+    from autotune.orchestrator.cli import stopping
+    from autotune.orchestrator.run import directory
 
     options = given(context)
-    stopping.stop(runs.find(options.runs_dir, run), options=options)
+    stopping.stop(directory.find(options.runs_dir, run), options=options)

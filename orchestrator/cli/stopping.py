@@ -8,18 +8,18 @@ import time
 
 import click
 
-from orchestrator import runs
-from orchestrator.cli import driving
-from orchestrator.cli.options import Options
-from orchestrator.errors import Failure
-from orchestrator.journal import Owner, owner
-from policies.events import Finished, Interrupted
+from autotune.orchestrator.cli import run as driving
+from autotune.orchestrator.cli.options import Options
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.journal import Owner, owner
+from autotune.policies.values.events import Finished, Interrupted
 
 _STOP_S = 120.0  # the grace, the last words and the drain gate
 _POLL_S = 0.2
 
 
-def stop(run: runs.Run, *, options: Options) -> None:
+def stop(run: directory.Run, *, options: Options) -> None:
     """End a run and everything it started."""
     driver = owner(run.path)
     if driver is not None:
@@ -38,9 +38,9 @@ def stop(run: runs.Run, *, options: Options) -> None:
     click.echo(f"run {run.id} is stopped; `autotune resume {run.id}` continues it", err=True)
 
 
-def _ask(run: runs.Run, driver: Owner) -> None:
+def _ask(run: directory.Run, driver: Owner) -> None:
     """Ask a living driver to stop and wait until it has."""
-    runs.write_private(run.path / "stop", b"")
+    directory.write_private(run.path / "stop", b"")
     if driver.is_here:
         try:
             os.kill(driver.pid, signal.SIGTERM)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.explain.explanation import Explanation
-from orchestrator.explain.plain import clipped, plain
-from orchestrator.units import show_gib, size_bytes
-from policies.prefixes import parsed
-from policies.rules import BY_NAME
-from policies.types import Cause, Component, Phase
+from autotune.orchestrator.explain.analyze import Explanation
+from autotune.orchestrator.explain.sanitize import clipped, plain
+from autotune.orchestrator.units import show_gib, size_bytes
+from autotune.policies.diagnosis.log_prefixes import parsed
+from autotune.policies.diagnosis.rules.catalogue import BY_NAME
+from autotune.policies.values.types import Cause, Component, Phase
 
 _PHASES = {
     Phase.INIT: "start-up",

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.errors import ExitCode, Failure
-from orchestrator.explain.plain import plain
-from orchestrator.explain.unpickle import LARGEST_BYTES
-from orchestrator.units import show_gib
-from policies.snapshot import DeviceMemory, Site, Snapshot
-from policies.types import Cause, Phase
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.sanitize import plain
+from autotune.orchestrator.explain.unpickle import LARGEST_BYTES
+from autotune.orchestrator.units import show_gib
+from autotune.policies.explain.snapshot import DeviceMemory, Site, Snapshot
+from autotune.policies.values.types import Cause, Phase
 
-_READER = "orchestrator.explain.unpickle"
+_READER = "autotune.orchestrator.explain.unpickle"
 _PROTOCOLS = (2, 3, 4, 5)
 _PICKLE = b"\x80"  # no text begins with it
 _SITES = 10  # printed; the JSON document has more
@@ -38,7 +38,7 @@ def explain_snapshot(path: Path) -> Snapshot:
     """Return what a snapshot tells; raises Failure where the file is something else."""
     if path.stat().st_size > LARGEST_BYTES:
         raise _refused(path, f"it is larger than {show_gib(LARGEST_BYTES)}")
-    command = [sys.executable, "-m", _READER, str(path.absolute())]
+    command = [sys.executable, "-P", "-m", _READER, str(path.absolute())]
     try:
         reader = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=False

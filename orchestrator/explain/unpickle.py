@@ -11,7 +11,7 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from policies.snapshot import Snapshot, summarised
+from autotune.policies.explain.snapshot import Snapshot, summarised
 
 LARGEST_BYTES = 4 << 30  # of a file
 _PER_BYTE = 12  # bytes of Python objects for one of a pickle: torch writes small dictionaries

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.estimate.constants import constant
-from policies.estimate.load import Load
-from policies.estimate.parts import Floats, instant
-from policies.estimate.shapes import parameters, working_set
-from policies.types import Model
+from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.load import Load
+from autotune.policies.estimate.parts import Floats, instant
+from autotune.policies.estimate.shapes import parameters, working_set
+from autotune.policies.values.types import Model
 
 _SAMPLER_COPIES = 2  # fp32 logits and their probabilities for one token of every running request
 _POOLLESS = frozenset({"light", "replay"})

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.estimate.constants import GIB, constant
-from policies.estimate.load import Load
-from policies.estimate.parts import Floats, instant
-from policies.estimate.passes import Pass
-from policies.estimate.shapes import FP32, parameters
-from policies.estimate.training import State
-from policies.types import Cluster, Model, Placement
+from autotune.policies.estimate.constants import GIB, constant
+from autotune.policies.estimate.load import Load
+from autotune.policies.estimate.parts import Floats, instant
+from autotune.policies.estimate.passes import Pass
+from autotune.policies.estimate.shapes import FP32, parameters
+from autotune.policies.estimate.training import State
+from autotune.policies.values.types import Cluster, Model, Placement
 
 _CPU_PROCESS = 0.6 * GIB  # resident memory of torch, transformers and Ray in one rank
 _CPU_ENGINE = 1.8 * GIB  # SGLang's three processes on the CPU

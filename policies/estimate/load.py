@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.estimate.constants import constant
-from policies.estimate.parts import Flags, Floats
-from policies.types import Cluster, Knobs, Layout, Placement, Profile
+from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.parts import Flags, Floats
+from autotune.policies.values.types import Cluster, Knobs, Layout, Placement, Profile
 
 _UNBOUNDED = 1e18
 # Sequences without padding are not all as long as the job allows: of many in one pass about this share is

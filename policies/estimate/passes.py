@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.estimate.constants import constant
-from policies.estimate.load import Load
-from policies.estimate.parts import Floats
-from policies.estimate.shapes import FP32, gradient_set, kept_at_the_end, kept_by_layer, working_set
-from policies.types import Model
+from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.load import Load
+from autotune.policies.estimate.parts import Floats
+from autotune.policies.estimate.shapes import FP32, gradient_set, kept_at_the_end, kept_by_layer, working_set
+from autotune.policies.values.types import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from policies.model import Model
+from autotune.policies.values.model import Model
 
 FP32 = 4
 _RSQRT = 4  # bytes a norm keeps per row beside its tensors

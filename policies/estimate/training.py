@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.estimate.constants import constant
-from policies.estimate.load import Load
-from policies.estimate.parts import Flags, Floats, heaviest, instant
-from policies.estimate.passes import Logits, Pass, logits_of, pass_of
-from policies.estimate.shapes import last_matrix, lora_parameters, parameters
-from policies.types import Model
+from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.load import Load
+from autotune.policies.estimate.parts import Flags, Floats, heaviest, instant
+from autotune.policies.estimate.passes import Logits, Pass, logits_of, pass_of
+from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
+from autotune.policies.values.types import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.orchestrator.clock import timestamp
+from autotune.policies.values.events import Event, Purpose, Result, Started, Tried
+from autotune.policies.values.evidence import StepDone, TrainingDone
+from autotune.policies.values.types import Knobs
 from benchmarks.figures import Reading
 from benchmarks.searches import at_once
-from launchers.frameworks.builtin import Builtin
-from orchestrator.clock import timestamp
-from policies.events import Event, Purpose, Result, Started, Tried
-from policies.evidence import StepDone, TrainingDone
-from policies.types import Knobs
 
 _BEGUN = 1_800_000_000.0
 
@@ -22,7 +22,7 @@ _BEGUN = 1_800_000_000.0
 def test_a_program_prints_the_steps_of_its_settings_and_notes_its_life(tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("prompts: 64\nsteps: 3\nresume: never\n")
     lives = tmp_path / "lives"
-    words = ["-m", "launchers.builtin", "--config", str(tmp_path / "settings.yaml")]
+    words = ["-m", "autotune.launchers.builtin", "--config", str(tmp_path / "settings.yaml")]
     said = subprocess.run(
         [sys.executable, "-I", "-S", Path(at_once.__file__).with_name("program.py"), *words],
         env={"STEP_S": "0.01", "LIVES": str(lives), "AUTOTUNE_ATTEMPT": "run/7"},

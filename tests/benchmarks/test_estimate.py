@@ -2,11 +2,11 @@
 
 import pytest
 
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.policies.estimate.peaks import estimate
+from autotune.policies.values.types import Cluster, Job, Phase
 from benchmarks import estimate_accuracy, estimate_builtin, estimate_speed
 from benchmarks.estimate_accuracy import FIGURES, STEPS, Row, Step, bends, cases, errors, planned, spread
-from launchers.frameworks.builtin import Builtin
-from policies.memory import estimate
-from policies.types import Cluster, Job, Phase
 
 
 @pytest.fixture(scope="module")

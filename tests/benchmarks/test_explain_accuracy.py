@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.values.types import Cause
 from benchmarks.explain_accuracy import cases, main, merged, scores
 from benchmarks.noise import PREFIXES, buried, healthy
-from policies.diagnose import diagnose
-from policies.scan import scan
-from policies.types import Cause
 
 OOM = """\
   File "verl/workers/actor/dp_actor.py", line 512, in update_policy

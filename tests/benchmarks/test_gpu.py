@@ -9,17 +9,24 @@ import msgspec
 import pytest
 import yaml
 
+from autotune.policies.values.events import (
+    Decided,
+    Diagnosed,
+    Finished,
+    Progressed,
+    Started,
+    TrainingCompleted,
+)
+from autotune.policies.values.evidence import Remedy
+from autotune.policies.values.types import Cause, Component, Knobs, Phase
 from benchmarks.gpu import launch, replay
-from policies.events import Decided, Diagnosed, Finished, Progressed, Started, TrainingCompleted
-from policies.evidence import Remedy
-from policies.types import Cause, Component, Knobs, Phase
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
 # Builds the model on a machine whose torchvision has no operators, then runs the program's own main.
 TRIED = """
 import sys
-from launchers.builtin.torchvision_ops import declare
+from autotune.launchers.builtin.torchvision_ops import declare
 declare()
 from benchmarks.gpu import measure
 sys.exit(measure.main(sys.argv[1:]))

@@ -8,15 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from autotune.launchers.builtin.records import PREFIX
+from autotune.launchers.runners.node.processes import read_stat
+from autotune.orchestrator.clock import timestamp
+from autotune.policies.values.events import (
+    Decided,
+    Diagnosed,
+    Ended,
+    FailureSeen,
+    Progressed,
+    Started,
+    StopRequested,
+)
+from autotune.policies.values.evidence import Crashed, Finding, Line
+from autotune.policies.values.types import Cause, Knobs, Phase
 from benchmarks.figures import Reading, interval95, paired_ratios, rates, recoveries, spread, table
 from benchmarks.place import DRIVER, RAY, SHIM, SUPERVISOR, Lookout, group_of, started_at
 from benchmarks.report import Measured, Run, report
-from launchers.builtin.records import PREFIX
-from launchers.runners.processes import read_stat
-from orchestrator.clock import timestamp
-from policies.events import Decided, Diagnosed, Ended, FailureSeen, Progressed, Started, StopRequested
-from policies.evidence import Crashed, Finding, Line
-from policies.types import Cause, Knobs, Phase
 
 FINDING = Finding(
     cause=Cause.GPU_OOM, line=Line(line=1, text="x", rule="r"), fatal="always", phase=Phase.FORWARD
@@ -108,7 +116,7 @@ def test_the_report_shows_every_part() -> None:
         (["/ray/raylet"], "ray", True, RAY),
         (["python", "-I", "-S", "/launchers/runners/shim.py", "5"], "ray::NodeActor", False, SHIM),
         (["python", "-I", "-S", "/launchers/runners/shim.py", "5"], "python", False, ""),
-        (["python", "-m", "launchers.builtin"], "python", False, ""),
+        (["python", "-m", "autotune.launchers.builtin"], "python", False, ""),
     ],
 )
 def test_groups_of_processes(words: list[str], parent: str, of_head: bool, group: str) -> None:

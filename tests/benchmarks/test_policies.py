@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached, Started
+from autotune.policies.values.evidence import Cancelled, Crashed, Peak
+from autotune.policies.values.types import Cause, Knobs, Phase, changed
 from benchmarks.simulation.baselines import POLICIES, accelerate, bisect, composer, fixed_ladder, ladder
 from benchmarks.simulation.cluster import Failure, diagnosis, peaks, reported, run
 from benchmarks.simulation.distance import distance_table, distances
@@ -13,10 +17,6 @@ from benchmarks.simulation.oracle import KNOBS, Best, configurations
 from benchmarks.simulation.play import MOST, Day, play
 from benchmarks.simulation.summary import share, table
 from benchmarks.simulation.world import Stratum, World
-from policies.events import Diagnosed, Ended, Event, GoalReached, Started
-from policies.evidence import Cancelled, Crashed, Peak
-from policies.legal import objections
-from policies.types import Cause, Knobs, Phase, changed
 
 SEEDS = (11, 12, 13)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.policies.search.trials import keeps_limits
+from autotune.policies.values.events import Diagnosed, Result
+from autotune.policies.values.types import Knobs
 from benchmarks.search import table
 from benchmarks.searches.harness import Night, Start, attempt, keeps, play, started, tried
 from benchmarks.searches.methods import METHODS
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.world import Stratum
-from policies.events import Diagnosed, Result
-from policies.trials import keeps_limits
-from policies.types import Knobs
 
 
 @pytest.fixture(scope="module")

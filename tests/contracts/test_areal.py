@@ -11,15 +11,15 @@ import msgspec
 import pytest
 import yaml
 
-from launchers.frameworks.areal import Areal
-from launchers.frameworks.areal_backend import BackendError, parse
-from launchers.frameworks.areal_config import DEFAULTS
-from launchers.frameworks.areal_keys import CLASSES, kind_of
-from policies.diagnose import diagnose
-from policies.evidence import StepDone, StepTokens
-from policies.legal import completed, lowest, objections
-from policies.scan import scan
-from policies.types import Cause, Knobs
+from autotune.launchers.frameworks.areal.adapter import Areal
+from autotune.launchers.frameworks.areal.backend import BackendError, parse
+from autotune.launchers.frameworks.areal.config import DEFAULTS
+from autotune.launchers.frameworks.areal.keys import CLASSES, kind_of
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.remedies.legality import completed, lowest, objections
+from autotune.policies.values.evidence import StepDone, StepTokens
+from autotune.policies.values.types import Cause, Knobs
 from tests.launchers.frameworks.areal_jobs import CLUSTER, JOBS, ROOT, job
 
 from .environments import environment, run

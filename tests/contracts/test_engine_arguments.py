@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from launchers.base import Framework
-from launchers.frameworks import FRAMEWORKS
-from launchers.frameworks.megatron_rl import MegatronRl
-from orchestrator.job import parse
-from policies.types import Cluster, Grid, Job
+from autotune.launchers.base import Framework
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.megatron.adapter import MegatronRl
+from autotune.orchestrator.config.loader import parse
+from autotune.policies.values.types import Cluster, Grid, Job
 from tests.contracts.sglang_arguments import arguments
 
 pytestmark = pytest.mark.e2e

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from launchers.frameworks.flags import arguments, bare, from_words
-from launchers.frameworks.megatron_rl import MegatronRl
-from orchestrator.job import parse
-from policies.legal import objections
-from policies.types import Job, Knobs
+from autotune.launchers.frameworks.core.flags import arguments, bare, from_words
+from autotune.launchers.frameworks.megatron.adapter import MegatronRl
+from autotune.orchestrator.config.loader import parse
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.types import Job, Knobs
 from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, RELAX, SLIME, job
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of

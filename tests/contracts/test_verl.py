@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launchers.frameworks import verl_keys
-from launchers.frameworks.verl_config import _DEFAULTS, _FOLLOWS, _MEGATRON_DEFAULTS, Config
-from launchers.frameworks.verl_knobs import read
-from policies.evidence import Diagnosis, StepDone
-from policies.legal import objections
-from policies.remedies import candidates
-from policies.types import Cause, Component, Job, Phase, Setting
+from autotune.launchers.frameworks.verl import keys as verl_keys
+from autotune.launchers.frameworks.verl.config import _DEFAULTS, _FOLLOWS, _MEGATRON_DEFAULTS, Config
+from autotune.launchers.frameworks.verl.knobs import read
+from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.evidence import Diagnosis, StepDone
+from autotune.policies.values.types import Cause, Component, Job, Phase, Setting
 from tests.contracts.environments import environment, run
 from tests.launchers.frameworks.verl_jobs import JOBS, VERL, job, moves, profile, with_settings, written_jobs
 

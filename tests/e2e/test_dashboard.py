@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.study import Study
-from policies.events import Purpose, Result, Tried
-from policies.space import Dimension
-from policies.types import Knobs
+from autotune.orchestrator.search.optuna_study import Study
+from autotune.policies.search.space import Dimension
+from autotune.policies.values.events import Purpose, Result, Tried
+from autotune.policies.values.types import Knobs
 from tests.contracts.environments import cache, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

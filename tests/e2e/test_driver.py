@@ -45,7 +45,7 @@ class Head:
 
     def autotune(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli", *arguments],
+            [sys.executable, "-m", "autotune.orchestrator.cli", *arguments],
             cwd=self.folder,
             env=self.env,
             capture_output=True,
@@ -55,7 +55,7 @@ class Head:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", *arguments],
+            [sys.executable, "-m", "autotune.orchestrator.cli", *arguments],
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.DEVNULL,
@@ -190,7 +190,7 @@ def test_detached_on_a_cluster_it_is_a_job_of_that_cluster(head: Head) -> None:
 
 
 def test_plain_ray_job_submit(head: Head) -> None:
-    program = [sys.executable, "-m", "orchestrator.cli"]
+    program = [sys.executable, "-m", "autotune.orchestrator.cli"]
     words = ["--address", head.url, "--working-dir", str(head.folder), "--", *program]
     refused = subprocess.run(
         [RAY, "job", "submit", *words, "launch", "job.yaml"], env=head.env, capture_output=True, text=True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.clock import seconds_of
+from autotune.orchestrator.clock import seconds_of
 from tests.e2e.test_driver import Head, started_head
 from tests.e2e.test_lookalikes import Told, told
 from tests.lookalikes import jobs

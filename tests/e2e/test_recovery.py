@@ -74,7 +74,7 @@ def autotune(
     home = folder / f"home-{policy}"
     home.mkdir(exist_ok=True)
     result = subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli", *arguments],
+        [sys.executable, "-m", "autotune.orchestrator.cli", *arguments],
         cwd=folder,
         env={**os.environ, "HOME": str(home), "AUTOTUNE_POLICY": policy, **(env or {})},
         capture_output=True,

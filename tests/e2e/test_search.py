@@ -59,7 +59,7 @@ def events(run: Path) -> list[Event]:
 def begun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "home").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.cli", *arguments],
+        [sys.executable, "-m", "autotune.orchestrator.cli", *arguments],
         cwd=folder,
         env={**os.environ, "HOME": str(folder / "home")},
         stdout=subprocess.PIPE,

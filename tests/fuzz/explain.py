@@ -8,14 +8,14 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["policies", "orchestrator.explain"]):
-    from orchestrator.explain.plain import plain
-    from orchestrator.explain.unpickle import loaded
-    from policies.diagnose import diagnose
-    from policies.last_errors import WRONG
-    from policies.matcher import Search
-    from policies.scan import SEARCHED, scan
-    from policies.snapshot import summarised
+with atheris.instrument_imports(include=["autotune.policies", "autotune.orchestrator.explain"]):
+    from autotune.orchestrator.explain.sanitize import plain
+    from autotune.orchestrator.explain.unpickle import loaded
+    from autotune.policies.diagnosis.diagnose import diagnose
+    from autotune.policies.diagnosis.literal_search import Search
+    from autotune.policies.diagnosis.scan import SEARCHED, scan
+    from autotune.policies.diagnosis.unknown_errors import WRONG
+    from autotune.policies.explain.snapshot import summarised
 
 _LOGS = Path(__file__).parent.parent / "policies" / "logs"
 _PLAIN = Search(SEARCHED, WRONG).plain

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from launchers.base import Chunk, Drain, Exit, Observed, Unreachable
-from policies.evidence import Sample
-from policies.types import Cluster, Command
+from autotune.launchers.base import Chunk, Drain, Exit, Observed, Unreachable
+from autotune.policies.values.evidence import Sample
+from autotune.policies.values.types import Cluster, Command
 
 GIB = 1024**3
 JOB = """\

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from policies.events import Accepted, Diagnosed, Ended, Event
-from policies.evidence import Crashed, Facts, Peak
-from policies.types import (
+from autotune.policies.values.events import Accepted, Diagnosed, Ended, Event
+from autotune.policies.values.evidence import Crashed, Facts, Peak
+from autotune.policies.values.types import (
     AtLeast,
     Cause,
     Cluster,

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from policies.decide import decide
-from policies.events import (
+from autotune.policies.recovery.decide import decide
+from autotune.policies.values.events import (
     Accepted,
     Action,
     Decided,
@@ -22,8 +22,8 @@ from policies.events import (
     Progressed,
     Started,
 )
-from policies.evidence import Crashed, Diagnosis, Facts, Finding, Line, Outcome
-from policies.types import (
+from autotune.policies.values.evidence import Crashed, Diagnosis, Facts, Finding, Line, Outcome
+from autotune.policies.values.types import (
     AtLeast,
     Cause,
     Cluster,

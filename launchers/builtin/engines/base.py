@@ -80,10 +80,10 @@ def start_engine(kind: EngineKind, options: EngineOptions) -> Engine:
     """Return a running engine; it fails with the reason when the engine cannot start."""
     match kind:
         case "sglang":
-            from launchers.builtin.engines.sglang_engine import SglangEngine
+            from autotune.launchers.builtin.engines.sglang_engine import SglangEngine
 
             return SglangEngine(options)
         case "light":
-            from launchers.builtin.engines.light import LightEngine
+            from autotune.launchers.builtin.engines.light import LightEngine
 
             return LightEngine(options)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from launchers.builtin import torchvision_ops
-from launchers.builtin.device import Device, warm_up
-from launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
-from launchers.builtin.tensor_file import read
-from launchers.builtin.weights import as_tensor, readable
+from autotune.launchers.builtin import torchvision_ops
+from autotune.launchers.builtin.device import Device, warm_up
+from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from autotune.launchers.builtin.tensor_file import read
+from autotune.launchers.builtin.weights import as_tensor, readable
 
 
 class LightEngine:

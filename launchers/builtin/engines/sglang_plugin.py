@@ -18,10 +18,10 @@ def platform() -> str | None:
 
     if torch.cuda.is_available():
         return None
-    from launchers.builtin.torchvision_ops import declare
+    from autotune.launchers.builtin.torchvision_ops import declare
 
     declare()  # before SGLang's model files import torchvision
-    return "launchers.builtin.engines.sglang_cpu:CpuBudgetPlatform"
+    return "autotune.launchers.builtin.engines.sglang_cpu:CpuBudgetPlatform"
 
 
 def install() -> None:
@@ -33,7 +33,7 @@ def install() -> None:
     # the caller needs no hooks.
     if multiprocessing.parent_process() is None or "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from launchers.builtin.engines.sglang_hooks import register
+    from autotune.launchers.builtin.engines.sglang_hooks import register
 
     register()
 

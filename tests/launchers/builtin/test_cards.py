@@ -6,11 +6,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from launchers.builtin.actors import gpus_per_actor
-from launchers.builtin.host import _like, local
-from launchers.builtin.settings import SettingsError, parse_settings
-from launchers.frameworks.builtin import Builtin
-from policies.types import Cluster, Job
+from autotune.launchers.builtin.actors import gpus_per_actor
+from autotune.launchers.builtin.host import _like, local
+from autotune.launchers.builtin.settings import SettingsError, parse_settings
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.policies.values.types import Cluster, Job
 
 BUDGETS = {"trainer_budget": "20GiB", "engine_budget": "10GiB"}
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from launchers.builtin import checkpoint
+from autotune.launchers.builtin import checkpoint
 
 
 def save(folder: Path, step: int, *, keep: int = 2) -> Path:

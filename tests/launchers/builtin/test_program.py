@@ -15,7 +15,7 @@ import pytest
 import ray
 import yaml
 
-from launchers.builtin.records import parse_line
+from autotune.launchers.builtin.records import parse_line
 
 SMALL = {
     "engine": "light",
@@ -45,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def command(tmp_path: Path, settings: dict[str, Any]) -> list[str]:
     path = tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump(settings))
-    return [sys.executable, "-m", "launchers.builtin", "--config", str(path)]
+    return [sys.executable, "-m", "autotune.launchers.builtin", "--config", str(path)]
 
 
 def run(cluster: str, tmp_path: Path, **settings: Any) -> subprocess.CompletedProcess[str]:

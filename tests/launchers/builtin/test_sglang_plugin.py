@@ -8,11 +8,11 @@ import textwrap
 import pytest
 import torch
 
-from launchers.builtin.engines.base import EngineOptions
-from launchers.builtin.engines.board import Board
-from launchers.builtin.engines.sampling_hash import murmur_hash32
-from launchers.builtin.engines.sglang_engine import server_arguments
-from launchers.builtin.rollout import rollout_environment
+from autotune.launchers.builtin.engines.base import EngineOptions
+from autotune.launchers.builtin.engines.board import Board
+from autotune.launchers.builtin.engines.sampling_hash import murmur_hash32
+from autotune.launchers.builtin.engines.sglang_engine import server_arguments
+from autotune.launchers.builtin.rollout import rollout_environment
 
 
 def in_a_fresh_process(code: str, **environment: str) -> str:
@@ -33,7 +33,7 @@ def test_both_entry_points_are_inert_outside_an_attempt(environment: dict[str, s
     seen = in_a_fresh_process(
         """
         import sys
-        from launchers.builtin.engines.sglang_plugin import install, platform
+        from autotune.launchers.builtin.engines.sglang_plugin import install, platform
         print(platform(), install(), sorted({"torch", "sglang", "ray", "torchvision"} & set(sys.modules)))
         """,
         **environment,
@@ -45,7 +45,7 @@ def test_an_attempt_on_gpus_keeps_sglangs_own_platform() -> None:
     seen = in_a_fresh_process(
         """
         import sys
-        from launchers.builtin.engines.sglang_plugin import install, platform
+        from autotune.launchers.builtin.engines.sglang_plugin import install, platform
         print(platform(), install(), sorted({"torch", "sglang"} & set(sys.modules)))
         """,
         AUTOTUNE_ATTEMPT="run/1",
@@ -58,13 +58,13 @@ def test_an_attempt_without_a_gpu_gets_the_budget_platform() -> None:
     seen = in_a_fresh_process(
         """
         import sys
-        from launchers.builtin.engines.sglang_plugin import platform
+        from autotune.launchers.builtin.engines.sglang_plugin import platform
         print(platform(), "sglang" in sys.modules)
         """,
         AUTOTUNE_ATTEMPT="run/1",
         AUTOTUNE_CPU_ENGINE="1",
     )
-    assert seen == "launchers.builtin.engines.sglang_cpu:CpuBudgetPlatform False"
+    assert seen == "autotune.launchers.builtin.engines.sglang_cpu:CpuBudgetPlatform False"
 
 
 def test_the_entry_points_are_declared() -> None:
@@ -75,7 +75,7 @@ def test_the_entry_points_are_declared() -> None:
             print(*[point.value for point in entry_points(group=group) if "autotune" in point.name])
         """
     )
-    module = "launchers.builtin.engines.sglang_plugin"
+    module = "autotune.launchers.builtin.engines.sglang_plugin"
     assert seen.splitlines() == [f"{module}:platform", f"{module}:install"]
 
 
@@ -117,7 +117,7 @@ def test_two_processes_share_a_board(tmp_path) -> None:
     seen = in_a_fresh_process(
         f"""
         from pathlib import Path
-        from launchers.builtin.engines.board import Board
+        from autotune.launchers.builtin.engines.board import Board
         board = Board(Path({str(tmp_path)!r}) / "board")
         print(board.read("step"), board.read("peak_bytes"))
         board.write("peak_bytes", 1 << 40)

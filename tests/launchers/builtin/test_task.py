@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launchers.builtin.data import PromptSource
-from launchers.builtin.rollouts import Answer, grouped, record, replay
-from launchers.builtin.task import prompts, request_seed, reward
+from autotune.launchers.builtin.data import PromptSource
+from autotune.launchers.builtin.rollouts import Answer, grouped, record, replay
+from autotune.launchers.builtin.task import prompts, request_seed, reward
 
 
 def test_prompts_depend_on_their_position_only() -> None:

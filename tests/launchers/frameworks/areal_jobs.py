@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from policies.model import Model
-from policies.types import Cluster, Job
+from autotune.policies.values.model import Model
+from autotune.policies.values.types import Cluster, Job
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = Cluster(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from launchers.base import Framework
-from launchers.frameworks.relax import Relax
-from launchers.frameworks.slime import Slime
-from policies.types import ClusterSpec, Job
+from autotune.launchers.base import Framework
+from autotune.launchers.frameworks.relax.adapter import Relax
+from autotune.launchers.frameworks.slime.adapter import Slime
+from autotune.policies.values.types import ClusterSpec, Job
 
 SLIME, RELAX = Slime(), Relax()
 BOTH: tuple[Framework, ...] = (SLIME, RELAX)

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from launchers.base import Framework
-from policies.diagnose import diagnose
-from policies.events import Launch
-from policies.evidence import (
+from autotune.launchers.base import Framework
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import Scanner
+from autotune.policies.values.events import Launch
+from autotune.policies.values.evidence import (
     Crashed,
     Diagnosis,
     Evidence,
@@ -20,8 +21,7 @@ from policies.evidence import (
     PhaseStarted,
     StepDone,
 )
-from policies.scan import Scanner
-from policies.types import Cluster, Job, Phase
+from autotune.policies.values.types import Cluster, Job, Phase
 from tests.policies.stories import Story, accepted, like
 
 LOGS = Path(__file__).parent / "logs"

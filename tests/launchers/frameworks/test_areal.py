@@ -4,13 +4,13 @@ import msgspec
 import pytest
 import yaml
 
-from launchers.base import Status
-from launchers.frameworks.areal import Areal
-from launchers.frameworks.areal_backend import BackendError, from_allocation_mode, parse
-from launchers.frameworks.areal_keys import kind_of, leaves
-from policies.evidence import Peak, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
-from policies.legal import completed, lowest, objections
-from policies.types import (
+from autotune.launchers.base import Status
+from autotune.launchers.frameworks.areal.adapter import Areal
+from autotune.launchers.frameworks.areal.backend import BackendError, from_allocation_mode, parse
+from autotune.launchers.frameworks.areal.keys import kind_of, leaves
+from autotune.policies.remedies.legality import completed, lowest, objections
+from autotune.policies.values.evidence import Peak, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
+from autotune.policies.values.types import (
     KNOBS,
     Component,
     Effect,

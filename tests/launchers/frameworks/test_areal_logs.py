@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from launchers.frameworks.areal import Areal
-from policies.diagnose import diagnose
-from policies.events import Finish, Launch, NeedsHuman
-from policies.evidence import (
+from autotune.launchers.frameworks.areal.adapter import Areal
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import Scanner
+from autotune.policies.values.events import Finish, Launch, NeedsHuman
+from autotune.policies.values.evidence import (
     Crashed,
     Hung,
     Marker,
@@ -18,8 +19,7 @@ from policies.evidence import (
     StepTokens,
     TrainingDone,
 )
-from policies.scan import Scanner
-from policies.types import Cause, Component, Phase
+from autotune.policies.values.types import Cause, Component, Phase
 from tests.policies.stories import Story, accepted, like
 
 from .areal_jobs import CLUSTER, JOBS, job

@@ -1,10 +1,18 @@
 import pytest
 import yaml
 
-from launchers.frameworks import FRAMEWORKS
-from launchers.frameworks.builtin import Builtin
-from policies.evidence import Peak, PhaseEnded, PhaseStarted, Resumed, Saved, StepDone, TrainingDone
-from policies.types import KNOBS, Cluster, Component, Job, Knobs, Phase
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.policies.values.evidence import (
+    Peak,
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    Saved,
+    StepDone,
+    TrainingDone,
+)
+from autotune.policies.values.types import KNOBS, Cluster, Component, Job, Knobs, Phase
 
 CLUSTER = Cluster(address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=8 << 30)
 JOB = Job(
@@ -50,7 +58,14 @@ def test_settings_are_what_makes_the_job_use_the_knobs_and_no_more() -> None:
 def test_a_command_holds_its_settings() -> None:
     knobs = FRAMEWORK.profile(JOB, CLUSTER).knobs
     command = FRAMEWORK.command(JOB, knobs, run="7c1e", attempt=1, resume=False)
-    assert command.argv == ("{python}", "-m", "launchers.builtin", "--config", "{attempt}/settings.yaml")
+    assert command.argv == (
+        "{python}",
+        "-P",
+        "-m",
+        "autotune.launchers.builtin",
+        "--config",
+        "{attempt}/settings.yaml",
+    )
     settings = yaml.safe_load(command.files[0].text)
     assert settings["checkpoint_dir"] == "/home/me/checkpoints/j-7c1e"
     assert settings["prompts"] == 4

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import yaml
 
-from launchers.frameworks.command import AnyCommand
-from policies.evidence import Resumed, Saved, StepDone, TrainingDone
-from policies.legal import objections
-from policies.model import Model
-from policies.types import KNOBS, Cluster, FixedDuringRun, Job, Knobs, Placement
+from autotune.launchers.frameworks.command.adapter import AnyCommand
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.evidence import Resumed, Saved, StepDone, TrainingDone
+from autotune.policies.values.model import Model
+from autotune.policies.values.types import KNOBS, Cluster, FixedDuringRun, Job, Knobs, Placement
 
 ROOT = Path(__file__).parents[3]
 FRAMEWORK = AnyCommand()

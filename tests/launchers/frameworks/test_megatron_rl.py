@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from launchers.frameworks.flags import bare
-from orchestrator.job import parse
-from policies.legal import objections
-from policies.types import KNOBS, Effect, Grid, Knobs, Placement
+from autotune.launchers.frameworks.core.flags import bare
+from autotune.orchestrator.config.loader import parse
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.types import KNOBS, Effect, Grid, Knobs, Placement
 
 from .megatron_jobs import APART, BOTH, COLOCATED, NEVER, RELAX, SLIME, dashed, job
 from .megatron_replay import CLUSTER

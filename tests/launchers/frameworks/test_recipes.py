@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launchers import frameworks
-from policies.attempts import fold
-from policies.decide import decide
-from policies.events import Accepted, Launch
-from policies.memory import Estimate, estimate
-from policies.preflight import AS_WRITTEN
-from policies.types import Cluster, ClusterSpec, Job, Phase
+from autotune.launchers import frameworks
+from autotune.policies.estimate.peaks import Estimate, estimate
+from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.first_launch import AS_WRITTEN
+from autotune.policies.values.events import Accepted, Launch
+from autotune.policies.values.history import fold
+from autotune.policies.values.types import Cluster, ClusterSpec, Job, Phase
 
 from .recipes import RUNNING, Recipe
 

@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
-from policies.diagnose import diagnose
-from policies.evidence import Hung, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
-from policies.types import Cause, Knobs, Phase, Placement
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.values.evidence import Hung, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
+from autotune.policies.values.types import Cause, Knobs, Phase, Placement
 
 from .megatron_jobs import APART, COLOCATED, FAILING, RELAX, flag, job
 from .megatron_replay import CLUSTER, LOGS, cure, read

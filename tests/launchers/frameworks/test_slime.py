@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from policies.diagnose import diagnose
-from policies.evidence import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
-from policies.types import Cause, Knobs, Phase, Placement
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.values.evidence import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
+from autotune.policies.values.types import Cause, Knobs, Phase, Placement
 
 from .megatron_jobs import APART, COLOCATED, FAILING, SLIME, flag, job
 from .megatron_replay import CLUSTER, LOGS, cure, read

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from launchers.frameworks import spellings
-from policies.types import ENGINE_KNOBS, KNOBS
+from autotune.launchers.frameworks.core import tool_spellings
+from autotune.policies.values.types import ENGINE_KNOBS, KNOBS
 
-EVERY = (*spellings.TOOLS, spellings.PROCESS)
+EVERY = (*tool_spellings.TOOLS, tool_spellings.PROCESS)
 
 
-def tools(*names: str) -> tuple[spellings.Tool, ...]:
-    return tuple(tool for tool in spellings.TOOLS if tool.name in names)
+def tools(*names: str) -> tuple[tool_spellings.Tool, ...]:
+    return tuple(tool for tool in tool_spellings.TOOLS if tool.name in names)
 
 
 def test_every_row_spells_a_knob() -> None:
@@ -32,7 +32,7 @@ def test_every_row_spells_a_knob() -> None:
     ],
 )
 def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
-    assert [tool.name for tool in spellings.seen(text)] == names
+    assert [tool.name for tool in tool_spellings.seen(text)] == names
 
 
 @pytest.mark.parametrize(
@@ -55,30 +55,30 @@ def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
     ],
 )
 def test_printed_values_are_read(tool: str, text: str, knob: str, value: object) -> None:
-    assert getattr(spellings.present(tools(tool), text).knobs, knob) == value
+    assert getattr(tool_spellings.present(tools(tool), text).knobs, knob) == value
 
 
 def test_words_follow_the_direction() -> None:
     seen = tools("transformers", "sglang")
-    assert spellings.words(seen, {"memory_fraction": 0.8}, exact=True) == (
+    assert tool_spellings.words(seen, {"memory_fraction": 0.8}, exact=True) == (
         ("sglang", "--mem-fraction-static 0.8"),
     )
-    assert dict(spellings.words(seen, {"microbatch_size": "lower"}, exact=False))["transformers"].startswith(
-        "per_device_train_batch_size=..."
-    )
-    on = dict(spellings.words(seen, {"optimizer_offload": "on"}, exact=False))["transformers"]
-    off = dict(spellings.words(seen, {"optimizer_offload": "off"}, exact=False))["transformers"]
+    assert dict(tool_spellings.words(seen, {"microbatch_size": "lower"}, exact=False))[
+        "transformers"
+    ].startswith("per_device_train_batch_size=...")
+    on = dict(tool_spellings.words(seen, {"optimizer_offload": "on"}, exact=False))["transformers"]
+    off = dict(tool_spellings.words(seen, {"optimizer_offload": "off"}, exact=False))["transformers"]
     assert "offload" in on and "offload" not in off
 
 
 def test_a_tool_rules_out_what_it_cannot_change() -> None:
     knobs = frozenset(KNOBS)
-    assert "tokens_per_microbatch" not in spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
-    assert "tokens_per_microbatch" in spellings.offered(tools("sglang"), knobs, ENGINE_KNOBS)
-    assert "concurrency" in spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
-    assert spellings.offered((), knobs, ENGINE_KNOBS) == knobs
+    assert "tokens_per_microbatch" not in tool_spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
+    assert "tokens_per_microbatch" in tool_spellings.offered(tools("sglang"), knobs, ENGINE_KNOBS)
+    assert "concurrency" in tool_spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
+    assert tool_spellings.offered((), knobs, ENGINE_KNOBS) == knobs
 
 
 def test_pools_that_are_paused_exclude_expandable_segments() -> None:
-    assert spellings.excluded("ServerArgs(enable_memory_saver=True)") == {"allocator"}
-    assert spellings.excluded("ServerArgs(enable_memory_saver=False)") == frozenset()
+    assert tool_spellings.excluded("ServerArgs(enable_memory_saver=True)") == {"allocator"}
+    assert tool_spellings.excluded("ServerArgs(enable_memory_saver=False)") == frozenset()

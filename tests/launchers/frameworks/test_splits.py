@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from launchers.frameworks import splits
-from policies.legal import objections
-from policies.types import Grid, Support
+from autotune.launchers.frameworks.core import splits
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.types import Grid, Support
 
 from .megatron_jobs import BOTH, COLOCATED, job
 from .megatron_replay import CLUSTER

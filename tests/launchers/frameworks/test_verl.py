@@ -5,15 +5,8 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from policies.legal import objections
-from policies.types import (
-    KNOBS,
-    Component,
-    Job,
-    Knobs,
-    Phase,
-    Placement,
-)
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.types import KNOBS, Component, Job, Knobs, Phase, Placement
 
 from .verl_jobs import (
     ACTOR,

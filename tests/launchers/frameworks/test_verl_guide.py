@@ -2,9 +2,9 @@
 
 import pytest
 
-from launchers.base import Status
-from launchers.frameworks.verl_advice import ADVICE
-from policies.types import Job
+from autotune.launchers.base import Status
+from autotune.launchers.frameworks.verl.advice import ADVICE
+from autotune.policies.values.types import Job
 
 from .verl_jobs import CLUSTER, GRPO, VERL, written_jobs
 

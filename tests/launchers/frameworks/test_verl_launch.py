@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from policies.types import Job, Knobs, Recovery
+from autotune.policies.values.types import Job, Knobs, Recovery
 
 from .verl_jobs import ACTOR, GRPO, JOBS, ROLLOUT, VERL, profile, with_settings
 

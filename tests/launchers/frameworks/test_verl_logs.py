@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from policies.diagnose import diagnose
-from policies.events import Accepted, Ended, Launch
-from policies.evidence import (
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import Scanner
+from autotune.policies.values.events import Accepted, Ended, Launch
+from autotune.policies.values.evidence import (
     Crashed,
     Diagnosis,
     PhaseStarted,
@@ -16,8 +17,7 @@ from policies.evidence import (
     StepDone,
     TrainingDone,
 )
-from policies.scan import Scanner
-from policies.types import Cause, Component, Phase
+from autotune.policies.values.types import Cause, Component, Phase
 from tests.policies.stories import Story, like
 
 from .verl_jobs import ACTOR, CLUSTER, JOBS, REF, ROLLOUT, VERL, profile

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from msgspec.structs import replace
 
-from launchers.frameworks.verl import Verl
-from policies.legal import lowest, objections
-from policies.types import Cluster, Job, Knobs, Model, Profile, Setting
+from autotune.launchers.frameworks.verl.adapter import Verl
+from autotune.policies.remedies.legality import lowest, objections
+from autotune.policies.values.types import Cluster, Job, Knobs, Model, Profile, Setting
 
 VERL = Verl()
 CLUSTER = Cluster(

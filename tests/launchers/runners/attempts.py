@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from launchers.base import Exit, Handle, Observed
-from launchers.runners.processes import attempt_of
-from policies.types import Command, LogSource
+from autotune.launchers.base import Exit, Handle, Observed
+from autotune.launchers.runners.node.processes import attempt_of
+from autotune.policies.values.types import Command, LogSource
 
 PATIENCE_S = 60.0
 

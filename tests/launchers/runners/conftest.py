@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.types import Command, LogSource
+from autotune.policies.values.types import Command, LogSource
 from tests.launchers.runners.attempts import Program
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launchers.base import Handle
-from launchers.runners import host
-from launchers.runners.ray import RayRunner
+from autotune.launchers.base import Handle
+from autotune.launchers.runners.cluster.runner import RayRunner
+from autotune.launchers.runners.node import host
 from tests.launchers.runners.attempts import Program, Reading, wait_for
 from tests.launchers.runners.test_host import ScriptedNvml
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from launchers.base import Unreachable
-from launchers.runners import connection
-from launchers.runners.connection import Head, connect
+from autotune.launchers.base import Unreachable
+from autotune.launchers.runners.cluster import connection
+from autotune.launchers.runners.cluster.connection import Head, connect
 from tests.launchers.runners.attempts import wait_for
 
 

@@ -1,5 +1,5 @@
-from launchers.base import Exit
-from launchers.runners.harvest import Harvest
+from autotune.launchers.base import Exit
+from autotune.launchers.runners.node.harvest import Harvest
 
 ENDED = Exit(code=1)
 

@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launchers.runners import host
-from launchers.runners.host import Holder, read_cards, read_host
-from launchers.runners.sampler import Sampler
+from autotune.launchers.runners.node import host
+from autotune.launchers.runners.node.host import Holder, read_cards, read_host
+from autotune.launchers.runners.node.sampler import Sampler
 from tests.launchers.runners.attempts import wait_for
 
 GIB = 1 << 30

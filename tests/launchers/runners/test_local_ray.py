@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(120)
 DRIVER = """
     import os, sys, time
     import ray
-    from launchers.runners.ray import RayRunner
-    from policies.types import Command
+    from autotune.launchers.runners.cluster.runner import RayRunner
+    from autotune.policies.values.types import Command
     from tests.launchers.runners.attempts import Reading
 
     runner = RayRunner.open({address!r}, gpus=1)
@@ -115,8 +115,8 @@ def test_it_ends_with_its_runner(run, tmp_path: Path):
 
 
 def test_auto_without_a_cluster_is_unreachable(tmp_path: Path, monkeypatch):
-    from launchers.base import Unreachable
-    from launchers.runners import connection
+    from autotune.launchers.base import Unreachable
+    from autotune.launchers.runners.cluster import connection
 
     monkeypatch.setattr(connection, "_existing", lambda *, any_running: None)
     monkeypatch.setattr("ray.is_initialized", lambda: False)

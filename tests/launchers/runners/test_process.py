@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launchers.base import Unreachable
-from launchers.runners.process import ProcessRunner
-from policies.types import Command, File, LogSource
+from autotune.launchers.base import Unreachable
+from autotune.launchers.runners.local import ProcessRunner
+from autotune.policies.values.types import Command, File, LogSource
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 # Two processes that leave the group and the session, whose parents are gone, and that ignore SIGTERM.
@@ -167,8 +167,8 @@ def test_samples_show_processes_and_host(runner, program: Program, run):
 def test_the_framework_ends_with_a_driver_that_is_killed(run, tmp_path: Path):
     driver = f"""
         import time
-        from launchers.runners.process import ProcessRunner
-        from policies.types import Command
+        from autotune.launchers.runners.local import ProcessRunner
+        from autotune.policies.values.types import Command
         runner = ProcessRunner()
         child = "import os,time; os.setsid() if os.fork() == 0 else 0; time.sleep(600)"
         handle = runner.start(Command(argv=("{{python}}", "-c", child)), run="{run}", attempt=1, python=None)

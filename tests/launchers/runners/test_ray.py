@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launchers.base import Unreachable
-from launchers.runners.ray import RayRunner
+from autotune.launchers.base import Unreachable
+from autotune.launchers.runners.cluster.runner import RayRunner
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -54,8 +54,8 @@ def driver(source: str, *, address: str) -> subprocess.Popen[bytes]:
     """Start another driver of the same cluster; `runner` is its runner."""
     text = f"""
 import time
-from launchers.runners.ray import RayRunner
-from policies.types import Command
+from autotune.launchers.runners.cluster.runner import RayRunner
+from autotune.policies.values.types import Command
 runner = RayRunner.open({address!r})
 """
     return subprocess.Popen(
@@ -306,7 +306,7 @@ def test_a_command_that_asks_ray_for_nothing_holds_its_cards(runner, program: Pr
 
 
 def test_too_few_cards_are_refused(runner, program: Program, run, monkeypatch):
-    monkeypatch.setattr("launchers.runners.posts._PLACEMENT_S", 1.0)
+    monkeypatch.setattr("autotune.launchers.runners.cluster.actors._PLACEMENT_S", 1.0)
     command = msgspec.structs.replace(program(SLEEP), ray_native=False)
     large = RayRunner(runner._connection, gpus_per_node=64)
     with pytest.raises(Unreachable, match="64 GPUs"):

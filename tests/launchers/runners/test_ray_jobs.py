@@ -1,6 +1,6 @@
 import json
 
-from launchers.runners.ray_jobs import job_environment
+from autotune.launchers.runners.cluster.jobs import job_environment
 
 
 def runtime_of(environment: dict[str, str]) -> dict[str, object]:

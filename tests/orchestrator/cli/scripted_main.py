@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
-from launchers.base import Exit, Unreachable
-from orchestrator import loop
-from orchestrator.cli import driving, main
-from orchestrator.clock import SystemClock
-from policies.types import Command
+from autotune.launchers.base import Exit, Unreachable
+from autotune.orchestrator.cli import main, run
+from autotune.orchestrator.clock import SystemClock
+from autotune.orchestrator.driver import reconcile
+from autotune.policies.values.types import Command
 from tests.orchestrator.scripted import Place, Script, World, failure, forever, phase, silent, tight_memory
 
 _FASTER = 20
@@ -46,7 +46,7 @@ def open_runner(*_: object, **__: object) -> Place:
 
 if __name__ == "__main__":
     play = sys.argv.pop(1)
-    driving.open_runner = open_runner  # type: ignore[assignment]
-    driving.SystemClock = Fast  # type: ignore[misc]
-    loop.LAST_WORDS_S = 0.5
+    run.open_runner = open_runner  # type: ignore[assignment]
+    run.SystemClock = Fast  # type: ignore[misc]
+    reconcile.LAST_WORDS_S = 0.5
     main(prog_name="autotune")

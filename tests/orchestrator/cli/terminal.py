@@ -35,9 +35,9 @@ def run(
     meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> Seen:
     """Run `autotune` with these arguments; `play` names a scripted place to run."""
-    module = ["tests.orchestrator.cli.scripted_main", play] if play else ["orchestrator.cli"]
+    module = ["tests.orchestrator.cli.scripted_main", play] if play else ["autotune.orchestrator.cli"]
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(cwd), "PYTHONPATH": str(ROOT),
+        "PATH": os.environ["PATH"], "HOME": str(cwd), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         "TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1",
         "AUTOTUNE_POLICY": "ladder",  # the scripted memory follows no formula
         **(env or {}),

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from click.shell_completion import ShellComplete
 
-from orchestrator.cli import COMMANDS, main
-from orchestrator.cli.options import Options, given
-from orchestrator.journal import decode
-from policies.events import Accepted, Ended, Finished, GoalReached, Started, TrainingCompleted
+from autotune.orchestrator.cli import COMMANDS, main
+from autotune.orchestrator.cli.options import Options, given
+from autotune.orchestrator.run.journal import decode
+from autotune.policies.values.events import Accepted, Ended, Finished, GoalReached, Started, TrainingCompleted
 from tests.orchestrator.cli.terminal import run
 from tests.orchestrator.cli.test_transcripts import interrupt
 from tests.orchestrator.scripted import JOB
@@ -122,7 +122,7 @@ def test_a_flag_wins_over_the_environment_wherever_it_stands(
 def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
     program = (
         "import sys, time; begun = time.perf_counter()\n"
-        "from orchestrator.cli import main\n"
+        "from autotune.orchestrator.cli import main\n"
         "main(['--help'], standalone_mode=False)\n"
         "heavy = {'ray', 'optuna', 'jinja2', 'rich', 'torch', 'yaml'} & set(sys.modules)\n"
         "print(heavy, file=sys.stderr); print(time.perf_counter() - begun, file=sys.stderr)\n"
@@ -138,7 +138,7 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
 
 def test_version() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli", "-V"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "autotune.orchestrator.cli", "-V"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("autotune 0.")
 

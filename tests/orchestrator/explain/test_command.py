@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from launchers.frameworks import FRAMEWORKS
-from orchestrator.cli import main
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.cli import main
 
 LOGS = Path(__file__).parent / "logs"
 HOST, OTHER, TRAINING = (str(LOGS / f"{name}.log") for name in ("host", "other", "training"))
@@ -80,7 +80,7 @@ def test_a_pickle_is_no_log(tmp_path: Path) -> None:
 
 def test_it_needs_no_ray_no_torch_and_no_tables() -> None:
     program = (
-        "import sys; from orchestrator.cli import main\n"
+        "import sys; from autotune.orchestrator.cli import main\n"
         f"main(['explain', {TRAINING!r}], standalone_mode=False)\n"
         "print({'ray', 'optuna', 'jinja2', 'rich', 'torch'} & set(sys.modules), file=sys.stderr)\n"
     )
@@ -90,7 +90,7 @@ def test_it_needs_no_ray_no_torch_and_no_tables() -> None:
 
 def test_ascii_terminals_get_ascii() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli", "explain", TRAINING],
+        [sys.executable, "-m", "autotune.orchestrator.cli", "explain", TRAINING],
         capture_output=True,
         check=True,
         env={"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launchers.frameworks import FRAMEWORKS
-from launchers.frameworks.builtin import Builtin
-from orchestrator.errors import ExitCode, Failure
-from orchestrator.explain.document import document
-from orchestrator.explain.explanation import Explanation, explain
-from orchestrator.explain.reading import check, read, read_from
-from orchestrator.explain.rule import explain_rule
-from orchestrator.explain.text import text
-from orchestrator.models import read_model
-from policies.evidence import Marker, StepDone
-from policies.rules import RULES
-from policies.types import Cause
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.orchestrator.config.model_files import read_model
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.json_output import document
+from autotune.orchestrator.explain.reader import check, read, read_from
+from autotune.orchestrator.explain.rule_page import explain_rule
+from autotune.orchestrator.explain.text_output import text
+from autotune.policies.diagnosis.rules.catalogue import RULES
+from autotune.policies.values.evidence import Marker, StepDone
+from autotune.policies.values.types import Cause
 
 LOGS = Path(__file__).parent / "logs"
 OOM = (

@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from launchers.frameworks import FRAMEWORKS
-from orchestrator.explain.explanation import Explanation, explain
-from orchestrator.explain.reading import read_from
-from orchestrator.explain.text import text
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.reader import read_from
+from autotune.orchestrator.explain.text_output import text
 
 _OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.22 GiB. GPU 2 has a total capacity of "

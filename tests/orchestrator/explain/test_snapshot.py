@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.errors import ExitCode, Failure
-from orchestrator.explain.snapshot import (
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.snapshot import (
     cause,
     explain_snapshot,
     is_snapshot,
     snapshot_document,
     snapshot_text,
 )
-from policies.types import Cause
+from autotune.policies.values.types import Cause
 from tests.policies.snapshots import AUTOGRAD, FORWARD, LOAD, MIB, Allocator
 
 

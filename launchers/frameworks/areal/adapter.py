@@ -1,0 +1,194 @@
+"""AReaL 1.0.4: its YAML with Hydra overrides behind it, launched through its own schedulers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.base import Advice, Problem
+from autotune.launchers.frameworks.areal import lines
+from autotune.launchers.frameworks.areal import overrides as areal_words
+from autotune.launchers.frameworks.areal.advice import ADVICE, PRESETS
+from autotune.launchers.frameworks.areal.checks import problems
+from autotune.launchers.frameworks.areal.config import Config, overrides
+from autotune.launchers.frameworks.areal.engines import Site, allocation_mode, pinned, settings_for
+from autotune.launchers.frameworks.areal.profile import profile_of
+from autotune.launchers.frameworks.areal.recover import recover_settings
+from autotune.policies.values.evidence import Marker
+from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile
+
+_SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
+_OLD_LAUNCHER = "areal.infra.launcher."
+_INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
+_ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
+_OFF: dict[str, Any] = {  # what a trial must not do in the user's name
+    "stats_logger.wandb.mode": "disabled",
+    "stats_logger.swanlab.mode": "disabled",
+    "stats_logger.trackio.mode": "disabled",
+    "stats_logger.tensorboard.path": None,
+    "recover.mode": "disabled",
+    "saver.freq_epochs": None,
+    "saver.freq_steps": None,
+    "saver.freq_secs": None,
+    "evaluator.freq_epochs": None,
+    "evaluator.freq_steps": None,
+    "evaluator.freq_secs": None,
+}
+
+
+class Areal:
+    """Asynchronous RL with FSDP2, Megatron or Archon trainers and SGLang or vLLM engines."""
+
+    name = "areal"
+    saves_by_time = True
+    announces_end = True
+    traces: tuple[str, ...] = (
+        "(AReaL)",
+        "areal/trainer/",
+        "areal/engine/",
+        "areal/infra/",
+        "areal.infra.",
+        "StatsLogger INFO",
+    )
+    advice: tuple[Advice, ...] = ADVICE
+    presets: Mapping[str, Mapping[str, Any]] = PRESETS
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's settings and its YAML."""
+        return tuple(problems(job))
+
+    def model_path(self, job: Job) -> str | None:
+        """Return the folder or hub name of the actor's model."""
+        return Config(job).text("actor.path") or None
+
+    def shape(self, job: Job) -> Model | None:
+        """Return the shape that was read from the model's folder; the settings tell none."""
+        return job.shape
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs with AReaL's defaults filled in, and what limits them."""
+        return profile_of(job, cluster, name=self.name)
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render the training script with `--config` and every override behind it.
+
+        All roles write to the script's own output, so that AReaL's log files, to which attempts append,
+        would only repeat it.
+        """
+        changed = self.settings(job, knobs)
+        site = Site(job, changed)
+        settings = {**overrides(job), **dict(_completed(job, site, run=run)), **changed}
+        argv = [*job.command]
+        if argv and _INTERPRETERS.fullmatch(argv[0]):
+            argv[0] = "{python}"
+        if job.config is not None and "--config" not in argv:
+            argv += ["--config", job.config]
+        return Command(
+            argv=(*argv, *areal_words.words(settings)),
+            env={**_loggers(site, run=run), **job.env},
+            cwd=job.workdir,
+            ray_native=_takes_gpus_from_ray(job, site),
+        )
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the settings that differ from the job as written."""
+        offered = tuple(profile_of(job, _NOWHERE, name=self.name).supported)
+        changed: dict[str, Any] = {}
+        for _ in range(_ROUNDS):
+            more = settings_for(Site(job, changed), knobs, offered)
+            if not more:
+                break
+            changed |= more
+        return changed | pinned(Site(job), Site(job, changed), changed)
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as overrides of AReaL's command line."""
+        return areal_words.words(settings)
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the overrides of the command line, where a log shows one."""
+        return areal_words.printed(text)
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what a line says about steps, recovery and the memory that a phase left in use."""
+        return lines.marker(line)
+
+    def last_step(self, job: Job) -> int | None:
+        """Return None: every line of a step says how many there are."""
+        return None
+
+    def can_force_longest(self, job: Job) -> bool:
+        """Return whether `gconfig.ignore_eos` makes every answer as long as the job's own limit."""
+        return Site(job).lengths_known
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps, names and folders of its own, and nothing reported or saved."""
+        config = Config(job)
+        own: dict[str, Any] = {**_OFF, "total_train_steps": steps, **dict(_places(config, folder))}
+        own = {name: value for name, value in own.items() if value is not None or config.has(name)}
+        if longest:
+            own["gconfig.ignore_eos"] = True
+        return msgspec.structs.replace(job, settings={**overrides(job), **own})
+
+
+_NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
+
+
+def _old_launcher(job: Job) -> str:
+    """Return `local`, `ray` or `slurm` where the job starts through a launcher of one process per rank."""
+    word = next((w for w in job.command if w.startswith(_OLD_LAUNCHER)), "")
+    return word.removeprefix(_OLD_LAUNCHER)
+
+
+def _takes_gpus_from_ray(job: Job, site: Site) -> bool:
+    launcher = _old_launcher(job)
+    return (launcher or site.config.text("scheduler.type") or "ray") == "ray"
+
+
+def _completed(job: Job, site: Site, *, run: str) -> Iterator[tuple[str, Any]]:
+    """Yield the settings without which the job would not start, could not continue or would mix its logs."""
+    config, launcher = site.config, _old_launcher(job)
+    if not launcher and not config.has("scheduler.type"):
+        yield "scheduler.type", "ray"
+    for role, backend in (("rollout", site.rollout), ("actor", site.actor)):
+        if backend is not None and not config.text(f"{role}.backend"):
+            yield f"{role}.backend", str(backend)
+    if (
+        launcher
+        and not config.text("allocation_mode")
+        and site.rollout is not None
+        and site.actor is not None
+    ):
+        yield "allocation_mode", allocation_mode(site.rollout, site.actor, shared=site.colocated)
+    yield from recover_settings(job, site, run=run).items()
+    # AReaL names its W&B run after experiment and trial and continues it; another run is another line.
+    suffix = config.text("stats_logger.wandb.id_suffix")
+    written = config.says("stats_logger.wandb.id_suffix")
+    if config.text("stats_logger.wandb.mode") != "disabled" and (not written or suffix == "timestamp"):
+        yield "stats_logger.wandb.id_suffix", run
+
+
+def _loggers(site: Site, *, run: str) -> dict[str, str]:
+    """Return the environment in which SwanLab continues its run, as AReaL names none to it."""
+    if site.config.text("stats_logger.swanlab.mode") in ("", "disabled"):
+        return {}
+    name = re.sub(r"[^a-z0-9]", "", f"autotune{run}".lower())
+    return {"SWANLAB_RUN_ID": name.ljust(_SWANLAB_ID, "0")[:_SWANLAB_ID], "SWANLAB_RESUME": "allow"}
+
+
+def _places(config: Config, folder: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and folders that no other run uses, wherever the job spells them out."""
+    tag = re.sub(r"[^A-Za-z0-9]", "", folder)[-32:] or "trial"
+    yield "cluster.fileroot", folder
+    yield "trial_name", f"autotune{tag}"
+    for name in config.written():
+        section, _, key = name.rpartition(".")
+        if not section or section == "cluster" or config.reference(name) is not None:
+            continue
+        if key == "trial_name":
+            yield name, f"autotune{tag}"
+        elif key == "fileroot":
+            yield name, folder

@@ -1,0 +1,113 @@
+"""How an AReaL job is spread over its devices and what they hold in each phase."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.areal.backend import Backend
+from autotune.launchers.frameworks.areal.engines import Site, samples
+from autotune.policies.values.types import Layout
+
+
+def resident(site: Site) -> dict[str, tuple[str, ...]]:
+    """Return who holds device memory in a phase; AReaL moves models to the host only once all are built."""
+    trainer = ("trainer", *(("critic",) if site.critic is not None else ()))
+    scoring = (*trainer, "ref") if site.reference else trainer
+    training = trainer if site.config.is_on("ref.offload") else scoring
+    phases = {
+        "init": scoring,
+        "log_prob": scoring,
+        "forward": training,
+        "backward": training,
+        "optimizer": training,
+        "checkpoint": training,
+        "weight_sync": training,
+        "rollout": ("rollout",),
+        "rollout_init": ("rollout",),
+    }
+    if site.colocated:
+        phases["rollout_init"] = (*scoring, "rollout")
+        phases["weight_sync"] = (*training, "rollout")
+    return phases
+
+
+def layout_of(site: Site) -> Layout:
+    """Return every size that an estimate of the job's memory needs."""
+    config, actor = site.config, site.actor or Backend(engine="fsdp")
+    megatron = actor.engine == "megatron"
+    compute = _width(config.text("actor.dtype"))
+    distributed = config.is_on("actor.megatron.ddp.use_distributed_optimizer")
+    sharded = actor.data * actor.context
+    stored = compute if megatron else _width(config.text("actor.optimizer_dtype"))
+    lora = config.is_on("actor.use_lora")
+    kind = config.text("actor.optimizer.type")
+    engine_dtype = config.text(f"{site.engine}.dtype")
+    return Layout(
+        strategy="megatron" if megatron else "fsdp2",
+        ranks=actor.ranks,
+        shards=sharded if not megatron or distributed else 1,
+        pipeline_parallel=actor.pipeline,
+        expert_parallel=actor.expert,
+        expert_shards=_expert_shards(actor) if megatron and distributed else 0,
+        engine_ranks=site.rollout.ranks if site.rollout is not None else 0,
+        parameter_bytes=stored,
+        compute_bytes=compute,
+        gradient_bytes=_width(config.text("actor.megatron.main_grads_dtype")) if megatron else stored,
+        optimizer_bytes=_optimizer_bytes(site, megatron=megatron),
+        logits_bytes=4,  # every piece of 1024 tokens is computed in fp32
+        engine_bytes=_width(engine_dtype),
+        kv_bytes=1 if config.text("sglang.kv_cache_dtype").startswith("fp8") else _width(engine_dtype),
+        reference=site.reference,
+        reference_offload=config.is_on("ref.offload"),
+        critic=site.critic is not None,
+        critic_offload=config.is_on("critic.offload"),
+        lora_rank=(config.number("actor.lora_rank") or 0) if lora else 0,
+        entropy=True,
+        engine_sleeps=site.colocated,
+        optimizer_stays_offloaded=True,
+        parameters_stay_offloaded=True,
+        tokens_before_split=True,
+        padded=False,
+        selective_share=_selective_share(site),
+        logits_share=1.0,
+        chunked_head=False,
+        per_tensor_optimizer=kind == "adam_bf16",
+        optimizer_temporary_bytes=4 if kind == "adam_bf16" else 0,  # AdamW is the fused one
+        sync_buckets=2,  # of 1024 MiB: one is sent while the next is filled
+        sequences=samples(site),
+        prompt_tokens=config.number("train_dataset.max_length") or max(0, site.longest - _answer(site)),
+        response_tokens=min(_answer(site), site.longest),
+    )
+
+
+# Operation by operation Archon keeps a layer's input, attention and every second matrix product
+# (experimental/models/archon/activation_checkpoint.py): 30 of Qwen3-1.7B's 109 KB per token and layer.
+_SAVED_BY_OPERATION = 0.3
+
+
+def _selective_share(site: Site) -> float:
+    """Return what Archon's selective recomputation keeps of a layer; 0 for the other engines."""
+    if site.trainer != "archon":
+        return 0.0
+    option = site.config.text("actor.archon.selective_ac_option")
+    every = int(option) if option.isdigit() else 0  # or every so many layers are computed again
+    return 1.0 - 1.0 / every if every > 1 else _SAVED_BY_OPERATION
+
+
+def _expert_shards(actor: Backend) -> int:
+    return max(1, actor.ranks // (actor.pipeline * actor.expert))
+
+
+def _answer(site: Site) -> int:
+    return site.config.number("gconfig.max_new_tokens") or 0
+
+
+def _optimizer_bytes(site: Site, *, megatron: bool) -> int:
+    kind = site.config.text("actor.optimizer.type")
+    if kind == "sgd":
+        return 0
+    if kind == "adam_bf16":
+        return 4
+    return 12 if megatron else 8
+
+
+def _width(dtype: str) -> int:
+    return {"float32": 4, "fp32": 4, "float": 4, "fp8": 1}.get(dtype, 2)

@@ -1,0 +1,1 @@
+"""The built-in job as a framework."""

@@ -1,0 +1,356 @@
+"""Any training script: its knobs are the placeholders of its command, their values its settings."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.base import Advice, Problem
+from autotune.launchers.frameworks.command import lines
+from autotune.launchers.frameworks.command import placeholders as command_text
+from autotune.launchers.frameworks.command.placeholders import LATER, OWN, UNITS, Placeholder, placeholders
+from autotune.policies.values.evidence import Marker
+from autotune.policies.values.types import (
+    KNOBS,
+    AtLeast,
+    Cluster,
+    Command,
+    Constraint,
+    Divides,
+    Effect,
+    FixedDuringRun,
+    Grid,
+    Job,
+    Knobs,
+    Layout,
+    Model,
+    Placement,
+    Profile,
+    Setting,
+    Support,
+)
+
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(Knobs)}
+_SIZES = ("sync_buffer", "memory_margin")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
+_TOKENS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "max_model_len")
+_SPLITS = ("rollout_tensor_parallel", "sequence_parallel", "context_parallel", "tensor_parallel")
+_LAYOUT_BOUND = ("tensor_parallel", "context_parallel", "sharding")
+_NUMERIC = ("fused_kernels", "optimizer_offload", "optimizer_offload_fraction")
+# From most memory to least, of knobs whose values are words.
+_MODES: dict[str, tuple[str, ...]] = {
+    "cuda_graphs": ("full", "off"),
+    "recompute": ("off", "full"),
+    "sync_mode": ("memory", "disk"),
+    "allocator": ("default", "expandable"),
+}
+_SHARES: dict[str, Grid] = {
+    "memory_fraction": Grid(minimum=0.05, maximum=0.95, multiple=0.01),
+    "optimizer_offload_fraction": Grid(minimum=0.0, maximum=1.0, multiple=0.05),
+}
+_FREES_WHEN_OFF = ("weights_backup",)
+# What `settings:` may say beside knobs.
+_SPECIAL: dict[str, str] = {
+    "resume": "the words that make the command continue its last checkpoint, true when it does so by itself",
+    "longest_sequence": "tokens of the longest sequence",
+    "steps": "training steps, for `{steps}`",
+    "folder": "where checkpoints go, for `{folder}`",
+    "placement": "colocated, separate or asynchronous",
+    "engine": "sglang, vllm or none",
+    "layout": "how the job is spread, by the names of the estimate",
+}
+
+
+class AnyCommand:
+    """A script with `{knob}` placeholders in its command or environment."""
+
+    name = "command"
+    saves_by_time = False
+    announces_end = False
+    traces: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = {}
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the command, its placeholders and their values."""
+        return tuple(_problems(job))
+
+    def model_path(self, job: Job) -> str | None:
+        """Return nothing: only `model:` of the job names a model."""
+        return None
+
+    def shape(self, job: Job) -> Model | None:
+        """Return the shape that was read from the model's folder; the settings tell none."""
+        return job.shape
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the knobs that the command offers, with grids below their starting values."""
+        own = _own(job)
+        longest = job.settings.get("longest_sequence")
+        supported = {
+            name: Support(
+                setting=name,
+                grid=_grid(job, name, value, cluster),
+                effect=Effect.NUMERIC if name in _NUMERIC else Effect.EXACT,
+            )
+            for name, value in own.items()
+        }
+        return Profile(
+            framework=self.name,
+            knobs=Knobs(**own),
+            supported=supported,
+            unsupported={name: f"the command has no `{{{name}}}`" for name in KNOBS if name not in supported},
+            constraints=tuple(_constraints(job, supported, longest if isinstance(longest, int) else None)),
+            placement=_placement(job),
+            engine=str(job.settings.get("engine", "none")),
+            longest_sequence=longest if isinstance(longest, int) else None,
+            resumable=_resumable(job),
+            layout=_layout(job),
+            warnings=tuple(_warnings(job)),
+        )
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render the command with its placeholders filled in."""
+        own = _own(job)
+        values: dict[str, Setting] = {
+            name: value if getattr(knobs, name) is None else getattr(knobs, name)
+            for name, value in own.items()
+        }
+        folder = job.settings.get("folder", f"{job.workdir}/checkpoints/{job.name}-{run}")
+        values |= {"run": run, "folder": str(folder), "steps": job.settings.get("steps")}
+        further = job.settings.get("resume") if resume else None
+        argv = (*job.command, *(further if isinstance(further, list) else ()))
+        return Command(
+            argv=command_text.argv(tuple(map(str, argv)), values),
+            env=command_text.environment(job.env, values),
+            cwd=job.workdir,
+            ray_native=False,
+        )
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the knobs that differ from the job as written."""
+        return {
+            name: getattr(knobs, name)
+            for name, value in _own(job).items()
+            if getattr(knobs, name) is not None and getattr(knobs, name) != value
+        }
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as lines of `settings:`."""
+        return tuple(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in settings.items())
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return nothing: no script's way of showing its settings is known."""
+        return {}
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what a line says about progress, where it says so beyond doubt."""
+        return lines.marker(line)
+
+    def last_step(self, job: Job) -> int | None:
+        """Return `settings.steps` where the command takes it."""
+        written = job.settings.get("steps")
+        named = any(placeholder.name == "steps" for placeholder in _all(job))
+        return written if named and isinstance(written, int) else None
+
+    def can_force_longest(self, job: Job) -> bool:
+        """Return False: nothing is known of the script's data."""
+        return False
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with `{steps}` and `{folder}` of its own; a command without them runs as it is."""
+        own = {"steps": steps, "folder": f"{folder}/checkpoints"}
+        kept = {name: value for name, value in job.settings.items() if name != "resume"}
+        return msgspec.structs.replace(job, settings={**kept, **own})
+
+
+# --------------------------------------------------------------------------- reading
+
+
+def _all(job: Job) -> tuple[Placeholder, ...]:
+    texts = [*map(str, job.command), *job.env.values()]
+    return tuple(found for text in texts for found in placeholders(text))
+
+
+def _own(job: Job) -> dict[str, Any]:
+    """Return the values of the knobs that the command names, as far as they can be read."""
+    named = dict.fromkeys(p.name for p in _all(job) if p.is_knob)
+    values = {name: _value(name, job.settings.get(name)) for name in named}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _value(name: str, written: Any) -> Setting:
+    """Return a knob's value in its own type, None where the text does not fit it."""
+    if name in _SIZES and isinstance(written, str):
+        size = _SIZE.fullmatch(written.strip())
+        written = round(float(size[1]) * UNITS[size[2]]) if size else written
+    if name in _SHARES and isinstance(written, int) and not isinstance(written, bool):
+        written = float(written)
+    try:
+        value: Setting = msgspec.convert(written, type=_TYPES[name])
+    except msgspec.ValidationError:
+        return None
+    return value
+
+
+def _resumable(job: Job) -> bool:
+    resume = job.settings.get("resume")
+    return isinstance(resume, list) or resume is True
+
+
+def _placement(job: Job) -> Placement:
+    written = job.settings.get("placement")
+    return Placement(written) if written in tuple(Placement) else Placement.COLOCATED
+
+
+def _layout(job: Job) -> Layout:
+    written = job.settings.get("layout")
+    try:
+        return msgspec.convert(written, type=Layout) if isinstance(written, dict) else Layout()
+    except msgspec.ValidationError:
+        return Layout()
+
+
+# --------------------------------------------------------------------------- what may change
+
+
+def _grid(job: Job, name: str, value: Any, cluster: Cluster) -> Grid:
+    if name in _SHARES:
+        return _SHARES[name]
+    if isinstance(value, bool):
+        return Grid(values=(True, False) if name in _FREES_WHEN_OFF else (False, True))
+    if isinstance(value, str):
+        return Grid(values=tuple(dict.fromkeys((*_MODES.get(name, ()), value))))
+    if name in _SPLITS:
+        devices = max(1, cluster.nodes) * (cluster.gpus_per_node or job.cluster.gpus_per_node or value)
+        return Grid(values=tuple(value * 2**power for power in range(16) if value * 2**power <= devices))
+    least = 0 if name == "dataloader_workers" else 1
+    values = [value]
+    while values[-1] > least:
+        values.append(values[-1] // 2)
+    return Grid(values=tuple(values))
+
+
+def _constraints(job: Job, supported: Mapping[str, Support], longest: int | None) -> Iterator[Constraint]:
+    for name in _TOKENS:
+        if name in supported and longest is not None:
+            yield AtLeast(knob=name, value=longest, why=f"settings.longest_sequence is {longest}")
+    for name in _SPLITS:
+        if name in supported and job.shape is not None:
+            yield Divides(knob=name, of=job.shape.heads, why=f"the model has {job.shape.heads} heads")
+    for name in _LAYOUT_BOUND:
+        if name in supported:
+            yield FixedDuringRun(
+                knob=name, why="nothing is known of the script's checkpoints; most depend on it"
+            )
+
+
+def _warnings(job: Job) -> Iterator[str]:
+    if not _resumable(job):
+        yield (
+            "The command cannot be continued: every attempt starts at step 0. `settings.resume` holds the "
+            "words that continue its last checkpoint, or true where it does so by itself."
+        )
+    elif not any(p.name == "folder" for p in _all(job)) and job.settings.get("resume") is True:
+        yield "The command finds its checkpoints by itself; a first attempt continues what lies there."
+
+
+# --------------------------------------------------------------------------- mistakes
+
+
+def _problems(job: Job) -> Iterator[Problem]:
+    if not job.command:
+        yield Problem(
+            path=("command",),
+            message="the command to run is missing",
+            hint="such as `command: [python, train.py, --tokens, '{tokens_per_microbatch}']`",
+        )
+    texts: list[tuple[tuple[str | int, ...], str]] = [
+        *((("command", index), str(word)) for index, word in enumerate(job.command)),
+        *((("env", name), text) for name, text in job.env.items()),
+    ]
+    for place, text in texts:
+        for found in placeholders(text):
+            yield from _placeholder(job, place, found)
+    named = {p.name for p in _all(job)}
+    for name in job.settings:
+        yield from _setting(job, str(name), named)
+
+
+def _placeholder(job: Job, place: tuple[str | int, ...], found: Placeholder) -> Iterator[Problem]:
+    known = (*KNOBS, *OWN, *LATER)
+    name = found.name
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{{{close[0]}}}`?" if close else f"`{{{{{name}}}}}` stands for the text itself"
+        yield Problem(path=place, message=f"unknown placeholder `{{{name}}}`", hint=hint)
+    elif found.unit and (found.unit not in UNITS or name not in _SIZES):
+        yield Problem(
+            path=place, message=f"`{{{name}:{found.unit}}}`: sizes have units, one of {', '.join(UNITS)}"
+        )
+    elif (found.is_knob or name == "steps") and name not in job.settings:
+        yield Problem(
+            path=place,
+            message=f"`{{{name}}}` has no value to start from",
+            hint=f"add `{name}: ...` to settings",
+        )
+
+
+def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
+    path, written = ("settings", name), job.settings[name]
+    if name in _SPECIAL:
+        yield from _special(path, name, written)
+        return
+    if name not in KNOBS:
+        known = (*KNOBS, *_SPECIAL)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else "the script's own arguments belong into `command`"
+        yield Problem(path=path, message=f"unknown setting `{name}`", hint=hint)
+        return
+    if name not in named:
+        yield Problem(
+            path=path,
+            message=f"neither `command` nor `env` has `{{{name}}}`, so the value would not reach the script",
+        )
+    value = _value(name, written)
+    if value is None:
+        yield Problem(path=path, message=f"`{name}` cannot be {written!r}", hint=_kind(name))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
+        yield Problem(path=path, message=f"`{name}` cannot be negative")
+
+
+def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[Problem]:
+    whole = isinstance(written, int) and not isinstance(written, bool) and written > 0
+    fits = {
+        "resume": isinstance(written, bool)
+        or (isinstance(written, list) and all(isinstance(word, str) for word in written)),
+        "longest_sequence": whole,
+        "steps": whole,
+        "folder": isinstance(written, str),
+        "placement": written in tuple(Placement),
+        "engine": written in ("sglang", "vllm", "none"),
+        "layout": isinstance(written, dict),
+    }[name]
+    if fits and name == "layout":
+        unknown = [key for key in written if key not in Layout.__struct_fields__]
+        for key in unknown:
+            close = difflib.get_close_matches(str(key), Layout.__struct_fields__, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else ""
+            yield Problem(path=(*path, str(key)), message=f"unknown key `{key}`", hint=hint)
+        try:
+            msgspec.convert(written, type=Layout)
+        except msgspec.ValidationError as error:
+            yield Problem(path=path, message=f"`layout`: {error}")
+    elif not fits:
+        yield Problem(path=path, message=f"`{name}` is {_SPECIAL[name]}, not {written!r}")
+
+
+def _kind(name: str) -> str:
+    if name in _SIZES:
+        return "bytes or a size such as 512MiB"
+    words = {int | None: "a whole number", float | None: "a number", bool | None: "true or false"}
+    return words.get(_TYPES[name], "a word")

@@ -1,0 +1,90 @@
+"""Progress in the log of any training script: only lines that say it beyond doubt."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from autotune.policies.values.evidence import Marker, Resumed, Saved, StepDone, TrainingDone
+
+_COUNT = r"(?P<step>\d+)(?:\s*/\s*(?P<of>\d+))?"
+_STEP = re.compile(
+    r"(?:^|[\s|\]:(,])(?:train(?:ing)?[ _/])?(?:(?P<plain>step|iteration|iter)|global[ _]step)\s*[:=]?\s*"
+    + _COUNT
+    + r"(?![\d.%])",
+    re.IGNORECASE,
+)
+# Steps of something else than training, or not yet made.
+_OTHER = re.compile(
+    r"\b(eval|valid|test|infer|warm|load|download|prepro|token|compil|captur|init|denois|decod|prefill|generat|"
+    r"rollout|sampl|sub|micro|mini|optim|before|after|every|until|starting|start|from|resum|sav|checkpoint|max)",
+    re.IGNORECASE,
+)
+_DICT = re.compile(r"\{'[^{}]*\}")
+_SECONDS = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
+_SPEED = re.compile(r"\b(?:tokens_per_second|tokens/s(?:ec)?)\s*[:=]\s*([\d.]+)")
+_SAVED = re.compile(
+    r"successfully saved checkpoint (?:from|at) (?:iteration|step)\s+(\d+)|"
+    r"\bsaved checkpoint (?:at|after|of|for) step\s+(\d+)",
+    re.IGNORECASE,
+)
+_RESUMED = re.compile(
+    r"successfully loaded checkpoint from .* at iteration\s+(\d+)|"
+    r"continuing training from global step\s+(\d+)|"
+    r"\bresum(?:ed|ing) (?:training )?(?:from|at) (?:global )?step\s+(\d+)",
+    re.IGNORECASE,
+)
+_NEEDLES = re.compile(r"step|iter|train_runtime", re.IGNORECASE)
+
+
+def marker(line: str) -> Marker | None:
+    """Return what a line says about progress, None where it may mean something else."""
+    if _NEEDLES.search(line) is None:
+        return None
+    if saved := _SAVED.search(line):
+        return Saved(step=_first(saved))
+    if resumed := _RESUMED.search(line):
+        return Resumed(step=_first(resumed))
+    record = _record(line)
+    if record is not None:
+        return record
+    found = _STEP.search(line)
+    if found is None or _OTHER.search(line[: found.start("step")]):
+        return None
+    if found["plain"] and found["of"] is None and ":" not in found[0] and "=" not in found[0]:
+        return None  # "step 3" is prose as often as progress
+    seconds, speed = _SECONDS.search(line), _SPEED.search(line)
+    return StepDone(
+        step=int(found["step"]),
+        of=int(found["of"]) if found["of"] else None,
+        seconds=float(seconds[1]) / 1000 if seconds else None,
+        tokens_per_second=float(speed[1]) if speed else None,
+    )
+
+
+def _record(line: str) -> Marker | None:
+    """Return what a logged dictionary says, such as those of the Hugging Face Trainer."""
+    found = _DICT.search(line)
+    if found is None:
+        return None
+    try:
+        record = ast.literal_eval(found[0])
+    except (ValueError, SyntaxError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    if "train_runtime" in record:
+        return TrainingDone(step=_whole(record.get("step")) or 0)
+    step = _whole(record.get("global_step", record.get("step")))
+    if step is None or any(str(key).startswith("eval") for key in record):
+        return None
+    numbers = {str(k): float(v) for k, v in record.items() if isinstance(v, int | float)}
+    return StepDone(step=step, metrics={k: v for k, v in numbers.items() if k not in ("step", "global_step")})
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) and float(value).is_integer() else None
+
+
+def _first(found: re.Match[str]) -> int:
+    return int(next(group for group in found.groups() if group))

@@ -1,0 +1,77 @@
+"""Placeholders in the words of a command: which knobs they name, and what they become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from autotune.policies.values.types import KNOBS, Setting
+from autotune.policies.values.value import Value
+
+# `{attempt}` and `{python}` are filled in where the command starts.
+LATER = ("attempt", "python")
+OWN = ("run", "steps", "folder")
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_OFF = (False, None, "off", "default", 0)
+# `{name}`, `{name:MiB}`, `{name?text}`; `{{name}}` stands for itself, and `${name}` is the shell's.
+_PLACEHOLDER = re.compile(r"(?<![${])\{(?P<name>[A-Za-z_]\w*)(?::(?P<unit>\w+)|\?(?P<text>[^{}]*))?\}(?!\})")
+_ESCAPED = re.compile(r"\{\{(\w+)\}\}")
+
+
+class Placeholder(Value, frozen=True, kw_only=True):
+    """One placeholder as it is written."""
+
+    name: str
+    unit: str = ""
+    conditional: bool = False  # stands for its text only while the knob is on
+
+    @property
+    def is_knob(self) -> bool:
+        """Whether it names a knob."""
+        return self.name in KNOBS
+
+
+def placeholders(text: str) -> Iterator[Placeholder]:
+    """Yield the placeholders of one word."""
+    for found in _PLACEHOLDER.finditer(text):
+        yield Placeholder(name=found["name"], unit=found["unit"] or "", conditional=found["text"] is not None)
+
+
+def filled(text: str, values: Mapping[str, Setting]) -> str:
+    """Return a word with its placeholders filled in; those of the place where it starts stay."""
+
+    def value_of(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name in LATER or name not in values:
+            return found[0]
+        value = values[name]
+        if found["text"] is not None:
+            return found["text"] if value not in _OFF else ""
+        if found["unit"] and isinstance(value, int | float):
+            return f"{value / UNITS[found['unit']]:g}"
+        return shown(value)
+
+    return _ESCAPED.sub(r"{\1}", _PLACEHOLDER.sub(value_of, text))
+
+
+def argv(words: tuple[str, ...], values: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Return the words of a command, without those that a switched-off knob leaves empty."""
+    return tuple(now for word in words if (now := filled(word, values)) or not is_conditional(word))
+
+
+def environment(variables: Mapping[str, str], values: Mapping[str, Setting]) -> dict[str, str]:
+    """Return environment variables, without those that a switched-off knob leaves empty."""
+    pairs = ((name, text, filled(text, values)) for name, text in variables.items())
+    return {name: now for name, text, now in pairs if now or not is_conditional(text)}
+
+
+def is_conditional(text: str) -> bool:
+    """Return whether part of a text is there only while a knob is on."""
+    return any(placeholder.conditional for placeholder in placeholders(text))
+
+
+def shown(value: Setting) -> str:
+    """Return a value as a program's argument."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""What slime and Relax share: a Megatron trainer with SGLang engines."""

@@ -1,0 +1,215 @@
+"""What the adapters of slime and Relax have in common: a Megatron trainer, SGLang engines, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.flags import (
+    Flags,
+    arguments,
+    bare,
+    flags_of,
+    printed_flags,
+    shown,
+    spelled,
+)
+from autotune.launchers.frameworks.megatron.checkpoints import (
+    checkpoint_flags,
+    checkpoint_warnings,
+    root,
+    saves,
+)
+from autotune.launchers.frameworks.megatron.checks import problems_of, unknown_of
+from autotune.launchers.frameworks.megatron.job import Dialect, shape_of
+from autotune.launchers.frameworks.megatron.knobs import knobs_of, settings_of
+from autotune.launchers.frameworks.megatron.lines import marker_of
+from autotune.launchers.frameworks.megatron.model import model_of
+from autotune.launchers.frameworks.megatron.profile import (
+    constraints_of,
+    layout_of,
+    resident_of,
+    supported_of,
+    unsupported_of,
+)
+from autotune.policies.values.evidence import Marker
+from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Placement, Profile
+
+_YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
+_PYTHONS = ("python", "python3")
+
+
+class MegatronRl:
+    """One framework of the two, told apart by its dialect."""
+
+    name: str
+    dialect: Dialect
+    entry: tuple[str, ...]
+    dropped: tuple[str, ...] = ()  # flags of a restart of the framework's own
+    trial_off: Mapping[str, Any] = {}  # what a trial does not do or write
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's flags."""
+        flags = self._flags(job)
+        return problems_of(job, flags, shape_of(job, flags, self.dialect), self.dialect)
+
+    def model_path(self, job: Job) -> str | None:
+        """Return --hf-checkpoint."""
+        return self._flags(job).text("hf-checkpoint") or None
+
+    def shape(self, job: Job) -> Model | None:
+        """Return the shape that Megatron's flags describe, where no config tells it."""
+        return job.shape or model_of(self._flags(job))
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs with the defaults filled in, and what limits them."""
+        flags = self._flags(job)
+        shape = shape_of(job, flags, self.dialect)
+        knobs = knobs_of(flags, shape, self.dialect, gpu_memory_bytes=job.cluster.gpu_memory_bytes or 0)
+        supported = supported_of(flags, shape, self.dialect)
+        return Profile(
+            framework=self.name,
+            knobs=knobs,
+            supported=supported,
+            unsupported=unsupported_of(flags, shape, self.dialect),
+            constraints=constraints_of(flags, shape, knobs, supported),
+            placement=shape.placement,
+            resident=resident_of(shape, self.dialect),
+            engine="sglang",
+            engine_version=self.dialect.engine_version,
+            longest_sequence=shape.longest,
+            resumable=saves(flags),
+            layout=layout_of(flags, shape),
+            warnings=(*checkpoint_warnings(job, flags), *self._warnings(job, flags)),
+        )
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt as the framework's entry point with all flags."""
+        wanted = {**job.settings, **self._settings(job, knobs)}
+        flags = flags_of(wanted, negatable=self.dialect.negatable)
+        given: dict[str, Any] = {**flags.given}
+        given |= checkpoint_flags(job, flags, run=run, attempt=attempt, resume=resume)
+        given |= self._loggers(job, flags, run=run)
+        kept = {name: value for name, value in given.items() if name not in self.dropped}
+        environment = {"RAY_DEDUP_LOGS": "0", **job.env}
+        if flags.on("use-wandb"):  # one run in the tracker, however often it is relaunched
+            stable = {"WANDB_RUN_ID": f"{job.name}-{run}", "WANDB_RESUME": "allow"}
+            environment = {**stable, **environment}
+        return Command(
+            argv=(*self._entry(job), *arguments(kept, negatable=self.dialect.negatable)),
+            env=environment,
+            cwd=job.workdir,
+        )
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the flags that differ from the job as written, as the job writes them."""
+        return self._settings(job, knobs)
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as flags with their values."""
+        return shown(settings, negatable=self.dialect.negatable)
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the flags in Megatron's dump of arguments, or in a command line that `set -x` shows."""
+        engine = {f"sglang-{name}" for name in self.dialect.engine_names}
+        inverse = (
+            {"enable-weights-backuper": "disable-weights-backuper"} if self.dialect.weights_backup else {}
+        )
+        return printed_flags(
+            text, known=self.dialect.names | engine, inverse=inverse, negatable=self.dialect.negatable
+        )
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what a line of the log says about progress, if anything."""
+        return marker_of(line)
+
+    def last_step(self, job: Job) -> int | None:
+        """Return --num-rollout: neither framework prints how many steps there are."""
+        return self._flags(job).count("num-rollout") or None
+
+    def can_force_longest(self, job: Job) -> bool:
+        """Return False: answers end where the model ends them, and no flag makes it go on."""
+        return False
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with `steps` rollouts, no checkpoints, no trackers and folders of its own."""
+        flags = self._flags(job)
+        off = {**_TRIAL_OFF, **self.trial_off, "num-rollout": steps}
+        load = flags.text("load")
+        if load and load.rstrip("/") == flags.text("save").rstrip("/"):
+            off["load"] = None
+        off |= {name: f"{folder}/{name}" for name in _FOLDERS if flags.has(name)}
+        changes = spelled(job.settings, off, negatable=self.dialect.negatable)
+        if not flags.has("save"):
+            changes["save"] = None  # said, so that no checkpoint is added
+        return msgspec.structs.replace(job, settings={**job.settings, **changes}, resume=False)
+
+    def _flags(self, job: Job) -> Flags:
+        return flags_of(job.settings, negatable=self.dialect.negatable)
+
+    def _settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        return settings_of(job, knobs, self.dialect, folder=root(job, self._flags(job)))
+
+    def _entry(self, job: Job) -> tuple[str, ...]:
+        if not job.command:
+            return self.entry
+        first, *rest = job.command
+        interpreter = "{python}" if job.python is not None and first in _PYTHONS else first
+        return (interpreter, *(word for word in rest if bare(word) not in self.dropped))
+
+    def _loggers(self, job: Job, flags: Flags, *, run: str) -> dict[str, Any]:
+        """Return names under which every attempt of a run continues the same record."""
+        on = flags.on("use-tensorboard", default="use-tensorboard" in self.dialect.negatable)
+        if on and flags.has("tb-project-name") and not flags.has("tb-experiment-name"):
+            return {"tb-experiment-name": f"{job.name}-{run}"}
+        return {}
+
+    def _warnings(self, job: Job, flags: Flags) -> tuple[str, ...]:
+        found = [
+            f"--{name} is in no list of flags; {self.name} ignores what it does not know without a word"
+            for name in unknown_of(job, self.dialect)
+        ]
+        found += [
+            f"the file of --{name} is read after the flags: what it sets cannot be changed from here"
+            for name in _YAML
+            if flags.has(name)
+        ]
+        found += [
+            f"--{name} is left out: it restarts with the settings that just failed"
+            for name in self.dropped
+            if flags.on(name)
+        ]
+        if any(word.startswith("--") for word in job.command):
+            found.append("flags in `command` are passed on but not seen: write them under `settings:`")
+        if flags.on("balance-by-flops"):
+            found.append(
+                "--balance-by-flops may put more tokens into a micro-batch than --max-tokens-per-gpu"
+            )
+        shape = shape_of(job, flags, self.dialect)
+        if shape.placement is Placement.COLOCATED and not shape.offload_rollout:
+            found.append("--no-offload-rollout leaves the engine's pool on the card while training runs")
+        if shape.longest is None:
+            found.append(
+                "--rollout-max-context-len or --rollout-max-prompt-len and --rollout-max-response-len "
+                "would bound the longest sequence; without them a token budget may fall below it"
+            )
+        return tuple(found)
+
+
+_FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
+_TRIAL_OFF: dict[str, Any] = {
+    "save": None,
+    "save-interval": None,
+    "save-hf": None,
+    "start-rollout-id": None,
+    "num-epoch": None,
+    "eval-interval": None,
+    "use-wandb": False,
+    "use-tensorboard": False,
+    "save-debug-rollout-data": None,
+    "save-debug-train-data": None,
+    "dump-details": None,
+}

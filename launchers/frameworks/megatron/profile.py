@@ -1,0 +1,362 @@
+"""What the policies need to know of a job of slime or Relax: grids, constraints, residency, layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.flags import Flags
+from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup
+from autotune.launchers.frameworks.megatron.knobs import ALLOCATORS, most_concurrent
+from autotune.policies.values.types import (
+    AtLeast,
+    AtMost,
+    Constraint,
+    Divides,
+    Effect,
+    FixedDuringRun,
+    Grid,
+    Knobs,
+    Layout,
+    Phase,
+    Placement,
+    Requires,
+    Support,
+)
+
+_MIB = 1 << 20
+_TWO = (False, True)
+_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+# Bytes of a weight, by words in an engine's quantization or in its checkpoint's name; four bits carry scales
+# and leave embeddings and head as they are (Qwen3-30B-A3B-INT4: 17 GB, Kimi-K2-Thinking: 594 GB).
+_ENGINE_BYTES = (
+    (("int4", "w4a", "awq", "gptq", "mxfp4", "nvfp4", "fp4"), 0.6),
+    (("fp8", "w8a8", "int8", "mxfp"), 1.0),
+)
+
+
+# --------------------------------------------------------------------------- knobs on offer
+
+
+def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Support]:
+    """Return how the framework offers the knobs that mean something to this job."""
+    found = {
+        "concurrency": _support("sglang-max-running-requests", Grid(minimum=1)),
+        "memory_fraction": _support(
+            "sglang-mem-fraction-static", Grid(minimum=0.1, maximum=0.95, multiple=0.01)
+        ),
+        "rollout_tensor_parallel": _support(
+            "rollout-num-gpus-per-engine", Grid(values=_sizes(shape.engine_size, shape.engine_gpus))
+        ),
+        "cuda_graphs": _support(dialect.graph_limit, Grid(values=("full", "limited", "off"))),
+        "max_batched_tokens": _support("sglang-chunked-prefill-size", Grid(minimum=256, multiple=256)),
+        "recompute": _support("recompute-granularity", Grid(values=("off", "selective", "full"))),
+        "context_parallel": _support("context-parallel-size", Grid(values=_context_sizes(shape))),
+        "tensor_parallel": _support("tensor-model-parallel-size", Grid(values=_tensor_sizes(flags, shape))),
+        "loss_recompute": _support("recompute-loss-function", Grid(values=_TWO)),
+        "logprob_chunk": _support("log-probs-chunk-size", Grid(minimum=64, multiple=64)),
+        "sync_buffer": _support("update-weight-buffer-size", Grid(minimum=16 * _MIB, multiple=_MIB)),
+        "memory_snapshot": _support("record-memory-history", Grid(values=_TWO)),
+        "memory_profile": _support("use-pytorch-profiler", Grid(values=_TWO)),
+        "optimizer_offload": _support("optimizer-cpu-offload", Grid(values=_TWO), numeric=True),
+        "optimizer_offload_fraction": _support(
+            "optimizer-offload-fraction", Grid(minimum=0.1, maximum=1.0, multiple=0.1), numeric=True
+        ),
+        "optimizer_offload_overlap": _support("overlap-cpu-optimizer-d2h-h2d", Grid(values=_TWO)),
+        "dynamic_batching": _support("use-dynamic-batch-size", Grid(values=_TWO)),
+        "tokens_per_microbatch": _support("max-tokens-per-gpu", Grid(minimum=64, multiple=64)),
+        "microbatch_size": _support("micro-batch-size", Grid(minimum=1)),
+        "logprob_tokens": _support("log-probs-max-tokens-per-gpu", Grid(minimum=64, multiple=64)),
+        "param_offload": _support("offload-train", Grid(values=_TWO)),
+        "sync_mode": _support("update-weight-transport", Grid(values=("memory", "disk"))),
+        "host_allocator": _support("train-env-vars", Grid(values=("default", *ALLOCATORS))),
+        "allocator": _support("train-env-vars", Grid(values=("default", "expandable"))),
+        "weights_backup": _support("disable-weights-backuper", Grid(values=(True, False))),
+        "memory_margin": _support(
+            "train-memory-margin-bytes", Grid(minimum=0, maximum=8 << 30, multiple=64 * _MIB)
+        ),
+        "dataloader_workers": _support(dialect.worker_pool, Grid(minimum=0)),
+        "nccl_memory_check": _support("enable-cuda-memory-check", Grid(values=_TWO)),
+    }
+    return {
+        name: support for name, support in found.items() if name not in unsupported_of(flags, shape, dialect)
+    }
+
+
+def unsupported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, str]:
+    """Return why the other knobs cannot be turned for this job."""
+    found = {
+        "max_model_len": "--sglang-context-length sizes no memory, and lengths are the user's",
+        "activation_offload": (
+            "--cpu-offloading-num-layers excludes recomputation and pipeline parallelism, and recomputation "
+            "frees more"
+        ),
+        "grad_offload": "gradients move with the whole trainer: --offload-train",
+        "sequence_parallel": "--sequence-parallel is a switch that goes with --tensor-model-parallel-size",
+        "sharding": "the trainer is Megatron with its distributed optimizer, which is always on",
+        "fused_kernels": "--cross-entropy-loss-fusion serves fine-tuning only, not the policy loss",
+        "entropy_chunking": "--log-probs-chunk-size cuts the entropy as well",
+        "entropy_recompute": "--recompute-loss-function covers the entropy as well",
+        "restart_every": "no flag ends a run early: --num-rollout would also end the learning-rate schedule",
+    }
+    return found | dict(_unsupported_here(flags, shape, dialect))
+
+
+def _unsupported_here(flags: Flags, shape: Shape, dialect: Dialect) -> Iterator[tuple[str, str]]:
+    budget_apart = shape.placement is Placement.ASYNCHRONOUS or (
+        shape.reference and flags.has("log-probs-max-tokens-per-gpu")
+    )
+    other_optimizer = flags.text("optimizer", "adam") != "adam" or flags.on("use-stateless-adam")
+    wider_loss = dialect.per_token_context and shape.context == 1 and not flags.on("calculate-per-token-loss")
+    only_adam = "Megatron offloads the state of Adam only"
+    # The first row that applies to a knob gives its reason.
+    rows: tuple[tuple[bool, str, str], ...] = (
+        (
+            shape.dynamic,
+            "microbatch_size",
+            "--use-dynamic-batch-size packs by tokens and ignores --micro-batch-size",
+        ),
+        (
+            not shape.dynamic,
+            "tokens_per_microbatch",
+            "--max-tokens-per-gpu acts only with --use-dynamic-batch-size",
+        ),
+        (
+            flags.text("qkv-format") == "bshd",
+            "dynamic_batching",
+            "--qkv-format bshd forbids --use-dynamic-batch-size",
+        ),
+        (
+            not dialect.logprob_budget,
+            "logprob_tokens",
+            "--log-probs-max-tokens-per-gpu is parsed and never read; --max-tokens-per-gpu acts",
+        ),
+        (not shape.dynamic, "logprob_tokens", "it acts only with --use-dynamic-batch-size"),
+        (
+            not budget_apart,
+            "logprob_tokens",
+            "here only the reference's pass reads it, and it follows --max-tokens-per-gpu, which bounds both",
+        ),
+        (
+            not dialect.worker_pool or flags.count(dialect.worker_pool) == 0,
+            "dataloader_workers",
+            "the rollout feeds the trainer directly, there are no loader processes",
+        ),
+        (other_optimizer, "optimizer_offload", only_adam),
+        (other_optimizer, "optimizer_offload_fraction", only_adam),
+        (other_optimizer, "optimizer_offload_overlap", only_adam),
+        (
+            shape.placement is not Placement.COLOCATED,
+            "param_offload",
+            "apart, nobody else could use the trainer's cards meanwhile",
+        ),
+        (shape.critic, "param_offload", "with a critic the trainer always sleeps"),
+        (
+            shape.offload_train,
+            "host_allocator",
+            "the sleeping trainer's own LD_PRELOAD (torch_memory_saver) replaces any other",
+        ),
+        (
+            shape.offload_train,
+            "allocator",
+            "expandable segments pass by torch_memory_saver, so the trainer would not sleep",
+        ),
+        (not dialect.disk_sync, "sync_mode", "weights reach the engine through device memory only"),
+        (
+            not dialect.weights_backup,
+            "weights_backup",
+            "--disable-weights-backuper is gone; the copy feeds the weight sync",
+        ),
+        (
+            needs_weights_backup(flags),
+            "weights_backup",
+            "the weights of another model are switched in from this copy",
+        ),
+        (not dialect.memory_margin, "memory_margin", "--train-memory-margin-bytes is gone"),
+        (
+            not shape.offload_train,
+            "memory_margin",
+            "the margin belongs to torch_memory_saver, which only --offload-train uses",
+        ),
+        (
+            not dialect.nccl_check,
+            "nccl_memory_check",
+            "the check is always on, below 3 GiB of free memory",
+        ),
+        (
+            wider_loss,
+            "context_parallel",
+            "it asks for --calculate-per-token-loss, another normalisation of the loss, which is the user's",
+        ),
+    )
+    for applies, knob, reason in reversed(rows):
+        if applies:
+            yield knob, reason
+
+
+def _support(setting: str, grid: Grid, *, numeric: bool = False) -> Support:
+    return Support(setting=setting, grid=grid, effect=Effect.NUMERIC if numeric else Effect.EXACT)
+
+
+def _powers(limit: int) -> list[int]:
+    return [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
+
+
+def _sizes(present: int, devices: int) -> tuple[int, ...]:
+    fitting = {size for size in _powers(max(1, devices)) if devices == 0 or devices % size == 0}
+    return tuple(sorted({present, *fitting}))
+
+
+def _context_sizes(shape: Shape) -> tuple[int, ...]:
+    return _sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
+
+
+def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:
+    """Return sizes that leave whole copies of the model, of its experts too."""
+    sizes = _sizes(shape.tensor, shape.trainer_gpus // max(1, shape.pipeline * shape.context))
+    fixed = flags.count("expert-tensor-parallel-size")
+    return tuple(
+        size
+        for size in sizes
+        if size == shape.tensor or shape.trainer_gpus % ((fixed or size) * shape.expert * shape.pipeline) == 0
+    )
+
+
+# --------------------------------------------------------------------------- constraints
+
+
+def constraints_of(
+    flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
+) -> tuple[Constraint, ...]:
+    """Return what limits the knobs, as data."""
+    return tuple(_constraints(flags, shape, knobs, supported))
+
+
+def _constraints(
+    flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
+) -> Iterator[Constraint]:
+    length = f"longest sequence {shape.longest}" if shape.longest else f"longest answer {shape.response}"
+    for name in ("tokens_per_microbatch", "logprob_tokens"):
+        yield AtLeast(
+            knob=name,
+            value=shape.floor,
+            why=f"budget x context parallelism ({shape.context}) must hold the {length}: "
+            "a longer one fills a micro-batch of its own",
+        )
+    yield AtMost(
+        knob="concurrency", value=most_concurrent(shape), why="no engine is given more requests of a rollout"
+    )
+    yield AtMost(knob="sync_buffer", value=knobs.sync_buffer or 0, why="a larger bucket frees nothing")
+    for knob, of, what in (
+        ("tensor_parallel", shape.heads, "attention heads"),
+        ("tensor_parallel", shape.kv_heads, "key-value heads"),
+        ("tensor_parallel", shape.trainer_gpus // max(1, shape.pipeline * shape.context), "GPUs of a stage"),
+        ("context_parallel", shape.trainer_gpus // max(1, shape.tensor * shape.pipeline), "GPUs of a stage"),
+        ("rollout_tensor_parallel", shape.heads, "attention heads"),
+        ("rollout_tensor_parallel", shape.engine_gpus, "GPUs of all engines"),
+        (
+            "microbatch_size",
+            flags.count("global-batch-size") // shape.data_parallel,
+            "samples of a rank",
+        ),
+    ):
+        if of > 0:
+            yield Divides(knob=knob, of=of, why=f"{of} {what} are split evenly")
+    yield from splits.together(
+        supported,
+        "context_parallel",
+        devices=shape.trainer_gpus // max(1, shape.pipeline),
+        why=f"tensor x context parallelism divides the {shape.trainer_gpus} GPUs of the trainer",
+    )
+    yield Requires(
+        knob="optimizer_offload_overlap",
+        value=True,
+        other="optimizer_offload",
+        values=(True,),
+        why="only an offloaded optimizer has copies to overlap",
+    )
+    for knob in ("optimizer_offload", "optimizer_offload_fraction"):
+        yield FixedDuringRun(knob=knob, why="the checkpoint holds the optimizer's state in another layout")
+    for knob in ("tensor_parallel", "context_parallel"):
+        yield FixedDuringRun(knob=knob, why="the checkpoint is sharded by the parallel sizes")
+
+
+# --------------------------------------------------------------------------- memory
+
+
+def resident_of(shape: Shape, dialect: Dialect) -> dict[str, tuple[str, ...]]:
+    """Return who holds device memory in which phase of a colocated job; empty where they are apart."""
+    if shape.placement is not Placement.COLOCATED:
+        return {}
+    models = ("trainer", *(("ref",) if shape.reference else ()), *(("critic",) if shape.critic else ()))
+    engine = () if shape.offload_rollout else ("rollout",)
+    beside = () if shape.offload_train else models
+    resident: dict[str, tuple[str, ...]] = dict.fromkeys(
+        (
+            phase.value
+            for phase in (Phase.INIT, Phase.LOG_PROB, *_TRAINING, Phase.COMM, Phase.CHECKPOINT, Phase.DATA)
+        ),
+        models + engine,
+    )
+    # The engine's weights are back for the sync, its pool only after it.
+    resident[Phase.WEIGHT_SYNC.value] = models + engine
+    resident[Phase.ROLLOUT.value] = ("rollout", *beside)
+    # slime's engines start first and sleep before the trainer is built; Relax builds the trainer first.
+    resident[Phase.ROLLOUT_INIT.value] = ("rollout", *(models if dialect.trainer_first else beside))
+    return resident
+
+
+def layout_of(flags: Flags, shape: Shape) -> Layout:
+    """Return how the job is spread and what it holds."""
+    expert_tensor = flags.count("expert-tensor-parallel-size") or shape.tensor  # Megatron's default
+    precise = flags.on("use-precision-aware-optimizer")
+    state = ("main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
+    optimizer = sum(_BYTES.get(flags.text(name, "fp32"), 4) for name in state) if precise else 12
+    return Layout(
+        strategy="megatron",
+        ranks=shape.trainer_gpus,
+        shards=shape.data_parallel * shape.context,
+        pipeline_parallel=shape.pipeline,
+        expert_parallel=shape.expert,
+        expert_tensor_parallel=expert_tensor,
+        expert_shards=max(1, shape.trainer_gpus // (expert_tensor * shape.expert * shape.pipeline)),
+        engine_ranks=shape.engine_gpus,
+        parameter_bytes=2,
+        compute_bytes=2,
+        gradient_bytes=2 if flags.on("grad-reduce-in-bf16") else 4,
+        optimizer_bytes=0 if flags.on("use-stateless-adam") else optimizer,
+        logits_bytes=4,
+        engine_bytes=_engine_bytes(flags),
+        kv_bytes=1 if flags.text("sglang-kv-cache-dtype").startswith("fp8") else 2,
+        reference=shape.reference,
+        # Its weights lie in host memory and take the place of the actor's for their own pass.
+        reference_offload=shape.reference,
+        critic=shape.critic,
+        critic_offload=shape.critic and shape.offload_train,
+        lora_rank=0,
+        entropy=True,  # a metric of every update, with or without its coefficient
+        engine_sleeps=shape.offload_rollout,
+        engine_weights_on_host=flags.on("sglang-enable-weights-cpu-backup"),
+        trainer_sleeps=shape.offload_train,
+        optimizer_stays_offloaded=True,
+        parameters_stay_offloaded=False,
+        tokens_before_split=False,
+        padded=flags.text("qkv-format") == "bshd",
+        logits_share=1.0,
+        chunked_head=False,
+        # Adam runs fused and in place on the buffers of gradients and weights.
+        per_tensor_optimizer=True,
+        optimizer_temporary_bytes=0,
+        sync_buckets=2,
+        sequences=shape.batch * shape.samples,
+        prompt_tokens=shape.prompt,
+        response_tokens=shape.response,
+    )
+
+
+def _engine_bytes(flags: Flags) -> float:
+    """Return the bytes of a weight in the engines, which load the checkpoint and may quantize it."""
+    checkpoint = flags.text("hf-checkpoint").rstrip("/").rpartition("/")[2]
+    words = f"{flags.text('sglang-quantization')} {checkpoint}".lower()
+    return next((size for names, size in _ENGINE_BYTES if any(name in words for name in names)), 2.0)

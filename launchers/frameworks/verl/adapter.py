@@ -1,0 +1,129 @@
+"""verl 0.9.1: PPO and GRPO with FSDP or Megatron trainers and vLLM or SGLang engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.launchers.base import Advice, Problem
+from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
+from autotune.launchers.frameworks.verl import knobs as verl_knobs
+from autotune.launchers.frameworks.verl.advice import ADVICE
+from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.markers import TRACES, marker_of
+from autotune.launchers.frameworks.verl.overrides import override
+from autotune.launchers.frameworks.verl.presets import PRESETS
+from autotune.launchers.frameworks.verl.printed_config import printed
+from autotune.policies.values.evidence import Marker
+from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile
+
+_PINNED = {"vllm": "0.24.0", "sglang": "0.5.12"}  # extras of verl 0.9.1
+
+
+class Verl:
+    """verl's own trainer, or a recipe that takes its settings; settings are Hydra overrides."""
+
+    name = "verl"
+    saves_by_time = False
+    announces_end = False
+    traces: tuple[str, ...] = TRACES
+    advice: tuple[Advice, ...] = ADVICE
+    presets: Mapping[str, Mapping[str, Any]] = PRESETS
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's settings."""
+        return checks.problems(job)
+
+    def model_path(self, job: Job) -> str | None:
+        """Return the model that the settings name."""
+        return launch.model_path(Config(job))
+
+    def shape(self, job: Job) -> Model | None:
+        """Return the shape that was read from the model's folder; the settings tell none."""
+        return job.shape
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs with the defaults filled in, and what limits them."""
+        config = Config(job)
+        return Profile(
+            framework=self.name,
+            knobs=verl_knobs.read(config),
+            supported=limits.offered(config, job.shape),
+            unsupported=limits.declined(config),
+            constraints=limits.constraints(config, job.shape),
+            placement=layout.placement(config),
+            resident=layout.resident(config),
+            engine=config.rollout,
+            engine_version=_PINNED.get(config.rollout, ""),
+            longest_sequence=config.longest,
+            resumable=_resumable(config),
+            layout=layout.layout(config),
+            warnings=(*checks.ignored(config), *_warnings(job, config)),
+        )
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt as `python -m verl.trainer.main_ppo` with Hydra overrides."""
+        return launch.command(job, knobs, run=run, attempt=attempt, resume=resume)
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the overrides that differ from the job as written."""
+        return verl_knobs.write(Config(job), knobs)
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as Hydra overrides."""
+        return tuple(override(keys.taken(key), value) for key, value in settings.items())
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the settings that the head of a log shows."""
+        return printed(text)
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what one of verl's lines says."""
+        return marker_of(line)
+
+    def last_step(self, job: Job) -> int | None:
+        """Return trainer.total_training_steps; without it the length of the data decides."""
+        return Config(job).count("trainer.total_training_steps") or None
+
+    def can_force_longest(self, job: Job) -> bool:
+        """Return whether the engine can be told to go on after the end of an answer."""
+        return launch.can_force_longest(Config(job))
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps under names, folders and loggers of its own."""
+        return launch.trial(job, folder=folder, steps=steps, longest=longest)
+
+
+def _resumable(config: Config) -> bool:
+    saves = config.count("trainer.save_freq") > 0 or not config.has("trainer.save_freq")
+    return saves and config.text("trainer.resume_mode") != "disable"
+
+
+def _warnings(job: Job, config: Config) -> tuple[str, ...]:
+    found = []
+    if not _resumable(config):
+        found.append(
+            "the job cannot be resumed: trainer.save_freq is not positive or trainer.resume_mode is disable, "
+            "so every relaunch begins at step 0"
+        )
+    if config.get("trainer.max_actor_ckpt_to_keep") == 1:
+        found.append(
+            "trainer.max_actor_ckpt_to_keep: 1 deletes a checkpoint before the next is complete; keep 2"
+        )
+    if config.flag(f"{ACTOR}.checkpoint.async_save"):
+        found.append(
+            "with checkpoint.async_save verl does not record the checkpoint that a resume would read"
+        )
+    if config.rollout == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None:
+        found.append(
+            f"{ROLLOUT}.max_model_len is unset: vLLM plans for the model's longest context and may refuse to "
+            f"start; this job needs {config.longest}"
+        )
+    if any("expandable_segments" in value for value in job.env.values()):
+        found.append(
+            "expandable_segments in the environment reaches the engine, whose sleep mode refuses it; "
+            "verl switches it on for the trainer by itself"
+        )
+    if config.colocated and not config.sleeps and config.rollout:
+        found.append("the engine never sleeps: its weights and pool stay on the card while training runs")
+    return tuple(found)

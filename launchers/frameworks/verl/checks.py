@@ -1,0 +1,210 @@
+"""What is wrong with a verl job's settings, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.verl import keys
+from autotune.launchers.frameworks.verl.config import ACTOR, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.knobs import critic_tokens, names
+from autotune.launchers.frameworks.verl.launch import is_own
+from autotune.launchers.frameworks.verl.limits import rollout_sizes, sequence_sizes
+from autotune.launchers.frameworks.verl.overrides import bare, prefix
+from autotune.policies.values.types import Job
+
+_FSDP = f"{ACTOR}.fsdp_config"
+# Settings of the guides and of older versions that verl 0.9.1 does not know, each with what to write today.
+GONE = {
+    f"{_FSDP}.cpu_offload": f"write {_FSDP}.param_offload and {_FSDP}.optimizer_offload",
+    f"{_FSDP}.offload_params": f"write {_FSDP}.param_offload, or with fsdp2 {_FSDP}.offload_policy",
+    f"{ACTOR}.megatron.grad_offload": "it was removed: megatron.param_offload frees the gradient buffers too",
+    "critic.megatron.grad_offload": "it was removed: megatron.param_offload frees the gradient buffers too",
+    f"{REF}.megatron.grad_offload": "it was removed",
+    "critic.model.fsdp_config.param_offload": "write critic.fsdp.param_offload",
+    "critic.model.fsdp_config.optimizer_offload": "write critic.fsdp.optimizer_offload",
+    "critic.fsdp_config.param_offload": "write critic.fsdp.param_offload",
+    "critic.fsdp_config.optimizer_offload": "write critic.fsdp.optimizer_offload",
+    f"{ACTOR}.model_engine": "write model_engine, a setting of the whole job",
+    "global_profiler.enabled": f"write global_profiler.tool and {ACTOR}.profiler.enable",
+    f"{ROLLOUT}.update_weights_bucket_megabytes": "it is now "
+    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
+    "trainer.use_legacy_worker_impl": "it was removed: leave it out",
+    **{
+        f"reward_model.overlong_buffer.{name}": f"write +reward.reward_kwargs.overlong_buffer_cfg.{name}"
+        for name in ("enable", "len", "penalty_factor", "log")
+    },
+}
+# Settings that verl 0.9.1 accepts and never reads, each with what to write instead.
+DEAD = {
+    "critic.ppo_max_token_len_per_gpu": "the trainer reads ++critic.ppo_infer_max_token_len_per_gpu for both "
+    "values and update",
+    "critic.ulysses_sequence_parallel_size": "the engine reads critic.fsdp.ulysses_sequence_parallel_size",
+    "critic.ppo_micro_batch_size_per_gpu": "the critic always fills micro-batches by tokens: "
+    "++critic.ppo_infer_max_token_len_per_gpu",
+    f"{REF}.entropy_from_logits_with_chunking": "only the actor's scoring computes entropy: "
+    f"{ACTOR}.entropy_from_logits_with_chunking",
+    f"{REF}.fsdp_config.param_offload": "the reference is always in host memory outside its own pass",
+    f"{MODEL}.tiled_mlp.enabled": "nothing passes it on",
+    "actor_rollout_ref.nccl_timeout": "process groups are made with torch's own timeout",
+}
+
+
+def problems(job: Job) -> tuple[Problem, ...]:
+    """Return what would make the job fail at its start or at its first longest sequence."""
+    config = Config(job)
+    found = []
+    if job.config is not None:
+        found.append(
+            Problem(
+                path=("config",),
+                message="verl composes its own YAML",
+                hint="write its settings under `settings:` as flat keys, such as trainer.nnodes: 1",
+            )
+        )
+    if is_own(job):
+        found += _unknown_keys(config)
+        found += [_problem(config, key, message, hint) for key, message, hint in _values(job, config)]
+    return tuple(found)
+
+
+def ignored(config: Config) -> tuple[str, ...]:
+    """Return a sentence for each setting of the job that has no effect."""
+    return tuple(
+        f"{key} has no effect in verl 0.9.1: {why}"
+        for key, why in DEAD.items()
+        if config.has(key) and _is_dead(config, key)
+    )
+
+
+def _is_dead(config: Config, key: str) -> bool:
+    if key == "critic.ppo_micro_batch_size_per_gpu":
+        return config.critic and config.dynamic  # else its configuration demands it
+    if key == "critic.ppo_max_token_len_per_gpu":
+        return config.flag("trainer.use_v1")
+    return not (config.megatron and "fsdp" in key)
+
+
+def _unknown_keys(config: Config) -> Iterator[Problem]:
+    for spelled in config.spelled:
+        key = bare(spelled)
+        if key in keys.configured(config.keys) or keys.is_node(key, config.keys):
+            continue
+        added = key in keys.addable(config.keys) or keys.is_open(key)
+        plain = prefix(spelled) in ("+", "++") and keys.is_plain(key) and key not in GONE
+        if added or plain or config.engine not in ("dp", "megatron"):
+            continue
+        yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=_hint(config, key))
+
+
+def _hint(config: Config, key: str) -> str:
+    if key in GONE:
+        return GONE[key]
+    other = "megatron" if config.keys == "dp" else "dp"
+    if key in keys.configured(other) | keys.addable(other):
+        return f"it belongs to `model_engine: {other}`"
+    similar = keys.similar(key, config.keys)
+    return f"did you mean {similar}?" if similar else ""
+
+
+def _problem(config: Config, key: str, message: str, hint: str) -> Problem:
+    return Problem(path=("settings", config.key(key) if config.has(key) else key), message=message, hint=hint)
+
+
+def _values(job: Job, config: Config) -> Iterator[tuple[str, str, str]]:
+    if config.engine not in ("dp", "megatron", "veomni", "torchtitan"):
+        yield "model_engine", f"there is no model engine {config.engine}", "dp (FSDP) or megatron"
+    if config.rollout not in ("vllm", "sglang", "trtllm"):
+        yield f"{ROLLOUT}.name", "verl needs an inference engine", "vllm or sglang"
+    if not 0 < config.share(f"{ROLLOUT}.gpu_memory_utilization") <= 1:
+        yield f"{ROLLOUT}.gpu_memory_utilization", "must be a share of the card", "such as 0.5"
+    mode = config.text("trainer.resume_mode")
+    if mode == "resume_path":
+        yield (
+            "trainer.resume_mode",
+            "an attempt continues the checkpoints of its own run",
+            "to go on from others name their folder in trainer.default_local_dir and write `resume: true`",
+        )
+    elif mode not in ("auto", "disable"):
+        yield "trainer.resume_mode", f"there is no mode {mode}", "auto or disable"
+    if config.text("trainer.default_local_dir").startswith("~"):
+        yield "trainer.default_local_dir", "verl does not expand `~`", "write the whole path"
+    yield from _batches(config)
+    yield from _lengths(config)
+    yield from _splits(job, config)
+
+
+def _batches(config: Config) -> Iterator[tuple[str, str, str]]:
+    size = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    if config.dynamic:
+        return
+    if not config.count(size):
+        hint = _whole(config, size) or f"set it, or {ACTOR}.use_dynamic_bsz: true"
+        yield size, "verl needs it while micro-batches are counted in sequences", hint
+        return
+    scored = [ROLLOUT, *([REF] if config.reference else [])]
+    for key in (f"{node}.log_prob_micro_batch_size_per_gpu" for node in scored):
+        if not config.count(key):
+            hint = _whole(config, key) or "such as 1"
+            yield key, "verl needs it while micro-batches are counted in sequences", hint
+    if config.mini_batch and config.mini_batch % config.count(size):
+        yield (
+            size,
+            f"{config.count(size)} does not divide a rank's {config.mini_batch} sequences of a mini-batch",
+            "ppo_mini_batch_size x rollout.n / data-parallel ranks",
+        )
+
+
+def _whole(config: Config, key: str) -> str:
+    """Return what to do where a job counts sequences of all GPUs, as older versions did; else nothing."""
+    older = key.removesuffix("_per_gpu")
+    if not config.has(older):
+        return ""
+    return f"{older.rpartition('.')[2]} counted the sequences of all GPUs and is refused today: divide it"
+
+
+def _lengths(config: Config) -> Iterator[tuple[str, str, str]]:
+    lengths = f"the longest sequence, max_prompt_length + max_response_length = {config.longest}"
+    if config.dynamic:
+        scored = [f"{ROLLOUT}.log_prob_max_token_len_per_gpu"]
+        scored += [f"{REF}.log_prob_max_token_len_per_gpu"] if config.reference else []
+        for key in (f"{ACTOR}.ppo_max_token_len_per_gpu", *scored):
+            if config.count(key) * config.parallel < config.longest:
+                split = f" x {config.parallel} ranks per sequence" if config.parallel > 1 else ""
+                yield key, f"{config.count(key)}{split} is below {lengths}", "raise it"
+    if config.critic and critic_tokens(config) < config.longest:
+        yield "critic.ppo_infer_max_token_len_per_gpu", f"is below {lengths}", "raise it"
+    limit = config.count(f"{ROLLOUT}.max_model_len")
+    if limit and limit < config.longest:
+        yield f"{ROLLOUT}.max_model_len", f"{limit} is below {lengths}", "raise it"
+
+
+def _splits(job: Job, config: Config) -> Iterator[tuple[str, str, str]]:
+    engine = f"{ROLLOUT}.tensor_model_parallel_size"
+    present = config.count(engine)
+    if present not in rollout_sizes(config, job.shape):
+        sizes = ", ".join(map(str, rollout_sizes(config, job.shape)))
+        heads = f" and {job.shape.heads} attention heads" if job.shape is not None else ""
+        yield engine, f"{present} does not divide {config.rollout_world} GPUs{heads}", f"one of {sizes}"
+    key = names(config).sequence
+    if config.megatron:
+        model = config.parallel
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+            model *= max(1, config.count(f"{ACTOR}.megatron.{name}"))
+        if config.world % model:
+            yield (
+                f"{ACTOR}.megatron.tensor_model_parallel_size",
+                f"tensor x pipeline x context parallelism = {model} does not divide {config.world} GPUs",
+                "",
+            )
+        return
+    if config.parallel > 1 and not config.flag(f"{MODEL}.use_remove_padding"):
+        yield key, "Ulysses needs model.use_remove_padding", f"{MODEL}.use_remove_padding: true"
+    if config.parallel > 1 and config.parallel not in sequence_sizes(config, job.shape):
+        sizes = ", ".join(map(str, sequence_sizes(config, job.shape)))
+        heads = (
+            f", {job.shape.heads} attention heads and {job.shape.kv_heads} key-value heads"
+            if job.shape is not None
+            else ""
+        )
+        yield key, f"{config.parallel} does not split {config.world} GPUs{heads} evenly", f"one of {sizes}"

@@ -1,0 +1,330 @@
+"""A verl job's settings with verl 0.9.1's defaults filled in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.launchers.frameworks.verl import keys
+from autotune.launchers.frameworks.verl.overrides import bare, overrides_in, prefix, value_of
+from autotune.policies.values.types import Job
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+MODEL = "actor_rollout_ref.model"
+ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
+
+# The composed configuration of verl 0.9.1; keys that are not here default to nothing.
+_DEFAULTS: dict[str, Any] = {
+    "model_engine": "dp",
+    "algorithm.adv_estimator": "gae",
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.rollout_correction.bypass_mode": False,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.train_batch_size": 1024,
+    "data.dataloader_num_workers": 8,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+    "trainer.resume_mode": "auto",
+    "trainer.val_before_train": True,
+    "trainer.use_v1": True,
+    "trainer.v1.trainer_mode": "sync",
+    "trainer.logger": ["console", "wandb"],
+    "trainer.project_name": "verl_examples",
+    "trainer.experiment_name": "gsm8k",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 8,
+    f"{MODEL}.path": "~/models/deepseek-llm-7b-chat",
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{MODEL}.enable_activation_offload": False,
+    f"{MODEL}.use_remove_padding": True,
+    f"{MODEL}.use_fused_kernels": False,
+    f"{MODEL}.use_liger": False,
+    f"{MODEL}.lora_rank": 0,
+    f"{MODEL}.lora.rank": 0,
+    f"{MODEL}.lora.merge": False,
+    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.use_dynamic_bsz": False,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.ppo_max_token_len_per_gpu": 16384,
+    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.entropy_coeff": 0,
+    f"{ACTOR}.calculate_entropy": False,
+    f"{ACTOR}.calculate_sum_pi_squared": False,
+    f"{ACTOR}.entropy_checkpointing": False,
+    f"{ACTOR}.entropy_from_logits_with_chunking": False,
+    f"{ACTOR}.fsdp_config.param_offload": False,
+    f"{ACTOR}.fsdp_config.optimizer_offload": False,
+    f"{ACTOR}.fsdp_config.offload_policy": False,
+    f"{ACTOR}.fsdp_config.fsdp_size": -1,
+    f"{ACTOR}.fsdp_config.model_dtype": "fp32",
+    f"{ACTOR}.fsdp_config.dtype": "bfloat16",
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{ACTOR}.megatron.param_offload": False,
+    f"{ACTOR}.megatron.optimizer_offload": False,
+    f"{ACTOR}.megatron.tensor_model_parallel_size": 1,
+    f"{ACTOR}.megatron.pipeline_model_parallel_size": 1,
+    f"{ACTOR}.megatron.context_parallel_size": 1,
+    f"{ACTOR}.megatron.expert_model_parallel_size": 1,
+    f"{ACTOR}.megatron.use_distributed_optimizer": True,
+    f"{ACTOR}.optim.use_precision_aware_optimizer": False,
+    f"{ACTOR}.profiler.enable": False,
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.dtype": "bfloat16",
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+    f"{ROLLOUT}.ignore_eos": False,
+    f"{ROLLOUT}.enforce_eager": False,
+    f"{ROLLOUT}.free_cache_engine": True,
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{ROLLOUT}.data_parallel_size": 1,
+    f"{ROLLOUT}.pipeline_model_parallel_size": 1,
+    f"{ROLLOUT}.max_num_batched_tokens": 8192,
+    f"{ROLLOUT}.max_num_seqs": 256,
+    f"{ROLLOUT}.enable_chunked_prefill": True,
+    f"{ROLLOUT}.enable_sleep_mode": True,
+    f"{ROLLOUT}.nnodes": 0,
+    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 2048,
+    "critic.strategy": "fsdp",
+    "critic.ppo_infer_max_token_len_per_gpu": 32768,
+    "critic.ppo_max_token_len_per_gpu": 32768,
+    "critic.model.enable_gradient_checkpointing": True,
+    "critic.model.enable_activation_offload": False,
+    "critic.fsdp.param_offload": False,
+    "critic.fsdp.optimizer_offload": False,
+    "critic.fsdp.offload_policy": False,
+    "critic.fsdp.ulysses_sequence_parallel_size": 1,
+    "critic.megatron.param_offload": False,
+    "critic.megatron.optimizer_offload": False,
+    "critic.megatron.tensor_model_parallel_size": 1,
+    "critic.megatron.context_parallel_size": 1,
+}
+_MEGATRON_DEFAULTS: dict[str, Any] = {f"{ACTOR}.strategy": "megatron", "critic.strategy": "megatron"}
+# Keys whose default is the value of another one (`oc.select` in verl's YAML).
+_FOLLOWS = {
+    f"{ROLLOUT}.prompt_length": "data.max_prompt_length",
+    f"{ROLLOUT}.response_length": "data.max_response_length",
+    f"{ROLLOUT}.n_gpus_per_node": "trainer.n_gpus_per_node",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+    f"{ROLLOUT}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{REF}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+    f"{REF}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{REF}.strategy": f"{ACTOR}.strategy",
+    "critic.use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+}
+_REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}$")
+_DEEPEST = 8  # references followed from one key
+
+
+class Config:
+    """What a job's settings come to; `get` takes the keys without Hydra's prefixes."""
+
+    def __init__(self, job: Job) -> None:
+        self.spelled = written(job)
+        self._values = {bare(key): value_of(value) for key, value in self.spelled.items()}
+        self.engine = str(self._values.get("model_engine") or _implied(job, self._values))
+        self.keys = "megatron" if self.megatron else "dp"
+        self._defaults = _DEFAULTS | (_MEGATRON_DEFAULTS if self.megatron else {})
+
+    @property
+    def megatron(self) -> bool:
+        """Whether the trainer is Megatron's."""
+        return self.engine == "megatron"
+
+    def has(self, key: str) -> bool:
+        """Return whether the job itself sets a key."""
+        return key in self._values
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
+        """Return the value of a key: the job's, else verl's."""
+        if key in self._values:
+            value = self._values[key]
+            reference = _REFERENCE.match(value) if isinstance(value, str) else None
+            if reference is None or depth >= _DEEPEST:
+                return value
+            return self.get(reference[1], depth=depth + 1)
+        if key in _FOLLOWS and depth < _DEEPEST:
+            return self.get(_FOLLOWS[key], depth=depth + 1)
+        return self._defaults.get(key)
+
+    def followed(self, key: str) -> str:
+        """Return the key whose value a key takes because the job does not set it; empty where none."""
+        return "" if self.has(key) else _FOLLOWS.get(key, "")
+
+    def flag(self, key: str) -> bool:
+        """Return a key's truth."""
+        return self.get(key) is True
+
+    def count(self, key: str) -> int:
+        """Return a key's whole number; 0 where it is none."""
+        value = self.get(key)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+    def share(self, key: str) -> float:
+        """Return a key's number; 0 where it is none."""
+        value = self.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+    def text(self, key: str) -> str:
+        """Return a key's text; empty where it is unset."""
+        value = self.get(key)
+        return "" if value is None else str(value)
+
+    def key(self, name: str) -> str:
+        """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
+        for spelled in self.spelled:
+            if bare(spelled) == name and prefix(spelled) != "~":
+                return spelled
+        return name if name in keys.configured(self.keys) else f"++{name}"
+
+    # ------------------------------------------------------------------ what several readers need
+
+    @property
+    def world(self) -> int:
+        """GPUs of the trainer."""
+        return max(1, self.count("trainer.nnodes")) * max(1, self.count("trainer.n_gpus_per_node"))
+
+    @property
+    def parallel(self) -> int:
+        """Ranks over which one sequence is split: Ulysses, or Megatron's context parallelism."""
+        if self.megatron:
+            return max(1, self.count(f"{ACTOR}.megatron.context_parallel_size"))
+        old = self.count(f"{ACTOR}.ulysses_sequence_parallel_size")
+        return old if old > 1 else max(1, self.count(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence: verl cuts prompts and the answers of all turns to these lengths."""
+        return self.count(f"{ROLLOUT}.prompt_length") + self.count(f"{ROLLOUT}.response_length")
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapters; 0 where all parameters are trained."""
+        return self.count(f"{MODEL}.lora.rank") or self.count(f"{MODEL}.lora_rank")
+
+    @property
+    def adapters(self) -> bool:
+        """Whether only adapters are trained: then the reference is the actor without them."""
+        return self.lora_rank > 0 or self.get(f"{MODEL}.lora_adapter_path") is not None
+
+    @property
+    def scores_reference(self) -> bool:
+        """Whether a reference policy is scored."""
+        return self.flag(f"{ACTOR}.use_kl_loss") or self.flag("algorithm.use_kl_in_reward")
+
+    @property
+    def reference(self) -> bool:
+        """Whether a reference model of its own is loaded."""
+        return self.scores_reference and not self.adapters
+
+    @property
+    def critic(self) -> bool:
+        """Whether a critic is trained."""
+        enabled = self.get("critic.enable")
+        return bool(enabled) if enabled is not None else self.text("algorithm.adv_estimator") == "gae"
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether micro-batches are filled up to a number of tokens."""
+        return self.flag(f"{ACTOR}.use_dynamic_bsz")
+
+    @property
+    def rollout(self) -> str:
+        """The inference engine: vllm, sglang or trtllm."""
+        return self.text(f"{ROLLOUT}.name")
+
+    @property
+    def colocated(self) -> bool:
+        """Whether trainer and engine share their GPUs."""
+        return not self.flag("trainer.use_v1") or self.text("trainer.v1.trainer_mode") != "separate_async"
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine gives its memory back while training runs."""
+        awake = not self.flag(f"{ROLLOUT}.free_cache_engine")
+        if self.rollout == "vllm":
+            awake = awake or not self.flag(f"{ROLLOUT}.enable_sleep_mode")
+        return self.colocated and not awake
+
+    @property
+    def entropy(self) -> bool:
+        """Whether the update itself computes the entropy."""
+        return bool(self.share(f"{ACTOR}.entropy_coeff")) or self.flag(f"{ACTOR}.calculate_entropy")
+
+    @property
+    def replicas(self) -> int:
+        """Engines that generate side by side."""
+        ranks = self.world if self.colocated else self._rollout_ranks
+        return max(1, ranks // self.engine_ranks)
+
+    @property
+    def engine_ranks(self) -> int:
+        """GPUs of one engine."""
+        sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+        ranks = 1
+        for size in sizes:
+            ranks *= max(1, self.count(f"{ROLLOUT}.{size}"))
+        return ranks
+
+    @property
+    def rollout_world(self) -> int:
+        """GPUs of all engines together."""
+        return self.world if self.colocated else self._rollout_ranks
+
+    @property
+    def _rollout_ranks(self) -> int:
+        return max(1, self.count(f"{ROLLOUT}.nnodes") * self.count(f"{ROLLOUT}.n_gpus_per_node"))
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that each take their own part of a mini-batch."""
+        split = self.parallel
+        if self.megatron:
+            split *= max(1, self.count(f"{ACTOR}.megatron.tensor_model_parallel_size"))
+            split *= max(1, self.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
+        return max(1, self.world // split)
+
+    @property
+    def mini_batch(self) -> int:
+        """Sequences of one mini-batch on one data-parallel rank; 0 where they do not divide evenly."""
+        sequences = self.count(f"{ACTOR}.ppo_mini_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
+        return 0 if sequences % self.data_parallel else sequences // self.data_parallel
+
+    @property
+    def sequences(self) -> int:
+        """Samples of one step."""
+        return self.count("data.train_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
+
+
+def _implied(job: Job, values: Mapping[str, Any]) -> str:
+    """Return the model engine of a job that does not name one: older ways of choosing Megatron still do."""
+    alias = any("ppo_megatron_trainer" in word for word in job.command)
+    return "megatron" if alias or values.get(f"{ACTOR}.strategy") == "megatron" else "dp"
+
+
+def written(job: Job) -> dict[str, Any]:
+    """Return the job's own overrides: those in its command, and over them its settings, nested ones flat."""
+    found = overrides_in(job.command)
+    for key, value in _flat(job.settings).items():
+        for other in [name for name in found if bare(name) == bare(key) and name != key]:
+            del found[other]
+        found[key] = value
+    return found
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = bare(key)
+        inside = keys.is_node(name, "dp") or keys.is_node(name, "megatron")
+        if isinstance(value, Mapping) and value and inside:
+            found |= _flat({f"{key}.{inner}": each for inner, each in value.items()})
+        else:
+            found[key] = value
+    return found

@@ -1,0 +1,157 @@
+"""How an attempt of a verl job is started: its command line, checkpoints and loggers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.frameworks.verl import keys as verl_keys
+from autotune.launchers.frameworks.verl.config import ENV_VARS, MODEL, ROLLOUT, Config, written
+from autotune.launchers.frameworks.verl.knobs import SNAPSHOT_TOOL, write
+from autotune.launchers.frameworks.verl.overrides import bare, override, overrides_in
+from autotune.policies.values.types import SAVE_STEPS, Command, Job, Knobs
+
+ENTRY = ("{python}", "-m", "verl.trainer.main_ppo")
+_KEPT = 2  # checkpoints: with one, verl deletes the old one before the new one is complete
+_DAY_S = "86400"
+_WORKERS = "ray_kwargs.ray_init.runtime_env.py_executable"
+_UNSAFE = re.compile(r"[^\w.-]+")
+
+Settings = dict[str, Any]
+
+
+def command(job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+    """Render an attempt: the job's own overrides, what its knobs change, and what a run of ours needs."""
+    settings = written(job) | write(Config(job), knobs)
+    whole = Config(msgspec.structs.replace(job, settings=settings))
+    needed = needs(job, whole, run=run, attempt=attempt, resume=resume)
+    settings = {key: value for key, value in settings.items() if bare(key) not in needed}
+    settings |= {whole.key(key): value for key, value in needed.items()}
+    words = tuple(override(verl_keys.taken(key), value) for key, value in settings.items())
+    preloads = f"{ENV_VARS}.LD_PRELOAD" in {bare(key) for key in settings}
+    return Command(
+        argv=(*entry(job), *words),
+        env={
+            "RAY_DEDUP_LOGS": "0",
+            **{name: value for name, value in job.env.items() if not (preloads and name == "LD_PRELOAD")},
+        },
+        cwd=job.workdir,
+    )
+
+
+def entry(job: Job) -> tuple[str, ...]:
+    """Return the program with the words that are no overrides; the job may name another than verl's own."""
+    if not job.command:
+        return ENTRY
+    return tuple(word for word in job.command if not overrides_in([word]))
+
+
+def is_own(job: Job) -> bool:
+    """Return whether the job starts verl's own trainer and not a recipe with settings of its own."""
+    return not job.command or any(word.endswith("main_ppo") for word in job.command)
+
+
+def needs(job: Job, config: Config, *, run: str, attempt: int, resume: bool) -> Settings:
+    """Return the settings that make an attempt resumable, and its loggers go on where they stopped."""
+    folder = checkpoints(job, config, run=run)
+    found: Settings = {
+        "trainer.default_local_dir": folder,
+        "trainer.resume_mode": "auto"
+        if resume and config.text("trainer.resume_mode") != "disable"
+        else "disable",
+    }
+    if not config.has("trainer.save_freq"):
+        found["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
+    if config.count("trainer.save_freq") > 0 or "trainer.save_freq" in found:
+        for key in ("trainer.max_actor_ckpt_to_keep", *_critics(config, "trainer.max_critic_ckpt_to_keep")):
+            if not config.has(key):
+                found[key] = _KEPT
+    loggers = _listed(config.get("trainer.logger"))
+    if job.python is not None and config.get(_WORKERS) is None:
+        found[_WORKERS] = "{python}"  # verl's own null would make Ray take the cluster's interpreter
+    if "console" not in loggers or "file" not in loggers:
+        found["trainer.logger"] = [*loggers, *(name for name in ("console", "file") if name not in loggers)]
+    variables = _variables(job, config, loggers, folder=folder, run=run, attempt=attempt)
+    found |= {f"{ENV_VARS}.{name}": value for name, value in variables.items() if name not in job.env}
+    if config.text("global_profiler.tool") == SNAPSHOT_TOOL and not config.has("global_profiler.save_path"):
+        found["global_profiler.save_path"] = f"{folder}/memory/attempt-{attempt:04d}"
+    return {key: value for key, value in found.items() if config.get(key) != value or not config.has(key)}
+
+
+def checkpoints(job: Job, config: Config, *, run: str) -> str:
+    """Return the absolute folder of a run's checkpoints.
+
+    Only a job that asks to go on from what is there gets the folder itself: below it every run has its own,
+    so that no attempt, not even one after a failure before the first checkpoint, continues a foreign one.
+    """
+    named = config.text("trainer.default_local_dir")
+    if "${" in named:
+        named = ""
+    project, experiment = config.text("trainer.project_name"), config.text("trainer.experiment_name")
+    if job.resume:
+        return _absolute(job, named or f"checkpoints/{project}/{experiment}")
+    return f"{_absolute(job, named)}/{run}" if named else _absolute(job, f"checkpoints/{job.name}-{run}")
+
+
+def trial(job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+    """Return the job with a few steps under names, folders and loggers of its own."""
+    own: Settings = {
+        "trainer.default_local_dir": f"{folder}/checkpoints",
+        "trainer.project_name": "autotune",
+        "trainer.experiment_name": f"{job.name}-trial",
+        "trainer.logger": ["console", "file"],
+        "trainer.total_training_steps": steps,
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": -1,
+        "trainer.resume_mode": "disable",
+        "trainer.log_val_generations": 0,
+        "trainer.rollout_data_dir": None,
+        "trainer.validation_data_dir": None,
+    }
+    if longest and can_force_longest(Config(job)):
+        own[f"{ROLLOUT}.ignore_eos"] = True
+    settings = {key: value for key, value in job.settings.items() if bare(key) not in own}
+    return msgspec.structs.replace(job, settings={**settings, **own}, resume=False)
+
+
+def can_force_longest(config: Config) -> bool:
+    """Return whether answers can be made as long as allowed: verl passes `ignore_eos` to vLLM alone."""
+    return config.rollout == "vllm"
+
+
+def model_path(config: Config) -> str | None:
+    """Return the model that the job names."""
+    return config.text(f"{MODEL}.path") if config.has(f"{MODEL}.path") else None
+
+
+def _variables(
+    job: Job, config: Config, loggers: list[str], *, folder: str, run: str, attempt: int
+) -> dict[str, str]:
+    """Return variables of verl's own process: a Ray worker inherits nothing from whoever starts it."""
+    found = {
+        "VERL_FILE_LOGGER_ROOT": f"{folder}/metrics/attempt-{attempt:04d}",
+        # verl says every minute that it waits for rollouts, even for dead ones: a hang has to be silent.
+        "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS": _DAY_S,
+    }
+    if "wandb" in loggers:
+        found |= {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
+    if "tensorboard" in loggers:
+        names = f"{config.text('trainer.project_name')}/{config.text('trainer.experiment_name')}"
+        found["TENSORBOARD_DIR"] = _absolute(job, f"tensorboard_log/{names}")
+    return {name: value for name, value in found.items() if not config.has(f"{ENV_VARS}.{name}")}
+
+
+def _critics(config: Config, *keys: str) -> tuple[str, ...]:
+    return keys if config.critic else ()
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def _absolute(job: Job, path: str) -> str:
+    base = job.workdir.rstrip("/")
+    return path if path.startswith(("/", "~", "hdfs:")) else f"{base}/{path.removeprefix('./')}".rstrip("/")

@@ -1,0 +1,125 @@
+"""How a verl job is spread, and what holds device memory in which phase."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.verl.config import ACTOR, MODEL, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.knobs import names
+from autotune.policies.values.types import Component, Layout, Phase, Placement
+
+_HALF = ("bf16", "bfloat16", "fp16", "float16")
+_TRAINING = (
+    Phase.INIT,
+    Phase.LOG_PROB,
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.OPTIMIZER,
+    Phase.COMM,
+    Phase.CHECKPOINT,
+)
+_GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+
+
+def placement(config: Config) -> Placement:
+    """Return whether trainer and engine share their GPUs."""
+    return Placement.COLOCATED if config.colocated else Placement.ASYNCHRONOUS
+
+
+def resident(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return the components that hold device memory in each phase.
+
+    In the synchronous trainer the engine sleeps from the end of generation to the weight sync: weights and
+    pool are given back, captured graphs stay. It does not exist yet while the trainer is built.
+    """
+    trainers: tuple[str, ...] = (Component.TRAINER.value,)
+    if config.critic:
+        trainers += (Component.CRITIC.value,)
+    if config.reference and config.megatron:
+        trainers += (Component.REF.value,)  # FSDP's reference is in host memory outside its own pass
+    rollout = (Component.ROLLOUT.value,)
+    shared = config.colocated
+    awake = rollout if shared and not config.sleeps else ()
+    found = {phase.value: (*trainers, *awake) for phase in _TRAINING}
+    found[Phase.INIT.value] = trainers
+    if config.reference:
+        found[Phase.LOG_PROB.value] = (*found[Phase.LOG_PROB.value], Component.REF.value)
+    found |= {phase.value: (*trainers, *rollout) if shared else rollout for phase in _GENERATION}
+    found[Phase.WEIGHT_SYNC.value] = (*trainers, *rollout)
+    return {phase: tuple(dict.fromkeys(parts)) for phase, parts in found.items()}
+
+
+def layout(config: Config) -> Layout:
+    """Return how the job is spread over its GPUs and in which precisions."""
+    own = names(config)
+    half = config.text(f"{ACTOR}.fsdp_config.model_dtype") in _HALF
+    cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
+    policy = config.flag(f"{ACTOR}.fsdp_config.offload_policy") and not config.megatron
+    wide = 2 if config.megatron or half else 4
+    return Layout(
+        strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
+        ranks=config.world,
+        shards=_shards(config),
+        pipeline_parallel=max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
+        if config.megatron
+        else 1,
+        expert_parallel=max(1, config.count(f"{ACTOR}.megatron.expert_model_parallel_size"))
+        if config.megatron
+        else 1,
+        expert_tensor_parallel=_expert_tensor(config),
+        expert_shards=_expert_shards(config),
+        engine_ranks=config.rollout_world,
+        parameter_bytes=wide,
+        compute_bytes=2 if config.text(f"{ACTOR}.fsdp_config.dtype") in _HALF else 4,
+        gradient_bytes=4 if config.megatron else wide,
+        optimizer_bytes=12 if config.megatron else 2 * wide,
+        logits_bytes=4 if config.megatron else 2,  # Megatron's output layer upcasts, FSDP's keeps bf16
+        engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
+        kv_bytes=1
+        if config.text(f"{ROLLOUT}.engine_kwargs.{config.rollout}.kv_cache_dtype").startswith("fp8")
+        else 2,
+        reference=config.reference,
+        reference_offload=config.reference
+        and (not config.megatron or config.flag(f"{ACTOR}.megatron.param_offload")),
+        critic=config.critic,
+        critic_offload=config.critic
+        and config.flag(f"{own.critic}.param_offload")
+        and config.flag(f"{own.critic}.optimizer_offload"),
+        lora_rank=config.lora_rank,
+        entropy=config.entropy,
+        engine_sleeps=config.sleeps,
+        engine_weights_on_host=config.rollout == "sglang" or config.adapters,  # else vLLM's sleep drops them
+        optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
+        parameters_stay_offloaded=policy,
+        tokens_before_split=True,
+        logits_in_place=not (config.entropy or config.flag(f"{ACTOR}.calculate_sum_pi_squared")),
+        padded=not config.flag(f"{MODEL}.use_remove_padding"),
+        sequences=config.sequences,
+        prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
+        response_tokens=config.count(f"{ROLLOUT}.response_length"),
+    )
+
+
+def _expert_tensor(config: Config) -> int:
+    """Return over how many ranks one expert is split; Megatron's default is its tensor parallelism."""
+    if not config.megatron:
+        return 1
+    own = config.count(f"{ACTOR}.megatron.expert_tensor_parallel_size")
+    return own or max(1, config.count(f"{ACTOR}.megatron.tensor_model_parallel_size"))
+
+
+def _expert_shards(config: Config) -> int:
+    if not config.megatron or not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
+        return 0
+    sizes = ("expert_model_parallel_size", "pipeline_model_parallel_size")
+    ranks = _expert_tensor(config)
+    for size in sizes:
+        ranks *= max(1, config.count(f"{ACTOR}.megatron.{size}"))
+    return max(1, config.world // ranks)
+
+
+def _shards(config: Config) -> int:
+    if config.megatron:
+        if not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
+            return 1
+        return config.data_parallel * config.parallel
+    size = config.count(f"{ACTOR}.fsdp_config.fsdp_size")
+    return size if 0 < size < config.world else config.world

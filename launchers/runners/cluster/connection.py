@@ -1,0 +1,284 @@
+"""Connects this process to a Ray cluster, or starts one of our own that dies with us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.launchers.base import Unreachable
+from autotune.launchers.runners.node.child import FOLDER
+from autotune.launchers.runners.node.host import read_cards
+from autotune.policies.values.types import Value
+
+NAMESPACE = "autotune"
+_LEAST_CPUS = 16  # frameworks start many light actors
+_OBJECT_STORE_BYTES = 256 * 1024 * 1024
+_LONGEST_FOLDER = 40  # Ray's socket paths below it must stay under 107 bytes
+_HEAD_SILENT_S = 20.0  # a restarted head is back by then
+_KNOCK_S = 5.0  # Ray itself would try for 40 s
+_LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
+_REAPER = Path(__file__).with_name("reaper.py")
+
+
+class Connection(Value, frozen=True, kw_only=True):
+    """A cluster that this process is connected to."""
+
+    address: str  # of its GCS
+    ours: bool  # started here
+    note: str  # what the user should know; empty when they asked for just this
+    lifeline: int = -1  # while it is open, our own Ray lives
+    reaper: int = -1
+
+
+class Head:
+    """Whether the cluster's head still answers.
+
+    Asked before every use of Ray: with the head gone its calls block, and after 60 s it ends this process.
+    Any thread may ask; only the main thread leaves the cluster, as it alone connects.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._place = (host.strip("[]"), int(port))
+        self._answered_at = time.monotonic()
+        self.gone = ""  # why this process has left the cluster
+
+    def answers(self) -> bool:
+        """Return whether the head takes connections; leave the cluster when it has not for too long."""
+        if self.gone:
+            return False
+        try:
+            socket.create_connection(self._place, timeout=_KNOCK_S).close()
+        except OSError as error:
+            if time.monotonic() - self._answered_at > _HEAD_SILENT_S and in_main_thread():
+                self.leave(f"the Ray cluster's head {self._place[0]} does not answer: {error}")
+            return False
+        self._answered_at = time.monotonic()
+        return True
+
+    def leave(self, reason: str) -> None:
+        """Disconnect from a cluster that is gone."""
+        import ray
+
+        self.gone = reason
+        with _own_signals():
+            ray.shutdown()
+
+
+def in_main_thread() -> bool:
+    """Return whether this is the thread that may connect to a cluster and leave it."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def connect(address: str | None, *, gpus: int | None = None) -> Connection:
+    """Connect to `auto`, `local`, host:port, or (None) an existing cluster if there is one, else our own.
+
+    To be called from the main thread: the kernel ends our own Ray together with the thread that started it.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise Unreachable("this process is connected to a Ray cluster already")
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    if address == "local":
+        return _start_local(gpus, note="")
+    if address not in (None, "auto"):
+        return _join(str(address))
+    found = _existing(any_running=address == "auto")
+    if found is not None:
+        return _join(found)
+    if address == "auto":
+        raise Unreachable(
+            "no Ray cluster is running here",
+            hint="start one with `ray start --head`, or write `address: local` to use this machine alone",
+        )
+    return _start_local(gpus, note="no Ray cluster found; using a local one that ends with this run")
+
+
+def disconnect(connection: Connection) -> None:
+    """Leave the cluster; our own ends."""
+    import ray
+
+    with _own_signals():
+        ray.shutdown()
+    if connection.lifeline >= 0:
+        os.close(connection.lifeline)
+        os.waitpid(connection.reaper, 0)
+
+
+def _existing(*, any_running: bool) -> str | None:
+    """Return the address that Ray itself would find: RAY_ADDRESS, that of `ray start`, or any running one.
+
+    Our own local clusters are left out: they end with another run.
+    """
+    from ray._private import services
+
+    named = os.environ.get("RAY_ADDRESS")
+    if named and named != "auto":
+        return named
+    latest = services.find_bootstrap_address(None)
+    running = {candidate for candidate in _gcs_addresses() if candidate}
+    if latest in running:
+        return str(latest)
+    return min(running) if running and any_running else None
+
+
+def _gcs_addresses() -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (process / "cmdline").read_bytes().split(b"\0")
+            if not argv[0].endswith(b"/raylet"):
+                continue
+            if b"\0" + _LOCAL.encode() + b"=" in b"\0" + (process / "environ").read_bytes():
+                continue
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        for word in argv:
+            if word.startswith(b"--gcs-address="):
+                yield word.partition(b"=")[2].decode()
+
+
+def _join(address: str) -> Connection:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    except (OSError, ValueError) as error:
+        raise Unreachable(
+            f"cannot connect to the Ray cluster at {address}: {error}",
+            hint="write the host:port that `ray status` shows; Ray Client (ray://) is not supported",
+        ) from error
+    _enable_found_token()
+    with _environment({"RAY_ADDRESS": address}):
+        try:
+            info = _init(address=address)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise Unreachable(
+                f"cannot connect to the Ray cluster at {address}: {str(error).splitlines()[0]}",
+                hint="this machine must be a node of the cluster (`ray start --address=...`)",
+            ) from error
+    return Connection(address=info["gcs_address"], ours=False, note="")
+
+
+def _enable_found_token() -> None:
+    """Use the user's token as Ray does for clusters it finds itself; older Ray has no tokens."""
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+    except ImportError:
+        return
+    enable = getattr(setup, "maybe_enable_token_auth_if_token_available", None)
+    if enable is not None and "RAY_AUTH_MODE" not in os.environ:
+        enable(warn_if_disabled=False)
+
+
+def _start_local(gpus: int | None, *, note: str) -> Connection:
+    folder = tempfile.mkdtemp(prefix="at-")
+    if len(folder) > _LONGEST_FOLDER:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")
+    token = f"{_LOCAL}={secrets.token_hex(8)}"
+    read, lifeline = os.pipe()
+    reaper = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_REAPER), str(read), token, folder],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=(read,),
+        cwd="/",
+    )
+    os.close(read)
+    _protect()
+    name, _, value = token.partition("=")
+    try:
+        with _environment({name: value, FOLDER: folder, "RAY_ADDRESS": None}):
+            info = _init(
+                address="local",
+                num_cpus=max(_LEAST_CPUS, len(os.sched_getaffinity(0))),
+                num_gpus=_visible_gpus() if gpus is None else gpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                _temp_dir=folder,
+            )
+    except Exception as error:
+        os.close(lifeline)
+        raise Unreachable(f"cannot start Ray here: {error}") from error
+    return Connection(address=info["gcs_address"], ours=True, note=note, lifeline=lifeline, reaper=reaper.pid)
+
+
+def _protect() -> None:
+    """Let nobody else on this machine use our own Ray, without touching the user's token file."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    from ray import _raylet
+
+    config = getattr(_raylet, "Config", None)
+    if config is not None:  # Ray without tokens has nothing to protect
+        config.initialize("")  # it has read the mode when it was imported
+
+
+def _visible_gpus() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(read_cards())
+    return count if visible is None else min(count, len([entry for entry in visible.split(",") if entry]))
+
+
+def _init(**options: Any) -> dict[str, Any]:
+    import ray
+
+    try:
+        with _own_signals():
+            context = ray.init(
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=True,
+                **options,
+            )
+    except SystemExit as left:
+        # Ray's own handler of SIGTERM, which is installed while it connects, leaves the process at once.
+        if left.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)
+            raise Unreachable("stopped by SIGTERM while connecting to Ray") from None
+        raise
+    return dict(context.address_info)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the signal handlers of this process: Ray replaces SIGTERM's."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,112 @@
+"""What the framework's own Ray jobs leave in the cluster's tables."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.launchers.runners.node.processes import MARKER
+
+METADATA = "autotune_attempt"
+_INJECTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+def job_environment(
+    attempt: str,
+    *,
+    inherited: str | None,
+    python: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the variables that make `ray.init()` of the framework mark its job and all workers.
+
+    Ray reads them as it does under `ray job submit` and merges them with the program's own runtime_env; with
+    the override a program may set the same variables itself. Ray starts workers with the interpreter of its
+    own node process, which lacks the framework where that has an interpreter of its own: `python` is theirs.
+    `variables` are the job's own: a worker inherits the environment of its node, not of the program.
+    """
+    config: dict[str, Any] = json.loads(inherited) if inherited else {}
+    runtime = dict(config.get("runtime_env") or {})
+    if python is not None:
+        runtime.setdefault("py_executable", python)
+    runtime["env_vars"] = {**runtime.get("env_vars", {}), **(variables or {}), MARKER: attempt}
+    metadata = {**(config.get("metadata") or {}), METADATA: attempt}
+    return {
+        _INJECTED: json.dumps({**config, "runtime_env": runtime, "metadata": metadata}),
+        "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+    }
+
+
+def inherited_job_config() -> str | None:
+    """Return the job configuration that this process itself was started with, under `ray job submit`."""
+    return os.environ.get(_INJECTED)
+
+
+def jobs_of(attempt: str) -> tuple[str, ...]:
+    """Return the ids of the Ray jobs that an attempt's framework has started."""
+    return tuple(sorted(job for job, name in _marked_jobs() if name == attempt))
+
+
+def attempts_with_jobs(run: str) -> tuple[str, ...]:
+    """Return the attempts `<run>/<n>` whose frameworks have started Ray jobs."""
+    return tuple(sorted({name for _, name in _marked_jobs() if name.startswith(f"{run}/")}))
+
+
+def _marked_jobs() -> list[tuple[str, str]]:
+    from ray.core.generated import gcs_pb2
+
+    rows = _tables().get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
+    jobs = [gcs_pb2.JobTableData.FromString(row) for row in rows]
+    return [(job.job_id.hex(), name) for job in jobs if (name := job.config.metadata.get(METADATA))]
+
+
+def cards_of(jobs: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs that Ray gave to the jobs' actors, dead ones included, by the id of their node.
+
+    They are counted as Ray counts those of a node: from 0, whatever CUDA_VISIBLE_DEVICES names there.
+    """
+    import ray
+    from ray.core.generated import gcs_pb2
+
+    found: dict[str, set[int]] = {}
+    for job in jobs:
+        for row in _tables().get_actor_table(ray.JobID.from_hex(job), None):
+            actor = gcs_pb2.ActorTableData.FromString(row)
+            for resource in actor.resource_mapping:
+                if resource.name == "GPU" or resource.name.startswith("GPU_group_"):
+                    places = {entry.index for entry in resource.resource_ids if entry.quantity > 0}
+                    found.setdefault(actor.node_id.hex(), set()).update(places)
+    return {node: tuple(sorted(places)) for node, places in found.items()}
+
+
+def remove_leftovers(jobs: tuple[str, ...]) -> tuple[str, ...]:
+    """Remove the detached actors and the placement groups of ended jobs; return what was removed."""
+    import ray
+    from ray.core.generated import gcs_pb2
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    removed = []
+    for job in jobs:
+        for row in _tables().get_actor_table(ray.JobID.from_hex(job), None):
+            actor = gcs_pb2.ActorTableData.FromString(row)
+            if not actor.is_detached or actor.state == gcs_pb2.ActorTableData.DEAD:
+                continue
+            try:
+                ray.kill(ray.get_actor(actor.name, namespace=actor.ray_namespace), no_restart=True)
+            except ValueError:
+                continue  # ended meanwhile
+            removed.append(f"actor {actor.name}")
+    for row in _tables().get_placement_group_table():
+        group = gcs_pb2.PlacementGroupTableData.FromString(row)
+        if group.creator_job_id.hex() in jobs and group.state != gcs_pb2.PlacementGroupTableData.REMOVED:
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+            removed.append(f"placement group {group.name or group.placement_group_id.hex()}")
+    return tuple(removed)
+
+
+def _tables() -> Any:
+    from ray._private.state import state
+
+    return state._connect_and_get_accessor()

@@ -1,0 +1,120 @@
+"""Runs attempts on this machine without Ray."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from autotune.launchers.base import Chunk, Drain, Exit, Observed
+from autotune.launchers.runners.node.agent import Baseline, Node, sweep_machine
+from autotune.launchers.runners.node.drain import ENOUGH_SHARE, drain
+from autotune.launchers.runners.node.harvest import Harvest
+from autotune.launchers.runners.node.host import measure
+from autotune.policies.values.types import Cluster, Command
+
+_SWEEP_GRACE_S = 2.0
+_STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
+
+
+class ProcessHandle:
+    """An attempt that is a child of this process."""
+
+    def __init__(self, node: Node, *, baseline: Baseline, enough_share: float = ENOUGH_SHARE) -> None:
+        self._node = node
+        self._baseline = baseline
+        self._enough_share = enough_share
+        self.released = False
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Make the next poll begin at the start once more."""
+        self._cursor: dict[str, int] = {}
+        self._taken = 0
+        self._harvest = Harvest()
+
+    def poll(self) -> Observed:
+        """Return what is new."""
+        report = self._node.poll(self._cursor, taken=self._taken, jobs=())
+        self._taken = report.taken
+        self._cursor.update((piece.path, piece.end) for piece in report.pieces)
+        return Observed(
+            chunks=tuple(Chunk(source=piece.source, data=piece.data) for piece in report.pieces),
+            samples=report.samples,
+            exit=self._settled(report.exit, heard=bool(report.pieces), alive=report.alive),
+        )
+
+    def _settled(self, ended: Exit | None, *, heard: bool, alive: int) -> Exit | None:
+        return self._harvest.publish(ended, heard=heard, alive=alive)
+
+    def stop(self, *, grace_s: float) -> float:
+        """End the whole attempt and return the seconds it took."""
+        begun = time.monotonic()
+        self._node.stop_child(grace_s=grace_s)
+        self._node.end(grace_s=min(grace_s, _STRAGGLER_GRACE_S))
+        return time.monotonic() - begun
+
+    def drain(self, *, timeout_s: float) -> Drain:
+        """Wait until no memory of the attempt is held any more."""
+        return drain(
+            lambda: (self._node.residue(self._baseline),),
+            timeout_s=timeout_s,
+            end=lambda: self._node.end(grace_s=0.0),
+            largest_stranger=lambda _: self._node.largest_stranger(),
+            enough_share=self._enough_share,
+        )
+
+    def release(self) -> None:
+        """End what still runs and remove the attempt's private folder."""
+        if not self.released:
+            self.released = True
+            self.stop(grace_s=0.0)
+            self._node.release()
+
+
+class ProcessRunner:
+    """Attempts as children of this process: they end with it."""
+
+    def __init__(self) -> None:
+        self._handles: dict[tuple[str, int], ProcessHandle] = {}
+
+    def cluster(self) -> Cluster:
+        """Return what this machine has."""
+        machine = measure()
+        return Cluster(
+            address="local",
+            nodes=1,
+            gpus_per_node=len(machine.cards),
+            gpu_memory_bytes=min((card.total_bytes for card in machine.cards), default=0),
+            host_memory_bytes=machine.host_total_bytes,
+            gpu_name=machine.card_name,
+        )
+
+    def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> ProcessHandle:
+        """Start an attempt here."""
+        node = Node(run=run, attempt=attempt, name=os.uname().nodename)
+        try:
+            start = node.launch(command, python=python, environment=dict(os.environ))
+        except BaseException:
+            node.release()
+            raise
+        handle = ProcessHandle(node, baseline=start.baseline)
+        self._handles[run, attempt] = handle
+        return handle
+
+    def attach(self, *, run: str, attempt: int) -> ProcessHandle | None:
+        """Return the attempt if this very process started it."""
+        handle = self._handles.get((run, attempt))
+        if handle is None or handle.released:
+            return None
+        handle.rewind()
+        return handle
+
+    def sweep(self, *, run: str) -> tuple[str, ...]:
+        """End what is left of a run here without a living supervisor."""
+        return sweep_machine(run, spared=set(), grace_s=_SWEEP_GRACE_S)
+
+    def close(self) -> None:
+        """End the attempts that were not released."""
+        for handle in self._handles.values():
+            handle.release()
+        self._handles.clear()

@@ -1,0 +1,1 @@
+"""What happens on one node for one attempt; no Ray in here."""

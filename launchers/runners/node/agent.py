@@ -1,0 +1,222 @@
+"""What happens on one node for one attempt: supervising, sampling, reading logs, ending; no Ray in here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from autotune.launchers.base import Exit, Unreachable
+from autotune.launchers.runners.node.child import Child, living_attempts, remove_dead_folders
+from autotune.launchers.runners.node.drain import CardState, ProcessHold, Residue
+from autotune.launchers.runners.node.host import read_cards, read_host
+from autotune.launchers.runners.node.logs import Logs, Piece
+from autotune.launchers.runners.node.processes import ProcessStat, all_pids, end, marked, read_stat, user_of
+from autotune.launchers.runners.node.sampler import Sampler
+from autotune.policies.values.evidence import Sample
+from autotune.policies.values.types import Command, LogSource, Value
+
+
+class Baseline(Value, frozen=True, kw_only=True):
+    """What was in use on a node before the attempt."""
+
+    host_used_bytes: int
+    neighbours_bytes: int = 0  # of it, by other attempts
+    cards: dict[int, int] = {}  # index -> used bytes
+
+
+class Start(Value, frozen=True, kw_only=True):
+    """What a reader needs to read an attempt from its start, whoever supervises it by then."""
+
+    baseline: Baseline
+    origin: dict[str, int] = {}  # log -> its size when the attempt began
+    output: str = ""  # the framework's own output; empty where it does not run
+    logs: tuple[LogSource, ...] = ()
+    name: str = ""  # of the node
+    machine: str = ""  # equal for nodes that see the same files
+    cards: tuple[int, ...] = ()  # reserved for the attempt on this node
+
+
+class Report(Value, frozen=True, kw_only=True):
+    """What is new on a node."""
+
+    pieces: tuple[Piece, ...] = ()
+    taken: int = 0  # samples so far
+    samples: tuple[Sample, ...] = ()
+    exit: Exit | None = None
+    alive: int = 0  # processes of the attempt
+
+
+class Node:
+    """One attempt's share of one node; stateless towards its reader, who may be a new one."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        attempt: int,
+        name: str,
+        workers: str = "",
+        cards: tuple[int, ...] = (),
+        start: Start | None = None,
+    ) -> None:
+        self.attempt = f"{run}/{attempt}"
+        self._name = name
+        self._workers = Path(workers) if workers else None
+        self._child: Child | None = None
+        self._start = start or Start(
+            baseline=read_baseline(self.attempt), name=name, machine=machine_of(workers), cards=cards
+        )
+        self._sampler = Sampler(self.attempt, node=name)
+        self._sampler.claim(self._start.cards)
+        self._logs = self._open_logs()
+
+    def _open_logs(self) -> Logs:
+        start = self._start
+        return Logs(
+            output=Path(start.output) if start.output else None,
+            sources=start.logs,
+            workers=self._workers,
+            origin=start.origin or None,
+        )
+
+    def follow(self, logs: tuple[LogSource, ...]) -> Start:
+        """Note where the framework's logs stand; the attempt has not begun yet."""
+        self._start = replace(self._start, logs=logs)
+        self._logs = self._open_logs()
+        self._start = replace(self._start, origin=self._logs.origin)
+        return self._start
+
+    def claim(self, cards: Iterable[int]) -> None:
+        """Take note that the attempt runs on these cards of the node, as NVML counts them."""
+        self._sampler.claim(cards)
+
+    def launch(self, command: Command, *, python: str | None, environment: dict[str, str]) -> Start:
+        """Start the framework here and return where its logs begin."""
+        if self._child is not None:
+            raise Unreachable(f"attempt {self.attempt} has been started already")
+        self.follow(command.logs)
+        child = Child(command, attempt=self.attempt, python=python, environment=environment)
+        self._child = child
+        self._start = replace(self._start, output=str(child.output), logs=child.logs)
+        self._logs = self._open_logs()
+        return self._start
+
+    def begun(self) -> Start:
+        """Return what a new reader needs."""
+        return self._start
+
+    def poll(self, cursor: dict[str, int], *, taken: int, jobs: tuple[str, ...], read: bool = True) -> Report:
+        """Return what follows the reader's place in the logs and samples."""
+        ended = self._child.ended() if self._child else None  # before the logs: they are complete afterwards
+        pieces = self._logs.read(cursor, jobs=jobs, thorough=ended is not None) if read else []
+        count, samples = self._sampler.since(taken)
+        return Report(
+            pieces=tuple(pieces), taken=count, samples=samples, exit=ended, alive=len(self._sampler.processes)
+        )
+
+    def stop_child(self, *, grace_s: float) -> None:
+        """End the framework's process group, if it runs here."""
+        if self._child is not None:
+            self._child.stop(grace_s=grace_s)
+
+    def end(self, *, grace_s: float) -> tuple[str, ...]:
+        """End every process of the attempt on this node; return those that even SIGKILL left."""
+        return tuple(
+            f"pid {left.pid} ({left.name}) of {user_of(left.pid)}"
+            for left in end(self._find, grace_s=grace_s)
+        )
+
+    def _find(self) -> tuple[ProcessStat, ...]:
+        found = {stat.pid: stat for stat in self._sampler.find()}
+        if self._child is not None:
+            for pid in all_pids():
+                stat = read_stat(pid) if pid not in found else None
+                if stat is not None and stat.group == self._child.group:
+                    found[pid] = stat
+        return tuple(found.values())
+
+    def residue(self, baseline: Baseline) -> Residue:
+        """Return what of the node's memory is still held, compared with `baseline`."""
+        sampler, host = self._sampler, read_host()
+        ours = self._find()
+        pids = {stat.pid for stat in ours}
+        return Residue(
+            node=self._name,
+            ours=tuple(_hold(stat.pid, stat.rss_bytes) for stat in ours),
+            host_used_bytes=host.used_bytes,
+            host_total_bytes=host.total_bytes,
+            host_baseline_bytes=baseline.host_used_bytes,
+            neighbours_bytes=_held_by_others(self.attempt) - baseline.neighbours_bytes,
+            touched=sampler.touched or self._child is not None,
+            cards=tuple(
+                CardState(
+                    index=card.index,
+                    used_bytes=card.used_bytes,
+                    baseline_bytes=baseline.cards.get(card.index, 0),
+                    highest_bytes=sampler.highest.get(card.index, 0),
+                    ours_before=card.index in sampler.held,
+                    holders=tuple(_hold(h.pid, h.used_bytes) for h in card.holders if h.pid not in pids),
+                )
+                for card in read_cards()
+            ),
+        )
+
+    def largest_stranger(self) -> ProcessHold:
+        """Return the process with most resident memory that is not the attempt's."""
+        ours = {stat.pid for stat in self._find()}
+        strangers = [stat for pid in all_pids() if pid not in ours and (stat := read_stat(pid)) is not None]
+        largest = max(strangers, key=lambda stat: stat.rss_bytes)
+        return _hold(largest.pid, largest.rss_bytes)
+
+    def release(self) -> None:
+        """Give up the node's share: the framework ends, its private folder goes."""
+        self._sampler.close()
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+def read_baseline(attempt: str) -> Baseline:
+    """Return what is in use on this machine before an attempt begins."""
+    return Baseline(
+        host_used_bytes=read_host().used_bytes,
+        neighbours_bytes=_held_by_others(attempt),
+        cards={card.index: card.used_bytes for card in read_cards()},
+    )
+
+
+def _held_by_others(attempt: str) -> int:
+    return sum(stat.rss_bytes for stat in marked(lambda name: name != attempt))
+
+
+def machine_of(workers: str) -> str:
+    """Return a name that nodes share exactly when they see the same worker logs."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    if not workers:
+        return boot
+    status = Path(workers).stat()
+    return f"{boot}:{status.st_dev}:{status.st_ino}"
+
+
+def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, ...]:
+    """End the processes of a run's attempts on this machine that nobody supervises; return what ended."""
+    spared = spared | living_attempts(run)
+    ended: dict[int, str] = {}
+
+    def orphans() -> tuple[ProcessStat, ...]:
+        found = marked(lambda attempt: attempt.startswith(run + "/") and attempt not in spared)
+        for stat in found:
+            ended.setdefault(stat.pid, f"pid {stat.pid} ({stat.name}) on {os.uname().nodename}")
+        return found
+
+    end(orphans, grace_s=grace_s)
+    folders = remove_dead_folders(run, spared=spared)
+    return (*ended.values(), *(f"files of attempt {attempt}" for attempt in folders))
+
+
+def _hold(pid: int, used_bytes: int) -> ProcessHold:
+    stat = read_stat(pid)
+    return ProcessHold(pid=pid, user=user_of(pid), name=stat.name if stat else "?", used_bytes=used_bytes)

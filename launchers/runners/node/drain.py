@@ -1,0 +1,129 @@
+"""Whether the memory of an ended attempt came back, and who holds it if not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from autotune.launchers.base import Drain
+from autotune.policies.values.types import Value
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+CARD_TOLERANCE_BYTES = 512 * _MIB  # contexts and pools of others come and go within it
+HOST_TOLERANCE_BYTES = 512 * _MIB
+HOST_TOLERANCE_SHARE = 0.02
+ENOUGH_SHARE = 0.20  # of the host still available: growth of others is then no obstacle
+_SETTLING_S = 3.0  # the kernel needs so long at most to give large mappings back once the process is gone
+_PERIOD_S = 0.25
+
+
+class ProcessHold(Value, frozen=True, kw_only=True):
+    """A process and the memory it holds."""
+
+    pid: int
+    user: str
+    name: str
+    used_bytes: int
+
+    def __str__(self) -> str:
+        """Say it as a user reads it."""
+        return f"pid {self.pid} ({self.name}) of {self.user} holds {self.used_bytes / _GIB:.1f} GiB"
+
+
+class CardState(Value, frozen=True, kw_only=True):
+    """A card after an attempt."""
+
+    index: int
+    used_bytes: int
+    baseline_bytes: int
+    highest_bytes: int  # during the attempt
+    ours_before: bool  # whether the attempt was seen on it
+    holders: tuple[ProcessHold, ...] = ()  # not the attempt's
+
+
+class Residue(Value, frozen=True, kw_only=True):
+    """What of a node's memory is still held after an attempt."""
+
+    node: str
+    ours: tuple[ProcessHold, ...]
+    host_used_bytes: int
+    host_total_bytes: int
+    host_baseline_bytes: int
+    touched: bool  # whether the attempt ever ran here
+    neighbours_bytes: int = 0  # by which other attempts have grown since
+    cards: tuple[CardState, ...] = ()
+
+
+def cards_of_attempt(residues: tuple[Residue, ...]) -> tuple[tuple[str, CardState], ...]:
+    """Return the cards that the attempt used, each with its node.
+
+    In a container NVML may not name processes: then the cards whose use grew count.
+    """
+    cards = tuple((residue.node, card) for residue in residues for card in residue.cards)
+    seen = tuple(entry for entry in cards if entry[1].ours_before)
+    return seen or tuple(
+        entry for entry in cards if entry[1].highest_bytes > entry[1].baseline_bytes + CARD_TOLERANCE_BYTES
+    )
+
+
+def held(
+    residues: tuple[Residue, ...], *, settled: bool, enough_share: float = ENOUGH_SHARE
+) -> tuple[str, ...]:
+    """Return what is not back, in sentences; empty when the next attempt may start.
+
+    While not `settled`, host memory above the baseline counts even where enough is left.
+    """
+    reasons = [f"{residue.node}: {process}" for residue in residues for process in residue.ours]
+    for node, card in cards_of_attempt(residues):
+        over = card.used_bytes - card.baseline_bytes
+        if over > CARD_TOLERANCE_BYTES:
+            by = "; ".join(str(holder) for holder in card.holders) or "no visible process holds it"
+            reasons.append(
+                f"{node}: GPU {card.index} has {over / _GIB:.1f} GiB more in use than before: {by}"
+            )
+    for residue in residues:
+        over = residue.host_used_bytes - residue.host_baseline_bytes - max(0, residue.neighbours_bytes)
+        tolerance = max(HOST_TOLERANCE_BYTES, HOST_TOLERANCE_SHARE * residue.host_total_bytes)
+        available = residue.host_total_bytes - residue.host_used_bytes
+        if not residue.touched or over <= tolerance:
+            continue
+        if not settled or available < enough_share * residue.host_total_bytes:
+            reasons.append(
+                f"{residue.node}: host memory has {over / _GIB:.1f} GiB more in use than before, "
+                f"{available / _GIB:.1f} GiB of {residue.host_total_bytes / _GIB:.1f} GiB available"
+            )
+    return tuple(reasons)
+
+
+def drain(
+    read: Callable[[], tuple[Residue, ...]],
+    *,
+    timeout_s: float,
+    end: Callable[[], object],
+    largest_stranger: Callable[[str], ProcessHold],
+    enough_share: float = ENOUGH_SHARE,
+) -> Drain:
+    """Wait until nothing is held; after `timeout_s` end what is left of the attempt and say what is held."""
+    begun = time.monotonic()
+    while True:
+        elapsed = time.monotonic() - begun
+        late = elapsed >= timeout_s
+        if late:
+            end()
+        residues = read()
+        reasons = held(residues, settled=late or elapsed >= _SETTLING_S, enough_share=enough_share)
+        if not reasons:
+            return Drain(clear=True, seconds=time.monotonic() - begun)
+        if late:
+            break
+        time.sleep(_PERIOD_S)
+    named = tuple(
+        f"{reason}; largest other process: {largest_stranger(residue.node)}"
+        if reason.startswith(f"{residue.node}: host memory")
+        else reason
+        for residue in residues
+        for reason in reasons
+        if reason.startswith(f"{residue.node}: ")
+    )
+    return Drain(clear=False, seconds=time.monotonic() - begun, held="; ".join(named))

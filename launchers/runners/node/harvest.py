@@ -1,0 +1,34 @@
+"""When an attempt that has ended has nothing more to say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from autotune.launchers.base import Exit
+
+HARVEST_S = 5.0  # Ray reaps workers, and these write their last words, within it
+_QUIET_S = 0.7
+
+
+class Harvest:
+    """Withholds the exit until the logs are quiet and the processes gone, at most five seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._noticed_at: float | None = None
+        self._last_word_at = clock()
+        self._complete = False
+
+    def publish(self, ended: Exit | None, *, heard: bool, alive: int) -> Exit | None:
+        """Return `ended` once nothing more is expected of the logs."""
+        now = self._clock()
+        if heard:
+            self._last_word_at = now
+        if ended is None or self._complete:
+            return ended
+        if self._noticed_at is None:
+            self._noticed_at = self._last_word_at = now
+        quiet = not alive and now - self._last_word_at >= _QUIET_S
+        self._complete = quiet or (now - self._noticed_at >= HARVEST_S and not heard)
+        return ended if self._complete else None

@@ -1,0 +1,171 @@
+"""What a machine has and uses: host memory as its cgroup sees it, cards as NVML sees them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autotune.policies.values.types import Value
+
+
+class HostMemory(NamedTuple):
+    """Memory of a machine or of the container around us."""
+
+    used_bytes: int
+    total_bytes: int
+
+
+class Holder(Value, frozen=True, kw_only=True):
+    """A process that holds memory of a card."""
+
+    pid: int
+    used_bytes: int
+
+
+class Card(Value, frozen=True, kw_only=True):
+    """One reading of a card."""
+
+    index: int
+    used_bytes: int
+    total_bytes: int
+    utilisation: float  # 0 to 1
+    holders: tuple[Holder, ...] = ()
+
+
+class Machine(Value, frozen=True, kw_only=True):
+    """What a node has."""
+
+    host_total_bytes: int
+    cards: tuple[Card, ...]
+    card_name: str = ""
+
+
+def measure() -> Machine:
+    """Return what this machine has."""
+    cards = read_cards()
+    return Machine(
+        host_total_bytes=read_host().total_bytes, cards=cards, card_name=_card_name() if cards else ""
+    )
+
+
+def read_host() -> HostMemory:
+    """Return used and total host memory within the tightest enclosing cgroup, page cache not counted."""
+    fields = {}
+    with open("/proc/meminfo", "rb") as file:  # noqa: PTH123 - read twice a second
+        for line in file:
+            name, _, value = line.partition(b":")
+            fields[name] = value
+            if name == b"MemAvailable":
+                break
+    total = int(fields[b"MemTotal"].split()[0]) * 1024
+    used = total - int(fields[b"MemAvailable"].split()[0]) * 1024
+    group = _limiting_group(total)
+    if group is None:
+        return HostMemory(used, total)
+    limit, usage, statistics, cache_field = group
+    cached = 0
+    for line in statistics.read_bytes().splitlines():
+        if line.startswith(cache_field):
+            cached = int(line.split()[1])
+            break
+    return HostMemory(max(0, int(usage.read_bytes()) - cached), limit)
+
+
+@cache
+def _limiting_group(total_bytes: int) -> tuple[int, Path, Path, bytes] | None:
+    """Return (limit, usage file, statistics file, cache field) of the tightest memory cgroup."""
+    best: tuple[int, Path, Path, bytes] | None = None
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current", b"inactive_file ")
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", b"total_inactive_file ")
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            try:
+                limit = int((folder / names[0]).read_text())
+                int((folder / names[1]).read_text())
+            except (OSError, ValueError):
+                limit = total_bytes  # no such group from here, or "max"
+            if limit < (best[0] if best else total_bytes):
+                best = (limit, folder / names[1], folder / "memory.stat", names[2])
+            if folder == root:
+                break
+    return best
+
+
+@cache
+def _nvml() -> tuple[Any, tuple[Any, ...]] | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        return pynvml, tuple(pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
+    except pynvml.NVMLError:
+        return None  # no driver or no card: a machine without GPUs
+
+
+def _card_name() -> str:
+    nvml = _nvml()
+    if nvml is None:
+        return ""
+    name = nvml[0].nvmlDeviceGetName(nvml[1][0])
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def read_cards() -> tuple[Card, ...]:
+    """Return a reading of every card; empty without GPUs."""
+    nvml = _nvml()
+    if nvml is None:
+        return ()
+    return tuple(_read_card(nvml[0], index, device) for index, device in enumerate(nvml[1]))
+
+
+def card_indices(visible: str) -> tuple[int, ...]:
+    """Return the cards that a value of CUDA_VISIBLE_DEVICES names, in its order, as NVML counts them.
+
+    Empty: every card. What names no whole card of this machine becomes -1.
+    """
+    nvml = _nvml()
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if not names:
+        return tuple(range(len(nvml[1]) if nvml else 0))
+    ids = [] if nvml is None else [_uuid(nvml[0], device) for device in nvml[1]]
+    return tuple(
+        int(name)
+        if name.isdigit()
+        else next((place for place, uuid in enumerate(ids) if uuid.startswith(name)), -1)
+        for name in names
+    )
+
+
+def _uuid(library: Any, device: Any) -> str:
+    uuid = library.nvmlDeviceGetUUID(device)
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+
+
+def _read_card(library: Any, index: int, device: Any) -> Card:
+    memory = library.nvmlDeviceGetMemoryInfo(device)
+    try:
+        processes = library.nvmlDeviceGetComputeRunningProcesses(device)
+    except library.NVMLError:
+        processes = []  # not supported on this card; the memory figures still hold
+    try:
+        utilisation = library.nvmlDeviceGetUtilizationRates(device).gpu / 100
+    except library.NVMLError:
+        utilisation = 0.0
+    return Card(
+        index=index,
+        used_bytes=int(memory.used),
+        total_bytes=int(memory.total),
+        utilisation=utilisation,
+        holders=tuple(Holder(pid=p.pid, used_bytes=int(p.usedGpuMemory or 0)) for p in processes),
+    )

@@ -1,0 +1,106 @@
+"""Readings of one node while an attempt runs: cards, host memory, the attempt's processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from autotune.launchers.runners.node.host import Card, read_cards, read_host
+from autotune.launchers.runners.node.processes import Census, ProcessStat
+from autotune.policies.values.evidence import GpuMemory, ProcessMemory, Sample
+
+PERIOD_S = 0.45  # a little under half a second: at least two readings a second
+_KEPT_SAMPLES = 4000  # half an hour without a driver
+
+
+class Sampler:
+    """A thread that reads the node twice a second and keeps what nobody has fetched yet."""
+
+    def __init__(self, attempt: str, *, node: str) -> None:
+        self._node = node
+        self._census = Census(attempt)
+        self._lock = threading.Lock()
+        self._samples: deque[tuple[int, Sample]] = deque(maxlen=_KEPT_SAMPLES)
+        self._taken = 0
+        self._cpu_s: dict[int, float] = {}
+        self._last_at = time.monotonic()
+        self._ended = threading.Event()
+        self.processes: tuple[ProcessStat, ...] = ()
+        self.touched = False  # whether the attempt ever had a process here
+        self.held: set[int] = set()  # cards that its processes were seen on, or that Ray gave it
+        self.highest: dict[int, int] = {}  # card -> most memory in use since the start
+        self._thread = threading.Thread(target=self._follow, name="autotune-sampler", daemon=True)
+        self._thread.start()
+
+    def since(self, taken: int) -> tuple[int, tuple[Sample, ...]]:
+        """Return the number of samples taken so far, and those after the first `taken`."""
+        with self._lock:
+            fresh = []
+            for number, sample in reversed(self._samples):
+                if number <= taken:
+                    break
+                fresh.append(sample)
+            return self._taken, tuple(reversed(fresh))
+
+    def claim(self, cards: Iterable[int]) -> None:
+        """Take note that the attempt runs on these cards, whether or not NVML names its processes there."""
+        with self._lock:
+            self.held.update(cards)
+
+    def find(self) -> tuple[ProcessStat, ...]:
+        """Return the attempt's living processes, every process of the machine looked at anew."""
+        with self._lock:
+            self._census.forget_strangers()
+            return self._census.scan()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._ended.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._ended.wait(PERIOD_S):
+            cards = read_cards()
+            with self._lock:
+                self._take(cards)
+
+    def _take(self, cards: tuple[Card, ...]) -> None:
+        processes = self._census.scan()
+        now = time.monotonic()
+        cpu_s = {process.pid: process.cpu_s for process in processes}
+        used_s = sum(value - self._cpu_s[pid] for pid, value in cpu_s.items() if pid in self._cpu_s)
+        elapsed_s = max(now - self._last_at, 1e-3)
+        self._cpu_s, self._last_at, self.processes = cpu_s, now, processes
+        self.touched = self.touched or bool(processes)
+        readings = []
+        for card in cards:
+            ours = sum(holder.used_bytes for holder in card.holders if holder.pid in cpu_s)
+            if ours:
+                self.held.add(card.index)
+            self.highest[card.index] = max(self.highest.get(card.index, 0), card.used_bytes)
+            readings.append(
+                GpuMemory(
+                    index=card.index,
+                    used_bytes=card.used_bytes,
+                    total_bytes=card.total_bytes,
+                    ours_bytes=ours,
+                    of_attempt=card.index in self.held,
+                )
+            )
+        host = read_host()
+        self._taken += 1
+        sample = Sample(
+            at=time.time(),
+            node=self._node,
+            host_used_bytes=host.used_bytes,
+            host_total_bytes=host.total_bytes,
+            gpus=tuple(readings),
+            processes=tuple(ProcessMemory(pid=p.pid, name=p.name, rss_bytes=p.rss_bytes) for p in processes),
+            cpu_share=max(0.0, used_s) / elapsed_s,
+            gpu_share=max(
+                (card.utilisation for card in cards if card.index in self.held or not self.held), default=0.0
+            ),
+        )
+        self._samples.append((self._taken, sample))

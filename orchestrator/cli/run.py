@@ -1,0 +1,267 @@
+"""What `launch` and `resume` share: a place to run, the loop, and what is said at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import click
+import msgspec
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Framework, Runner, Unreachable
+from autotune.orchestrator.cli.options import Options
+from autotune.orchestrator.clock import SystemClock
+from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.signals import Interrupts, listening
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import calibration_cache, directory, export
+from autotune.orchestrator.run.journal import Journal, encode
+from autotune.orchestrator.terminal.console import Console
+from autotune.orchestrator.units import show_gib
+from autotune.policies.estimate.calibration import learned
+from autotune.policies.values.events import (
+    Accepted,
+    Event,
+    Finished,
+    GaveUp,
+    GoalReached,
+    Infrastructure,
+    Interrupted,
+    NeedsHuman,
+    Policy,
+    Progressed,
+    Stable,
+    Started,
+    TrainingCompleted,
+    Verdict,
+)
+from autotune.policies.values.history import fold
+from autotune.policies.values.types import Cluster, Job
+
+_CAPACITY_TOLERANCE = 0.03
+
+
+def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
+    """Return the place where a job runs, the same one where it ran before."""
+    from autotune.launchers.runners.cluster.runner import RayRunner
+
+    spec = job.cluster
+    address = spec.address
+    if address is None and before is not None:
+        address = "local" if before.address == "local" else "auto"
+    return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+
+
+def drive(run: directory.Run, *, options: Options) -> ExitCode:
+    """Drive a run from wherever it stands to its end; returns the exit code."""
+    console = Console(
+        sys.stderr,
+        runs_dir=options.runs_dir,
+        color=options.color,
+        quiet=bool(options.quiet),
+        verbose=bool(options.verbose),
+    )
+
+    def tell(event: Event) -> None:
+        if options.json:
+            sys.stdout.buffer.write(encode(event) + b"\n")
+            sys.stdout.buffer.flush()
+        console.tell(event)
+        if isinstance(event, GoalReached):
+            _export(run)
+
+    try:
+        with Journal(run.path, tell=tell) as journal, listening(run.path / "stop") as interrupts:
+            before = journal.history()
+            console.replay(before)
+            if before:
+                count = sum(isinstance(e, Started) for e in before)
+                console.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
+            verdict = _drive(run, journal, console, interrupts)
+            _summarise(run, verdict, console)
+    finally:
+        console.close()
+    code = exit_code(verdict)
+    if code is ExitCode.OK and not options.json:
+        click.echo(str(options.runs_dir / run.id / "stable.yaml"))
+    return code
+
+
+def end(run: directory.Run, *, options: Options) -> None:
+    """End what a dead driver left of a run, and record that it was stopped."""
+    console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
+    with Journal(run.path) as journal, listening() as interrupts:
+        interrupts.note(signal.SIGTERM)
+        _drive(run, journal, console, interrupts)
+
+
+def _drive(run: directory.Run, journal: Journal, console: Console, interrupts: Interrupts) -> Verdict:
+    history = journal.history()
+    finished = history[-1] if history else None
+    if isinstance(finished, Finished) and isinstance(finished.verdict, (TrainingCompleted, Stable)):
+        return finished.verdict
+    accepted = history[0] if history else None
+    job = _job(run, accepted)
+    framework = frameworks.find(job.framework)
+    try:
+        runner = open_runner(job, before=accepted.cluster if isinstance(accepted, Accepted) else None)
+    except Unreachable as unreachable:
+        if interrupts.by:
+            console.say(f"stopped by {interrupts.by} before anything was started")
+            console.say(f"hint: `autotune resume {run.id}` goes on from here")
+            return Interrupted(by=interrupts.by)
+        raise _unreachable(unreachable, run) from None
+    try:
+        note = getattr(runner, "note", "")
+        if note:
+            console.say(note)
+        if not history:
+            _accept(run, journal, runner, framework, job)
+        rig = Rig(
+            journal=journal,
+            framework=framework,
+            runner=runner,
+            clock=SystemClock(),
+            folder=run,
+            job=job,
+            interrupts=interrupts,
+            audience=console,
+        )
+        verdict = _conduct(rig)
+    except Unreachable as unreachable:
+        raise _unreachable(unreachable, run) from None
+    finally:
+        runner.close()
+    _learn(journal)
+    return verdict
+
+
+def _learn(journal: Journal) -> None:
+    """Keep what the run taught about the memory of such jobs."""
+    history = journal.history()
+    if not any(isinstance(event, Progressed) for event in history):
+        return
+    taught = learned(fold(history))
+    if taught is not None:
+        calibration_cache.keep(taught)
+
+
+def _conduct(rig: Rig) -> Verdict:
+    """Launch or search, as the run was asked for."""
+    if rig.folder.asked.mode == "launch":
+        return reconcile.run(rig)
+    from autotune.orchestrator.search import controller
+
+    return controller.search(rig, exported=lambda: _export(rig.folder))
+
+
+def _job(run: directory.Run, accepted: Event | None) -> Job:
+    if not isinstance(accepted, Accepted):
+        return parse(run.job_text, file=str(run.path / "job.yaml"))
+    known = export.parse_or_none(run.job_text)
+    return directory.unmasked(accepted.job, known.env if known is not None else {})
+
+
+def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
+    cluster = runner.cluster()
+    _match(job, cluster)
+    if job.cluster.gpu_memory_bytes is None and cluster.gpu_memory_bytes:
+        # Some defaults of a framework follow the size of the card.
+        spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
+        job = msgspec.structs.replace(job, cluster=spec)
+    reconcile.accept(
+        journal,
+        run=run.id,
+        job=job,
+        profile=framework.profile(job, cluster),
+        cluster=cluster,
+        versions=versions(),
+        mode=run.asked.mode,
+        policy=Policy(run.asked.policy),
+        recall=calibration_cache.recall,
+        now=SystemClock().now(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a later reader needs to know."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    out = {"python": platform.python_version()}
+    for name in ("autotune", "ray", "torch", "sglang"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            out[name] = "not installed"
+    return out
+
+
+def _match(job: Job, cluster: Cluster) -> None:
+    """Refuse a cluster that is not what the job says."""
+    spec = job.cluster
+    if spec.nodes > cluster.nodes:
+        raise Failure(
+            f"the job wants {spec.nodes} nodes, the cluster has {cluster.nodes}",
+            hint="set `cluster.nodes`, or add nodes and run `autotune launch` again",
+        )
+    if spec.gpus_per_node is not None and spec.gpus_per_node > cluster.gpus_per_node:
+        raise Failure(
+            f"the job wants {spec.gpus_per_node} GPUs per node, the cluster has {cluster.gpus_per_node}",
+            hint="set `cluster.gpus_per_node`, or leave it out to use what is there",
+        )
+    for key, written, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
+        if written and measured and abs(written - measured) > _CAPACITY_TOLERANCE * measured:
+            raise Failure(
+                f"`cluster.{key}` is {show_gib(written)} in the job, the cluster has {show_gib(measured)}",
+                hint="leave it out to measure it",
+                code=ExitCode.USAGE,
+            )
+
+
+def _export(run: directory.Run) -> None:
+    """Write the stable configuration of a run."""
+    history = run.history()
+    knobs = export.stable_knobs(history)
+    if knobs is not None:
+        job = _job(run, history[0])
+        export.write(run, frameworks.find(job.framework), job, knobs)
+
+
+def _summarise(run: directory.Run, verdict: Verdict, console: Console) -> None:
+    """Write the stable configuration of a run that succeeded, and say what changed."""
+    if not isinstance(verdict, (TrainingCompleted, Stable)):
+        return
+    _export(run)
+    history = run.history()
+    knobs = export.stable_knobs(history)
+    if knobs is not None:
+        framework = frameworks.find(_job(run, history[0]).framework)
+        console.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
+
+
+def exit_code(verdict: Verdict) -> ExitCode:
+    """Return the exit code of a verdict."""
+    match verdict:
+        case TrainingCompleted() | Stable():
+            return ExitCode.OK
+        case GaveUp() | NeedsHuman():
+            return ExitCode.NO
+        case Infrastructure():
+            return ExitCode.INFRASTRUCTURE
+        case Interrupted(by=by):
+            return ExitCode.INTERRUPTED if by in ("user", "SIGINT") else ExitCode.TERMINATED
+
+
+def _unreachable(error: Unreachable, run: directory.Run) -> Failure:
+    go_on = f"`autotune resume {run.id}` goes on from here"
+    return Failure(error.message, hint=f"{error.hint}; then {go_on}" if error.hint else go_on)
+
+
+def under_ray_job() -> bool:
+    """Whether this process is the entry point of a Ray job, whose working directory vanishes."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ

@@ -1,0 +1,1 @@
+"""From job.yaml to a job, with every error at once."""

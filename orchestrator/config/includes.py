@@ -1,0 +1,69 @@
+"""What a job file refers to: the model's shape and the framework's own YAML, read before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.base import Framework, Problem
+from autotune.orchestrator.config.model_files import find_model
+from autotune.orchestrator.config.yaml_nodes import Document, TooLargeError
+from autotune.orchestrator.errors import Failure
+from autotune.policies.values.model import Model, model_from_shape
+from autotune.policies.values.types import Job
+
+
+def with_document(job: Job) -> tuple[Job, tuple[Problem, ...]]:
+    """Return the job with the content of `config:`, and what is wrong with that file."""
+    if job.config is None:
+        return job, ()
+    path = Path(job.workdir) / Path(job.config).expanduser()
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        return job, (Problem(path=("config",), message="no such file", hint=f"looked for {path}"),)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error.strerror).lower()
+        return job, (Problem(path=("config",), message=f"cannot be read: {reason}", hint=str(path)),)
+    document = Document(text, str(path))
+    content: Any = None
+    if not document.complaints and document.root is not None:
+        try:
+            content = document.plain(document.root)
+        except TooLargeError:
+            return job, (Problem(path=("config",), message="expands to too many values", hint=str(path)),)
+    if document.complaints:
+        first = document.complaints[0]
+        place = f"{path}:{first.line}:{first.column}"
+        return job, (Problem(path=("config",), message=first.message, hint=place),)
+    if not isinstance(content, dict):
+        return job, (Problem(path=("config",), message="holds no mapping of settings", hint=str(path)),)
+    return msgspec.structs.replace(job, document=content), ()
+
+
+def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]]:
+    """Return the job with its model's shape where that can be known, and what is wrong with the model."""
+    if isinstance(job.model, dict):
+        shape, problem = _written(job.model)
+        return msgspec.structs.replace(job, shape=shape), problem
+    name = job.model if job.model is not None else framework.model_path(job)
+    if name is None:
+        return msgspec.structs.replace(job, shape=framework.shape(job)), ()
+    try:
+        found = msgspec.structs.replace(job, shape=find_model(name, job.workdir))
+        # A model that is not on this machine may still be described by the framework's own settings.
+        return msgspec.structs.replace(found, shape=framework.shape(found)), ()
+    except Failure as failure:
+        path: tuple[str | int, ...] = ("model",) if job.model is not None else ("settings",)
+        return job, (Problem(path=path, message=failure.message, hint=failure.hint),)
+
+
+def _written(shape: dict[str, int]) -> tuple[Model | None, tuple[Problem, ...]]:
+    """Return a shape written in the job; what follows from the rest may be left out."""
+    try:
+        return model_from_shape(shape), ()
+    except ValueError as error:
+        hint = "or name a folder with a config.json"
+        return None, (Problem(path=("model",), message=str(error), hint=hint),)

@@ -1,0 +1,206 @@
+"""One attempt that runs: polled until it is over, then stopped, its memory awaited, its end recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import msgspec
+
+from autotune.launchers.base import Handle, Observed, Unreachable
+from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.executor import Making, here
+from autotune.orchestrator.driver.monitor import Watch
+from autotune.orchestrator.driver.signals import Impatient
+from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.run.directory import shown_argv
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.explain.secrets import shown
+from autotune.policies.values.events import (
+    Diagnosed,
+    Ended,
+    Event,
+    GoalReached,
+    Progressed,
+    Started,
+    StopRequested,
+)
+from autotune.policies.values.evidence import Diagnosis, Evidence
+from autotune.policies.values.types import Job, Knobs
+
+POLL_S = 0.4
+STOP_GRACE_S = 10.0
+DRAIN_S = 60.0
+LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
+
+
+def intended(
+    rig: Rig,
+    job: Job,
+    knobs: Knobs,
+    *,
+    number: int,
+    resume: bool,
+    trial: int | None = None,
+    longest: bool = False,
+) -> Callable[[], Handle]:
+    """Record that an attempt begins and return what starts it.
+
+    That raises Unreachable when the place cannot take it.
+    """
+    command = command_of(
+        rig.framework,
+        job,
+        knobs,
+        history=rig.journal.history(),
+        run=rig.folder.id,
+        attempt=number,
+        resume=resume,
+    )
+    attempt = rig.folder.attempt(number)
+    attempt.create()
+    attempt.write_command(command, python=job.python)
+    started = Started(
+        attempt=number,
+        knobs=knobs,
+        command=shown_argv(command),
+        resume=resume,
+        trial=trial,
+        longest=longest,
+    )
+    rig.record(started)
+    return lambda: rig.runner.start(command, run=rig.folder.id, attempt=number, python=job.python)
+
+
+def explain(rig: Rig, evidence: Evidence, *, number: int) -> Diagnosed:
+    """Record why an attempt failed, secrets masked, and return the row."""
+    diagnosis = diagnose(evidence)
+    fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
+    fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
+    row = Diagnosed(**fields, attempt=number)
+    rig.record(row)
+    rig.folder.attempt(number).write_view("diagnosis", row)
+    return row
+
+
+def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
+    """End an attempt without recording anything; returns the seconds it took."""
+    try:
+        stop_s = handle.stop(grace_s=grace_s)
+        handle.drain(timeout_s=DRAIN_S)
+        handle.release()
+    except Unreachable:
+        return None
+    return stop_s
+
+
+class UnderWay:
+    """An attempt from its start, or from our attaching to it, to its end."""
+
+    def __init__(
+        self,
+        rig: Rig,
+        handle: Handle,
+        *,
+        watch: Watch,
+        number: int,
+        started_at: float,
+        record: Callable[[Event], None],
+    ) -> None:
+        self.handle, self.watch, self.number = handle, watch, number
+        self.folder = rig.folder.attempt(number)
+        self.seen = Observed()
+        self._started_at, self._record = started_at, record
+        self._clock, self._interrupts = rig.clock, rig.interrupts
+
+    def poll(self) -> bool:
+        """Take in what is new; true when the attempt was found to hang."""
+        try:
+            self.seen = self.handle.poll()
+        except Unreachable as unreachable:
+            self.seen = Observed(lost=unreachable.message)
+        events = self.watch.feed(self.seen, now=self._clock.now())
+        for event in events:
+            self._record(event)
+        return any(isinstance(event, StopRequested) for event in events)
+
+    @property
+    def over(self) -> bool:
+        """Whether it ended by itself or can no longer be observed."""
+        return self.seen.exit is not None or bool(self.seen.lost)
+
+    def end(self, *, stopped_by: str) -> tuple[Ended, Evidence]:
+        """End the whole attempt, wait for its memory and record how it ended."""
+        ending = self.ending(stopped_by=stopped_by)
+        while True:
+            try:
+                next(ending)
+            except StopIteration as over:
+                found: tuple[Ended, Evidence] = over.value
+                return found
+            self._clock.sleep(POLL_S)
+
+    def ending(
+        self, *, stopped_by: str, making: Making = here
+    ) -> Generator[None, None, tuple[Ended, Evidence]]:
+        """Do the same in turns, between which others have theirs."""
+        if stopped_by:
+            self.watch.expect_end()
+        stop_s = yield from making(self._stop)
+        if stopped_by and not self.seen.lost:
+            yield from self._last_words()
+        for event in self.watch.finish(now=self._clock.now()):
+            if isinstance(event, (Progressed, GoalReached)):
+                self._record(event)
+        try:
+            drain = yield from making(lambda: self.handle.drain(timeout_s=DRAIN_S))
+            held, drain_s = ("" if drain.clear else drain.held or "unknown"), drain.seconds
+        except Unreachable as unreachable:
+            held, drain_s = "", None
+            self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
+        outcome = self.watch.outcome(self.seen.exit, lost=self.seen.lost, stopped_by=stopped_by)
+        evidence = self.watch.evidence(outcome, self.seen.exit)
+        ended = Ended(
+            attempt=self.number,
+            outcome=outcome,
+            seconds=round(self._clock.now() - self._started_at, 3),
+            step=self.watch.step,
+            saved=self.watch.saved,
+            stop_s=None if stop_s is None else round(stop_s, 3),
+            drain_s=None if drain_s is None else round(drain_s, 3),
+            held=held,
+            peaks=self.watch.peaks_since_step,
+        )
+        self._record(ended)
+        self.folder.write_view("outcome", ended)
+        yield from making(self.release)
+        return ended, evidence
+
+    def abandon(self) -> float | None:
+        """End the attempt without recording anything; returns the seconds it took."""
+        return abandon(self.handle)
+
+    def release(self) -> None:
+        """Give up supervisor and samplers; one that cannot be reached has nothing to give up."""
+        try:
+            self.handle.release()
+        except Unreachable:
+            return
+
+    def _stop(self) -> float | None:
+        """End every process of the attempt; the user's second Ctrl-C cuts the grace short."""
+        try:
+            with self._interrupts.cutting():
+                return self.handle.stop(grace_s=0.0 if self._interrupts.impatient else STOP_GRACE_S)
+        except Impatient:
+            return self.handle.stop(grace_s=0.0)
+        except Unreachable:
+            return None
+
+    def _last_words(self) -> Generator[None, None, None]:
+        """Poll until the stopped attempt's exit and the end of its logs have arrived."""
+        until = self._clock.now() + LAST_WORDS_S
+        while True:
+            self.poll()
+            if self.over or self._clock.now() >= until:
+                return
+            yield

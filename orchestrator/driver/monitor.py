@@ -1,0 +1,374 @@
+"""Follows one attempt: what it writes, how far it is, what it holds, whether it failed or fell silent."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from autotune.launchers.base import Chunk, Exit, Framework, Observed
+from autotune.orchestrator.driver.hang_detector import Liveness
+from autotune.orchestrator.driver.log_writer import LogFile, LogLine, reread
+from autotune.orchestrator.run.directory import Attempt
+from autotune.policies.diagnosis.rules.own import restarted, stalled
+from autotune.policies.diagnosis.scan import Scanner
+from autotune.policies.explain.secrets import shown
+from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
+from autotune.policies.values.evidence import (
+    Cancelled,
+    Completed,
+    Crashed,
+    Evidence,
+    Finding,
+    Hung,
+    Lost,
+    Marker,
+    Outcome,
+    Peak,
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    Sample,
+    Saved,
+    StepDone,
+    StepTokens,
+    TrainingDone,
+)
+from autotune.policies.values.types import Job, Phase, Value
+
+_GRACE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
+_BUSY_CORES = 0.2  # idle Ray workers stay below
+_BUSY_GPU_SHARE = 0.05
+_DEATH_S = 5.0
+_HOST_FULL_SHARE = 0.95
+_SIGKILL, _SIGTERM = 9, 15
+_ANY_SCRIPT = "command"  # only its exit says that it is done
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    """Where an attempt is, for people who watch it."""
+
+    phase: Phase = Phase.NONE
+    step: int | None = None
+    of: int | None = None
+    tokens_per_second: float | None = None
+    peaks: dict[str, Peak] = {}
+    sample: Sample | None = None
+
+
+class Watch:
+    """One attempt as it is observed; what is already in `known` is not reported again."""
+
+    def __init__(
+        self,
+        *,
+        framework: Framework,
+        job: Job,
+        attempt: int,
+        folder: Attempt,
+        known: tuple[Event, ...],
+        now: float,
+        saved: int | None = None,
+    ) -> None:
+        """Follow an attempt that should continue the checkpoint of step `saved`, if there is one."""
+        self._framework = framework
+        self._job = job
+        self._attempt = attempt
+        self._files = LogFile(folder.log, folder.samples)
+        self._scanner = Scanner()
+        self._skip = sum(isinstance(event, Progressed) for event in known)
+        self._failure_known = any(isinstance(event, FailureSeen) for event in known)
+        self._goal_known = any(isinstance(event, GoalReached) for event in known)
+        self._stop_known = any(isinstance(event, StopRequested) for event in known)
+        self._suspects: deque[tuple[float, Finding]] = deque(maxlen=100)
+        self._liveness = Liveness(silence_s=job.recovery.silence_s, now=now)
+        self._to_continue = saved
+        self.saved: int | None = None  # the step of the attempt's own last checkpoint
+        self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)
+        self._consecutive = 0
+        self._peaks: dict[str, Peak] = {}  # since the last step
+        self._card_peaks: dict[str, Peak] = {}
+        self._cards_known = False  # which of them are the attempt's
+        self._all_peaks: dict[str, Peak] = {}
+        self._resumed_from: int | None = None
+        self._step_s: float | None = None  # of the last step
+        self._done = False
+        self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
+        self._last_step = framework.last_step(job)
+        self._cause_seen = self._memory_cause_seen = False
+        self._recent: deque[Sample] = deque(maxlen=64)
+        self.progress = Progress()
+
+    @property
+    def step(self) -> int | None:
+        """The last completed step."""
+        return self.progress.step
+
+    @property
+    def peaks_since_step(self) -> dict[str, Peak]:
+        """The peaks of phases that it passed after its last completed step."""
+        return dict(self._peaks or self._card_peaks)
+
+    def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
+        """Take in what is new and return what follows from it."""
+        lines = self._files.write(observed.chunks, observed.samples)
+        events = self._read(lines, now)
+        for sample in observed.samples:
+            self._take(sample, now)
+        if observed.chunks:
+            self._liveness.heard(now)
+        suspect = self._ripe(now, over=observed.exit is not None)
+        if suspect is not None and not self._failure_known:
+            events.append(self._failure(suspect))
+        if observed.exit is None and not observed.lost and not self._failure_known and not self._stop_known:
+            reason = self._liveness.hung(now)
+            if reason:
+                self._stop_known, self._hang = True, reason
+                self._remark(stalled(reason), now)
+                events.append(StopRequested(attempt=self._attempt, by="hang", reason=reason))
+        return tuple(events)
+
+    def expect_end(self) -> None:
+        """Stop judging: the attempt is being stopped."""
+        self._stop_known = self._failure_known = True
+
+    def finish(self, *, now: float) -> tuple[Event, ...]:
+        """Take in lines that never ended and close the files."""
+        return tuple(self._read(self._files.finish(), now))
+
+    def outcome(self, ended: Exit | None, *, lost: str, stopped_by: str) -> Outcome:
+        """Return how the attempt ended."""
+        if stopped_by == "hang":
+            return Hung(silent_s=round(self._liveness.silent_s, 1), reason=self._hang)
+        if stopped_by:
+            return Cancelled(by=stopped_by)
+        host = self._host_share(ended.at if ended is not None and ended.at else None)
+        host_full = host is not None and host >= _HOST_FULL_SHARE
+        if ended is None:
+            return (
+                Crashed()
+                if self._memory_cause_seen or host_full
+                else Lost(reason=lost or "its supervisor is gone")
+            )
+        signal = ended.signal if ended.signal is not None else _shell_signal(ended.code)
+        if ended.code == 0:
+            return Completed() if self._complete else Crashed(exit_code=0)
+        if signal in (_SIGKILL, _SIGTERM) and not self._cause_seen and not host_full:
+            name = "SIGKILL" if signal == _SIGKILL else "SIGTERM"
+            return Lost(reason=f"killed by {name}; nothing in its log says why", killed=signal == _SIGKILL)
+        return Crashed(exit_code=ended.code, signal=ended.signal)
+
+    def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:
+        """Return what is kept to say why it died."""
+        at = ended.at if ended is not None and ended.at else None
+        seen: Evidence = self._scanner.evidence()
+        return msgspec.structs.replace(
+            seen,
+            outcome=outcome,
+            host_peak_share=self._host_share(at),
+            last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
+        )
+
+    @property
+    def _complete(self) -> bool:
+        """Whether exit code 0 means that the training is done: some programs swallow their failures."""
+        of, step = self.progress.of or self._last_step, self.progress.step
+        if of is not None and step is not None:
+            return step >= of  # AReaL says goodbye in the same words after a failure
+        if self._done:
+            return True
+        if of is not None:
+            return False
+        if self._framework.announces_end or (step is None and self._job.framework != _ANY_SCRIPT):
+            return False
+        return not any(f.cause is not None and f.fatal != "never" for f in self._scanner.evidence().findings)
+
+    def _read(self, lines: list[LogLine], now: float) -> list[Event]:
+        events: list[Event] = []
+        for line in lines:
+            marker = self._framework.marker(line.text)
+            if isinstance(marker, StepTokens):
+                events = self._counted(events, marker.tokens)
+            elif marker is not None:
+                events += self._mark(marker, now)
+            for finding in self._scanner.line(line.text, number=line.number, source=line.source):
+                if finding.cause is not None and finding.fatal != "never":
+                    self._cause_seen = True
+                    self._memory_cause_seen |= finding.cause.is_oom
+                if finding.fatal == "always" and not self._failure_known:
+                    events.append(self._failure(finding))
+                elif finding.fatal == "unless_progress":
+                    self._suspects.append((now, finding))
+        return events
+
+    def _failure(self, finding: Finding) -> FailureSeen:
+        self._failure_known = True
+        finding = msgspec.structs.replace(finding, line=shown(finding.line))
+        return FailureSeen(attempt=self._attempt, finding=finding)
+
+    def _ripe(self, now: float, *, over: bool) -> Finding | None:
+        if over or not self._suspects or now - self._suspects[0][0] < _GRACE_S:
+            return None
+        return self._suspects[0][1]
+
+    def _mark(self, marker: Marker, now: float) -> list[Event]:
+        match marker:
+            case PhaseStarted(phase=phase):
+                self._suspects.clear()
+                self.progress = msgspec.structs.replace(self.progress, phase=phase)
+            case PhaseEnded(phase=phase, peak=peak):
+                self._suspects.clear()
+                if self.progress.phase is phase:
+                    self.progress = msgspec.structs.replace(self.progress, phase=Phase.NONE)
+                if peak is not None:
+                    _raise_to(self._peaks, phase, peak)
+                    _raise_to(self._all_peaks, phase, peak)
+            case Resumed(step=step):
+                self._resumed_from = step
+            case Saved(step=step):
+                self.saved = step if step is not None else (self.progress.step or 0) + 1
+            case TrainingDone():
+                self._done = True
+            case StepDone():
+                self._suspects.clear()
+                self._scanner.progress(marker.step)
+                return self._stepped(marker, now)
+        return []
+
+    def _stepped(self, done: StepDone, now: float) -> list[Event]:
+        restart = self._restarted(done, now) if self.progress.step is None else []
+        if done.saved:
+            self.saved = done.step
+        for name, peak in done.peaks.items():
+            _raise_to(self._peaks, name, peak)
+            _raise_to(self._all_peaks, name, peak)
+        seconds = self._step_s = self._liveness.stepped(now, seconds=done.seconds)
+        peaks = self._peaks if self._all_peaks else self._card_peaks
+        follows = self.progress.step is None or done.step == self.progress.step + 1
+        self._consecutive = self._consecutive + 1 if follows else 1
+        if not follows:
+            self._window.clear()
+        self._window.append(peaks)
+        self.progress = msgspec.structs.replace(
+            self.progress,
+            step=done.step,
+            of=done.of,
+            tokens_per_second=done.tokens_per_second,
+            peaks=self._all_peaks or self._card_peaks,
+        )
+        event = Progressed(
+            attempt=self._attempt,
+            step=done.step,
+            of=done.of,
+            seconds=None if seconds is None else round(seconds, 3),
+            tokens_per_second=done.tokens_per_second,
+            peaks=peaks,
+            resumed_from=self._resumed_from,
+            saved=self.saved,
+        )
+        self._resumed_from, self._peaks, self._card_peaks = None, {}, {}
+        events: list[Event] = []
+        if self._skip:
+            self._skip -= 1
+        else:
+            events.append(event)
+        if self._consecutive >= self._job.goal.steps and not (self._goal_known or self._failure_known):
+            events.append(self._goal(done))
+        return restart + events
+
+    def _counted(self, events: list[Event], tokens: float) -> list[Event]:
+        """Return the events with the throughput of the last step; one told at an earlier look keeps none."""
+        if not self._step_s:
+            return events
+        rate = round(tokens / self._step_s, 3)
+        self.progress = msgspec.structs.replace(self.progress, tokens_per_second=rate)
+        return [
+            msgspec.structs.replace(event, tokens_per_second=rate)
+            if isinstance(event, Progressed | GoalReached) and event.step == self.progress.step
+            else event
+            for event in events
+        ]
+
+    def _restarted(self, done: StepDone, now: float) -> list[Event]:
+        """Return the failure of an attempt that should have gone on and began anew."""
+        saved = self._to_continue
+        if saved is None or done.step > min(saved, 1) or self._failure_known:
+            return []
+        return self._remark(restarted(step=done.step, saved=saved), now)
+
+    def _remark(self, text: str, now: float) -> list[Event]:
+        """Write a line of our own into the log and return what follows from it."""
+        lines = self._files.write((Chunk(source="autotune", data=f"{text}\n".encode()),), ())
+        return self._read(lines, now)
+
+    def _goal(self, done: StepDone) -> GoalReached:
+        self._goal_known = True
+        peaks: dict[str, Peak] = {}
+        for step in self._window:
+            for phase, peak in step.items():
+                _raise_to(peaks, phase, peak)
+        free = min(
+            (1 - p.used_bytes / p.capacity_bytes for p in peaks.values() if p.capacity_bytes), default=1.0
+        )
+        return GoalReached(
+            attempt=self._attempt,
+            step=done.step,
+            marginal=free < self._job.goal.headroom,
+            headroom=round(free, 4),
+            peaks=peaks,
+            tokens_per_second=done.tokens_per_second,
+        )
+
+    def _take(self, sample: Sample, now: float) -> None:
+        self._recent.append(sample)
+        self.progress = msgspec.structs.replace(self.progress, sample=sample)
+        if sample.cpu_share > _BUSY_CORES or sample.gpu_share > _BUSY_GPU_SHARE:
+            self._liveness.worked(now)
+        phase = self.progress.phase
+        ours = [card for card in sample.gpus if card.of_attempt]
+        if ours and not self._cards_known:
+            self._cards_known, self._card_peaks = True, {}  # the others' may be in them
+        if phase is not Phase.NONE:
+            for card in ours if self._cards_known else sample.gpus:
+                peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
+                _raise_to(self._card_peaks, phase, peak)
+
+    def _host_share(self, at: float | None) -> float | None:
+        """Return the largest share of a node's host memory in the last seconds."""
+        end = at if at is not None else max((s.at for s in self._recent), default=0.0)
+        near = [s for s in self._recent if abs(s.at - end) <= _DEATH_S and s.host_total_bytes]
+        return max((s.host_used_bytes / s.host_total_bytes for s in near), default=None)
+
+
+def unwatched_outcome(rows: tuple[Event, ...], *, reason: str) -> Outcome:
+    """Return how an attempt ended that no living driver watched to its end, from what was recorded."""
+    stop = next((e for e in rows if isinstance(e, StopRequested)), None)
+    if stop is not None:
+        return Hung(silent_s=0.0, reason=stop.reason) if stop.by == "hang" else Cancelled(by=stop.by)
+    return Crashed() if any(isinstance(e, FailureSeen) for e in rows) else Lost(reason=reason)
+
+
+def evidence_on_record(log: Path, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
+    """Return the evidence of an attempt that another driver watched, from its run.log and its events."""
+    scanner = Scanner()
+    for line in reread(log) if log.exists() else ():
+        scanner.line(line.text, number=line.number, source=line.source)
+    seen: Evidence = scanner.evidence()
+    recorded = tuple(e.finding for e in rows if isinstance(e, FailureSeen))
+    return msgspec.structs.replace(seen, outcome=outcome, findings=seen.findings or recorded)
+
+
+def _raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
+    before = peaks.get(str(phase))
+    if before is None or _fullness(peak) > _fullness(before):
+        peaks[str(phase)] = peak
+
+
+def _fullness(peak: Peak) -> tuple[float, int]:
+    return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
+
+
+def _shell_signal(code: int | None) -> int | None:
+    """Return the signal that a shell reports as 128 + n."""
+    return code - 128 if code is not None and code > 128 else None

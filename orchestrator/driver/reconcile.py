@@ -1,0 +1,316 @@
+"""Runs a job: asks `decide` what follows from the history, does it, and records what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from autotune.launchers.base import Handle, Unreachable
+from autotune.orchestrator.clock import seconds_of, timestamp
+from autotune.orchestrator.driver.attempt import POLL_S, UnderWay, explain, intended
+from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.monitor import Watch, evidence_on_record, unwatched_outcome
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run.directory import masked
+from autotune.orchestrator.run.journal import Journal
+from autotune.policies.estimate.calibration import kind_of
+from autotune.policies.recovery.decide import decide
+from autotune.policies.values.events import (
+    Accepted,
+    Await,
+    Decided,
+    Diagnosed,
+    Ended,
+    Event,
+    Finish,
+    Finished,
+    Infrastructure,
+    Interrupted,
+    Launch,
+    Policy,
+    Progressed,
+    Stable,
+    Started,
+    Stop,
+    StopRequested,
+    TrainingCompleted,
+    Verdict,
+)
+from autotune.policies.values.evidence import Completed, Evidence, Lost
+from autotune.policies.values.history import RESUMED, fold
+from autotune.policies.values.priors import Kind, Learned
+from autotune.policies.values.types import Cluster, Job, Profile
+
+
+def accept(
+    journal: Journal,
+    *,
+    run: str,
+    job: Job,
+    profile: Profile,
+    cluster: Cluster,
+    versions: dict[str, str],
+    now: float,
+    mode: str = "launch",
+    policy: Policy = Policy.ESTIMATE,
+    recall: Callable[[Kind], Learned | None] = lambda _: None,
+) -> None:
+    """Record that a run begins; `recall` gives what earlier jobs of its kind taught."""
+    accepted = Accepted(
+        at=timestamp(now),
+        run=run,
+        job=masked(job),
+        profile=profile,
+        cluster=cluster,
+        versions=versions,
+        mode=mode,
+        policy=policy,
+    )
+    known = recall(kind_of(fold((accepted,))))
+    journal.append(msgspec.structs.replace(accepted, learned=known))
+
+
+def run(rig: Rig, *, conclude: bool = True) -> Verdict:
+    """Drive a run from wherever its journal stands to its verdict.
+
+    Without `conclude` a success is not recorded as the end of the run: something follows it.
+    """
+    return _Driver(rig, conclude=conclude).drive()
+
+
+def resumed(attempt: int) -> Decided:
+    """Return the row that says that the user goes on with a run."""
+    return Decided(attempt=attempt, reason=RESUMED)
+
+
+class _Driver:
+    def __init__(self, rig: Rig, *, conclude: bool) -> None:
+        self.rig, self.record, self.conclude = rig, rig.record, conclude
+        self.journal, self.clock, self.folder = rig.journal, rig.clock, rig.folder
+        self.interrupts, self.audience = rig.interrupts, rig.audience
+        self.under_way: UnderWay | None = None
+        self.evidence: Evidence | None = None
+
+    def drive(self) -> Verdict:
+        try:
+            self.recover()
+            while True:
+                if self.interrupts.by:
+                    return self.interrupt()
+                action = decide(self.journal.history())
+                match action:
+                    case Launch():
+                        self.launch(action)
+                    case Await():
+                        self.await_news()
+                    case Stop():
+                        self.record(StopRequested(attempt=self.number, by=action.by, reason=action.reason))
+                        self.end(stopped_by=action.by)
+                    case Finish():
+                        return self.finish(action.verdict)
+                    case _:
+                        assert_never(action)
+        except Failure as failure:
+            self.abandon(failure)
+            raise
+
+    @property
+    def number(self) -> int:
+        """The number of the last attempt."""
+        return max((e.attempt for e in self.journal.history() if isinstance(e, Started)), default=0)
+
+    def of_attempt(self) -> tuple[Event, ...]:
+        number = self.number
+        return tuple(e for e in self.journal.history() if e.attempt == number and not isinstance(e, Accepted))
+
+    def ended(self) -> Ended | None:
+        return next((e for e in self.of_attempt() if isinstance(e, Ended)), None)
+
+    # ------------------------------------------------------------------ what a dead driver left behind
+
+    def recover(self) -> None:
+        history = self.journal.history()
+        if isinstance(history[-1], Finished) and isinstance(
+            history[-1].verdict, (Interrupted, Infrastructure)
+        ):
+            self.record(resumed(self.number))
+        if not self.number:
+            return
+        handle = self.rig.runner.attach(run=self.folder.id, attempt=self.number)
+        if self.ended() is not None:
+            if handle is not None:
+                handle.stop(grace_s=0.0)
+                handle.release()
+            self.rig.runner.sweep(run=self.folder.id)
+            return
+        if handle is None:
+            ended = self.rig.runner.sweep(run=self.folder.id)
+            left = f"; ended what was left: {', '.join(ended)}" if ended else ""
+            self.audience.say(
+                f"run {self.folder.id} · attempt #{self.number} has no supervisor any more{left}"
+            )
+            self.end_unwatched("the driver ended and no supervisor was left")
+            ended_now = self.ended()
+            if ended_now is not None and isinstance(ended_now.outcome, Lost):
+                # Nothing of the cluster failed: the user goes on at once.
+                self.record(resumed(self.number))
+            return
+        self.audience.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
+        self.follow(handle)
+        stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
+        if stop is not None:
+            self.end(stopped_by=stop.by)
+
+    def end_unwatched(self, reason: str) -> None:
+        rows = self.of_attempt()
+        steps = [e.step for e in rows if isinstance(e, Progressed)]
+        outcome = unwatched_outcome(rows, reason=reason)
+        self.record(Ended(attempt=self.number, outcome=outcome, step=steps[-1] if steps else None))
+
+    # ------------------------------------------------------------------ the four actions
+
+    def launch(self, action: Launch) -> None:
+        history = self.journal.history()
+        told = isinstance(history[-1], Decided)
+        if (self.number or action.remedy is not None) and not told:
+            self.record(
+                Decided(
+                    attempt=self.number,
+                    remedy=action.remedy,
+                    reason=action.reason,
+                    not_before_s=action.not_before_s,
+                )
+            )
+        if not self.wait(action.not_before_s):
+            return
+        number = self.number + 1
+        accepted = history[0]
+        assert isinstance(accepted, Accepted)
+        resume = accepted.profile.resumable and (number > 1 or self.rig.job.resume)
+        try:
+            handle = intended(
+                self.rig,
+                self.rig.job,
+                action.knobs,
+                number=number,
+                resume=resume,
+            )()
+        except Unreachable as unreachable:
+            self.record(Ended(attempt=number, outcome=Lost(reason=unreachable.message)))
+            if number == 1:
+                self.finish(Infrastructure(reason=unreachable.message))
+                raise Failure(unreachable.message, hint=unreachable.hint) from None
+            return
+        self.follow(handle)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait before a relaunch; false when the user interrupted it."""
+        until = self.clock.now() + seconds
+        while self.clock.now() < until and not self.interrupts.by:
+            self.clock.sleep(min(POLL_S, max(0.0, until - self.clock.now())))
+        return not self.interrupts.by
+
+    def follow(self, handle: Handle) -> None:
+        self.evidence = None
+        number, folder = self.number, self.folder.attempt(self.number)
+        watch = Watch(
+            framework=self.rig.framework,
+            job=self.rig.job,
+            attempt=number,
+            folder=folder,
+            known=self.of_attempt(),
+            now=self.clock.now(),
+            saved=self.saved_before(),
+        )
+        self.under_way = UnderWay(
+            self.rig,
+            handle,
+            watch=watch,
+            number=number,
+            started_at=self.started_at(),
+            record=self.record,
+        )
+
+    def saved_before(self) -> int | None:
+        """Return the step of the checkpoint that the attempt should continue, where it was told to."""
+        history, number = self.journal.history(), self.number
+        started = next(e for e in reversed(history) if isinstance(e, Started))
+        earlier = [
+            e.saved
+            for e in history
+            if isinstance(e, (Progressed, Ended)) and e.attempt < number and e.saved is not None
+        ]
+        return max(earlier, default=None) if started.resume else None
+
+    def await_news(self) -> None:
+        """Poll until something is recorded or the user interrupts."""
+        attempt = self.under_way
+        if attempt is None:
+            self.explain()
+            return
+        before = len(self.journal.history())
+        while len(self.journal.history()) == before and not self.interrupts.by:
+            hung = attempt.poll()
+            self.audience.watch(attempt.watch.progress, now=self.clock.now())
+            if hung:
+                self.end(stopped_by="hang")
+            elif attempt.over:
+                self.end(stopped_by="")
+            elif len(self.journal.history()) == before:
+                self.clock.sleep(POLL_S)
+
+    def interrupt(self) -> Verdict:
+        if self.under_way is not None:
+            self.record(StopRequested(attempt=self.number, by="user", reason=self.interrupts.by))
+            self.end(stopped_by="user")
+        return self.finish(Interrupted(by=self.interrupts.by))
+
+    def finish(self, verdict: Verdict) -> Verdict:
+        last = self.journal.history()[-1]
+        success = isinstance(verdict, (TrainingCompleted, Stable))
+        if not isinstance(last, Finished) and (self.conclude or not success):
+            self.record(Finished(attempt=self.number, verdict=verdict))
+        return verdict
+
+    # ------------------------------------------------------------------ the end of an attempt
+
+    def end(self, *, stopped_by: str) -> None:
+        """End the attempt that is under way."""
+        assert self.under_way is not None
+        attempt = self.under_way
+        _, self.evidence = attempt.end(stopped_by=stopped_by)
+        self.audience.watch(attempt.watch.progress, now=self.clock.now())
+        self.under_way = None
+
+    def started_at(self) -> float:
+        starts = [e.at for e in self.of_attempt() if isinstance(e, Started)]
+        return seconds_of(starts[-1]) if starts else self.clock.now()
+
+    def explain(self) -> None:
+        """Record why the last attempt failed."""
+        ended = self.ended()
+        if ended is None:
+            raise RuntimeError("asked to wait although nothing runs")
+        if isinstance(ended.outcome, Completed) or any(isinstance(e, Diagnosed) for e in self.of_attempt()):
+            raise RuntimeError("asked to wait although the last attempt is over and explained")
+        evidence = self.evidence or evidence_on_record(
+            self.folder.attempt(self.number).log, self.of_attempt(), ended.outcome
+        )
+        explain(self.rig, evidence, number=self.number)
+
+    def abandon(self, failure: Failure) -> None:
+        """Stop what runs because it can no longer be recorded; the run can be resumed."""
+        attempt, self.under_way = self.under_way, None
+        if attempt is None:
+            return
+        stop_s = attempt.abandon()
+        if self.ended() is None:
+            lost = Lost(reason=failure.message)
+            try:
+                self.record(
+                    Ended(attempt=attempt.number, outcome=lost, step=attempt.watch.step, stop_s=stop_s)
+                )
+            except Failure as second:
+                failure.add_note(second.message)

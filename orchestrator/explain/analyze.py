@@ -1,0 +1,145 @@
+"""What is known of one log, as one value: the text and the JSON document show the same."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.launchers.frameworks.core.tool_spellings import CEILINGS
+from autotune.orchestrator.explain.estimate_change import Prediction, predicted
+from autotune.orchestrator.explain.job_context import Context, Remedied, context_of, remedied
+from autotune.orchestrator.explain.reader import Reading
+from autotune.orchestrator.explain.sanitize import plain
+from autotune.orchestrator.explain.trend import steps_of, what_changed
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.message_figures import facts_of
+from autotune.policies.explain.tensor_sizes import Named, named
+from autotune.policies.values.evidence import Diagnosis, Evidence, Finding, Line
+from autotune.policies.values.model import Model
+from autotune.policies.values.types import Cause, Value
+
+_HOLDER = re.compile(r"Process (\d{1,9}) has (\d{1,9}(?:\.\d{1,4})?) (GiB|MiB|KiB|bytes) memory in use")
+_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
+_PREDICTED = 4  # cures
+_SAME_MESSAGE = 8  # lines over which one failure says itself several times
+_SAME = 0.05  # of a size: the failed process itself, seen from outside
+
+
+class Holder(Value, frozen=True, kw_only=True):
+    """Another process that holds memory of the card."""
+
+    pid: int
+    held_bytes: int
+
+
+class Explanation(Value, frozen=True, kw_only=True):
+    """Why a log's job died and what would cure it."""
+
+    file: str
+    diagnosis: Diagnosis
+    evidence: Evidence
+    context: Context
+    remedies: tuple[Remedied, ...]
+    followers: tuple[Finding, ...] = ()  # what failed after the first, in order
+    holders: tuple[Holder, ...] = ()
+    request: Named | None = None
+    predictions: dict[str, Prediction] = {}  # by the name of the cure
+    late: str = ""  # what grew before a failure that came after steps that went well
+    ceilings: tuple[tuple[str, str], ...] = ()  # (place, where it sets the memory that ran out)
+    lines: int = 0
+
+    @property
+    def shown(self) -> Line:
+        """The line that says it best: the first with the requested size, else the first."""
+        requested = self.diagnosis.facts.requested_bytes
+        lines = self.diagnosis.evidence
+        if requested:
+            figures = (line for line in lines if facts_of(line.text).requested_bytes == requested)
+            return next(figures, lines[0])
+        return lines[0]
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether a cause was found."""
+        return self.diagnosis.cause is not Cause.UNKNOWN
+
+
+def explain(reading: Reading, *, framework: str | None, model: Model | None) -> Explanation:
+    """Return the explanation of a log."""
+    diagnosis = diagnose(reading.evidence)
+    context = context_of(reading, diagnosis, framework=framework, model=model)
+    requested = diagnosis.facts.requested_bytes
+    request = None
+    if requested and context.model is not None and diagnosis.cause is Cause.GPU_OOM:
+        request = named(requested, context.model, tokens=context.tokens)
+    remedies = remedied(context, diagnosis)
+    return Explanation(
+        file=plain(reading.name),
+        diagnosis=diagnosis,
+        evidence=reading.evidence,
+        context=context,
+        remedies=remedies,
+        predictions=_predictions(context, diagnosis, remedies),
+        followers=_followers(reading.evidence, diagnosis),
+        holders=_holders(diagnosis),
+        request=request,
+        late=_late(reading, diagnosis, context),
+        ceilings=_ceilings(reading, diagnosis),
+        lines=reading.evidence.lines,
+    )
+
+
+def _predictions(
+    context: Context, diagnosis: Diagnosis, remedies: tuple[Remedied, ...]
+) -> dict[str, Prediction]:
+    cures = (remedied.cure for remedied in remedies[:_PREDICTED])
+    found = {cure.name: predicted(context, diagnosis, cure) for cure in cures}
+    return {name: prediction for name, prediction in found.items() if prediction is not None}
+
+
+def _late(reading: Reading, diagnosis: Diagnosis, context: Context) -> str:
+    """Return what the steps before the failure show, as far as they are in what is kept of the log."""
+    if not diagnosis.cause.is_oom:
+        return ""
+    last = reading.tail or reading.head
+    return what_changed(steps_of(context.framework, last.split("\n")))
+
+
+def _ceilings(reading: Reading, diagnosis: Diagnosis) -> tuple[tuple[str, str], ...]:
+    text = reading.ends
+    return tuple(
+        (ceiling.place, ceiling.words)
+        for ceiling in CEILINGS
+        if diagnosis.cause in ceiling.causes
+        and (not ceiling.traces or any(trace in text for trace in ceiling.traces))
+    )
+
+
+def _followers(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Finding, ...]:
+    if not diagnosis.evidence or diagnosis.cause is Cause.UNKNOWN:
+        return ()
+    first = diagnosis.evidence[0].line
+    told = {line.text for line in diagnosis.evidence if line.line - first <= _SAME_MESSAGE}
+    return tuple(
+        finding
+        for finding in evidence.findings
+        if finding.line.line > first and finding.line.text not in told
+    )
+
+
+def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
+    """Return the other processes that the message lists; it may list the failed one as well."""
+    if diagnosis.cause is not Cause.GPU_OOM or not diagnosis.evidence:
+        return ()
+    text = " ".join(line.text for line in diagnosis.evidence)
+    holders = [
+        Holder(pid=int(pid), held_bytes=round(float(size) * _UNITS[unit]))
+        for pid, size, unit in _HOLDER.findall(text)
+    ]
+    if "this process has" not in text:
+        facts = diagnosis.facts
+        own = (facts.allocated_bytes or 0) + (facts.reserved_unallocated_bytes or 0)
+        nearest = min(holders, key=lambda holder: abs(holder.held_bytes - own), default=None)
+        if nearest is None or nearest.held_bytes < (1 - _SAME) * own:
+            return ()  # none of them can be the failed one: the list is of another name space
+        holders.remove(nearest)
+    return tuple(holder for holder in holders if holder.held_bytes)

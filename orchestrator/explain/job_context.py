@@ -1,0 +1,243 @@
+"""What a log tells of its job: the framework, its settings, the model, the tools around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.base import Framework, Status
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.core import tool_spellings
+from autotune.orchestrator.explain.reader import Reading
+from autotune.policies.explain.advice import Cure, Known, prescribe
+from autotune.policies.explain.tensor_sizes import printed_model
+from autotune.policies.remedies.catalogue import spoken
+from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.model import Model
+from autotune.policies.values.types import ENGINE_KNOBS, KNOBS, Cluster, Job, Knobs, Profile, Support, Value
+
+_TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
+_FEWEST = 2  # knobs that a log must print before what it leaves out is taken for a default
+_HOLDERS = "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv"
+_BLANK = "..."  # stands for a value that is not known
+_QUOTED = re.compile(r"""(['"])\.\.\.\1""")
+_SWITCHED = {"on": True, "off": False}
+_SETTINGS_FILE = re.compile(r"--config[= ]\S{1,500}\.ya?ml")
+_GPUS = 8  # of a node, where the log's settings do not say
+
+
+class Context(Value, frozen=True, kw_only=True):
+    """What is known of the job behind a log."""
+
+    framework: Framework | None = None
+    job: Job | None = None  # with the settings that the log prints; None where it prints none
+    tools: tuple[tool_spellings.Tool, ...] = ()
+    known: Known = Known()
+    model: Model | None = None
+    note: str = ""  # why the printed settings could not be used
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The budgets of tokens per pass that are known."""
+        profile = self.known.profile
+        values = [getattr(profile.knobs, name) for name in _TOKEN_KNOBS] if profile is not None else []
+        return tuple(value for value in values if isinstance(value, int) and value > 0)
+
+
+class Remedied(Value, frozen=True, kw_only=True):
+    """A cure with what to type for it: (framework or tool, lines)."""
+
+    cure: Cure
+    words: tuple[tuple[str, tuple[str, ...]], ...]
+    assumed: bool = False  # the present value is the framework's default: the log does not show it
+
+
+def context_of(
+    reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
+) -> Context:
+    """Return what the log tells of its job."""
+    text = "\n".join((reading.ends, *(line.text for line in diagnosis.evidence)))
+    found = FRAMEWORKS[framework] if framework else recognised(text, FRAMEWORKS.values())
+    shape = model or printed_model(reading.head)
+    tools = tool_spellings.seen(text)
+    if found is None:
+        return Context(tools=tools, model=shape, known=_of_tools(tools, text))
+    settings, note = _printed(found, reading.head)
+    job = Job(name="log", framework=found.name, settings=settings, shape=shape)
+    capacity = diagnosis.facts.capacity_bytes or 0
+    profile, why = _profile(found, job, capacity if diagnosis.cause.resource == "gpu" else 0)
+    note = note or (why if settings else "")
+    if profile is None:
+        return Context(framework=found, tools=tools, model=shape, known=_of_tools(tools, text), note=note)
+    if _knobs_in(settings, profile) < _FEWEST:
+        settings = {}
+    unseen = _SETTINGS_FILE.search(reading.head) is not None
+    if settings and unseen:
+        profile = _printed_only(profile, settings)
+        note = "the job reads a file of settings that the log does not show; only the command line was used"
+    known = Known(
+        profile=profile if settings else None,
+        complete=bool(settings) and not unseen,
+        offered=frozenset(_offers(found)) | _advised(found).keys(),
+        fixed=frozenset() if settings else _fixed(tool_spellings.present(tools, text).knobs),
+        engine=True,
+        counts_tokens=True,
+    )
+    return Context(
+        framework=found, job=job if settings else None, tools=tools, known=known, model=shape, note=note
+    )
+
+
+def recognised(text: str, frameworks: Iterable[Framework]) -> Framework | None:
+    """Return the framework whose traces a text holds most often; None where it holds none."""
+    counts = [(sum(text.count(trace) for trace in framework.traces), framework) for framework in frameworks]
+    best = max(counts, key=lambda pair: pair[0], default=(0, None))
+    return best[1] if best[0] else None
+
+
+def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
+    """Return the cures of a failure, each in the words of what runs the job."""
+    return tuple(
+        Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure))
+        for cure in prescribe(diagnosis, context.known)
+    )
+
+
+def _of_tools(tools: tuple[tool_spellings.Tool, ...], text: str) -> Known:
+    profile = tool_spellings.present(tools, text)
+    return Known(
+        profile=profile,
+        offered=tool_spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
+        fixed=tool_spellings.excluded(text),
+        engine=any(tool.engine for tool in tools) if tools else None,
+    )
+
+
+def _fixed(knobs: Knobs) -> frozenset[str]:
+    """Return the knobs that a log shows at their most saving mode."""
+    return frozenset(
+        name
+        for name in KNOBS
+        if getattr(knobs, name) in ("off", "full", "expandable") or getattr(knobs, name) is True
+    )
+
+
+def _printed(framework: Framework, head: str) -> tuple[dict[str, Any], str]:
+    try:
+        return framework.printed(head), ""
+    except Exception as error:  # a log may print anything; the note says what happened
+        return {}, _why(framework, error)
+
+
+def _profile(framework: Framework, job: Job, gpu_memory_bytes: int) -> tuple[Profile | None, str]:
+    cluster = Cluster(
+        address="", nodes=1, gpus_per_node=_GPUS, gpu_memory_bytes=gpu_memory_bytes, host_memory_bytes=0
+    )
+    try:
+        return framework.profile(job, cluster), ""
+    except Exception as error:  # a log may print anything; the note says what happened
+        return None, _why(framework, error)
+
+
+def _why(framework: Framework, error: Exception) -> str:
+    return f"the settings printed in the log are no whole {framework.name} job ({type(error).__name__})"
+
+
+def _words(context: Context, cure: Cure) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not cure.changes:
+        return (("check", (_HOLDERS,)),)
+    framework = context.framework
+    if framework is not None and (lines := _own_words(framework, context, cure)):
+        return ((framework.name, lines),)
+    spelled = tool_spellings.words(context.tools, cure.changes, exact=cure.exact)
+    return tuple((tool, (line,)) for tool, line in spelled)
+
+
+def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str, ...]:
+    """Return the change as the framework's users type it; else the names of what to change."""
+    if cure.exact and context.job is not None:
+        return _said(framework, _own_settings(context, cure))
+    offers, advised = _offers(framework), _advised(framework)
+    lines: list[str] = []
+    for knob, direction in cure.changes.items():
+        support = offers.get(knob)
+        if support is None:
+            lines += _said(framework, {advised[knob]: _BLANK}) if knob in advised else ()
+            continue
+        switch = True in support.grid.values
+        value = _SWITCHED.get(str(direction), _BLANK) if switch else _BLANK
+        said = _said(framework, {support.setting: value})
+        lines += said or ((support.setting,) if value is not False else ())
+    return tuple(lines)
+
+
+def _own_settings(context: Context, cure: Cure) -> dict[str, Any]:
+    framework, job, profile = context.framework, context.job, context.known.profile
+    if framework is None or job is None or profile is None or not cure.changes:
+        return {}
+    try:
+        return framework.settings(job, msgspec.structs.replace(profile.knobs, **cure.changes))
+    except Exception:  # settings read from a log may be ones that the adapter refuses
+        return {}
+
+
+def _knobs_in(settings: dict[str, Any], profile: Profile) -> int:
+    """Return how many knobs the printed settings set."""
+    printed = {_bare(name) for name in settings}
+    return sum(_bare(support.setting) in printed for support in profile.supported.values())
+
+
+def _printed_only(profile: Profile, settings: dict[str, Any]) -> Profile:
+    """Return the profile without what follows from defaults, which a file may have replaced."""
+    printed = {_bare(name) for name in settings}
+    unknown = {
+        knob: None
+        for knob in KNOBS
+        if knob not in profile.supported or _bare(profile.supported[knob].setting) not in printed
+    }
+    return msgspec.structs.replace(
+        profile, knobs=msgspec.structs.replace(profile.knobs, **unknown), constraints=()
+    )
+
+
+def _said(framework: Framework, settings: dict[str, Any]) -> tuple[str, ...]:
+    try:
+        lines = framework.words(settings) if settings else ()
+        return tuple(_QUOTED.sub(_BLANK, line) for line in lines)
+    except Exception:  # a value that the framework's language cannot hold
+        return ()
+
+
+def _is_assumed(context: Context, cure: Cure) -> bool:
+    if not cure.exact or context.job is None:
+        return False
+    printed = {_bare(name) for name in context.job.settings}
+    changed = {_bare(name) for name in _own_settings(context, cure)}
+    return bool(changed) and not changed & printed
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("+-~").replace("_", "-")
+
+
+def _advised(framework: Framework) -> dict[str, str]:
+    """Return the settings that guides name for a knob and that work, where no preset uses them."""
+    found: dict[str, str] = {}
+    for row in framework.advice:
+        setting = row.setting.partition(":")[0]
+        if row.status is Status.WORKS and " " not in setting and (turns := spoken(row.remedy)):
+            found[next(iter(turns))] = setting
+    return found
+
+
+def _offers(framework: Framework) -> dict[str, Support]:
+    """Return how the framework offers the knobs, in any job that its guides show."""
+    found: dict[str, Support] = {}
+    for preset in (*framework.presets.values(), {}):
+        profile, _ = _profile(framework, Job(name="log", framework=framework.name, settings=dict(preset)), 0)
+        if profile is not None:
+            found = profile.supported | found
+    return found

@@ -1,0 +1,117 @@
+"""Reads a log once: its evidence, and what its beginning and end tell of the job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.values.evidence import Evidence
+from autotune.policies.values.types import Value
+
+STDIN = "-"
+_CHUNK_BYTES = 1 << 20
+_HEAD_BYTES = 2 << 20  # frameworks print their settings within
+_TAIL_BYTES = 256 << 10
+
+
+class Reading(Value, frozen=True, kw_only=True):
+    """A log as far as it is kept."""
+
+    name: str  # as the user gave it
+    evidence: Evidence
+    head: str
+    tail: str
+    size_bytes: int
+
+    @property
+    def ends(self) -> str:
+        """The beginning and the end, as one text."""
+        return f"{self.head}\n{self.tail}" if self.tail else self.head
+
+
+class _Tap:
+    """Passes chunks on and keeps the first and the last of them."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.head = bytearray()
+        self.tail = b""
+        self.size = 0
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the file's bytes."""
+        while chunk := self._file.read(_CHUNK_BYTES):
+            self.size += len(chunk)
+            room = _HEAD_BYTES - len(self.head)
+            self.head += chunk[:room]
+            rest = chunk[room:] if room > 0 else chunk
+            if rest:
+                self.tail = (
+                    (self.tail + rest)[-_TAIL_BYTES:] if len(rest) < _TAIL_BYTES else rest[-_TAIL_BYTES:]
+                )
+            yield chunk
+
+
+def check(names: tuple[str, ...]) -> None:
+    """Raise a Failure that names every log which cannot be read."""
+    problems = [problem for name in names if name != STDIN and (problem := _problem(Path(name)))]
+    if names.count(STDIN) > 1:
+        problems.append("`-` is standard input and can be read once")
+    if problems:
+        raise Failure("; ".join(problems), hint="`-` reads standard input", code=ExitCode.USAGE)
+
+
+def read(name: str) -> Reading:
+    """Return a log, or standard input for `-`, read in one pass."""
+    if name == STDIN:
+        return read_from(sys.stdin.buffer, name="stdin")
+    try:
+        with Path(name).open("rb", buffering=0) as file:
+            return read_from(file, name=name)
+    except OSError as error:
+        raise Failure(
+            f"cannot read `{name}`: {(error.strerror or str(error)).lower()}", code=ExitCode.USAGE
+        ) from None
+
+
+def first_bytes(name: str, count: int) -> bytes:
+    """Return the first bytes of a file; nothing of what can be read once only."""
+    try:
+        if name == STDIN or not Path(name).is_file():
+            return b""
+        with Path(name).open("rb", buffering=0) as file:
+            return file.read(count) or b""
+    except OSError:
+        return b""  # `read` tells why
+
+
+def read_from(file: BinaryIO, *, name: str) -> Reading:
+    """Return a log from an open file, read in one pass."""
+    tap = _Tap(file)
+    evidence = scan(tap.chunks())
+    return Reading(
+        name=name,
+        evidence=evidence,
+        head=tap.head.decode("utf-8", "replace"),
+        tail=tap.tail.decode("utf-8", "replace"),
+        size_bytes=tap.size,
+    )
+
+
+def _problem(path: Path) -> str:
+    shown = str(path)
+    try:
+        if path.is_dir():
+            return f"`{shown}` is a folder; name the logs in it"
+        if not path.exists():
+            return f"`{shown}` does not exist"
+        if not os.access(path, os.R_OK):  # opening it would drain a named pipe
+            return f"`{shown}` may not be read by you"
+    except OSError as error:
+        return f"cannot read `{shown}`: {(error.strerror or str(error)).lower()}"
+    return ""

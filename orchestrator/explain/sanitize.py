@@ -1,0 +1,35 @@
+"""What may be shown of a log: no secrets, no terminal's commands, no endless lines."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.policies.explain.secrets import masked
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+
+def plain(text: str) -> str:
+    """Return text of a log as it may reach a terminal or a file."""
+    text = _ESCAPES.sub("", text) if "\x1b" in text else text
+    text = text.replace("\t", " ")
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else "?" for char in text)
+    return masked(text)
+
+
+def clipped(text: str, span: tuple[int, int], *, width: int) -> tuple[str, int, int]:
+    """Return at most `width` characters of a text around a span, and the span within them."""
+    start, end = span
+    if len(text) <= width:
+        return text, start, min(end, len(text))
+    end = min(end, start + width // 2)
+    left = 0
+    if end > width - 1:
+        left = min(start - width // 3, len(text) - width)
+    shown = text[left : left + width]
+    if left:
+        shown = "…" + shown[1:]
+    if left + width < len(text):
+        shown = shown[:-1] + "…"
+    return shown, start - left, min(end - left, width)

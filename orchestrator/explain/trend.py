@@ -1,0 +1,67 @@
+"""Failures after steps that went well: what the steps before them tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+
+from autotune.launchers.base import Framework
+from autotune.policies.values.evidence import StepDone
+
+_MEMORY = re.compile(
+    r"(?i)mem(ory)?[_/].{0,20}(alloc|reserv|used)|(alloc|reserv|used).{0,12}(_gb|_gib|memory)"
+)
+_LENGTH = re.compile(r"(?i)(len(gth)?|seqlen)s?[_/]max|max_(seq_?len|length|response)|global_seqlen/max")
+_FEWEST = 4  # steps that make a trend
+_STEADY = 0.75  # of the steps; a running maximum that rose once shows one long batch
+_GROWTH = 0.02  # of the first value
+_LONGER = 0.1  # of the longest before
+_KEPT = 200  # steps
+
+
+def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDone, ...]:
+    """Return the steps that lines of a log report, the last ones."""
+    if framework is None:
+        return ()
+    markers = (framework.marker(line) for line in lines)
+    return tuple(marker for marker in markers if isinstance(marker, StepDone))[-_KEPT:]
+
+
+def what_changed(steps: tuple[StepDone, ...]) -> str:
+    """Return what grew before a late failure; empty where the steps do not show it."""
+    return _growth(steps) or _longest(steps)
+
+
+def _growth(steps: tuple[StepDone, ...]) -> str:
+    for name, values in _series(steps, _MEMORY):
+        steady = sum(after > before for before, after in pairwise(values)) >= _STEADY * (len(values) - 1)
+        falls = any(after < before for before, after in pairwise(values))
+        if steady and not falls and values[0] > 0 and values[-1] >= values[0] * (1 + _GROWTH):
+            first, last = steps[-len(values)].step, steps[-1].step
+            return (
+                f"memory grew from step to step: `{name}` {values[0]:g} → {values[-1]:g} "
+                f"over steps {first} to {last}; a leak, or what a sleeping engine leaves"
+            )
+    return ""
+
+
+def _longest(steps: tuple[StepDone, ...]) -> str:
+    for name, values in _series(steps, _LENGTH):
+        before = max(values[:-1])
+        if values[-1] >= before * (1 + _LONGER):
+            return (
+                f"the last batch that was logged is the longest so far: `{name}` {values[-1]:g}, "
+                f"at most {before:g} before"
+            )
+    return ""
+
+
+def _series(steps: tuple[StepDone, ...], pattern: re.Pattern[str]) -> Iterable[tuple[str, list[float]]]:
+    if len(steps) < _FEWEST:
+        return
+    for name in steps[-1].metrics:
+        if pattern.search(name):
+            values = [step.metrics[name] for step in steps if name in step.metrics]
+            if len(values) >= _FEWEST:
+                yield name, values

@@ -1,0 +1,215 @@
+"""What a launch would do, and why: predicted peaks, the first command, the ladder, where values come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from autotune.launchers.base import Framework
+from autotune.policies.estimate.calibration import kind_of
+from autotune.policies.estimate.parts import PARTS
+from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.ranking import Outlook, judged, outlook
+from autotune.policies.remedies.ladder import candidates
+from autotune.policies.search.space import written
+from autotune.policies.values.events import Accepted, Launch, Policy
+from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.history import fold
+from autotune.policies.values.priors import Kind, Learned
+from autotune.policies.values.types import (
+    KNOBS,
+    Cause,
+    Cluster,
+    Component,
+    Effect,
+    Job,
+    Knobs,
+    Phase,
+    Profile,
+    Setting,
+    Value,
+    changed,
+)
+
+_SHOWN = 3  # remedies of a phase
+# Phases for people: the passes of training are one row, and a launch begins with what it holds at rest.
+_ROWS: dict[str, tuple[Phase, ...]] = {
+    "init": (Phase.INIT,),
+    "rollout_init": (Phase.ROLLOUT_INIT,),
+    "rollout": (Phase.ROLLOUT,),
+    "log_prob": (Phase.LOG_PROB,),
+    "train": (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
+    "weight_sync": (Phase.WEIGHT_SYNC,),
+    "checkpoint": (Phase.CHECKPOINT,),
+}
+_CLIMBED = (
+    (Phase.ROLLOUT_INIT, Component.ROLLOUT),
+    (Phase.ROLLOUT, Component.ROLLOUT),
+    (Phase.LOG_PROB, Component.TRAINER),
+    (Phase.BACKWARD, Component.TRAINER),
+    (Phase.OPTIMIZER, Component.TRAINER),
+    (Phase.WEIGHT_SYNC, Component.ROLLOUT),
+)
+
+
+class PhasePlan(Value, frozen=True, kw_only=True):
+    """The predicted peak of one phase on its device."""
+
+    phase: str
+    parts: dict[str, float]  # bytes
+    total_bytes: float  # after calibration
+    capacity_bytes: float | None
+    host_bytes: float
+    verdict: str  # fits | marginal | overflows | unknown
+
+
+class RungPlan(Value, frozen=True, kw_only=True):
+    """A remedy that would be tried."""
+
+    phase: str
+    remedy: str
+    changes: dict[str, tuple[Setting, Setting]]
+    effect: Effect
+    reason: str
+    slows: str
+
+
+class KnobPlan(Value, frozen=True, kw_only=True):
+    """A knob's value and who set it."""
+
+    knob: str
+    value: Setting
+    setting: str
+    source: str  # job | default | first launch
+
+
+class Plan(Value, frozen=True, kw_only=True):
+    """The answer of `autotune plan`."""
+
+    schema: int = 1
+    name: str
+    framework: str
+    cluster: Cluster
+    phases: tuple[PhasePlan, ...] = ()
+    error: float | None = None  # share of a peak
+    calibrated_by: int = 0  # runs
+    note: str = ""  # why there is no estimate
+    first: dict[str, tuple[Setting, Setting]] = {}  # what the first launch changes
+    reason: str
+    command: tuple[str, ...]
+    ladder: tuple[RungPlan, ...]
+    knobs: tuple[KnobPlan, ...]
+    unsupported: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+def plan(
+    job: Job,
+    framework: Framework,
+    cluster: Cluster,
+    *,
+    policy: Policy = Policy.ESTIMATE,
+    recall: Callable[[Kind], Learned | None] = lambda _: None,
+    shown: Callable[[Accepted, Knobs], tuple[str, ...]],
+) -> Plan:
+    """Return what `launch` would do with a job on a cluster; `shown` renders the first command."""
+    profile = framework.profile(job, cluster)
+    accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster, policy=policy)
+    accepted = msgspec.structs.replace(accepted, learned=recall(kind_of(fold((accepted,)))))
+    run = fold((accepted,))
+    view, action = outlook(run), decide((accepted,))
+    assert isinstance(action, Launch)
+    return Plan(
+        name=job.name,
+        framework=job.framework,
+        cluster=cluster,
+        phases=_phases(view, profile.knobs) if view is not None else (),
+        error=None if view is None else _error(view),
+        calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
+        note="" if view is not None else _why_no_estimate(job, profile, cluster, policy),
+        first=changed(profile.knobs, action.knobs),
+        reason=action.reason,
+        command=shown(accepted, action.knobs),
+        ladder=tuple(_ladder(profile, action.knobs, job)),
+        knobs=_knobs(job, profile, action.knobs),
+        unsupported=profile.unsupported,
+        warnings=profile.warnings,
+    )
+
+
+def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
+    found, seen, error = view.estimates((knobs,)), judged(view, knobs), _error(view)
+    rows = []
+    for name, phases in _ROWS.items():
+        heaviest = max(phases, key=lambda phase: seen.gpu[phase])
+        place = PHASES.index(heaviest)
+        capacity = float(found.gpu_capacity[place, 0])
+        total = seen.gpu[heaviest]
+        known = capacity != float("inf")
+        rows.append(
+            PhasePlan(
+                phase=name,
+                parts=dict(zip(PARTS, found.gpu_parts[place, :, 0].tolist(), strict=True)),
+                total_bytes=total,
+                capacity_bytes=capacity if known else None,
+                host_bytes=float(found.host[place, 0]),
+                verdict=_verdict(total, capacity, error) if known else "unknown",
+            )
+        )
+    return tuple(rows)
+
+
+def _verdict(total: float, capacity: float, error: float) -> str:
+    if total * (1 + error) <= capacity:
+        return "fits"
+    return "marginal" if total * (1 - error) <= capacity else "overflows"
+
+
+def _error(view: Outlook) -> float:
+    found = view.estimates((view.run.accepted.profile.knobs,))
+    return round(float(found.error.mean()), 3)
+
+
+def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster, policy: Policy) -> str:
+    if policy is Policy.LADDER:
+        return "the ladder alone was asked for"
+    if job.shape is None:
+        return "the model's shape is not known here: set `model:` to a folder with its config.json"
+    if not (profile.trainer_budget_bytes or cluster.gpu_memory_bytes):
+        return "the size of a card is not known here: set `cluster.gpu_memory`"
+    return "the job's settings do not say enough"
+
+
+def _ladder(profile: Profile, knobs: Knobs, job: Job) -> list[RungPlan]:
+    rungs = []
+    for phase, component in _CLIMBED:
+        diagnosis = Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component)
+        found = [r for r in candidates(profile, knobs, diagnosis, started=job.resume) if r.changes]
+        rungs += [
+            RungPlan(
+                phase=phase.value,
+                remedy=remedy.name,
+                changes=changed(knobs, remedy.apply(knobs)),
+                effect=remedy.effect,
+                reason=remedy.reason,
+                slows=remedy.slows,
+            )
+            for remedy in found[:_SHOWN]
+        ]
+    return rungs
+
+
+def _knobs(job: Job, profile: Profile, first: Knobs) -> tuple[KnobPlan, ...]:
+    rows = []
+    for name in KNOBS:
+        support = profile.supported.get(name)
+        if support is None:
+            continue
+        value = getattr(first, name)
+        source = "job" if written(job, profile, name) else "default"
+        if value != getattr(profile.knobs, name):
+            source = "first launch"
+        rows.append(KnobPlan(knob=name, value=value, setting=support.setting, source=source))
+    return tuple(rows)

@@ -1,0 +1,54 @@
+"""What jobs taught about the memory estimate, kept in the user's cache for the next job of the same kind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run.directory import write_private
+from autotune.policies.values.priors import Kind, Learned, merged, widened
+
+
+def folder() -> Path:
+    """Return where it is kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "autotune" / "learned"
+
+
+def recall(kind: Kind) -> Learned | None:
+    """Return what earlier jobs of this kind taught; of another version with less trust."""
+    known = _read(_file(kind))
+    return None if known is None else widened(known, version=kind.version)
+
+
+def keep(learned: Learned) -> bool:
+    """Add what a run taught; false where the cache cannot be written, which costs only accuracy."""
+    if not learned.factors:
+        return True
+    file = _file(learned.kind)
+    known = _read(file)
+    if known is not None:
+        learned = merged(widened(known, version=learned.kind.version), learned)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(file, msgspec.json.format(msgspec.json.encode(learned)) + b"\n")
+    except (OSError, Failure):
+        return False
+    return True
+
+
+def _file(kind: Kind) -> Path:
+    """Return the file of a kind of jobs; versions share one."""
+    words = "/".join((kind.model, kind.gpu, kind.framework, kind.placement))
+    return folder() / f"{hashlib.sha256(words.encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path) -> Learned | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Learned)
+    except (OSError, msgspec.DecodeError):
+        return None  # nothing there, or not ours to read

@@ -1,0 +1,1 @@
+"""A search: Optuna's study around the same attempts."""

@@ -1,0 +1,222 @@
+"""A whole search: make the job stable first, then try what is faster, and prove the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from autotune.launchers.base import Framework
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.search.scheduler import Search
+from autotune.orchestrator.search.surrogate import Estimated, Guide
+from autotune.orchestrator.search.trial import Bench
+from autotune.orchestrator.units import show_duration, show_rate
+from autotune.policies.search import trials
+from autotune.policies.search.packing import gpus_of
+from autotune.policies.search.space import Dimension, assembled, legal, space
+from autotune.policies.values.events import (
+    Accepted,
+    Ended,
+    Finished,
+    History,
+    Interrupted,
+    Progressed,
+    Purpose,
+    Result,
+    Stable,
+    Started,
+    TrainingCompleted,
+    Tried,
+    Verdict,
+)
+from autotune.policies.values.types import Job, Knobs
+
+_STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs a word of warning
+_FIRST = "base"  # the name of the attempts that make the job stable
+
+
+def search(rig: Rig, *, exported: Callable[[], None], guide: Guide | None = None) -> Verdict:
+    """Search from wherever the journal stands; returns the verdict, which is also its last row.
+
+    Without a `guide` the calibrated estimate says what may run and what is worth it.
+    """
+    journal, job, clock, audience = rig.journal, rig.job, rig.clock, rig.audience
+    accepted = journal.history()[0]
+    assert isinstance(accepted, Accepted)
+    check(job, accepted)
+    bench = Bench(rig, cluster=accepted.cluster)
+    if _trials_begun(journal.history()):
+        _reopen(rig)
+    else:
+        first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
+        verdict = reconcile.run(msgspec.structs.replace(rig, job=first), conclude=False)
+        if not isinstance(verdict, TrainingCompleted | Stable):
+            return verdict
+    base = _stable(journal.history())
+    dimensions = space(job, accepted.profile, base.knobs)
+    found = Search(
+        bench,
+        dimensions=dimensions,
+        starts=(base.knobs, *presets(rig.framework, job, accepted, base.knobs, dimensions)),
+        guide=guide or Estimated(accepted, base=base.knobs, dimensions=dimensions),
+        exported=exported,
+        shown=lambda progress: audience.watch(progress, now=clock.now()),
+        known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else _result(journal.history(), base, job),
+    )
+    names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
+    audience.say(f"searching over {names}")
+    reason = found.drive()
+    if reason:
+        audience.say(f"no further trial: {reason}")
+        found.confirm()
+    exported()
+    results = bench.ledger.results
+    if rig.interrupts.by:
+        return _finish(rig, Interrupted(by=rig.interrupts.by))
+    left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
+    left = max(0, job.search.trials - trials.count(results))
+    audience.say(f"left of the budget: {left} of {job.search.trials} trials, {show_duration(left_s)}")
+    summary(journal.history(), found.importance(), say=audience.say)
+    tight = any(trials.exceeds(r) for r in results if r.knobs == base.knobs)
+    return _finish(rig, Stable(marginal=tight and trials.winner(results, start=base.knobs) is None))
+
+
+def presets(
+    framework: Framework, job: Job, accepted: Accepted, base: Knobs, dimensions: tuple[Dimension, ...]
+) -> tuple[Knobs, ...]:
+    """Return the framework's own presets as configurations of this job, where they are legal for it."""
+    found: dict[Knobs, None] = {}
+    for settings in framework.presets.values():
+        wanted = msgspec.structs.replace(job, settings={**job.settings, **settings})
+        if framework.check(wanted):
+            continue
+        offered = framework.profile(wanted, accepted.cluster).knobs
+        values = {d.knob: getattr(offered, d.knob) for d in dimensions}
+        knobs = assembled(
+            accepted.profile, base, dimensions, {k: v for k, v in values.items() if v is not None}
+        )
+        if knobs != base and legal(accepted.profile, base, knobs, started=job.resume):
+            found[knobs] = None
+    return tuple(found)
+
+
+def check(job: Job, accepted: Accepted) -> None:
+    """Refuse a search that has nothing to vary or no room for its trials."""
+    profile = accepted.profile
+    for name in job.search.vary or ():
+        if name not in profile.supported:
+            raise Failure(
+                f"search.vary: {profile.framework} does not offer `{name}`",
+                hint=profile.unsupported.get(name, "see `autotune ladder`"),
+                code=ExitCode.USAGE,
+            )
+    varied = space(job, profile, profile.knobs)
+    if not varied and job.search.vary:
+        raise Failure(
+            f"search.vary: nothing of {', '.join(job.search.vary)} can be varied",
+            hint="name knobs of two legal values or more that `recovery.allow` and `recovery.deny` permit",
+            code=ExitCode.USAGE,
+        )
+    if not varied:
+        raise Failure(
+            "the job leaves no knob open that a search could vary",
+            hint="name some in `search.vary`, such as `vary: [tokens_per_microbatch, memory_fraction]`",
+            code=ExitCode.USAGE,
+        )
+    gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
+    own = gpus_of(profile)
+    if gpus and job.search.parallel * own > gpus:
+        raise Failure(
+            f"search.parallel: {job.search.parallel} trials of {own} GPUs each, the cluster has {gpus}",
+            hint=f"set `search.parallel: {max(1, gpus // own)}`",
+            code=ExitCode.USAGE,
+        )
+
+
+def summary(history: History, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
+    """Say what a search found: the winner, the front, what each knob was worth, what it cost."""
+    results = trials.tried(history)
+    start = _stable(history).knobs
+    best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
+    if best is None:
+        say("no configuration was measured that leaves goal.headroom free: the stable start remains")
+    elif compared is None:
+        say(f"fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}")
+    else:
+        proof = f"{compared.runs} runs of each" if compared.runs > 1 else "one run of each"
+        say(
+            f"fastest: trial {best.trial}, {show_rate(compared.fast, best.unit)}, "
+            f"{compared.fast / compared.slow:.2f}x the stable start "
+            f"({show_rate(compared.slow, best.unit)}; {proof})"
+        )
+        if compared.apart > _STEADY:
+            say(
+                f"  runs of one configuration were up to {compared.apart:.1f}x apart: the machine was busy "
+                "with something else; trust the order more than the figures"
+            )
+    for result in trials.front(results):
+        say(
+            f"  trial {result.trial:3}  {show_rate(result.rate, result.unit):>16}  "
+            f"{result.headroom or 0:6.1%} free"
+        )
+    if importance:
+        worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items() if share >= 0.005)
+        say(f"what each knob was worth: {worth}")
+    accepted = history[0]
+    assert isinstance(accepted, Accepted)
+    cluster, job = accepted.cluster, accepted.job
+    gpus = cluster.nodes * cluster.gpus_per_node
+    parts = {}
+    for what, seconds in trials.spent(history).items():
+        share = gpus if what == "becoming stable" else gpus / max(1, job.search.parallel)
+        parts[what] = share * seconds / 3600 if gpus else seconds
+    if parts and gpus:
+        words = ", ".join(f"{what} {hours:.1f}" for what, hours in parts.items())
+        say(f"GPU-hours: {sum(parts.values()):.1f} ({words})")
+    elif parts:
+        words = ", ".join(f"{what} {show_duration(seconds)}" for what, seconds in parts.items())
+        say(f"time in attempts: {show_duration(sum(parts.values()))} ({words})")
+
+
+def _trials_begun(history: History) -> bool:
+    return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
+
+
+def _reopen(rig: Rig) -> None:
+    """Take note that the user goes on with a search that was interrupted."""
+    last = rig.journal.history()[-1]
+    if isinstance(last, Finished) and isinstance(last.verdict, Interrupted):
+        rig.record(reconcile.resumed(last.attempt))
+
+
+def _stable(history: History) -> Started:
+    """Return the attempt that made the job stable."""
+    ended = {e.attempt for e in history if isinstance(e, Ended)}
+    launches = [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in ended]
+    return launches[-1]
+
+
+def _result(history: History, base: Started, job: Job) -> Tried:
+    """Return what the stable attempt showed, as a trial that held for goal.steps."""
+    steps = [e for e in history if isinstance(e, Progressed) and e.attempt == base.attempt]
+    peaks = trials.highest(*(step.peaks for step in steps))
+    shown = Tried(
+        attempt=base.attempt,
+        trial=0,
+        knobs=base.knobs,
+        purpose=Purpose.CONFIRM,
+        result=Result.FITS,
+        headroom=trials.free_share(peaks),
+        constraints=trials.excess(peaks, headroom=job.goal.headroom),
+        reason="the stable start",
+    )
+    return trials.timed(shown, trials.speed(steps))
+
+
+def _finish(rig: Rig, verdict: Verdict) -> Verdict:
+    rig.record(Finished(verdict=verdict))
+    return verdict

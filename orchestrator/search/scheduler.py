@@ -1,0 +1,292 @@
+"""The trials of a search: what to try next, several at once, and when to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.driver.attempt import POLL_S, abandon
+from autotune.orchestrator.driver.executor import Beside, Making, here
+from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.search.optuna_study import Study
+from autotune.orchestrator.search.proposer import Choice
+from autotune.orchestrator.search.surrogate import Guide
+from autotune.orchestrator.search.trial import Bench, Trial
+from autotune.orchestrator.units import show_duration
+from autotune.policies.recovery.decide import backoff_s
+from autotune.policies.search import trials
+from autotune.policies.search.space import Dimension
+from autotune.policies.values.events import Accepted, Ended, Purpose, Result, Started, Tried
+from autotune.policies.values.evidence import Lost
+from autotune.policies.values.types import Knobs
+
+_AT_A_TIME = 8  # starts and ends of attempts; more only take processors from the trials that run
+_POLLS_PER_S = 40.0  # of all trials together: each costs the driver and a supervisor some milliseconds
+_PAIRS = 2  # runs of the stable start and of the winner under the same conditions
+
+
+class Search:
+    """The trials of one run, from wherever its journal stands."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        *,
+        dimensions: tuple[Dimension, ...],
+        starts: Sequence[Knobs],
+        guide: Guide,
+        exported: Callable[[], None],
+        shown: Callable[[Progress], None],
+        known: Tried | None = None,
+    ) -> None:
+        """Search around `starts[0]`; `known` is what it showed already, if that counts as a trial."""
+        self._bench, self._rig, self._guide = bench, bench.rig, guide
+        accepted = self._rig.journal.history()[0]
+        assert isinstance(accepted, Accepted)
+        self._exported, self._shown = exported, shown
+        self._begun_at = seconds_of(accepted.at)
+        self._settings, self._base, self._ledger = bench.job.search, starts[0], bench.ledger
+        folder = self._rig.folder
+        self._study = Study(folder.path / "study.journal", name=folder.id, dimensions=dimensions)
+        self._known = known
+        self._choice = Choice(
+            bench.ledger,
+            guide,
+            profile=accepted.profile,
+            dimensions=dimensions,
+            starts=starts,
+            min_gain=self._settings.min_gain,
+            started=bench.job.resume,
+        )
+        self._running: list[Trial] = []
+        self._beside = Beside(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
+        self._exhausted = False
+        self._fruitless = -1  # results at which nothing was found that is worth a run
+        self._again_at = 0.0  # not before then does a trial begin, after a loss
+
+    # ------------------------------------------------------------------ the search
+
+    def drive(self) -> str:
+        """Run trials until something ends the search; returns why it ended, empty when interrupted."""
+        self._recover()
+        interrupts = self._rig.interrupts
+        try:
+            while not interrupts.by:
+                begun = False
+                while not (reason := self._why_end()) and len(self._running) < self._settings.parallel:
+                    if interrupts.by or self._waits or not self._begin_next():
+                        break
+                    begun = True
+                if not self._running and not begun and (reason or not self._waits):
+                    return reason or self._why_end()
+                self._turn()
+                if self._elapsed_s >= self._settings.duration_s:
+                    self._stop(by="deadline", reason="search.duration is over")
+            self._stop(by="user", reason=interrupts.by)
+        except Failure:
+            self._abandon()
+            raise
+        return ""
+
+    def confirm(self) -> Tried | None:
+        """Let the fastest configurations run for goal.steps, the winner in turn with the stable start.
+
+        Returns the fastest that held, as far as the time and the user allow.
+        """
+        try:
+            while not self._rig.interrupts.by and self._elapsed_s < self._settings.duration_s:
+                if self._waits:
+                    self._rig.clock.sleep(POLL_S)
+                    continue
+                knobs = self._to_prove()
+                if knobs is None:
+                    break
+                self._prove(knobs)
+        except Failure:
+            self._abandon()
+            raise
+        return trials.fastest(self._ledger.results, confirmed=True)
+
+    def importance(self) -> dict[str, float]:
+        """Return what each knob was worth."""
+        return self._study.importance()
+
+    @property
+    def _elapsed_s(self) -> float:
+        return self._rig.clock.now() - self._begun_at
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the cluster is given time after a loss."""
+        return self._rig.clock.now() < self._again_at
+
+    def _why_end(self) -> str:
+        """Return why no further trial begins; those under way count as run."""
+        if self._exhausted:
+            return "no configuration is left that is worth a run"
+        elapsed_s, running = self._elapsed_s, len(self._running)
+        reason = trials.why_end(self._ledger.results, self._settings, elapsed_s=elapsed_s, running=running)
+        if not reason and elapsed_s + self._proof_s() >= self._settings.duration_s:
+            return "the rest of search.duration is kept for the proof"
+        return reason
+
+    def _proof_s(self) -> float:
+        """Return the time that is kept for the proof: goal.steps of the fastest, start-ups included."""
+        timed = [r.seconds for r in self._ledger.results if r.purpose is Purpose.PROBE and r.seconds]
+        if not timed or not self._settings.confirm:
+            return 0.0
+        longer = max(1.0, self._bench.job.goal.steps / max(1, self._settings.probe_steps))
+        return min(
+            (self._settings.confirm + 1) * longer * sorted(timed)[len(timed) // 2],
+            0.5 * self._settings.duration_s,
+        )
+
+    def _turn(self) -> None:
+        """Give every running trial a turn."""
+        best = trials.fastest(self._ledger.results)
+        for trial in list(self._running):
+            self._advance(trial, best)
+        if self._running and (progress := self._running[-1].progress) is not None:
+            self._shown(progress)
+        self._rig.clock.sleep(POLL_S)
+
+    def _advance(self, trial: Trial, best: Tried | None) -> None:
+        result = trial.turn(best=best, pace_s=max(POLL_S, len(self._running) / _POLLS_PER_S))
+        if trial.over:
+            self._running.remove(trial)
+        if result is not None:
+            self._take(result)
+
+    def _stop(self, *, by: str, reason: str) -> None:
+        """Stop the running trials, all at the same time; one that ends by itself keeps its result."""
+        for trial in self._running:
+            trial.stop(by=by, reason=reason)
+        while self._running:
+            self._turn()
+        self._study.close_zombies(self._ledger.results)
+
+    def _abandon(self) -> None:
+        if self._beside is not None:
+            self._beside.finish()
+        for trial in self._running:
+            trial.abandon()
+
+    def _recover(self) -> None:
+        """End what a dead driver left running and close its trials."""
+        rig = self._rig
+        history = rig.journal.history()
+        ended = {e.attempt for e in history if isinstance(e, Ended)}
+        for event in history:
+            if not isinstance(event, Started) or event.trial is None or event.attempt in ended:
+                continue
+            handle = rig.runner.attach(run=rig.folder.id, attempt=event.attempt)
+            if handle is not None:
+                abandon(handle, grace_s=0.0)
+            rig.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
+        rig.runner.sweep(run=rig.folder.id)
+        self._study.close_zombies(self._ledger.results)
+        self._guide.learn(self._ledger)
+
+    # ------------------------------------------------------------------ what to try
+
+    def _begin_next(self) -> bool:
+        """Begin the next configuration that is worth a run; false where none is left."""
+        if self._running and self._fruitless == len(self._ledger.results):
+            return False
+        while True:
+            proposed = self._choice.next([trial.knobs for trial in self._running])
+            if proposed is None:
+                # What runs may still teach that something else is worth a run.
+                self._exhausted, self._fruitless = not self._running, len(self._ledger.results)
+                return False
+            number = self._study.begin(proposed.knobs, why=proposed.by)
+            if self._known is not None and proposed.knobs == self._base:
+                self._take(msgspec.structs.replace(self._known, trial=number))
+                continue
+            if not proposed.refused:
+                self._add(number, proposed.knobs, Purpose.PROBE)
+                return True
+            self._take(
+                Tried(
+                    trial=number,
+                    knobs=proposed.knobs,
+                    purpose=Purpose.PROBE,
+                    result=Result.GATED,
+                    constraints=proposed.excess,
+                    reason=proposed.refused,
+                )
+            )
+
+    def _add(self, number: int, knobs: Knobs, purpose: Purpose) -> None:
+        """Begin a trial; after a loss its calls are made in this thread, which alone may connect anew."""
+        results = self._ledger.results
+        lost = bool(results) and results[-1].result is Result.LOST
+        making: Making = here if lost or self._beside is None else self._beside
+        trial = Trial(self._bench, number=number, knobs=knobs, purpose=purpose, making=making)
+        self._running.append(trial)
+        self._advance(trial, None)
+
+    # ------------------------------------------------------------------ what came of it
+
+    def _take(self, result: Tried) -> None:
+        """Record a result, tell the study, and keep the best so far in its files."""
+        if result.result is Result.FITS and (result.extrapolated or not result.constraints):
+            # What the probe could not force, or no reading tells, the calibrated estimate does.
+            self._guide.learn(self._ledger)
+            foreseen = self._guide.expectations(result.knobs)
+            merged = {p: max(v, result.constraints.get(p, v)) for p, v in foreseen.items()}
+            result = msgspec.structs.replace(
+                result, constraints=result.constraints | {p: round(v, 4) for p, v in merged.items()}
+            )
+        before = trials.winner(self._ledger.results, start=self._base)
+        self._rig.record(result)
+        self._study.tell(result)
+        if result.result is Result.LOST:
+            self._after_loss(result)
+        elif result.result is not Result.GATED:
+            self._guide.learn(self._ledger)
+        best = trials.winner(self._ledger.results, start=self._base)
+        if best is not None and (before is None or best.knobs != before.knobs):
+            self._exported()
+
+    def _after_loss(self, result: Tried) -> None:
+        """Wait, longer each time; give up where the cluster took the same configuration away too often."""
+        lost = sum(r.knobs == result.knobs and r.result is Result.LOST for r in self._ledger.results)
+        if lost > self._bench.job.recovery.infrastructure_retries:
+            raise Failure(
+                f"trial {result.trial} was lost {lost} times: {result.reason}", hint="resume the search later"
+            )
+        wait_s = backoff_s(lost)
+        self._again_at = max(self._again_at, self._rig.clock.now() + wait_s)
+        self._rig.audience.say(f"trial {result.trial} was lost; no trial begins for {show_duration(wait_s)}")
+
+    # ------------------------------------------------------------------ proof
+
+    def _to_prove(self) -> Knobs | None:
+        """Return what runs next for goal.steps: the fastest that did not, then the start and the winner."""
+        results, wanted = self._ledger.results, self._settings.confirm
+        proofs = [r for r in results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
+        judged = {r.knobs for r in proofs}
+        proven = judged - {r.knobs for r in proofs if not trials.keeps_limits(r)} - {self._base}
+        held = trials.fastest(results, confirmed=True)
+        waiting = trials.fastest(results, besides=judged)
+        if waiting is not None and len(proven) < wanted and (held is None or waiting.rate > held.rate):
+            return waiting.knobs
+        if not wanted or held is None or held.knobs == self._base:
+            return None
+        runs = {knobs: sum(r.knobs == knobs for r in proofs) for knobs in (self._base, held.knobs)}
+        fewest = min(runs, key=lambda knobs: runs[knobs])  # the start where both have as many
+        return fewest if runs[fewest] < _PAIRS else None
+
+    def _prove(self, knobs: Knobs) -> None:
+        number = self._ledger.tried[knobs]
+        self._add(number, knobs, Purpose.CONFIRM)
+        while self._running:
+            self._turn()
+            if self._rig.interrupts.by:
+                self._stop(by="user", reason=self._rig.interrupts.by)
+            elif self._elapsed_s >= self._settings.duration_s:
+                self._stop(by="deadline", reason="search.duration is over")

@@ -1,0 +1,253 @@
+"""One configuration on trial: the attempts that its purpose takes, and what they showed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import msgspec
+
+from autotune.launchers.base import Handle, Unreachable
+from autotune.orchestrator.driver.attempt import UnderWay, abandon, explain, intended
+from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.executor import Making
+from autotune.orchestrator.driver.monitor import Progress, Watch
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.search.results import Ledger
+from autotune.policies.search import trials
+from autotune.policies.values.events import (
+    Ended,
+    Event,
+    FailureSeen,
+    Progressed,
+    Purpose,
+    Result,
+    Speed,
+    StopRequested,
+    Tried,
+)
+from autotune.policies.values.evidence import Completed, Diagnosis, Evidence, Lost, Peak
+from autotune.policies.values.history import MEMORY_CAUSES
+from autotune.policies.values.types import Cause, Cluster, Job, Knobs
+
+
+class Bench:
+    """What every trial of a search needs."""
+
+    def __init__(self, rig: Rig, *, cluster: Cluster) -> None:
+        self.rig, self.job, self.cluster = rig, rig.job, cluster
+        self.forced = rig.framework.can_force_longest(rig.job)
+        self.ledger = Ledger(rig.journal)
+
+    def trial_job(self, trial: str, *, longest: bool, steps: int) -> Job:
+        """Return the job as a trial runs it, under names and folders of its own."""
+        folder = Path(self.job.workdir) / "trials" / f"{self.rig.folder.id}-{trial}"
+        job = self.rig.framework.trial(self.job, folder=str(folder), steps=steps, longest=longest)
+        goal = msgspec.structs.replace(job.goal, steps=steps)
+        return msgspec.structs.replace(job, goal=goal)
+
+    def parts(self, purpose: Purpose) -> list[tuple[bool, int]]:
+        """Return the attempts that a purpose takes: longest sequences forced or not, and steps."""
+        steps = self.job.goal.steps if purpose is Purpose.CONFIRM else self.job.search.probe_steps
+        if not self.forced:
+            return [(False, steps)]
+        longest, own = (self.trial_job("0", longest=forced, steps=steps) for forced in (True, False))
+        if longest.settings == own.settings:
+            return [(True, steps)]
+        return [(True, steps), (False, self.job.search.probe_steps)]
+
+
+class Trial:
+    """A configuration that is being tried."""
+
+    def __init__(self, bench: Bench, *, number: int, knobs: Knobs, purpose: Purpose, making: Making) -> None:
+        """Try `knobs`; what blocks, starts and ends of attempts, is made by `making`."""
+        self.number, self.knobs, self.purpose = number, knobs, purpose
+        self.over = False
+        self._bench, self._making = bench, making
+        self._parts = bench.parts(purpose)
+        self._longest, self._wanted = False, 0
+        self._under_way: UnderWay | None = None
+        self._handle: Handle | None = None  # from the moment that there is an attempt to end
+        self._attempt = 0
+        self._failed = False
+        self._steps: list[Progressed] = []  # of the running attempt
+        self._peaks: dict[str, Peak] = {}  # of all its attempts
+        self._speed: Speed | None = None  # on the job's own lengths
+        self._seconds = 0.0
+        self._best: Tried | None = None
+        self._pace_s = 0.0
+        self._stop_by, self._stop_reason = "", ""
+        self._course = self._run()
+
+    def turn(self, *, best: Tried | None, pace_s: float) -> Tried | None:
+        """Take in what is new, if it is `pace_s` since the last look.
+
+        Returns the result once the trial is over, none of one that was stopped.
+        """
+        self._best, self._pace_s = best, pace_s
+        try:
+            next(self._course)
+        except StopIteration as over:
+            self.over = True
+            result: Tried | None = over.value
+            return result
+        return None
+
+    def stop(self, *, by: str, reason: str) -> None:
+        """Let the next turns stop the attempt; its configuration is tried again by a resumed search."""
+        self._stop_by, self._stop_reason = by, reason
+
+    def abandon(self) -> None:
+        """End the running attempt although nothing can be recorded any more."""
+        if self._handle is not None:
+            abandon(self._handle)
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where the running attempt is."""
+        return None if self._under_way is None else self._under_way.watch.progress
+
+    @property
+    def _own_lengths(self) -> bool:
+        """Whether the running attempt shows the speed of the job itself."""
+        return not self._longest or not self._parts
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, Progressed):
+            self._steps.append(event)
+            self._peaks = trials.highest(self._peaks, event.peaks)
+        self._failed = self._failed or isinstance(event, FailureSeen)
+        self._bench.rig.record(event)
+
+    def _run(self) -> Generator[None, None, Tried | None]:
+        """Run the attempts that the purpose takes, one after another."""
+        result: Tried | None = None
+        while result is None and self._parts and not self._stop_by:
+            result = yield from self._start()
+            if result is None:
+                yield
+                by = yield from self._follow()
+                result = yield from self._end(by)
+        return result
+
+    def _start(self) -> Generator[None, None, Tried | None]:
+        bench = self._bench
+        self._longest, steps = self._parts.pop(0)
+        self._wanted = steps
+        self._steps, self._failed = [], False
+        self._attempt = bench.ledger.next_attempt
+        job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
+        start = intended(
+            bench.rig,
+            job,
+            self.knobs,
+            number=self._attempt,
+            resume=False,
+            trial=self.number,
+            longest=self._longest,
+        )
+
+        def begin() -> Handle:
+            self._handle = start()
+            return self._handle
+
+        try:
+            handle = yield from self._making(begin)
+        except Unreachable as unreachable:
+            bench.rig.record(Ended(attempt=self._attempt, outcome=Lost(reason=unreachable.message)))
+            return self._result(Result.LOST, reason=unreachable.message)
+        now, folder = bench.rig.clock.now(), bench.rig.folder.attempt(self._attempt)
+        watch = Watch(
+            framework=bench.rig.framework, job=job, attempt=self._attempt, folder=folder, known=(), now=now
+        )
+        self._under_way = UnderWay(
+            bench.rig, handle, watch=watch, number=self._attempt, started_at=now, record=self._record
+        )
+        return None
+
+    def _follow(self) -> Generator[None, None, str]:
+        """Poll the attempt until it is over or has to be stopped; ends with who stops it."""
+        attempt = self._under_way
+        assert attempt is not None
+        while not self._stop_by:
+            hung = attempt.poll()
+            if hung or self._failed:
+                return "hang" if hung else "failure"
+            if attempt.over:
+                return ""
+            probing = self.purpose is not Purpose.CONFIRM and self._own_lengths
+            if probing and len(self._steps) < self._wanted and trials.too_slow(self._steps, best=self._best):
+                reason = "it cannot become the fastest"
+                self._bench.rig.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
+                return "slow"
+            again_at = self._bench.rig.clock.now() + self._pace_s
+            yield
+            while self._bench.rig.clock.now() < again_at and not self._stop_by:
+                yield
+        by, reason = self._stop_by, self._stop_reason
+        self._bench.rig.record(StopRequested(attempt=attempt.number, by=by, reason=reason))
+        return by
+
+    def _end(self, by: str) -> Generator[None, None, Tried | None]:
+        """End the running attempt; the trial goes on with its next one, or is over."""
+        attempt = self._under_way
+        assert attempt is not None
+        ended, evidence = yield from attempt.ending(stopped_by=by, making=self._making)
+        self._under_way = self._handle = None
+        self._seconds += ended.seconds
+        if by and by == self._stop_by:
+            return None
+        if ended.held:
+            raise Failure(f"memory did not come back: {ended.held}", hint="free it; then go on")
+        if by == "slow":
+            self._speed = trials.speed(self._steps)
+            return self._result(Result.SLOW)
+        if not isinstance(ended.outcome, Completed):
+            return self._failure(ended, evidence)
+        if self._own_lengths:
+            self._speed = trials.speed(self._steps)
+        return None if self._parts else self._result(Result.FITS)
+
+    def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
+        """Record why the attempt failed and return what that says about the configuration."""
+        found = explain(self._bench.rig, evidence, number=self._attempt)
+        reason = found.evidence[0].text.strip()[:160] if found.evidence else found.cause.value
+        if found.cause is Cause.DISK:
+            # No configuration is to blame: the next would meet the same disk.
+            raise Failure(f"attempt {self._attempt}: {reason}", hint="free space on the disk; then go on")
+        if found.cause in MEMORY_CAUSES:
+            where = f"{found.cause.value} in {found.phase.value}"
+            return self._result(Result.FAILS, reason=where, failure=found)
+        lost = found.cause is Cause.INFRASTRUCTURE or isinstance(ended.outcome, Lost)
+        return self._result(Result.LOST if lost else Result.REFUSED, reason=reason)
+
+    def _result(self, result: Result, *, reason: str = "", failure: Diagnosis | None = None) -> Tried:
+        job, cluster = self._bench.job, self._bench.cluster
+        constraints = trials.excess(self._peaks, headroom=job.goal.headroom)
+        if failure is not None:
+            constraints |= trials.excess_of_failure(failure)
+        if result is Result.REFUSED:
+            constraints["refused"] = 1.0
+        free = trials.free_share(self._peaks)
+        gpus = cluster.nodes * cluster.gpus_per_node / max(1, job.search.parallel)
+        tried = Tried(
+            attempt=self._attempt,
+            trial=self.number,
+            knobs=self.knobs,
+            purpose=self.purpose,
+            result=result,
+            headroom=free if result is Result.FITS else None,
+            constraints={name: round(value, 4) for name, value in constraints.items()},
+            extrapolated=not self._bench.forced,
+            reason=reason,
+            seconds=round(self._seconds, 1),
+            gpu_hours=round(gpus * self._seconds / 3600, 4),
+        )
+        return trials.timed(tried, self._speed and _in_short(self._speed))
+
+
+def _in_short(speed: Speed) -> Speed:
+    """Return a speed with the digits that are worth a place in the journal."""
+    rate, noise = float(f"{speed.per_second:.6g}"), round(speed.noise, 4)
+    return msgspec.structs.replace(speed, per_second=rate, noise=noise)

@@ -1,0 +1,161 @@
+"""diagnose(evidence) -> Diagnosis: the first cause wins, not the last error."""
+
+from __future__ import annotations
+
+from autotune.policies.diagnosis.message_figures import filled, fragmented
+from autotune.policies.diagnosis.rules.catalogue import BY_NAME
+from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, NEVER
+from autotune.policies.values.evidence import (
+    Completed,
+    Crashed,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Hung,
+    Line,
+    Lost,
+)
+from autotune.policies.values.types import Cause, Component, Phase
+
+_SHOWN = 5  # lines of evidence
+_NEAR = 60  # lines within which two messages may be of one failure
+_HOST_FULL = 0.95  # share of the limit that makes a SIGKILL the host's memory
+_SIGKILL = 9
+_KILLED_CODES = (137, -9)
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Return why a run died, as far as its evidence goes; `unknown` is an honest answer."""
+    causes = [f for f in evidence.findings if f.cause is not None and not _survived(f)]
+    first = _first(causes)
+    if first is not None and not BY_NAME[first.line.rule].weak:
+        return _from_finding(evidence, first)
+    if (found := _from_outcome(evidence)) is not None:
+        return found
+    if first is not None:
+        return _from_finding(evidence, first)
+    return _unknown(evidence)
+
+
+def _first(causes: list[Finding]) -> Finding | None:
+    """Return the first cause; a job's own record speaks for the messages that led to it."""
+    strong = [f for f in causes if not _weak(f)]
+    strong = [f for f in strong if not f.caught] or strong  # a warning explains only what nothing else does
+    if not strong:
+        return causes[0] if causes else None
+    first = strong[0]
+    if first.line.rule == BUILTIN_FAILURE:
+        return first
+    records = [f for f in strong if f.line.rule == BUILTIN_FAILURE]
+    # The kernel's or Ray's word about the host stands by itself: the actors' records follow from it.
+    if records and not BY_NAME[first.line.rule].name.startswith(("ray-memory", "kernel", "cgroup", "slurm")):
+        return records[0]
+    return first
+
+
+def _survived(finding: Finding) -> bool:
+    """Return whether the job went on after it: a warning, as it turned out."""
+    return finding.fatal == NEVER and BY_NAME[finding.line.rule].fatal != NEVER
+
+
+def _weak(finding: Finding) -> bool:
+    """Return whether other causes explain this one: a plain exception, or a record of one."""
+    if finding.line.rule == BUILTIN_FAILURE:
+        return finding.cause is Cause.CODE
+    return BY_NAME[finding.line.rule].weak
+
+
+def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
+    cause = first.cause or Cause.UNKNOWN
+    facts, phase, component = first.facts, first.phase, first.component
+    lines = [first.line]
+    others = 0
+    headed = BY_NAME[first.line.rule].header
+    for other in evidence.findings:
+        if other is first or (other.line.line < first.line.line and other.cause is None):
+            continue
+        if other.line.text == first.line.text:
+            continue  # the same message again, from another stream
+        same = other.cause is cause and abs(other.line.line - first.line.line) <= _NEAR
+        if same and first.line.rule != BUILTIN_FAILURE:
+            facts = filled(facts, other.facts) if other.source == first.source else facts
+            if headed and not BY_NAME[other.line.rule].header and other.phase is not Phase.NONE:
+                phase, component, headed = other.phase, _known(other.component, component), False
+            phase = other.phase if phase is Phase.NONE else phase
+            component = other.component if component.value == "unknown" else component
+        if same and len(lines) < _SHOWN:
+            lines.append(other.line)
+        others += 1
+    if phase is Phase.NONE and cause is not Cause.CODE:
+        phase = evidence.last_phase
+    return Diagnosis(
+        cause=cause,
+        phase=phase,
+        component=component,
+        rank=first.rank,
+        step=first.step if first.step is not None else evidence.last_step,
+        evidence=tuple(lines),
+        facts=facts,
+        fragmentation=cause is Cause.GPU_OOM and fragmented(facts),
+        confidence=1.0 if first.line.rule == BUILTIN_FAILURE else 0.5 if _weak(first) else 0.9,
+        consequences=others,
+        other_ranks=_other_ranks(evidence, first),
+    )
+
+
+def _other_ranks(evidence: Evidence, first: Finding) -> tuple[int, ...]:
+    """Return the ranks that failed beside the first; the findings are bounded, and so are they."""
+    return tuple(sorted({f.rank for f in evidence.findings if f.rank is not None} - {first.rank}))
+
+
+def _known(component: Component, otherwise: Component) -> Component:
+    return otherwise if component is Component.UNKNOWN else component
+
+
+def _from_outcome(evidence: Evidence) -> Diagnosis | None:
+    """Return what the way it ended says, where no message says more."""
+    outcome = evidence.outcome
+    consequences = tuple(f.line for f in evidence.findings if f.cause is None)
+    said = consequences
+    if isinstance(outcome, Hung):
+        cause, text = Cause.HANG, outcome.reason or f"no sign of life for {outcome.silent_s:.0f} s"
+        # What it said again and again while nothing moved is as close to the reason as a log gets.
+        said = (*consequences[:2], *evidence.last_errors[-2:])
+    elif isinstance(outcome, Lost):
+        cause, text = Cause.INFRASTRUCTURE, outcome.reason
+    elif (
+        isinstance(outcome, Crashed)
+        and (outcome.signal == _SIGKILL or outcome.exit_code in _KILLED_CODES or _was_killed(evidence))
+        and evidence.host_peak_share is not None
+        and evidence.host_peak_share >= _HOST_FULL
+    ):
+        cause = Cause.HOST_OOM
+        text = f"killed with {evidence.host_peak_share:.0%} of host memory in use"
+    else:
+        return None
+    return Diagnosis(
+        cause=cause,
+        phase=evidence.last_phase,
+        step=evidence.last_step,
+        evidence=(Line(line=evidence.lines, text=text, rule="outcome"), *said[: _SHOWN - 1]),
+        confidence=0.8,
+        consequences=len(consequences),
+    )
+
+
+def _was_killed(evidence: Evidence) -> bool:
+    return any(f.line.rule in ("killed", "actor-died") for f in evidence.findings)
+
+
+def _unknown(evidence: Evidence) -> Diagnosis:
+    consequences = tuple(f.line for f in evidence.findings if f.cause is None)
+    shown = (*consequences[:_SHOWN], *evidence.last_errors[-_SHOWN:])
+    completed = isinstance(evidence.outcome, Completed)
+    return Diagnosis(
+        cause=Cause.UNKNOWN,
+        phase=Phase.NONE if completed else evidence.last_phase,
+        step=evidence.last_step,
+        evidence=shown,
+        confidence=0.0,
+        consequences=len(consequences),
+    )

@@ -1,0 +1,88 @@
+"""What the built-in job says about itself: failure records and phase markers in its log."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from autotune.policies.diagnosis.message_figures import with_outside
+from autotune.policies.values.evidence import Facts
+from autotune.policies.values.types import Cause, Component, Phase, Value
+
+_PREFIX = "builtin: failure "
+_MARKER = re.compile(r"builtin: (?:phase (start|end) name=(\w+) step=(\d{1,12})|step (\d{1,12})/)")
+
+
+class Record(Value, frozen=True, kw_only=True):
+    """A failure that an actor of the built-in job reported before it died."""
+
+    cause: Cause
+    phase: Phase = Phase.NONE
+    component: Component = Component.UNKNOWN
+    rank: int | None = None
+    step: int | None = None
+    facts: Facts = Facts()
+
+
+class Mark(Value, frozen=True, kw_only=True):
+    """A phase that begins or ends, or a step that is done."""
+
+    phase: Phase = Phase.NONE
+    step: int
+    begins: bool = False
+    done: bool = False
+
+
+def record_of(line: str) -> Record | None:
+    """Return the record in a line; None where there is none or it is not readable."""
+    start = line.find(_PREFIX)
+    if start < 0:
+        return None
+    try:
+        raw: Any = msgspec.json.decode(line[start + len(_PREFIX) :].strip())
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    if not isinstance(raw, dict):
+        return None
+    cause = _one_of(Cause, raw.get("cause"))
+    if cause is None:
+        return None
+    used, budget = _bytes(raw.get("used_bytes")), _bytes(raw.get("budget_bytes"))
+    device = raw.get("device")
+    return Record(
+        cause=cause,
+        phase=_one_of(Phase, raw.get("phase")) or Phase.NONE,
+        component=_one_of(Component, raw.get("component")) or Component.UNKNOWN,
+        rank=_bytes(raw.get("rank")),
+        step=_bytes(raw.get("step")),
+        facts=with_outside(
+            Facts(
+                requested_bytes=_bytes(raw.get("requested_bytes")),
+                free_bytes=None if used is None or not budget else max(0, budget - used),
+                capacity_bytes=budget or None,
+                allocated_bytes=used,
+                device=device if isinstance(device, str) else None,
+            )
+        ),
+    )
+
+
+def mark_of(line: str) -> Mark | None:
+    """Return the progress that a line of the built-in job marks."""
+    match = _MARKER.search(line)
+    if match is None:
+        return None
+    if match[4] is not None:
+        return Mark(step=int(match[4]), done=True)
+    phase = _one_of(Phase, match[2]) or Phase.NONE
+    return Mark(phase=phase, step=int(match[3]), begins=match[1] == "start")
+
+
+def _one_of(kind: type[Any], raw: Any) -> Any:
+    return kind(raw) if isinstance(raw, str) and raw in kind._value2member_map_ else None
+
+
+def _bytes(raw: Any) -> int | None:
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 1 << 62 else None

@@ -1,0 +1,144 @@
+"""Bytes of any chunking to blocks of whole lines, and the pieces of a block around a position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autotune.policies.diagnosis.log_prefixes import LONGEST
+
+BLOCK = 1 << 20  # bytes; a longer line is cut
+_LEAD = LONGEST // 4  # bytes shown of a very long line before what was found in it
+_CUT_REACH = 4096  # bytes before the end of a block where a cut in a long line is looked for
+
+
+def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the bytes cut at newlines, at the same places whatever the chunking."""
+    held: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        at, view = 0, memoryview(chunk)
+        while size + len(chunk) - at >= BLOCK:
+            stop = at + BLOCK - size
+            end = chunk.rfind(b"\n", at, stop) + 1
+            if end <= at:  # a line longer than a block, or one that the pieces held so far must end
+                whole = b"".join((*held, view[at:]))
+                cut = _cut(whole, 0)
+                yield whole[:cut]
+                held, size, at = [whole[cut:]], len(whole) - cut, len(chunk)
+                if size >= BLOCK:
+                    chunk, view, at, held, size = held[0], memoryview(held[0]), 0, [], 0
+                continue
+            yield b"".join((*held, view[at:end]))  # the only copy of a byte that is not left over
+            held, size, at = [], 0, end
+        if at < len(chunk):
+            held.append(chunk[at:])
+            size += len(chunk) - at
+    if size:
+        yield b"".join(held)
+
+
+def _cut(data: bytes, at: int) -> int:
+    """Return where a block that begins at `at` ends: at a newline, else between words."""
+    stop = at + BLOCK
+    end = data.rfind(b"\n", at, stop) + 1
+    if end <= at:
+        end = data.rfind(b"\r", at, stop) + 1
+    if end <= at:
+        end = data.rfind(b" ", stop - _CUT_REACH, stop) + 1
+    return end if end > at else stop
+
+
+class Cursor:
+    """Walks a block forward from piece to piece; a piece is what stands between returns and newlines."""
+
+    def __init__(self, block: bytes, *, number: int) -> None:
+        self.block = block
+        self.at = 0
+        self.number = number  # of the line at `at`
+        self._line_end = 0
+        self._piece_end = 0
+
+    def line_of(self, position: int) -> int:
+        """Return where the line of a position begins, as far as it is not yet passed."""
+        return max(self.at, self.block.rfind(b"\n", self.at, position) + 1)
+
+    def piece_of(self, position: int) -> tuple[int, int]:
+        """Return the bounds of the piece around a position; of a very long one, the part around it."""
+        block = self.block
+        if position >= self._line_end:
+            self._line_end = _found(block, b"\n", position, len(block))
+            self._piece_end = 0
+        if position >= self._piece_end:
+            self._piece_end = _found(block, b"\r", position, self._line_end)
+        line = self.line_of(position)
+        start = max(line, block.rfind(b"\r", line, position) + 1)
+        end = self._piece_end
+        if end - start > LONGEST:
+            start = max(start, position - _LEAD)
+            end = min(end, start + LONGEST)
+        return start, end
+
+    def pass_to(self, position: int) -> None:
+        """Move forward, counting lines."""
+        self.number += self.block.count(b"\n", self.at, position)
+        self.at = position
+
+    def next_line(self, stop: int) -> tuple[int, int, int] | None:
+        """Pass a whole line before a position and return its number and what a terminal shows of it."""
+        block = self.block
+        end = block.find(b"\n", self.at, stop)
+        if end < 0:
+            if stop < len(block) or self.at >= stop:
+                return None
+            end = stop
+        last = end
+        while last > self.at and block[last - 1] == _RETURN:
+            last -= 1
+        start = max(self.at, block.rfind(b"\r", self.at, last) + 1, last - LONGEST)
+        passed = self.number, start, last
+        self.pass_to(min(end + 1, len(block)))
+        return passed
+
+
+class Backward:
+    """Walks the pieces of a block from its end."""
+
+    def __init__(self, block: bytes, *, number: int) -> None:
+        self._block = block
+        self._at = len(block)
+        self._number = number  # of the line at `_at`
+        self._line = len(block)
+
+    def piece_of(self, position: int) -> tuple[int, int, int] | None:
+        """Return line number, start and end of a position's piece; None where that was passed."""
+        if position >= self._at:
+            return None
+        block = self._block
+        if position < self._line:
+            self._line = block.rfind(b"\n", 0, position) + 1
+        start = max(self._line, block.rfind(b"\r", self._line, position) + 1)
+        end = _found(block, b"\n", position, self._at)
+        end = _found(block, b"\r", position, end)
+        self._number -= block.count(b"\n", start, self._at)
+        self._at = start
+        if end - start > LONGEST:
+            first = max(start, position - _LEAD)
+            return self._number, first, min(end, first + LONGEST)
+        return self._number, start, end
+
+
+_RETURN = ord("\r")
+
+
+def _found(block: bytes, mark: bytes, start: int, stop: int) -> int:
+    at = block.find(mark, start, stop)
+    return stop if at < 0 else at
+
+
+def last_lines(data: bytes, *, reach: int, most: int) -> list[str]:
+    """Return what a terminal shows of the last lines of `data`, oldest first, within `reach` bytes."""
+    lines = data[-reach:].split(b"\n")
+    if len(data) > reach:
+        lines = lines[1:]
+    shown = (line.rstrip(b"\r").rpartition(b"\r")[2][:LONGEST] for line in lines[-most - 1 :])
+    return [line.decode("utf-8", "replace") for line in shown if line][-most:]

@@ -1,0 +1,144 @@
+"""Which lines around a message belong to it: its own process's frames and markers, no metrics."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.policies.diagnosis.log_prefixes import Line, parsed, segments
+from autotune.policies.diagnosis.message_figures import facts_of, filled
+from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_stage
+from autotune.policies.diagnosis.rules.catalogue import matching
+from autotune.policies.values.evidence import Facts
+
+REACH = 120  # lines above a message that may belong to it
+_LONGEST = 500  # characters of a line of context
+_MARKERS = 25  # lines above a message without frames that may say what was going on
+_AFTER = 8  # lines below a message that may say so without being frames
+_JOINED = 6  # rows over which one message may be spread
+# A frame that a terminal broke, and a whole one.
+_CUT_FRAME = re.compile(r"^\s*File(?: \"[^\"]*| \"[^\"]+\",?(?: line(?: \d+,?(?: in)?)?)?)?$")
+_FRAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \S")
+_STAGE = 300  # lines for which an engine's start-up line counts
+# Lines that every healthy run prints: they name phases and say nothing of this failure.
+_ROUTINE = re.compile(
+    r"(?:[\w\-]+/)+[\w\-]+['\"]?[:=]\s*-?\d|\bstep[:= ]+\d+ - |\d%\||it/s|s/it|HTTP/1|"
+    r"throughput|(?:[\w\-]+['\"]?\s?[=:]\s?-?\d[\d.e+\-]*\D{1,4}){2}|Timer \w+ end|"
+    r"\bINFO\b.*\b(?:took|elapsed)\b|#(?:retracted|running|new)[-_]\w+|\{['\"]"
+)
+# A framework's own word on what it begins.
+_SAYS_SO = re.compile(
+    r"Memory-Usage before \w|Timer \w+ start|\bComputing \w+|Before \w+|Start(?:ing)? rollout|"
+    r"\bSaving \w+"
+)
+# An engine that answers, or a trainer that has done a step, is not starting any more.
+_RUNNING = re.compile(
+    r"\bstep[:= ]+\d+ - |[Tt]rain(?:ing)? step \d|(?:Decode|Prefill) batch|fired up|startup complete|"
+    r"(?:prompt|generation|gen) throughput|\d+/\d+ \[\d+:\d\d|perf/step_time|Epoch \d+[^:]*Step \d"
+)
+
+
+class Waiting:
+    """A message whose frames or figures may still come: its own text, and the lines after it."""
+
+    def __init__(self, message: Line) -> None:
+        self.tag = message.tag
+        self.text = [message.bare]  # of the message, over the rows that it was wrapped to
+        self.lines = 0  # of its process, after it
+        self.broken = False  # another process has written since
+        self.context: list[str] = []
+
+    def continued(self, line: Line) -> bool:
+        """Take a line of the same process; return whether it may be a row of the same message."""
+        if line.tag != self.tag and (line.tag or self.broken):
+            self.broken = True  # a terminal wraps without prefixes, yet only at once
+            return False
+        self.lines += 1
+        if self.lines > _JOINED or is_frame(line.bare):
+            return False
+        self.text.append(line.bare[:_LONGEST])
+        return True
+
+    def figures(self) -> Facts:
+        """Return the figures of the message with its rows joined, broken at words or within them."""
+        return filled(facts_of(" ".join(self.text)), facts_of("".join(self.text)))
+
+    def wider(self, line: Line) -> bool:
+        """Return whether a line carries no process, or less of one than the message."""
+        if not self.tag and not self.lines and is_frame(line.bare):
+            self.tag = line.tag  # the traceback of a message that was printed bare
+        return self.tag.startswith(line.tag) or "resume_memory_occupation" in line.bare
+
+
+def above(before: list[str], line: Line) -> list[str]:
+    """Return the lines above a message that its own process printed, up to the end of another error."""
+    if "(raylet" in line.tag:
+        return _said_last(before)
+    own = _above(before, line.tag)
+    if not line.tag or own:
+        return own
+    return [text for text in _above(before[-_MARKERS:], "") if is_frame(text)]
+
+
+def _said_last(before: list[str]) -> list[str]:
+    """Return what any process said last that it begins: a supervisor's message is about them."""
+    said = (parsed(text).bare[:_LONGEST] for text in before[-_MARKERS:])
+    return [text for text in said if _SAYS_SO.search(text)][-1:]
+
+
+def _above(before: list[str], tag: str) -> list[str]:
+    context: list[str] = []
+    framed = False
+    for other in reversed(_rows(before)):
+        if other.tag != tag:
+            continue
+        if ends_error(other.bare):
+            break
+        framed = framed or is_frame(other.bare)
+        context.append(other.bare[:_LONGEST])
+    if framed:
+        context = [text for text in context if is_frame(text) or text.startswith(" ")]
+    else:
+        context = [text for text in context[:_MARKERS] if not routine(text)]
+    context.reverse()
+    return context[-REACH:]
+
+
+def _rows(before: list[str]) -> list[Line]:
+    """Return the lines, with a frame that a terminal broke in the middle made whole again."""
+    rows: list[Line] = []
+    for text in (part for line in before for part in segments(line)):
+        row = parsed(text)
+        if rows and rows[-1].tag.startswith(row.tag) and _CUT_FRAME.search(rows[-1].bare):
+            first, rest = rows[-1].bare, row.bare.strip()
+            joined = (f"{first} {rest}", first + rest)
+            whole = next((one for one in joined if _FRAME.search(one)), "")
+            whole = whole or next((one for one in joined if _CUT_FRAME.search(one) and '"' in rest), "")
+            if whole:
+                rows[-1] = rows[-1]._replace(bare=whole)
+                continue
+        rows.append(row)
+    return rows
+
+
+def below(text: str, *, distance: int) -> bool:
+    """Return whether a line below a message may say what was going on."""
+    return is_frame(text) or (distance <= _AFTER and not routine(text))
+
+
+def follows(text: str) -> bool:
+    """Return whether a line tells of what a failure led to: it says nothing of where that happened."""
+    rule = None if is_frame(text) else matching(text)
+    return rule is not None and rule.cause is None and not rule.harmless
+
+
+def routine(text: str) -> bool:
+    """Return whether a line is what a healthy run prints again and again."""
+    return _ROUTINE.search(text) is not None and _SAYS_SO.search(text) is None
+
+
+def starting(before: list[str], *, since_stage: int) -> bool:
+    """Return whether an engine that said it starts, so many lines ago, had not become ready."""
+    if since_stage > _STAGE:
+        return False
+    latest = max((at for at, text in enumerate(before) if is_stage(text)), default=-1)
+    return not any(_RUNNING.search(text) for text in before[latest + 1 :])

@@ -1,0 +1,137 @@
+"""The figures of failure messages, in bytes, in every wording they have had."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from autotune.policies.values.evidence import Facts
+
+_UNITS = {
+    "": 1, "b": 1, "bytes": 1,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip  # Ray and SGLang's host messages print decimal GB
+_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)?"
+
+# Ordered: the first pattern that matches gives the figure.
+_REQUESTED = (
+    r"allocate \S{1,24} \((\d{1,20}) (bytes)\)",
+    rf"[Tt]ried to allocate {_SIZE}",
+    rf"CUDA calloc (?:async )?{_SIZE}",
+    rf"Object size is {_SIZE}",
+    rf"\(alloc\)size={_SIZE}",
+    rf"Requesting {_SIZE}",
+    rf"{_SIZE} KV cache is needed",
+    rf"failed to alloc {_SIZE}",
+    rf"Unable to allocate {_SIZE}",
+    rf"(?:trying to|[Ff]ailed to) allocate {_SIZE}",
+    rf"[Oo]ut of memory allocating {_SIZE}",
+    rf"(?:memory allocation|malloc|mmap) of (?:size )?{_SIZE}",
+    rf"unable to mmap {_SIZE}",
+    rf"posix_fallocate of {_SIZE}",
+    rf"with info \[size:{_SIZE}",
+    rf"Allocation failed for size::{_SIZE}",
+    rf"\bRequested +: {_SIZE}",
+    rf"[Ff]ailed to allocate memory for \S{{1,80}} with size {_SIZE}",
+)
+_CAPACITY = (
+    rf"total capaci?ty of {_SIZE}",
+    rf"{_SIZE} total capacity",
+    rf"lru\) capacity: {_SIZE}",
+    rf"\bDevice limit +: {_SIZE}",
+)
+_FREE = (
+    rf"of which {_SIZE} is free",
+    rf"; {_SIZE} free",
+    rf"only have {_SIZE} free",
+    rf"available KV cache memory \({_SIZE}\)",
+    rf"free_bytes={_SIZE}",
+    rf"Free \(according to CUDA\): {_SIZE}",
+)
+_ALLOCATED = (
+    rf"{_SIZE} is allocated by PyTorch",
+    rf"{_SIZE} already allocated",
+    rf"\bCurrently allocated +: {_SIZE}",
+)
+_UNALLOCATED = (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"; {_SIZE} cached\)")
+_RESERVED = (rf"{_SIZE} reserved in total by PyTorch",)
+_MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
+_HOST = re.compile(rf"was running was {_SIZE} / {_SIZE} \(")
+
+_COMPILED = {
+    name: tuple(re.compile(pattern) for pattern in patterns)
+    for name, patterns in {
+        "requested": _REQUESTED,
+        "capacity": _CAPACITY,
+        "free": _FREE,
+        "allocated": _ALLOCATED,
+        "unallocated": _UNALLOCATED,
+        "reserved": _RESERVED,
+    }.items()
+}
+NOTHING = Facts()
+
+
+def facts_of(text: str) -> Facts:
+    """Return the figures that a message prints."""
+    if "MPS backend" in text:
+        text = _MPS_UNIT.sub(r"\1iB", text)
+    figures = {name: _first(name, text) for name in _COMPILED}
+    allocated, unallocated = figures["allocated"], figures["unallocated"]
+    if unallocated is None and figures["reserved"] is not None and allocated is not None:
+        unallocated = max(0, figures["reserved"] - allocated)
+    capacity, free = figures["capacity"], figures["free"]
+    host = _HOST.search(text)
+    if host is not None:
+        used, capacity = _bytes(host[1], host[2]), _bytes(host[3], host[4])
+        free = max(0, capacity - used)
+    return with_outside(
+        Facts(
+            requested_bytes=figures["requested"],
+            free_bytes=free,
+            capacity_bytes=capacity,
+            allocated_bytes=allocated,
+            reserved_unallocated_bytes=unallocated,
+        )
+    )
+
+
+def filled(facts: Facts, other: Facts) -> Facts:
+    """Return `facts` with what it lacks taken from `other`."""
+    missing = {
+        name: getattr(other, name)
+        for name in Facts.__struct_fields__
+        if getattr(facts, name) is None and getattr(other, name) is not None
+    }
+    return with_outside(msgspec.structs.replace(facts, **missing)) if missing else facts
+
+
+def with_outside(facts: Facts) -> Facts:
+    """Return the facts with what the card holds outside this process's allocator, where that follows."""
+    capacity, free, allocated = facts.capacity_bytes, facts.free_bytes, facts.allocated_bytes
+    unallocated = facts.reserved_unallocated_bytes
+    if capacity is None or free is None or allocated is None or unallocated is None:
+        return facts
+    return msgspec.structs.replace(facts, outside_bytes=max(0, capacity - free - allocated - unallocated))
+
+
+def fragmented(facts: Facts) -> bool:
+    """Return whether reserved but unusable pieces explain the failure."""
+    requested, idle = facts.requested_bytes, facts.reserved_unallocated_bytes
+    if requested is None or idle is None or requested == 0:
+        return False
+    return idle >= requested or (4 * idle >= requested and (facts.free_bytes or 0) + idle >= requested)
+
+
+def _first(name: str, text: str) -> int | None:
+    for pattern in _COMPILED[name]:
+        match = pattern.search(text)
+        if match is not None:
+            return _bytes(match[1], match[2])
+    return None
+
+
+def _bytes(number: str, unit: str | None) -> int:
+    return round(float(number.replace(",", "")[:40]) * _UNITS[(unit or "").lower()])

@@ -1,0 +1,1 @@
+"""The failure signatures, one row each."""

@@ -1,0 +1,28 @@
+"""Signatures of the built-in job's own records."""
+
+from __future__ import annotations
+
+from autotune.policies.diagnosis.rules.rule import ALWAYS, BUILTIN_FAILURE, Rule, row
+from autotune.policies.values.types import Cause
+
+BUILTIN: tuple[Rule, ...] = (
+    # ---- the built-in job; the record carries its own cause
+    row(
+        BUILTIN_FAILURE,
+        None,
+        r"builtin: failure \{",
+        ALWAYS,
+        'builtin: failure {"schema":1,"cause":"gpu-oom","device":"cpu-budget","phase":"backward",'
+        '"component":"trainer","rank":0,"step":3,"requested_bytes":1048576,"used_bytes":75000000,'
+        '"budget_bytes":75497472,"message":"not enough memory","exception":"RuntimeError"}',
+        "builtin: failure",
+    ),
+    row(
+        "builtin-config-error",
+        Cause.CONFIG,
+        r"builtin: config error",
+        ALWAYS,
+        "builtin: config error: tokens_per_microbatch: must be at least 23; raise it",
+        "builtin: config error",
+    ),
+)

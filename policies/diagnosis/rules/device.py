@@ -1,0 +1,162 @@
+"""Signatures of device memory, of every allocator that a job may use."""
+
+from __future__ import annotations
+
+from autotune.policies.diagnosis.rules.rule import UNLESS_PROGRESS, Rule, row
+from autotune.policies.values.types import Cause, Component, Phase
+
+_DEVICES = r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|HPU|GCU|MPS backend)"
+# The words as an exception or at the head of a message, not in a sentence about them nor in a source line.
+_TORCH = (
+    rf"\b{_DEVICES} out of memory(?:[.,] Tried to allocate|\. Allocation| \(MPS)|"
+    rf"(?:[:=>]|\(?['\"]|\d\))\s*(?:(?:\w+\.)*\w*(?:Error|Exception)[:(]\s*['\"]?)?{_DEVICES} out of memory|"
+    rf"^\W{{0,4}}{_DEVICES} out of memory|"
+    r"(?<!except )(?<!raise )(?<![\w.(])(?:\w+\.)*(?<!lang\.)OutOfMemoryError"
+    r"(?::(?! Task was killed| out of resource|\s*$)|\((?=['\"])|$)|"
+    r"\bOutOfMemoryError\(['\"]"
+)
+
+DEVICE: tuple[Rule, ...] = (
+    # A size that no card has is a corrupted one: the failure is whatever corrupted it.
+    row(
+        "impossible-size",
+        Cause.CODE,
+        r"Tried to allocate (?:more than 1EB memory|-\d|\d{9,}(?:\.\d+)? [GT]iB)",
+        UNLESS_PROGRESS,
+        "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+        "Tried to allocate",
+    ),
+    row(
+        "fsdp-clone-oom",
+        Cause.GPU_OOM,
+        r"state_dict.*Error: \w+ out of memory",
+        UNLESS_PROGRESS,
+        "UserWarning: Failed to clone() tensor with name lm_head.weight. This may mean that this "
+        "state_dict entry could point to invalid memory regions. Error: CUDA out of memory. "
+        "Tried to allocate 502.00 MiB",
+        "state_dict",
+        phase=Phase.CHECKPOINT,
+        component=Component.TRAINER,
+    ),
+    row(
+        "nccl-oom",
+        Cause.GPU_OOM,
+        r"(?i:cuda) failure (2 )?'out of memory'|Failed to CUDA calloc|"
+        r"NCCL(?! INFO\b|_[A-Z]).*(?<!may be )\bout of memory|"
+        r"Failed to (?:cuMemCreate|CUDA malloc|allocate \S+ of device memory).*NCCL",
+        UNLESS_PROGRESS,
+        "node1:1004:1104 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
+        "'out of memory'",
+        "Failed to CUDA",
+        "NCCL",
+        phase=Phase.COMM,
+    ),
+    row(
+        "memory-saver-oom",
+        Cause.GPU_OOM,
+        r"torch_memory_saver.*(error: 2 \(out of memory\)|result=2\b)|(cudaError|"
+        r"CUresult) error:? +2? ?\(out of "
+        r"memory\)",
+        UNLESS_PROGRESS,
+        "[torch_memory_saver.cpp] CUresult error: 2 (out of memory) file=csrc/utils.h "
+        "func=cu_mem_create line=187",
+        "torch_memory_saver",
+        "cudaError error",
+        "CUresult error",
+    ),
+    row(
+        "sleep-mode-oom",
+        Cause.GPU_OOM,
+        r"CUDA Error: out of memory at .*cumem|wake_up method failed: CUDA Error: out of memory",
+        UNLESS_PROGRESS,
+        "RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
+        "CUDA Error: out of memory",
+        phase=Phase.WEIGHT_SYNC,
+        component=Component.ROLLOUT,
+    ),
+    row(
+        "ray-task-oom",
+        Cause.GPU_OOM,
+        r"RayTaskError\(OutOfMemoryError\)",
+        UNLESS_PROGRESS,
+        "ray.exceptions.RayTaskError(OutOfMemoryError): "
+        "ray::WorkerDict.actor_rollout_update_actor() (pid=16438)",
+        "RayTaskError(OutOfMemoryError)",
+        header=True,
+    ),
+    row(
+        "xla-oom",
+        Cause.GPU_OOM,
+        r"Ran out of memory in memory space|"
+        r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|\b(?:[Aa]ttempting|trying|[Ff]ailed) to (?:allocate|"
+        r"reserve))|OOM when allocating tensor|ResourceExhaustedError: .*failed to allocate memory|"
+        r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating",
+        UNLESS_PROGRESS,
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
+        "4294967296 bytes.",
+        "RESOURCE_EXHAUSTED",
+        "out of memory in memory space",
+        "ResourceExhaustedError",
+        "OOM when allocating",
+        "Out of memory allocating",
+    ),
+    row(
+        "torch-cuda-oom",
+        Cause.GPU_OOM,
+        _TORCH,
+        UNLESS_PROGRESS,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 13.91 GiB. GPU 0 has a "
+        "total capacity of 79.11 GiB of which 8.85 GiB is free.",
+        "out of memory",
+        "OutOfMemoryError",
+    ),
+    row(
+        "cuda-driver-oom",
+        Cause.GPU_OOM,
+        r"(CUDA|HIP|NPU) (driver |runtime )?[Ee]rror:? (\(2\) ?:? ?)?out of memory|cudaErrorMemoryAllocation|"
+        r"hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|AcceleratorError: .*out of memory|"
+        r"cuda runtime error \(2\) ?: ?out of memory|Triton Error \[\w+\]: out of memory|"
+        r"(?i:cuMemCreate|cuMemAlloc|cudaMalloc|hipMalloc)\w*\b.{0,160}out[ _]of[ _]memory|"
+        r"rtMalloc.*failed.*memory|HIP_ERROR_OutOfMemory|"
+        r"status: 2 cuMem\w+ failed|allocate_physical_memory_to_heap failed|"
+        # CANN: its code, its resource and the number that the operators return
+        r"\bEL0004: |Failed to allocate resource\[\w*Memory\]|failed, error code is 207001\b|"
+        r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file",
+        UNLESS_PROGRESS,
+        "torch.AcceleratorError: CUDA error: out of memory",
+        "rror: out of memory",
+        "out of memory",
+        "MemoryAllocation",
+        "OutOfMemory",
+        "OUT_OF_MEMORY",
+        "rtMalloc",
+        "status: 2 cuMem",
+        "_memory_to_heap failed",
+        "EL0004: ",
+        "allocate resource[",
+        "error code is 207001",
+        "Memory_Allocation_Failure",
+        driver=True,
+    ),
+    row(
+        "cublas-alloc",
+        Cause.GPU_OOM,
+        r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
+        # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\bUR_RESULT_ERROR_OUT_OF_RESOURCES|"
+        r"PT_DEVMEM Allocation failed|\bDevice out of memory\b|"
+        r"_STATUS_INSUFFICIENT_RESOURCES|CUDA error: insufficient resources when calling|"
+        r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",
+        UNLESS_PROGRESS,
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "_ALLOC_FAILED",
+        "_DEVICE_ALLOCATION_FAILED",
+        "_ERROR_OUT_OF_",
+        "_OUT_OF_DEVICE_MEMORY",
+        "PT_DEVMEM Allocation",
+        "Device out of memory",
+        "_INSUFFICIENT_RESOURCES",
+        "insufficient resources when",
+        "_STATUS_NOT_INITIALIZED",
+    ),
+)

@@ -1,0 +1,260 @@
+"""Signatures of host memory, shared memory, the object store and disks."""
+
+from __future__ import annotations
+
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
+from autotune.policies.values.types import Cause, Component, Phase
+
+HOST: tuple[Rule, ...] = (
+    # ---- host memory
+    row(
+        "ray-memory-monitor",
+        Cause.HOST_OOM,
+        r"node running low on memory|killed due to (?:the )?(?:host |node )?(?:memory pressure|"
+        r"running low on memory)|exceeds the memory "
+        r"usage threshold|how to address the out of memory issue|ray\.exceptions\.OutOfMemoryError|"
+        r"RayOutOfMemoryError|NODE_OUT_OF_MEMORY|More than \d+% of the memory on node",
+        ALWAYS,
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "low on memory",
+        "memory pressure",
+        "memory usage threshold",
+        "out of memory issue",
+        "OutOfMemoryError",
+        "NODE_OUT_OF_MEMORY",
+        "of the memory on node",
+    ),
+    row(
+        "kernel-oom-kill",
+        Cause.HOST_OOM,
+        r"oom-kill:constraint=|[Oo]ut of memory: Kill(ed)? process|Memory cgroup out of memory|"
+        r"invoked oom-killer|systemd-oomd\S* ?Killed |"
+        r"[Pp]rocess of this unit has been killed by the OOM killer|"
+        r"due to memory used \(\d+.* being more than|Failed with result 'oom-kill'|"
+        # earlyoom, which kills before the kernel does
+        r"[Ss]ending SIG(?:TERM|KILL) to process \d+ .*(?:badness|oom_score)",
+        ALWAYS,
+        "[856341.770960] Out of memory: Killed process 410126 (python) total-vm:79905000kB, "
+        "anon-rss:22957108kB",
+        "oom-kill",
+        "ut of memory: Kill",
+        "cgroup out of memory",
+        "systemd-oomd",
+        "of this unit has been killed",
+        "due to memory used",
+        "to process ",
+    ),
+    row(
+        "cgroup-oom-event",
+        Cause.HOST_OOM,
+        r"autotune: cgroup oom_kill|memory\.events.*oom_kill [1-9]",
+        ALWAYS,
+        "memory.events: low 0 high 0 max 12 oom 1 oom_kill 1",
+        "oom_kill",
+    ),
+    row(
+        "slurm-oom-kill",
+        Cause.HOST_OOM,
+        r"[Dd]etected \d+ oom[-_]kill event|OOM Killed|tasks?\b.*: Out Of Memory|"
+        r"[Ee]xceeded (job |step )?memory limit|[Ss]tate\W{1,4}OUT_OF_MEMORY|\bOUT_OF_ME\+",
+        ALWAYS,
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step tasks "
+        "have been OOM Killed.",
+        "oom_kill",
+        "oom-kill",
+        "OOM Killed",
+        "Out Of Memory",
+        "memory limit",
+        "OUT_OF_ME",
+    ),
+    row(
+        "scheduler-memory-limit",
+        Cause.HOST_OOM,
+        r"TERM_MEMLIMIT: job killed|=>> PBS: job killed: v?mem\b|memory usage exceeded request_memory|"
+        r"Job has gone over (?:cgroup )?memory limit|Please use an instance type with more memory|"
+        r"Container killed due to memory usage",
+        ALWAYS,
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
+        "TERM_MEMLIMIT",
+        "PBS: job killed",
+        "exceeded request_memory",
+        "Job has gone over",
+        "instance type with more",
+        "killed due to memory",
+    ),
+    row(
+        "kubernetes-oom-killed",
+        Cause.HOST_OOM,
+        # Not the word in a sentence: the field of a status, a table's column, or a container's end.
+        r"(?i:reason|status|state)\"?\W{1,12}OOMKilled|OOMKilled\"?\s*[:=]\s*\"?[Tt]rue|\d/\d\s+OOMKilled|"
+        r"(terminated|killed|failed)\W{1,4}OOMKilled|\b(was|been|got) OOMKilled|"
+        r"exit ?code:? 137\W{1,3}OOMKilled|"
+        r"OOMKilled\W{1,3}exit ?code|^\W*OOMKilled\W*$|\bOOMKilling\b",
+        ALWAYS,
+        "    reason: OOMKilled",
+        "OOMKill",
+    ),
+    row(
+        "kubernetes-evicted",
+        Cause.HOST_OOM,
+        r"node was low on resource: memory|[Cc]ontainer .* exceeded its local memory limit",
+        ALWAYS,
+        "The node was low on resource: memory. Threshold quantity: 100Mi, available: 41Mi. Container main "
+        "was using 120Gi, request is 0.",
+        "low on resource: memory",
+        "local memory limit",
+    ),
+    row(
+        "sglang-host-memory",
+        Cause.HOST_OOM,
+        r"Not enough host memory (?:available|for [^.]{1,80}\. Requesting)",
+        ALWAYS,
+        "ValueError: Not enough host memory available. Requesting 40.00 GB but only have 44.87 GB free.",
+        "Not enough host memory",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+    ),
+    row(
+        "vllm-swap-space",
+        Cause.HOST_OOM,
+        r"Too large swap space",
+        ALWAYS,
+        "ValueError: Too large swap space. 128.00 GiB out of the 125.00 GiB total CPU memory is allocated "
+        "for the swap space.",
+        "Too large swap space",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+    ),
+    row(
+        "pinned-memory",
+        Cause.HOST_OOM,
+        r"failed to alloc \d+ bytes on host|(cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|"
+        r"cudaHostRegister)\b.*"
+        r"(out of memory|OUT_OF_MEMORY)|could not allocate pinned host memory|"
+        r"Failed to allocate (pinned|page-locked)",
+        ALWAYS,
+        "failed to alloc 8589934592 bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
+        "bytes on host",
+        "cudaHostAlloc",
+        "cudaMallocHost",
+        "cuMemHostAlloc",
+        "cudaHostRegister",
+        "pinned",
+        "page-locked",
+    ),
+    row(
+        "cpu-allocator",
+        Cause.HOST_OOM,
+        r"DefaultCPUAllocator: (can't allocate|not enough) memory|not enough memory: you tried to allocate|"
+        r"posix_memalign.*memory",
+        UNLESS_PROGRESS,
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't "
+        "allocate memory: you tried to allocate 359661568 bytes. Error code 12 (Cannot allocate "
+        "memory)",
+        "DefaultCPUAllocator",
+        "you tried to allocate",
+        "posix_memalign",
+    ),
+    row(
+        "host-memory-error",
+        Cause.HOST_OOM,
+        # As an exception: quoted or explained in a sentence it is somebody's output.
+        # What is raised for a card's memory names the card.
+        r"^\W{0,4}(?:\w+\.)*_?(?:Array|Arrow)?MemoryError(?:(?::|\()(?!.*(?:CUDA|cuda[A-Z]|HIP))|$)|"
+        r"std::bad_alloc(?!: out_of_memory: )|"
+        r"Errno 12\] Cannot allocate "
+        r"memory|Cannot allocate memory \(12\)|os error 12\)|^memory allocation of \d+ bytes failed|"
+        r"malloc of size \d+ failed|(?<! ['\"`])java\.lang\.OutOfMemoryError|[Ff]ailed to (?:m?alloc|"
+        r"fork).*Cannot allocate memory|"
+        r": Cannot allocate memory$|_HOST_ALLOCATION_FAILED|_OUT_OF_HOST_MEMORY\b|"
+        r"<jemalloc>: .*out of memory|paging file is too small|os error 1455|WinError 1455",
+        UNLESS_PROGRESS,
+        "MemoryError: Unable to allocate 3.2 GiB for an array with shape (1, 2)",
+        "MemoryError",
+        "OutOfMemoryError",
+        "bad_alloc",
+        "Cannot allocate memory",
+        "memory allocation of",
+        "malloc of size",
+        "os error 12",
+        "_HOST_ALLOCATION_FAILED",
+        "_OUT_OF_HOST_MEMORY",
+        "<jemalloc>: ",
+        "paging file is too",
+        "rror 1455",
+    ),
+    # ---- shared memory, object store, disk
+    row(
+        "shm-full",
+        Cause.SHM,
+        r"[Bb]us error|(No space left on device|Errno 28).*(/dev/shm|/torch_\d|/psm_\w)|(/dev/shm|"
+        r"</torch_\w+>).*"
+        r"No space left|failed to extend /dev/shm|(insufficient|out of) shared memory|"
+        r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left|"
+        r"unable to allocate shared memory\(shm\)|EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
+        r"NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|Signals\.SIGBUS|"
+        r"exitcode ?: -7\b",
+        UNLESS_PROGRESS,
+        "RuntimeError: DataLoader worker (pid 263230) is killed by signal: Bus error. It is "
+        "possible that dataloader's workers are out of shared memory.",
+        "us error",
+        "No space left",
+        "Errno 28",
+        "failed to extend",
+        "insufficient shared",
+        "out of shared memory",
+        "shared memory segment",
+        "SIGBUS",
+        "exitcode",
+        "allocate shared memory(shm)",
+        "EmptyDir volume",
+    ),
+    row(
+        "object-store-full",
+        Cause.OBJECT_STORE,
+        r"ObjectStoreFullError|Failed to put object .* because it is full|object store is full|"
+        r"PlasmaStoreFull|"
+        r"does not fit in the plasma store",
+        UNLESS_PROGRESS,
+        "(remote_read pid=1225) plasma_store_provider.cc:122: Failed to put object 641e07 in "
+        "object store because it is full. Object size is 219375455268 bytes.",
+        "ObjectStoreFullError",
+        "Failed to put object",
+        "object store is full",
+        "PlasmaStoreFull",
+        "plasma store",
+    ),
+    row(
+        "disk-full",
+        Cause.DISK,
+        r"No space left on device|Errno 28\b|Errno 122\b|Disk quota exceeded|OutOfDiskError|StorageFull|"
+        r"PytorchStreamWriter failed|failed with Input/output error|enforce fail at inline_container\.cc|"
+        r"Errno 5\] Input/output error|Errno 30\] Read-only file system|"
+        r"low on resource: ephemeral-storage|ephemeral local storage usage exceeds|"
+        r"Usage of EmptyDir volume .{1,80} exceeds the limit",
+        UNLESS_PROGRESS,
+        "OSError: [Errno 28] No space left on device",
+        "No space left",
+        "Errno 28",
+        "Errno 122",
+        "quota exceeded",
+        "OutOfDiskError",
+        "StorageFull",
+        "PytorchStreamWriter",
+        "Input/output error",
+        "Read-only file system",
+        "inline_container",
+        "ephemeral-storage",
+        "ephemeral local storage",
+        "EmptyDir volume",
+    ),
+    row(
+        "disk-nearly-full",
+        Cause.DISK,
+        r"is over \d+% full, available space",
+        NEVER,
+        "/tmp/ray/session_1 is over 95% full, available space: 2.03779 GB; capacity: 69.9336 GB.",  # noqa: S108 - a text to recognise
+        "% full",
+        weak=True,
+    ),
+)

@@ -1,0 +1,39 @@
+"""What autotune itself writes into run.log about a run that goes wrong without saying so."""
+
+from __future__ import annotations
+
+from autotune.policies.diagnosis.rules.rule import ALWAYS, Rule, row
+from autotune.policies.values.types import Cause
+
+_PREFIX = "autotune: "
+
+
+def restarted(*, step: int, saved: int) -> str:
+    """Return the line about an attempt that began anew although it had a checkpoint to continue."""
+    return f"{_PREFIX}restarted at step {step} although a checkpoint of step {saved} existed"
+
+
+def stalled(reason: str) -> str:
+    """Return the line about an attempt that is found to hang."""
+    return f"{_PREFIX}the attempt hangs: {reason}"
+
+
+OWN: tuple[Rule, ...] = (
+    row(
+        "autotune-restarted",
+        Cause.CONFIG,
+        r"autotune: restarted at step \d+ although a checkpoint of step \d+ existed",
+        ALWAYS,
+        restarted(step=1, saved=20),
+        "autotune: restarted at step",
+    ),
+    row(
+        "autotune-hang",
+        Cause.HANG,
+        r"autotune: the attempt hangs: ",
+        ALWAYS,
+        stalled("no training step for 3600 s"),
+        "autotune: the attempt hangs",
+        weak=True,
+    ),
+)

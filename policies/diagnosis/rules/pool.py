@@ -1,0 +1,154 @@
+"""Signatures of the engines' pools, and harmless lines with tempting words."""
+
+from __future__ import annotations
+
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
+from autotune.policies.values.types import Cause, Component, Phase
+
+HARMLESS: tuple[Rule, ...] = (
+    row(
+        "retraction",
+        None,
+        r"#retracted_reqs|Out of memory even after retracting|is preempted by PreemptionMode|"
+        r"Decode out of memory happened",
+        NEVER,
+        "[TP7] KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.45 -> 0.47",
+        "retract",
+        "is preempted by",
+        "out of memory happened",
+        harmless=True,
+    ),
+    row(
+        "memory-saver-notice",
+        None,
+        r"may not be an issue|malloc return OOM since",
+        NEVER,
+        "[torch_memory_saver.cpp] cuMemCreate CUDA_ERROR_OUT_OF_MEMORY (may not be an issue e.g. "
+        "torch retries)",
+        "may not be an issue",
+        "malloc return OOM",
+        harmless=True,
+    ),
+    row(
+        "graph-capture-advice",
+        None,
+        r"[Ii]f out-of-memory error occurs during cudagraph|^(?!.*(?:Tried to allocate|Error: )).*"
+        r"[Ii]f you (?:see|hit|get|run into|encounter) .{0,40}(?:OOM|out[- ]of[- ]memory)",
+        NEVER,
+        "INFO [model_runner.py:1442] Capturing cudagraphs for decoding. If out-of-memory error "
+        "occurs during cudagraph capture, consider decreasing `gpu_memory_utilization` or "
+        "switching to eager mode.",
+        "f out-of-memory error",
+        "f you ",
+        harmless=True,
+    ),
+    # A compiler that measures kernels drops those that a processor cannot hold, and says so.
+    row(
+        "autotune-choice",
+        None,
+        r"^(?:\[\w+/\w+\] )?No valid triton configs|Ignoring this choice|for benchmark choice",
+        NEVER,
+        "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 196608 Hardware "
+        "limit: 163840 Reducing block sizes or `num_stages` may help.",
+        "No valid triton configs",
+        "Ignoring this choice",
+        "for benchmark choice",
+        harmless=True,
+    ),
+)
+
+POOL: tuple[Rule, ...] = (
+    row(
+        "sglang-pool-too-small",
+        Cause.POOL_TOO_SMALL,
+        r"Not enough memory\. Please try (?:to increase|increasing) (?:the )?[`'\"]?-{0,2}mem[-_]fraction|"
+        r"leave no GPU memory for the KV cache|larger than the profiled value -\d|"
+        r"leaves no room for the full KV pool|cannot fit ONE worst-case request|"
+        r"Not enough GPU memory for hybrid|state cache is too small to serve any|"
+        r"Error: Memory pool size is too small",
+        ALWAYS,
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        "Not enough memory",
+        "leave no GPU memory",
+        "the profiled value",
+        "the full KV pool",
+        "ONE worst-case request",
+        "Not enough GPU memory for hybrid",
+        "state cache is too small",
+        "Memory pool size is too small",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+    ),
+    row(
+        "vllm-pool-too-small",
+        Cause.POOL_TOO_SMALL,
+        r"No available memory for the cache blocks|larger than the maximum number of tokens that "
+        r"can be stored in (the )?KV cache|larger than the available KV cache memory|"
+        r"exceeds available Mamba cache blocks",
+        ALWAYS,
+        "ValueError: No available memory for the cache blocks. Try increasing "
+        "`gpu_memory_utilization` when initializing the engine.",
+        "memory for the cache blocks",
+        "can be stored in",
+        "available KV cache memory",
+        "Mamba cache blocks",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+    ),
+    row(
+        "sglang-request-slots",
+        Cause.POOL_TOO_SMALL,
+        r"alloc_req_slots runs out of memory|Out of memory\. Please set a smaller number for",
+        ALWAYS,
+        "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
+        "`--max-running-requests`.",
+        "alloc_req_slots",
+        "Please set a smaller number",
+        phase=Phase.ROLLOUT,
+        component=Component.ROLLOUT,
+    ),
+    row(
+        "kv-pool-dry",
+        Cause.KV_POOL,
+        r"(?i:out of memory)\. Try to lower your batch size|Error: KV cache is full! Bug in memory|"
+        r"Error: (?:Can ?not alloc|Not enough space for) mamba|Cannot get \d+ free blocks from the pool|"
+        r"Error: No free blocks are available",
+        ALWAYS,
+        "Decode out of memory. Try to lower your batch size.",
+        "Try to lower your batch size",
+        "KV cache is full!",
+        "alloc mamba",
+        "Not enough space for mamba",
+        "free blocks from the pool",
+        "No free blocks are available",
+        phase=Phase.ROLLOUT,
+        component=Component.ROLLOUT,
+    ),
+    # ---- refused before a pool exists: the card is too full, a smaller pool would fit
+    row(
+        "vllm-startup-memory",
+        Cause.GPU_OOM,
+        r"Free memory on device .*less than desired GPU memory utilization|"
+        r"Executor creation failed due to insufficient GPU memory",
+        ALWAYS,
+        "ValueError: Free memory on device (11.5/79.15 GiB) on startup is less than desired GPU memory "
+        "utilization (0.9, 71.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
+        "processes.",
+        "Free memory on device",
+        "Executor creation failed",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+    ),
+    row(
+        "vllm-sampler-warmup",
+        Cause.GPU_OOM,
+        r"out of memory occurred when warming up sampler|Not enough memory to handle \d+ prefill tokens",
+        UNLESS_PROGRESS,
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "
+        "try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
+        "warming up sampler",
+        "Not enough memory to handle",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+    ),
+)

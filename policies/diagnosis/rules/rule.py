@@ -1,0 +1,63 @@
+"""What a failure signature is."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.policies.values.types import Cause, Component, Phase, Value
+
+# Whether such a line ends a job that still runs; one that never does may yet explain why it died.
+ALWAYS, UNLESS_PROGRESS, NEVER = "always", "unless_progress", "never"
+BUILTIN_FAILURE = "builtin-failure"
+
+
+class Rule(Value, frozen=True, kw_only=True):
+    """A signature; `needles` are literals of which one is in every line that the pattern matches."""
+
+    name: str
+    cause: Cause | None  # None: a consequence of something else, or harmless
+    pattern: re.Pattern[str]
+    fatal: str
+    example: str
+    needles: tuple[str, ...]
+    phase: Phase = Phase.NONE  # where the signature itself says it
+    component: Component = Component.UNKNOWN
+    weak: bool = False  # a symptom that any other cause explains
+    harmless: bool = False  # a line that only looks like a failure
+    header: bool = False  # says that a failure was passed on; the failure itself stands below it
+    driver: bool = False  # does not say whether device or pinned host memory was asked for
+
+    def matches(self, line: str) -> bool:
+        """Return whether the line shows this signature."""
+        return any(needle in line for needle in self.needles) and self.pattern.search(line) is not None
+
+
+def row(
+    name: str,
+    cause: Cause | None,
+    pattern: str,
+    fatal: str,
+    example: str,
+    *needles: str,
+    phase: Phase = Phase.NONE,
+    component: Component = Component.UNKNOWN,
+    weak: bool = False,
+    harmless: bool = False,
+    header: bool = False,
+    driver: bool = False,
+) -> Rule:
+    """Return a row of the table."""
+    return Rule(
+        name=name,
+        cause=cause,
+        pattern=re.compile(pattern),
+        fatal=fatal,
+        example=example,
+        needles=needles,
+        phase=phase,
+        component=component,
+        weak=weak,
+        harmless=harmless,
+        header=header,
+        driver=driver,
+    )

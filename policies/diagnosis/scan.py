@@ -1,0 +1,406 @@
+"""scan(chunks) -> Evidence: one streaming pass over a log of any size, bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from autotune.policies.diagnosis.job_records import mark_of, record_of
+from autotune.policies.diagnosis.literal_search import Matcher, Search
+from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
+from autotune.policies.diagnosis.log_context import Waiting, above, below, follows, starting
+from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, rank_in, segments
+from autotune.policies.diagnosis.log_prefixes import Line as Parsed
+from autotune.policies.diagnosis.message_figures import NOTHING, facts_of, filled
+from autotune.policies.diagnosis.needles import required, sharpest, without_covered
+from autotune.policies.diagnosis.phase_patterns import (
+    STAGE,
+    asks_shared_memory,
+    component_of,
+    finer,
+    in_validation,
+    is_frame,
+    is_stage,
+    phase_around,
+    pins_host_memory,
+    role,
+)
+from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, matching
+from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
+from autotune.policies.diagnosis.survived_failures import (
+    CAUGHT_WITHIN,
+    NEEDLES,
+    GoingOn,
+    at_the_end,
+    caught,
+    survived,
+)
+from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
+from autotune.policies.values.evidence import Evidence, Finding, Line, Outcome
+from autotune.policies.values.types import Cause, Component, Phase
+
+_CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
+_TEXT = 2000  # characters kept of a line
+_BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
+_AHEAD = 40  # lines of context after it
+_WAITING = 8  # findings that may wait for it at once
+_OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
+_WRAPPED, _WIDEST = 60, 500  # characters of a row that may go on in the next one
+
+# A line that any rule but a harmless one matches, that marks a phase or a stage, holds one of them.
+SEARCHED = without_covered(
+    [
+        "builtin: ",
+        *sorted(required(STAGE) or ()),
+        *NEEDLES,
+        *(
+            needle
+            for rule in RULES
+            if not rule.harmless
+            for needle in sorted(sharpest(rule.pattern, rule.needles))
+        ),
+    ]
+)
+_search = Search(SEARCHED, WRONG)
+_HARMLESS = tuple(rule for rule in RULES if rule.harmless)
+
+
+class Scanner:
+    """Reads a log line by line, or in bulk through `scan`; keeps what says why a run died."""
+
+    def __init__(self, *, match: Matcher | None = None) -> None:
+        self._match = _search.matcher() if match is None else match
+        self._findings: list[Finding] = []
+        self._causes = 0
+        self._errors = LastErrors(_harmless)
+        self._recent: dict[str, deque[str]] = {}
+        self._stage: tuple[int, str] | None = None
+        self._phase = Phase.NONE
+        self._step: int | None = None
+        self._lines = 0
+        self._ahead: dict[int, Waiting] = {}  # finding -> its context after the message
+        self._open: tuple[int, Parsed] | None = None  # a line that may go on in the next row
+        self._until = 0  # the line up to which every line is read
+        self._read = 0  # bytes before the block at hand
+        self._at = 0  # bytes before the piece at hand
+        self._going_on = GoingOn()
+
+    def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
+        """Take one line and return the findings in it."""
+        memory = self._recent.get(source)
+        if memory is None:
+            if len(self._recent) >= 256:
+                self._recent.pop(next(iter(self._recent)))
+            memory = self._recent[source] = deque(maxlen=_BACK)
+        kept = memory
+        block = text.encode("utf-8", "replace")
+        found = self.read(block, number=number, source=source, before=lambda _: list(kept))
+        self._lines = max(self._lines, number)
+        memory.append(text[:LONGEST])
+        return found
+
+    def read(
+        self, block: bytes, *, number: int, source: str, before: Callable[[int], list[str]]
+    ) -> tuple[Finding, ...]:
+        """Take whole lines of which the first has a number; `before` gives the lines above a position."""
+        ends, wrong = self._match(block)
+        found: list[Finding] = []
+        cursor = Cursor(block, number=number)
+        for end in ends:
+            if end <= cursor.at:
+                continue
+            self._attend(cursor, cursor.line_of(end - 1), source, before)
+            start, stop = cursor.piece_of(end - 1)
+            cursor.pass_to(start)
+            found.extend(self._piece(block, (cursor.number, start, stop), source, before))
+            if self._open is not None:
+                self._until = max(self._until, cursor.number + 1)
+            cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
+        self._attend(cursor, len(block), source, before)
+        cursor.pass_to(len(block))
+        self._going_on.next_block(block)
+        if wrong:
+            self._errors.suspect(Suspects(block, wrong, ends, cursor.number, self._read))
+        self._read += len(block)
+        self._lines = max(self._lines, cursor.number - 1)
+        return tuple(found)
+
+    def progress(self, step: int) -> None:
+        """Take note that a step is done: what could have been a warning was one."""
+        self._step = step
+        self._stage = None
+        self._until = 0
+        self._survive()
+
+    def _survive(self) -> None:
+        """Take note that the job went on after all that was found."""
+        self._ahead.clear()
+        self._findings = survived(self._findings)
+        self._causes = sum(finding.cause is not None for finding in self._findings)
+
+    def _piece(
+        self,
+        block: bytes,
+        piece: tuple[int, int, int],
+        source: str,
+        before: Callable[[int], list[str]],
+    ) -> tuple[Finding, ...]:
+        """Take a piece of a block that may matter: its line number and bounds."""
+        number, start, stop = piece
+        self._at = self._read + start
+        self._going_on.advance(block, start)
+        text = block[start:stop].decode("utf-8", "replace")
+        self._going_on.hear(text)
+        found = self.examine(text, number=number, source=source, before=partial(before, start))
+        causes = [finding for finding in found if finding.cause is not None]
+        if causes:
+            weak = all(BY_NAME[finding.line.rule].weak for finding in causes)
+            self._going_on.message(stop, before(start), weak=weak)
+        return found
+
+    def examine(
+        self, text: str, *, number: int, source: str, before: Callable[[], list[str]]
+    ) -> tuple[Finding, ...]:
+        """Take one line that may matter; `before` gives the lines above it."""
+        found = []
+        parts = segments(text)
+        for index, segment in enumerate(parts):
+            finding = self._segment(
+                parsed(segment),
+                number=number,
+                source=source,
+                before=before if index == 0 else partial(_with_parts, before, parts[:index]),
+            )
+            if finding is not None:
+                found.append(finding)
+        return tuple(found)
+
+    @property
+    def lines(self) -> int:
+        """How many lines are read."""
+        return self._lines
+
+    def evidence(self, *, outcome: Outcome | None = None, host_peak_share: float | None = None) -> Evidence:
+        """Return what is known so far."""
+        return Evidence(
+            findings=tuple(at_the_end(self._findings, self._going_on)),
+            last_errors=self._errors.lines(),
+            last_phase=self._phase,
+            last_step=self._step,
+            lines=self._lines,
+            outcome=outcome,
+            host_peak_share=host_peak_share,
+        )
+
+    def _attend(self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]) -> None:
+        """Read the lines before a position while a finding waits for its context."""
+        while cursor.number <= self._until and (line := cursor.next_line(stop)) is not None:
+            self._piece(cursor.block, line, source, before)
+
+    def _segment(
+        self, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
+    ) -> Finding | None:
+        if self._ahead:
+            self._look_ahead(line, number)
+        mark = mark_of(line.bare) if "builtin: " in line.bare else None
+        if mark is not None:
+            if mark.done:
+                self.progress(mark.step)
+            elif mark.phase is not Phase.NONE:
+                self._phase = mark.phase if mark.begins else Phase.NONE
+            return None
+        if is_stage(line.bare):
+            self._stage = (number, line.bare)
+        rule = matching(line.bare)
+        at = number
+        number, line, rule = self._wrapped(rule, line, number)
+        if number < at:
+            before = partial(_until, before, line.text)
+        if rule is None:
+            self._note(line, number)
+            return None
+        if rule.harmless or self._full(rule):
+            return None
+        finding = self._finding(rule, line, number=number, source=source, before=before)
+        if self._going_on.proven and finding.cause is not None and not rule.weak:
+            self._survive()
+        self._keep(finding, line)
+        return finding
+
+    def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
+        """Return the line with the one that it continues, where only both together say what happened."""
+        first, self._open = self._open, None
+        if _WRAPPED <= len(line.text) <= _WIDEST and not is_frame(line.bare):
+            self._open = (number, line)
+        if first is None or number - first[0] > 1 or not first[1].tag.startswith(line.tag):
+            return number, line, rule
+        if len(line.text) > _WIDEST:
+            return number, line, rule
+        for whole in (f"{first[1].bare} {line.bare.lstrip()}", f"{first[1].bare}{line.bare}"):
+            together = matching(whole)
+            if together is None or together.weak or matching(first[1].bare) is together:
+                continue
+            if rule is None or rule.weak or (together is rule and _adds(whole, first[1].bare, line.bare)):
+                self._open = None
+                return first[0], first[1]._replace(bare=whole), together
+        return number, line, rule
+
+    def _finding(
+        self, rule: Rule, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
+    ) -> Finding:
+        shown = Line(line=number, text=line.text[:_TEXT], rule=rule.name)
+        rank = line.rank if line.rank is not None else rank_in(line.bare)
+        if rule.name == BUILTIN_FAILURE and (record := record_of(line.bare)) is not None:
+            return Finding(
+                cause=record.cause,
+                line=shown,
+                fatal=rule.fatal,
+                phase=record.phase,
+                component=record.component,
+                rank=record.rank,
+                step=record.step,
+                facts=record.facts,
+                source=source,
+            )
+        if rule.cause is None:
+            return Finding(
+                cause=None, line=shown, fatal=rule.fatal, rank=rank, step=self._step, source=source
+            )
+        earlier = before()
+        context = above(earlier, line)
+        phase = rule.phase if rule.phase is not Phase.NONE else phase_around(context, line.text)
+        if (
+            phase is Phase.NONE
+            and self._stage is not None
+            and starting(earlier, since_stage=number - self._stage[0])
+        ):
+            phase = Phase.ROLLOUT_INIT
+        component = rule.component
+        if component is Component.UNKNOWN:
+            component = component_of("\n".join([line.text, *context]))
+        if component is Component.UNKNOWN and phase is Phase.ROLLOUT_INIT:
+            component = Component.ROLLOUT
+        cause = rule.cause
+        if rule.driver and pins_host_memory(context):
+            cause = Cause.HOST_OOM
+        elif cause is Cause.DISK and asks_shared_memory(context):
+            cause = Cause.SHM
+        return Finding(
+            cause=cause,
+            line=shown,
+            fatal=rule.fatal,
+            phase=role(phase, component),
+            component=component,
+            rank=rank,
+            step=self._step,
+            facts=in_validation(facts_of(line.bare), phase, context),
+            source=source,
+            caught=caught(line.bare),
+        )
+
+    def _full(self, rule: Rule) -> bool:
+        """Return whether enough of a kind is kept: what comes after repeats it."""
+        if rule.cause is None and rule.name != BUILTIN_FAILURE:
+            return len(self._findings) - self._causes >= _CONSEQUENCES
+        if rule.weak:
+            return sum(BY_NAME[f.line.rule].weak for f in self._findings) >= _WEAK
+        return self._causes >= _CAUSES + _WEAK
+
+    def _keep(self, finding: Finding, line: Parsed) -> None:
+        if finding.cause is not None:
+            self._causes += 1
+            if finding.line.rule != BUILTIN_FAILURE and len(self._ahead) < _WAITING:
+                self._ahead[len(self._findings)] = Waiting(line)
+                self._until = max(self._until, finding.line.line + _AHEAD)
+        self._findings.append(finding)
+
+    def _look_ahead(self, line: Parsed, number: int) -> None:
+        """Complete findings whose frames or figures come after their message."""
+        consequence = follows(line.bare[:_WIDEST])
+        for index, waiting in list(self._ahead.items()):
+            finding = self._findings[index]
+            distance = number - finding.line.line
+            if distance > _AHEAD:
+                del self._ahead[index]
+                continue
+            if waiting.continued(line) and (figures := waiting.figures()) != NOTHING:
+                finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
+            room = len(waiting.context) < _AHEAD
+            if (
+                room
+                and finding.phase in _OPEN
+                and waiting.wider(line)
+                and below(line.bare, distance=distance)
+                and not consequence
+            ):
+                waiting.context.append(line.bare[:500])
+                finding = _completed(finding, waiting.context, stage=is_stage(line.bare))
+            if line.tag == waiting.tag and distance <= CAUGHT_WITHIN and caught(line.bare):
+                finding = msgspec.structs.replace(finding, caught=True)
+            self._findings[index] = finding
+
+    def _note(self, line: Parsed, number: int) -> None:
+        """Keep a line if it looks wrong."""
+        if looks_wrong(line.bare):
+            self._errors.note(line, number=number, place=self._at)
+
+
+def scan(
+    chunks: Iterable[bytes],
+    *,
+    source: str = "",
+    outcome: Outcome | None = None,
+    host_peak_share: float | None = None,
+    match: Matcher | None = None,
+) -> Evidence:
+    """Return the evidence in a log, given as bytes in any chunking."""
+    scanner = Scanner(match=match)
+    tail, number = b"", 1
+    for block in blocks(chunks):
+        before = partial(_above, tail, block)
+        scanner.read(block, number=number, source=source, before=before)
+        number = scanner.lines + 1
+        tail = block[-_BACK_BYTES:] if len(block) >= _BACK_BYTES else (tail + block)[-_BACK_BYTES:]
+    return scanner.evidence(outcome=outcome, host_peak_share=host_peak_share)
+
+
+def _above(tail: bytes, block: bytes, start: int) -> list[str]:
+    lead = block[max(0, start - _BACK_BYTES - 1) : start]
+    if start <= _BACK_BYTES:
+        lead = tail + lead
+    return last_lines(lead, reach=_BACK_BYTES, most=_BACK)
+
+
+def _with_parts(before: Callable[[], list[str]], parts: list[str]) -> list[str]:
+    return [*before(), *parts]
+
+
+def _until(before: Callable[[], list[str]], row: str) -> list[str]:
+    rows = before()
+    return next((rows[:at] for at in range(len(rows) - 1, -1, -1) if parsed(rows[at]).text == row), rows)
+
+
+def _completed(finding: Finding, context: list[str], *, stage: bool) -> Finding:
+    text = "\n".join(context)
+    phase = finer(finding.phase, text)
+    if phase is Phase.NONE and stage:
+        phase = Phase.ROLLOUT_INIT
+    if phase is finding.phase:
+        return finding
+    component = finding.component
+    if component is Component.UNKNOWN:
+        component = component_of(text)
+    return msgspec.structs.replace(finding, phase=role(phase, component), component=component)
+
+
+def _adds(whole: str, *rows: str) -> bool:
+    """Return whether a message has a figure that none of its two rows has."""
+    apart = filled(facts_of(rows[0]), facts_of(rows[1]))
+    return filled(apart, facts_of(whole)) != apart
+
+
+def _harmless(line: str) -> bool:
+    return any(rule.matches(line) for rule in _HARMLESS)

@@ -1,0 +1,102 @@
+"""The last distinct lines that look wrong and that no rule knows."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
+
+from autotune.policies.diagnosis.log_blocks import Backward
+from autotune.policies.diagnosis.log_prefixes import Line as Parsed
+from autotune.policies.diagnosis.log_prefixes import parsed, segments
+from autotune.policies.values.evidence import Line
+
+_KEPT = 20
+_TEXT = 2000  # characters kept of a line
+_COMPARED = 200  # characters by which two lines are told apart
+_TOGETHER = 8  # blocks looked at together: the lines of the last one mostly make the others useless
+_SMALL = 1 << 16  # bytes; so few are looked at at once
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_LOOKS_WRONG = re.compile(r"\b(error|exception|fatal|failed)\b", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+# One of them is in nearly every line that looks wrong; mixed case is not worth a search.
+WRONG = tuple(
+    spelling
+    for word in ("error", "exception", "fatal", "failed")
+    for spelling in (word, word.capitalize(), word.upper())
+)
+
+
+def looks_wrong(line: str) -> bool:
+    """Return whether a line says that something went wrong."""
+    return _LOOKS_WRONG.search(line) is not None
+
+
+class Suspects(NamedTuple):
+    """A block with places where it may say that something went wrong."""
+
+    block: bytes
+    wrong: list[int]  # where such words end
+    read: list[int]  # where needles end: their pieces are read already
+    number: int  # of the line after the block
+    place: int  # bytes of the log before the block
+
+
+class LastErrors:
+    """Keeps the last distinct ones, in whatever order they are noted."""
+
+    def __init__(self, harmless: Callable[[str], bool]) -> None:
+        self._harmless = harmless
+        self._waiting: list[Suspects] = []
+        self._kept: dict[str, tuple[int, Line]] = {}
+        self._oldest = -1  # the lowest place kept, once there is no room
+
+    def suspect(self, suspects: Suspects) -> None:
+        """Take a block of which only the last lines that look wrong will matter."""
+        self._waiting.append(suspects)
+        if len(self._waiting) >= _TOGETHER or len(suspects.block) < _SMALL:
+            self._look()
+
+    def _look(self) -> None:
+        while self._waiting:
+            self._note_last(self._waiting.pop())
+
+    def _note_last(self, suspects: Suspects) -> None:
+        """Note lines from the last one, until older ones are of no use."""
+        block, wrong, read, number, begin = suspects
+        walk = Backward(block, number=number)
+        shapes = set()
+        for end in reversed(wrong):
+            if begin + end <= self._oldest:
+                return
+            piece = walk.piece_of(end - 1)
+            if piece is None:
+                continue
+            number, start, stop = piece
+            examined = bisect_right(read, start)
+            shape = block[start:stop].translate(_ZEROS)
+            if shape in shapes or (examined < len(read) and read[examined] <= stop):
+                continue
+            shapes.add(shape)
+            for part in segments(block[start:stop].decode("utf-8", "replace")):
+                line = parsed(part)
+                if looks_wrong(line.bare) and not self._harmless(line.bare):
+                    self.note(line, number=number, place=begin + start)
+
+    def note(self, line: Parsed, *, number: int, place: int) -> None:
+        """Keep a line; `place` orders the lines of a log."""
+        key = _DIGITS.sub("0", line.bare[:_COMPARED])
+        known = self._kept.get(key)
+        if known is not None and known[0] >= place:
+            return
+        self._kept[key] = (place, Line(line=number, text=line.text[:_TEXT], rule=""))
+        if len(self._kept) > _KEPT:
+            del self._kept[min(self._kept, key=lambda one: self._kept[one][0])]
+        if len(self._kept) == _KEPT:
+            self._oldest = min(place for place, _ in self._kept.values())
+
+    def lines(self) -> tuple[Line, ...]:
+        """Return them in the order of the log."""
+        self._look()
+        return tuple(line for _, line in sorted(self._kept.values(), key=lambda one: one[0]))

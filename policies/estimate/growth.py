@@ -1,0 +1,77 @@
+"""Memory that grows from step to step: fragmentation, leaks, what sleep leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.policies.values.events import Progressed
+from autotune.policies.values.value import Value
+
+_FEWEST = 6  # steps with a peak before anything is concluded
+_WARM_UP = 1  # steps: the optimizer's state appears at the end of the first
+_NOISE = 0.004  # share of a peak by which equal steps differ
+_SLOWING = 0.6  # a later third that grew by less than this share of the one before is levelling off
+_AHEAD = 10  # times the steps seen, where the job does not say how many it takes
+
+
+class Growth(Value, frozen=True, kw_only=True):
+    """What one phase's peaks did over the steps of an attempt."""
+
+    settled_bytes: float  # early peak, after the warm-up
+    latest_bytes: float
+    expected_bytes: float  # beyond the early peak by the end of the training, if it goes on
+    error_bytes: float
+    per_step_bytes: float
+    levelling: bool  # it grows ever more slowly
+
+
+def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
+    """Return how a phase's measured peaks grew; None where too few were measured."""
+    seen = [
+        (event.step, float(event.peaks[phase].used_bytes))
+        for event in progress
+        if phase in event.peaks and not event.peaks[phase].upper_bound
+    ]
+    first = seen[0][0] if seen else 0
+    seen = [(step, used) for step, used in seen if step - first >= _WARM_UP]
+    if len(seen) < _FEWEST:
+        return None
+    third = len(seen) // 3
+    parts = seen[:third], seen[third : len(seen) - third], seen[len(seen) - third :]
+    early, middle, late = (_median([used for _, used in part]) for part in parts)
+    start, halfway, end = (_median([float(step) for step, _ in part]) for part in parts)
+    latest = max(used for _, used in parts[2])
+    noise = _NOISE * latest
+    before, after = (middle - early) / max(1.0, halfway - start), (late - middle) / max(1.0, end - halfway)
+    if late - early <= noise or after * (end - halfway) <= noise / 2:
+        return Growth(
+            settled_bytes=early,
+            latest_bytes=latest,
+            expected_bytes=max(0.0, latest - early),
+            error_bytes=noise,
+            per_step_bytes=0.0,
+            levelling=True,
+        )
+    last = seen[-1][0]
+    total = progress[-1].of
+    remaining = float(max(0, total - last)) if total is not None else float(_AHEAD * last)
+    levelling = after < _SLOWING * before
+    ahead = after * remaining
+    if levelling:  # a geometric series: each stretch as long as the last one adds the same share of it
+        share = after / before
+        ahead = min(ahead, after * (end - halfway) * share / (1.0 - share))
+    expected = latest - early + ahead
+    return Growth(
+        settled_bytes=early,
+        latest_bytes=latest,
+        expected_bytes=expected,
+        error_bytes=max(noise, 0.3 * ahead),
+        per_step_bytes=after,
+        levelling=levelling,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

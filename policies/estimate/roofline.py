@@ -1,0 +1,139 @@
+"""Seconds of each phase by a roofline: good enough to rank candidates, never shown as a promise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.policies.estimate.constants import Card, constant
+from autotune.policies.estimate.engine import kv_token_bytes
+from autotune.policies.estimate.load import Load
+from autotune.policies.estimate.parts import Floats
+from autotune.policies.estimate.passes import Pass
+from autotune.policies.estimate.shapes import active_parameters, parameters
+from autotune.policies.estimate.training import State
+from autotune.policies.values.types import Cluster, Model, Placement
+
+
+def seconds(
+    model: Model, load: Load, *, cluster: Cluster, card: Card, state: State, run: Pass, pool_tokens: Floats
+) -> dict[str, Floats]:
+    """Return the seconds of each phase of a step."""
+    layout = load.layout
+    found = _training(model, load, cluster=cluster, card=card, state=state, run=run)
+    found["rollout"] = _rollout(model, load, card=card, pool_tokens=pool_tokens)
+    whole = parameters(model).total * layout.engine_bytes
+    buckets = np.ceil(whole / np.maximum(1.0, load.sync_buffer))
+    link = constant("link") if layout.ranks <= max(1, cluster.gpus_per_node) else constant("fabric")
+    if not load.gpus:
+        link = card.bandwidth / 4
+    moved = state.weights * load.param_offload / constant("pcie")
+    found["weight_sync"] = moved + np.where(
+        load.disk, 2.0 * whole / constant("disk") + 1.0, 2.0 * whole / link + 5e-3 * buckets
+    )
+    return found
+
+
+def step_seconds(load: Load, found: dict[str, Floats]) -> Floats:
+    """Return a step's seconds; in an asynchronous job training and generation overlap."""
+    training = found["log_prob"] + found["forward"] + found["backward"] + found["optimizer"]
+    if load.placement is Placement.ASYNCHRONOUS:
+        return np.maximum(found["rollout"], training) + found["weight_sync"]
+    return found["rollout"] + training + found["weight_sync"]
+
+
+def _training(
+    model: Model, load: Load, *, cluster: Cluster, card: Card, state: State, run: Pass
+) -> dict[str, Floats]:
+    layout = load.layout
+    mean = _mean_length(load) / load.sequence
+    tokens = load.step_tokens * mean
+    per_token = (
+        2.0 * active_parameters(model) + 2.0 * model.layers * model.heads * model.head_dim * load.sequence
+    )
+    divisor = load.tensor * layout.pipeline_parallel
+    forward = per_token * tokens / divisor / (card.flops * constant("efficiency_training"))
+    scoring = per_token * tokens / divisor / (card.flops * constant("efficiency_prefill"))
+    launches = model.layers / layout.pipeline_parallel * constant("kernels_per_layer") * constant("launch_s")
+    passes = np.maximum(1.0, np.ceil(load.passes * mean))
+    score_passes = np.maximum(1.0, np.ceil(load.score_passes * mean))
+    link = constant("link") if layout.ranks <= max(1, cluster.gpus_per_node) else constant("fabric")
+    gathering = np.zeros(load.count)
+    if layout.strategy.startswith("fsdp"):
+        gathering = (load.shards > 1) * state.local * layout.compute_bytes / link
+    # All-reduces of tensor parallelism and all-to-alls of Ulysses are not hidden behind compute.
+    rows = tokens * model.hidden * layout.compute_bytes
+    exchanged = rows * model.layers * (4.0 * (load.tensor > 1) + 2.0 * (load.split > 1)) / constant("link")
+    forward = _hidden_behind(np.maximum(forward, passes * launches), passes * gathering) + exchanged
+    bubble = 1.0 + (layout.pipeline_parallel - 1) / np.maximum(1.0, passes)
+    again = np.where(load.recompute == 2, 1.0, constant("selective") * (load.recompute == 1))
+    again = again + 0.05 * load.loss_recompute + 0.02 * load.entropy_recompute + 0.02 * load.entropy_chunking
+    backward = forward * (2.0 + again)
+    backward = backward + 0.5 * 2.0 * run.offloaded * passes / constant("pcie")
+    chunks = np.where(load.chunk < load.tokens, load.tokens / load.chunk, 0.0)
+    chunked = chunks * passes * 4.0 * constant("launch_s") + 0.01 * forward * (chunks > 0)
+    scored = (
+        _hidden_behind(np.maximum(scoring, score_passes * launches), score_passes * gathering) + exchanged
+    )
+    scored = scored * (1.0 + layout.reference)
+    margin = np.where(load.fused, 0.97, 1.0) * bubble * (1.0 + layout.critic)
+    transfer = 2.0 * load.param_offload * state.weights / constant("pcie")
+    streams = np.where(load.param_offload & layout.parameters_stay_offloaded, passes * 2.0, 1.0)
+    return {
+        "log_prob": scored * margin + transfer,
+        "forward": forward * margin + chunked + transfer * streams,
+        "backward": backward * margin + chunked,
+        "optimizer": _optimizer(load, card=card, state=state),
+    }
+
+
+def _optimizer(load: Load, *, card: Card, state: State) -> Floats:
+    layout = load.layout
+    resident = 2.0 * (state.weights + state.gradients + state.optimizer) / card.bandwidth
+    trained = state.optimizer / max(1.0, layout.optimizer_bytes)
+    if layout.optimizer_stays_offloaded:
+        slow = trained / constant("cpu_adam") + 2.0 * state.gradients / constant("pcie")
+        slow = slow * np.where(load.optimizer_overlap, 0.6, 1.0)
+        if not load.gpus:
+            slow = 2.0 * resident
+    else:
+        slow = 2.0 * state.optimizer / constant("pcie")
+    moved = 2.0 * load.grad_offload * state.gradients / constant("pcie")
+    return resident + load.optimizer_offload * slow + moved
+
+
+def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Floats:
+    layout = load.layout
+    devices = layout.engine_ranks or layout.ranks
+    engines = np.maximum(1.0, devices / load.rollout_tensor)
+    sequences = layout.sequences or load.step_tokens * load.split * load.replicas / load.sequence
+    share = np.maximum(1.0, sequences / engines)
+    response = (layout.response_tokens or load.sequence / 2) * constant("response_use")
+    prompt = layout.prompt_tokens or load.sequence / 2
+    length = prompt + response / 2
+    batch = np.minimum(np.minimum(share, load.concurrency), np.maximum(1.0, pool_tokens / length))
+    steps = np.maximum(share * response / batch, layout.response_tokens or response)
+    weights = parameters(model).total * layout.engine_bytes
+    running = np.minimum(batch, share * response / steps)  # towards the end few are left
+    read = weights / load.rollout_tensor + running * length * kv_token_bytes(model, load)
+    compute = running * 2.0 * active_parameters(model) / load.rollout_tensor / card.flops
+    eager = np.where(load.graphs == 0, 1.0, np.where((load.graphs == 1) & (batch > 32), 0.5, 0.0)) * load.gpus
+    step = np.maximum(read / (card.bandwidth * constant("efficiency_bandwidth")), compute)
+    step = step + constant("decode_overhead_s") + eager * model.layers * constant("decode_eager_s")
+    step = step + (load.rollout_tensor > 1) * model.layers * 2.0 * 8e-6
+    prefill = share * prompt * 2.0 * active_parameters(model) / load.rollout_tensor
+    chunks = share * prompt / np.maximum(1.0, load.prefill)
+    prefill_s = prefill / (card.flops * constant("efficiency_prefill")) + chunks * constant(
+        "decode_overhead_s"
+    )
+    return steps * step + prefill_s
+
+
+def _mean_length(load: Load) -> float:
+    layout = load.layout
+    if not layout.response_tokens:
+        return load.sequence
+    return layout.prompt_tokens + layout.response_tokens * constant("response_use")
+
+
+def _hidden_behind(compute: Floats, transfer: Floats) -> Floats:
+    return np.maximum(compute, transfer) + 0.1 * np.minimum(compute, transfer)

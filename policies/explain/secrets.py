@@ -1,0 +1,100 @@
+"""masked(text): what logs, commands and environments hold and nobody may read again."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from autotune.policies.values.evidence import Line
+
+MASK = "***"
+
+# Shapes that providers give their keys; each alternative begins with a literal, so that one pass suffices.
+_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,256}|api_org_[A-Za-z0-9]{16,256}|sk-[A-Za-z0-9_\-]{16,256}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,256}|github_pat_[A-Za-z0-9_]{20,256}|glpat-[A-Za-z0-9_\-]{16,256}"
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[0-9A-Za-z_\-]{30,64}|xox[abeprs]-[A-Za-z0-9\-]{10,256}"
+    r"|nvapi-[A-Za-z0-9_\-]{16,256}|npm_[A-Za-z0-9]{30,64}|pypi-[A-Za-z0-9_\-]{16,512}"
+    r"|local-[0-9a-f]{40}|eyJ[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{0,4096})"
+)
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)"
+    r"(?:[^-]{0,20000}-----END [A-Z ]{0,40}PRIVATE KEY-----|.{0,20000})",
+    re.DOTALL,
+)
+_USER_INFO = re.compile(r"(://[^\s/@:'\"]{0,200}:)[^\s/@'\"]{1,400}@")
+_HEADER = re.compile(
+    r"(?i)\b((?:bearer|basic)\s{1,4}|authorization['\"]?\s{0,4}[:=]\s{0,4}['\"]?(?:token|bearer|basic)?\s{0,4})"
+    r"(?=[A-Za-z0-9+/=_\-.~]{0,4096}(?-i:[0-9A-Z=_\-]))([A-Za-z0-9+/=_\-.~]{6,4096})"
+)
+# A name that ends in one of these words, what stands between, and its value: `NAME=x`, `"name": "x"`,
+# `--name x`, `name ........ x`. The names' beginnings are judged in `_value`, since a pattern for them could
+# be tried from every character of a long word.
+_NAMED = re.compile(
+    r"(?P<word>(?i:passw(?:or)?d|passwd|passphrase|pwd|secret(?:[_\-]?(?:access)?[_\-]?key)?|token|api[_\-]?key"
+    r"|access[_\-]?key(?:[_\-]?id)?|private[_\-]?key|auth[_\-]?key|wandb[_\-]?key|credentials?|signature)|_KEY)"
+    r"(?P<between>\\{0,3}['\"]?\s{0,4}[=:]\s{0,4}(?:[bru](?=['\"]))?|\s{1,4}\.{3,200}\s{0,4}|['\"],?\s{1,4}|\s{1,4})"
+    r"(?P<quote>\\{0,3}['\"])?(?P<value>(?(quote)[^'\"\n]{1,4096}|[^\s,;'\"&)}\]]{1,4096}))"
+)
+_NAME_REACH = 64  # characters before the word that may belong to the name
+_PLAIN = re.compile(r"(?i)(none|null|true|false|\*+|<\w+>|\$\{?\w+.{0,20}|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$")
+_NAME_END = re.compile(r"[A-Za-z0-9_.\-]*$")
+# Tokens of a vocabulary, and counts of tokens.
+_VOCABULARY = re.compile(
+    r"(?i)(^|[_.\-])(eos|bos|pad|unk|sep|cls|mask|image|video|audio|vision|next|new|start|end|stop|special|think"
+    r"|prefix|suffix|decoder_start|eot|per|max|min|num|of|first|last|each|added|bad|tool|by|forced)[_\-]?$"
+)
+_TOKEN_LIKE = re.compile(r"(?=.*\d)[A-Za-z0-9+/=_\-.~:]{8,}$|[A-Za-z0-9+/=_\-.~:]{24,}$")
+
+
+def masked(text: str) -> str:
+    """Return a text with its passwords, keys and tokens replaced by `***`; takes linear time."""
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub(rf"\1{MASK}", text)
+    text = _SHAPES.sub(MASK, text)
+    if "://" in text:
+        text = _USER_INFO.sub(rf"\1{MASK}@", text)
+    text = _HEADER.sub(rf"\1{MASK}", text)
+    return _NAMED.sub(_hidden, text)
+
+
+def shown(line: Line) -> Line:
+    """Return a line of a log as it may be stored and printed."""
+    return msgspec.structs.replace(line, text=masked(line.text))
+
+
+def _hidden(match: re.Match[str]) -> str:
+    begin = match.start("word")
+    found = _NAME_END.search(match.string[max(0, begin - _NAME_REACH) : begin])
+    name = found[0] if found else ""
+    if not _is_secret(name, match):
+        return match[0]
+    return f"{match['word']}{match['between']}{match['quote'] or ''}{MASK}"
+
+
+def _is_secret(name: str, match: re.Match[str]) -> bool:
+    """Return whether a name that ends so, written so, has a secret for its value."""
+    word, between, value = match["word"], match["between"], match["value"]
+    flag = name.startswith("--")
+    assigned = "=" in between or ":" in between or "..." in between
+    if not assigned and not flag:
+        return False
+    upper = (name + word).isupper() and "_" in name + word
+    is_token = word.lower() == "token"
+    if is_token and _VOCABULARY.search(name):
+        return False
+    if word == "_KEY" and not upper:
+        return False
+    if word.lower() in ("pwd", "signature", "credential", "credentials") and (
+        word == "PWD"
+        or _PLAIN.match(value)
+        or "(" in value
+        or (word.lower() == "signature" and not flag and len(value) < 16)
+    ):
+        return False
+    if _PLAIN.match(value):
+        return word.lower().startswith("passw") and value[:1].isdigit()
+    if flag and value.startswith("-"):
+        return False
+    return not is_token or upper or flag or _TOKEN_LIKE.match(value) is not None

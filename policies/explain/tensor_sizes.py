@@ -1,0 +1,143 @@
+"""What a failed request was: a size told apart as logits, an activation, a matrix, a layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from autotune.policies.values.model import Model, model_from_config
+from autotune.policies.values.types import Value
+
+_TOLERANCE = 0.005  # of the size; messages round to two decimals
+_ROUND_TOKENS = 1024  # budgets of tokens are multiples of it, most often
+_CHANCE = 0.05  # of a round number of tokens being one by accident: above, nothing is claimed
+_DTYPES = ((4, "fp32"), (2, "bf16"))
+_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "vocab_size",
+)
+_FIELD = re.compile(rf"""["'](model_type|{"|".join(_FIELDS)})["']: ["']?(\w{{1,40}})""")
+
+
+class Named(Value, frozen=True, kw_only=True):
+    """A size and what it is made of."""
+
+    formula: str  # "24,576 tokens × 151,936 vocab × 4 bytes"
+    meaning: str  # "one fp32 copy of the logits"
+    size_bytes: int
+    assumed: bool = False  # the number of tokens follows from the size
+
+
+def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -> Named | None:
+    """Return what a request is, None where nothing fits within 0.5 %.
+
+    `tokens` are the budgets of a pass; without them only sizes that need none, and round numbers of tokens.
+    """
+    if requested_bytes <= 0:
+        return None
+    fits = [
+        (abs(found.size_bytes - requested_bytes), order, found)
+        for order, found in enumerate((*_passes(model, tokens), *_weights(model)))
+        if abs(found.size_bytes - requested_bytes) <= _TOLERANCE * requested_bytes
+    ]
+    if fits:
+        return min(fits, key=lambda fit: fit[:2])[2]
+    return None if tokens else _round_logits(requested_bytes, model)
+
+
+def printed_model(text: str) -> Model | None:
+    """Return the shape of the model that a log prints; None where it prints none, or several."""
+    fields: dict[str, int | str] = {}
+    for name, value in _FIELD.findall(text):
+        written = value if name == "model_type" else int(value) if value.isdecimal() else None
+        if written is None:
+            continue
+        if fields.setdefault(name, written) != written:
+            return None
+    try:
+        return model_from_config(fields)
+    except ValueError:
+        return None
+
+
+def _passes(model: Model, tokens: tuple[int, ...]) -> Iterator[Named]:
+    for count in dict.fromkeys(tokens):
+        for size, dtype in _DTYPES:
+            yield _product(count, "tokens", model.vocab, "vocab", size, f"one {dtype} copy of the logits")
+        for size, dtype in _DTYPES:
+            yield _product(
+                count, "tokens", model.hidden, "hidden", size, f"one {dtype} activation of a layer"
+            )
+            if model.intermediate:
+                yield _product(
+                    count,
+                    "tokens",
+                    model.intermediate,
+                    "intermediate",
+                    size,
+                    f"one {dtype} activation inside an MLP",
+                )
+
+
+def _weights(model: Model) -> Iterator[Named]:
+    for size, dtype in _DTYPES:
+        yield _product(
+            model.vocab,
+            "vocab",
+            model.hidden,
+            "hidden",
+            size,
+            f"the embedding, or the output layer, in {dtype}",
+        )
+        if model.intermediate:
+            yield _product(
+                model.hidden,
+                "hidden",
+                model.intermediate,
+                "intermediate",
+                size,
+                f"one matrix of an MLP in {dtype}",
+            )
+    if model.intermediate and not model.experts and not model.kv_lora_rank:
+        attention = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+        mlp = model.hidden * model.intermediate * (3 if model.gated else 2)
+        for size, dtype in _DTYPES:
+            yield Named(
+                formula=f"{attention + mlp:,} weights of a layer × {size} bytes",
+                meaning=f"one whole layer, gathered in {dtype}",
+                size_bytes=(attention + mlp) * size,
+            )
+
+
+def _round_logits(requested_bytes: int, model: Model) -> Named | None:
+    """Return logits of a round number of tokens, where the figure is precise enough to tell."""
+    unit = 1 << 30 if requested_bytes >= 1 << 30 else 1 << 20
+    error = 0.005 * unit  # of a size printed with two decimals
+    for size, dtype in _DTYPES:
+        row = model.vocab * size
+        steps = max(1, round(requested_bytes / row / _ROUND_TOKENS))
+        distance = abs(requested_bytes - steps * _ROUND_TOKENS * row)
+        if distance <= error and 2 * error / (_ROUND_TOKENS * row) <= _CHANCE:
+            fit = _product(
+                steps * _ROUND_TOKENS, "tokens", model.vocab, "vocab", size, f"one {dtype} copy of the logits"
+            )
+            return msgspec.structs.replace(fit, assumed=True)
+    return None
+
+
+def _product(first: int, of: str, second: int, by: str, size: int, meaning: str) -> Named:
+    return Named(
+        formula=f"{first:,} {of} × {second:,} {by} × {size} bytes",
+        meaning=meaning,
+        size_bytes=first * second * size,
+    )

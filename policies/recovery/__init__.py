@@ -1,0 +1,1 @@
+"""What follows from everything that happened to a run."""

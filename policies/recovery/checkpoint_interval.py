@@ -1,0 +1,38 @@
+"""How often a job saves that leaves it to us: rarely enough to cost little, often enough to lose little."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from statistics import median
+
+from msgspec.structs import replace
+
+from autotune.policies.recovery.ranking import outlook
+from autotune.policies.values.events import History, Progressed
+from autotune.policies.values.history import fold
+from autotune.policies.values.types import SAVE_S, SAVE_STEPS, Job, Knobs
+
+_UNMEASURED = 0.5  # of the time while steps are only predicted: they may take twice as long
+_LOOKED_AT = 20  # of the latest steps
+
+
+def with_saves(job: Job, history: History, knobs: Knobs) -> Job:
+    """Return the job with `recovery.save_every` filled in: max(10 steps, 20 minutes) if it says nothing."""
+    if job.recovery.save_every is not None:
+        return job
+    every = steps_between(history, knobs)
+    return replace(job, recovery=replace(job.recovery, save_every=every))
+
+
+def steps_between(history: History, knobs: Knobs) -> int:
+    """Return the steps from one checkpoint to the next, by the run's latest steps or by the estimate."""
+    steps = (event.seconds for event in reversed(history) if isinstance(event, Progressed) and event.seconds)
+    measured = list(islice(steps, _LOOKED_AT))
+    if measured:
+        return max(SAVE_STEPS, math.ceil(SAVE_S / median(measured)))
+    view = outlook(fold(history))
+    predicted_s = float(view.estimates((knobs,)).step_s[0]) if view is not None else 0.0
+    if not predicted_s > 0.0:
+        return SAVE_STEPS
+    return max(SAVE_STEPS, math.ceil(_UNMEASURED * SAVE_S / predicted_s))

@@ -1,0 +1,167 @@
+"""decide(history) -> Launch | Await | Stop | Finish: the only brain."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from autotune.policies.recovery.first_launch import first_launch
+from autotune.policies.recovery.next_remedy import gave_up, next_remedy
+from autotune.policies.recovery.upgrade import CLIMB, back, due, offer, stopped_to_climb
+from autotune.policies.values.events import (
+    Action,
+    Await,
+    Ended,
+    Finish,
+    History,
+    Infrastructure,
+    Interrupted,
+    Launch,
+    NeedsHuman,
+    Stable,
+    Stop,
+    TrainingCompleted,
+)
+from autotune.policies.values.evidence import Cancelled, Completed, Crashed, Diagnosis, Hung, Lost
+from autotune.policies.values.history import MEMORY_CAUSES, RESUMED, Attempt, Run, fold
+from autotune.policies.values.types import Cause, Then
+
+_BACKOFF_S = 30.0  # doubled with every loss
+_BACKOFF_MOST_S = 600.0
+# Faults of the cluster that the same launch meets again, with what helps.
+_PERMANENT = {"gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are"}
+
+
+def decide(history: History) -> Action:
+    """Return what follows from everything that happened so far.
+
+    A run that finished stays finished until the loop appends `Decided(reason=RESUMED)`, because the
+    user asked to go on: budgets then count anew, and the last attempt is continued with its own knobs
+    or cured.
+    """
+    run = fold(history)
+    if run.finished is not None:
+        return Finish(verdict=run.finished)
+    if not run.attempts:
+        return first_launch(run)
+    last = run.attempts[-1]
+    return _while_running(run, last) if last.ended is None else _after_end(run, last, last.ended)
+
+
+def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
+    match ended.outcome:
+        case Completed():
+            return Finish(verdict=TrainingCompleted(marginal=_marginal(run), faster=offer(run)))
+        case Cancelled(by="goal"):
+            return Finish(verdict=Stable(marginal=_marginal(run), faster=offer(run)))
+        case Cancelled(by="user") if not last.resumed:
+            return Finish(verdict=Interrupted(by="user"))
+        case Completed() | Crashed() | Hung() | Lost() | Cancelled():
+            pass
+        case _:
+            assert_never(ended.outcome)
+    if ended.held and not last.resumed:
+        return Finish(verdict=Infrastructure(reason=f"memory did not come back: {ended.held}"))
+    if last.resumed and not last.out_of_memory:
+        return _again(last, RESUMED)
+    if stopped_to_climb(last) and last.diagnosis is None:
+        faster = offer(run)
+        if faster is None:
+            return _again(last, "nothing faster is left to try; the same knobs again")
+        return Launch(knobs=faster.apply(last.knobs), reason=faster.reason, remedy=faster)
+    if last.infrastructure:
+        return _after_loss(run, last)
+    if last.diagnosis is None:
+        return Await()
+    return _after_failure(run, last, last.diagnosis)
+
+
+def _while_running(run: Run, last: Attempt) -> Action:
+    if last.stopping:
+        return Await()
+    if last.failure is not None:
+        finding = last.failure.finding
+        return Stop(by="failure", reason=finding.line.text or finding.line.rule)
+    if last.goal is not None and run.accepted.job.goal.then is Then.STOP:
+        return Stop(by="goal", reason=f"the goal was reached at step {last.goal.step}")
+    climb = due(run, last)
+    return Await() if climb is None else Stop(by=CLIMB, reason=climb.reason)
+
+
+def _after_loss(run: Run, last: Attempt) -> Action:
+    """Return what follows a loss: the same knobs, later each time, out of a budget of its own."""
+    lost = [a for a in run.since_resumed if a.infrastructure]
+    reason = _loss(last)
+    if _killed(last) and any(_killed(a) and a.step == last.step for a in lost[:-1]):
+        where = "before the first step" if last.step is None else f"after step {last.step}"
+        diagnosis = Diagnosis(cause=Cause.UNKNOWN, step=last.step, confidence=0.0)
+        if run.accepted.job.recovery.infrastructure_retries == 0:
+            return Finish(verdict=Infrastructure(reason=f"killed twice {where}: {reason}"))
+        return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
+    advice = (
+        _PERMANENT.get(last.diagnosis.evidence[0].rule)
+        if last.diagnosis and last.diagnosis.evidence
+        else None
+    )
+    if advice is not None:
+        return Finish(verdict=Infrastructure(reason=f"{reason}; {advice}"))
+    retries = run.accepted.job.recovery.infrastructure_retries
+    if len(lost) > retries:
+        return Finish(
+            verdict=Infrastructure(reason=f"{reason} (lost {len(lost)} times, {retries} retries allowed)")
+        )
+    wait_s = backoff_s(len(lost))
+    return Launch(knobs=last.knobs, reason=f"same knobs again: {reason}", not_before_s=wait_s)
+
+
+def backoff_s(losses: int) -> float:
+    """Return how long to wait after so many losses before the same knobs run again."""
+    return min(_BACKOFF_MOST_S, _BACKOFF_S * 2.0 ** (losses - 1))
+
+
+def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
+    if diagnosis.cause is not Cause.HANG and diagnosis.cause not in MEMORY_CAUSES:
+        return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
+    recovery = run.accepted.job.recovery
+    failed = [
+        a for a in run.since_resumed if not a.infrastructure and not a.interrupted and not stopped_to_climb(a)
+    ]
+    if diagnosis.cause is Cause.HANG and _hung_before(run):
+        return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
+    if len(failed) > recovery.relaunches:
+        return Finish(verdict=gave_up(run, f"all {recovery.relaunches} relaunches are spent"))
+    if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
+        return Finish(verdict=gave_up(run, f"the {recovery.duration_s:.0f} s of recovery.duration are over"))
+    if diagnosis.cause is Cause.HANG:
+        return _again(last, "it hung once; the same knobs again")
+    remedy = back(run, last) or next_remedy(run)
+    if remedy is None:
+        return Finish(verdict=gave_up(run))
+    return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)
+
+
+def _hung_before(run: Run) -> bool:
+    """Return whether the attempt before the last one hung too and the last one came no further."""
+    last, before = run.attempts[-1], run.attempts[-2:-1]
+    hung = any(a.diagnosis is not None and a.diagnosis.cause is Cause.HANG and not a.resumed for a in before)
+    return hung and not last.new_step
+
+
+def _again(last: Attempt, reason: str) -> Launch:
+    return Launch(knobs=last.knobs, reason=reason)
+
+
+def _marginal(run: Run) -> bool:
+    goals = [a.goal for a in run.attempts if a.goal is not None]
+    return bool(goals) and goals[-1].marginal
+
+
+def _killed(attempt: Attempt) -> bool:
+    outcome = None if attempt.ended is None else attempt.ended.outcome
+    return isinstance(outcome, Lost) and outcome.killed and attempt.diagnosis is None
+
+
+def _loss(attempt: Attempt) -> str:
+    if attempt.diagnosis is not None and attempt.diagnosis.evidence:
+        return attempt.diagnosis.evidence[0].text
+    outcome = None if attempt.ended is None else attempt.ended.outcome
+    return outcome.reason if isinstance(outcome, Lost) else "the cluster failed"

@@ -1,0 +1,53 @@
+"""The first launch: as written if it may fit, else the nearest configuration that is predicted to fit."""
+
+from __future__ import annotations
+
+from autotune.policies.recovery.ranking import Outlook, Ranked, best, judged, outlook, overflowing
+from autotune.policies.recovery.remedy_text import peaks, step, words
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.events import Launch
+from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.history import Run
+from autotune.policies.values.types import Knobs, Preflight, changed
+
+PREFLIGHT = "preflight"
+AS_WRITTEN = "as written"
+# The chance of failure above which a launch as written would only cost a relaunch: two standard deviations.
+_HOPELESS = 0.97
+
+
+def first_launch(run: Run) -> Launch:
+    """Return the first launch of a run."""
+    written, mode = run.accepted.profile.knobs, run.accepted.job.recovery.preflight
+    view = None if mode is Preflight.OFF else outlook(run)
+    before = None if view is None else judged(view, written)
+    if view is None or before is None or before.least_risk < _HOPELESS:
+        return Launch(knobs=written, reason=AS_WRITTEN)
+    why = _why(view, before)
+    found = _nearest_fit(view, written)
+    if found is None or found.risk >= before.risk:
+        return Launch(knobs=written, reason=f"{AS_WRITTEN}: {why}, and nothing near it is predicted to fit")
+    if mode is Preflight.ADVISE:
+        changes = {knob: after for knob, (_, after) in changed(written, found.knobs).items()}
+        advice = f"{words(written, changes)} is predicted to fit ({peaks(view, found)})"
+        return Launch(knobs=written, reason=f"{AS_WRITTEN}, although {why}; {advice}")
+    remedy = step(view, written, found, before, name=PREFLIGHT, why=why)
+    return Launch(knobs=found.knobs, reason=remedy.reason, remedy=remedy)
+
+
+def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:
+    profile, started = view.run.accepted.profile, view.run.accepted.job.resume
+
+    def permitted(knobs: Knobs) -> bool:
+        return not objections(profile, written, knobs, started=started)
+
+    return best(view, written, diagnosis=None, started=started, permitted=permitted)
+
+
+def _why(view: Outlook, before: Ranked) -> str:
+    misses = overflowing(view, before)
+    if not misses:
+        return "as written the engine's pool is predicted to hold no whole sequence"
+    where, missing = misses[0]
+    memory = "the host" if where == "host" else where
+    return f"as written {memory} is predicted to need {show_gib(missing)} more than there is"

@@ -1,0 +1,381 @@
+"""The ranking of candidates by the calibrated estimate: what fits, and of that what is fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.policies.estimate.calibration import Calibration, Prediction, calibrated, predicted
+from autotune.policies.estimate.gaussian import Floats, exceeded
+from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
+from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.neighbours import choices, effect_of, search
+from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
+from autotune.policies.values.events import Policy
+from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.types import Cause, Effect, Knobs, Model, Phase, Placement, Setting, changed
+
+# The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
+# the rest of the run; measured on the simulated cluster (docs/policies.md).
+RISK = 0.2
+_RISK_WEIGHT = 3.0  # of the chance against the logarithm of the seconds, where nothing fits with the margin
+_NUMERIC_WEIGHT = 0.1
+_MARGIN = 1.3  # standard deviations kept free while searching; about a tenth of a chance for one phase
+_HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
+_CLIMBING_RISK = 0.05
+_WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
+_CLEARLY = 0.01  # share of a memory: a cure that frees less is none
+_NOISE = 0.04  # predicted step times that differ by less are equal
+_WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
+_BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
+_LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
+_HOST_LIMIT = 0.95  # share of a node at which Ray kills
+_ROLLOUT = PHASES.index(Phase.ROLLOUT)
+_MODELLED = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Everything that ranks the configurations of one run."""
+
+    run: Run
+    model: Model
+    calibration: Calibration
+
+    def estimates(self, knobs: Sequence[Knobs]) -> Estimates:
+        """Return the uncalibrated estimates."""
+        return estimates(self.run.accepted.profile, self.run.accepted.cluster, self.model, knobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A configuration as the ranking sees it."""
+
+    knobs: Knobs
+    risk: float  # chance that some phase does not fit, as if no phase said anything of another
+    least_risk: float  # that of the worst phase alone: what they have in common cannot make it less
+    step_s: float
+    gpu: dict[Phase, float]  # expected peaks in bytes
+    host: float
+
+    @property
+    def predicted(self) -> dict[str, int]:
+        """The expected peaks as the journal holds them."""
+        return {phase.value: int(size) for phase, size in self.gpu.items()}
+
+
+def outlook(run: Run) -> Outlook | None:
+    """Return what ranks a run's configurations; None: no model is known, or the user wants the ladder."""
+    model = _known_model(run)
+    return None if model is None else Outlook(run=run, model=model, calibration=calibrated(run, model))
+
+
+def _known_model(run: Run) -> Model | None:
+    """Return the model of a run that the estimate may speak of."""
+    accepted = run.accepted
+    if accepted.policy is Policy.LADDER:
+        return None
+    capacity = accepted.profile.trainer_budget_bytes or accepted.cluster.gpu_memory_bytes
+    if not capacity or accepted.profile.layout.sequences <= 0:
+        return None  # the adapter knows too little of the job
+    return accepted.job.shape
+
+
+def measures(view: Outlook, diagnosis: Diagnosis) -> bool:
+    """Return whether the size of the memory that failed is known: else nothing can be said to fit."""
+    found = view.estimates((view.run.accepted.profile.knobs,))
+    if diagnosis.cause is Cause.HOST_OOM:
+        return math.isfinite(found.host_capacity)
+    return diagnosis.phase in PHASES and math.isfinite(found.gpu_capacity[PHASES.index(diagnosis.phase), 0])
+
+
+def trusted(run: Run, diagnosis: Diagnosis) -> bool:
+    """Return whether the estimate may still rank the cures of such a failure."""
+    if diagnosis.cause not in _MODELLED:
+        return False
+    if diagnosis.cause is Cause.GPU_OOM and diagnosis.phase not in PHASES:
+        return False
+    if _beyond_belief(run, diagnosis):
+        return False
+    return sum(_was_wrong(attempt, diagnosis) for attempt in run.attempts) < _WRONG
+
+
+def judged(view: Outlook, knobs: Knobs) -> Ranked:
+    """Return one configuration as the ranking sees it."""
+    found = view.estimates((knobs,))
+    return _ranked(view, (knobs,), found, predicted(view.calibration, found), 0)
+
+
+def best(
+    view: Outlook,
+    present: Knobs,
+    *,
+    diagnosis: Diagnosis | None,
+    started: bool,
+    permitted: Callable[[Knobs], bool],
+) -> Ranked | None:
+    """Return the configuration to run next, None where none is permitted and differs from the present one.
+
+    The least predicted step time among those that fit with the margin, exact before numeric, fewer and
+    smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance
+    is weighed against speed.
+    """
+    profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
+    options = choices(profile, present, recovery=recovery, started=started)
+    knobs, slow, over = search(profile, present, options, _score(view, present), started=started)
+    found = view.estimates(knobs)
+    prediction = predicted(view.calibration, found)
+    risk = _risk(found, prediction)
+    changes = [_changes(present, k) for k in knobs]
+    rungs = _rungs(view, present, diagnosis, started=started)
+    numeric = np.array([effect_of(profile, c) is Effect.NUMERIC for c in changes])
+    moved = np.array([_distance(present, c) for c in changes])
+    roomy = _misses(view, found, prediction) <= 0
+    less = _less_than_failed(view, found)
+    for index in _order(slow, risk, over, roomy, numeric, changes, rungs, moved):
+        # What the ladder would not touch for such a failure may join a cure, and is none by itself.
+        cures = diagnosis is None or not rungs.keys().isdisjoint(changes[index])
+        if changes[index] and cures and less[index] and permitted(knobs[index]):
+            return _ranked(view, knobs, found, prediction, index)
+    return None
+
+
+def faster(
+    view: Outlook, present: Knobs, *, started: bool, permitted: Callable[[Knobs], bool]
+) -> Ranked | None:
+    """Return a configuration that is clearly faster than the present one and surely fits, if there is one."""
+    profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
+    options = choices(profile, present, recovery=recovery, started=started)
+    knobs, slow, _ = search(profile, present, options, _score(view, None), started=started)
+    found = view.estimates(knobs)
+    prediction = predicted(view.calibration, found)
+    risk = _risk(found, prediction)
+    changes = [_changes(present, k) for k in knobs]
+    gain = slow[0] - slow  # the search begins with the present configuration
+    numeric = np.array([effect_of(profile, c) is Effect.NUMERIC for c in changes])
+    left = np.nonzero((gain >= _WORTH_CLIMBING) & (risk <= _CLIMBING_RISK) & ~numeric)[0]
+    while left.size:
+        equal = left[gain[left] >= gain[left].max() - _NOISE]
+        counts = np.array([len(changes[i]) for i in equal])
+        for index in equal[np.lexsort((-gain[equal], counts))].tolist():
+            if permitted(knobs[index]):
+                return _ranked(view, knobs, found, prediction, index)
+        left = left[gain[left] < gain[left].max() - _NOISE]
+    return None
+
+
+def nearest(view: Outlook, present: Knobs, *, started: bool) -> Ranked:
+    """Return the legal configuration whose expected peaks miss by least."""
+    profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
+    options = choices(profile, present, recovery=recovery, started=started)
+    knobs, _, _ = search(profile, present, options, _score(view, present), started=started)
+    found = view.estimates(knobs)
+    seen = predicted(view.calibration, found)
+    misses = (seen.gpu / found.gpu_capacity).max(axis=0)
+    misses = np.maximum(misses, (seen.host / (_HOST_LIMIT * found.host_capacity)).max(axis=0))
+    misses = misses + np.maximum(0.0, -seen.pool)
+    return _ranked(view, knobs, found, seen, int(misses.argmin()))
+
+
+def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
+    """Return the phases, and `host`, whose expected peak does not fit, and by how many bytes; worst first."""
+    found = view.estimates((ranked.knobs,))
+    sizes = [
+        (phase.value, ranked.gpu[phase] - float(found.gpu_capacity[place, 0]))
+        for place, phase in enumerate(PHASES)
+    ]
+    sizes.append(("host", ranked.host - _HOST_LIMIT * found.host_capacity))
+    return sorted(((name, size) for name, size in sizes if size > 0), key=lambda item: -item[1])
+
+
+def _score(view: Outlook, present: Knobs | None) -> Callable[[Sequence[Knobs]], tuple[Floats, Floats]]:
+    """Return the search's score; without a present configuration every prediction of speed is believed."""
+
+    def score(knobs: Sequence[Knobs]) -> tuple[Floats, Floats]:
+        found = view.estimates(knobs)
+        seen = predicted(view.calibration, found)
+        capacity = found.gpu_capacity * (1 - _HEADROOM)
+        over = np.maximum(0.0, (seen.gpu + _MARGIN * seen.gpu_error) / capacity - 1).sum(axis=0)
+        over = np.maximum(over, _misses(view, found, seen))
+        limit = _HOST_LIMIT * found.host_capacity
+        over = over + np.maximum(0.0, (seen.host + _MARGIN * seen.host_error) / limit - 1).max(axis=0)
+        over = over + 0.1 * np.maximum(0.0, _MARGIN - np.maximum(-20.0, seen.pool))
+        return np.log(np.maximum(1e-9, _seconds(view, found, knobs, present))), over
+
+    return score
+
+
+def _seconds(view: Outlook, found: Estimates, knobs: Sequence[Knobs], present: Knobs | None) -> Floats:
+    """Return predicted step times in which a smaller pool or fewer requests never shorten generation."""
+    if present is None:
+        return found.step_s
+    rollout = found.seconds[_ROLLOUT]
+    fuller = {index: _fuller(k, present) for index, k in enumerate(knobs)}
+    less = [index for index, reference in fuller.items() if reference is not knobs[index]]
+    slower = rollout.copy()
+    if less:
+        reference = view.estimates([fuller[index] for index in less]).seconds[_ROLLOUT]
+        slower[less] = np.maximum(rollout[less], reference)
+    if view.run.accepted.profile.placement is Placement.ASYNCHRONOUS:
+        sync = found.seconds[PHASES.index(Phase.WEIGHT_SYNC)]
+        overlapped: Floats = np.maximum(found.step_s, slower + sync)
+        return overlapped
+    alone: Floats = found.step_s - rollout + slower
+    return alone
+
+
+def _fuller(knobs: Knobs, present: Knobs) -> Knobs:
+    """Return the configuration with no smaller a pool and no fewer requests than the present one has."""
+    changes = {
+        knob: before
+        for knob in ("memory_fraction", "concurrency")
+        if (before := getattr(present, knob)) is not None
+        and (after := getattr(knobs, knob)) is not None
+        and after < before
+    }
+    return msgspec.structs.replace(knobs, **changes) if changes else knobs
+
+
+def _misses(view: Outlook, found: Estimates, seen: Prediction) -> Floats:
+    """Return by what share the fullest phase exceeds what leaves the goal's headroom; negative fits."""
+    capacity = found.gpu_capacity * (1 - view.run.accepted.job.goal.headroom)
+    misses: Floats = (seen.gpu / capacity).max(axis=0) - 1
+    return misses
+
+
+def _risk(found: Estimates, seen: Prediction) -> Floats:
+    risk: Floats = 1 - np.prod(1 - _risks(found, seen), axis=0)
+    return risk
+
+
+def _risks(found: Estimates, seen: Prediction) -> Floats:
+    """Return the chance that a memory overflows: a row for every phase's device, the host and the pool."""
+    gpu = exceeded((found.gpu_capacity * (1 - _HEADROOM) - seen.gpu) / seen.gpu_error)
+    host = exceeded((_HOST_LIMIT * found.host_capacity - seen.host) / seen.host_error).max(axis=0)
+    return np.vstack([gpu, host, exceeded(seen.pool)])
+
+
+def _order(
+    slow: Floats,
+    risk: Floats,
+    over: Floats,
+    roomy: NDArray[np.bool_],
+    numeric: NDArray[np.bool_],
+    changes: list[dict[str, Setting]],
+    rungs: dict[str, int],
+    moved: Floats,
+) -> Iterator[int]:
+    """Yield the candidates, best first."""
+    counts = np.array([len(c) for c in changes])
+    steps = np.array([min((rungs.get(k, len(rungs)) for k in c), default=0) for c in changes])
+    fitting = risk <= RISK
+    kinds = (~numeric & roomy, ~numeric & ~roomy, numeric & roomy, numeric & ~roomy)
+    for group in (np.nonzero(fitting & kind)[0] for kind in kinds):
+        left = group
+        while left.size:
+            bound = slow[left].min() + _NOISE
+            equal = left[slow[left] <= bound]
+            yield from equal[np.lexsort((slow[equal], steps[equal], moved[equal], counts[equal]))].tolist()
+            left = left[slow[left] > bound]
+    others = np.nonzero(~fitting)[0]
+    # A chance near one says no longer by how much it misses.
+    missing = _RISK_WEIGHT * (risk[others] + 3.0 * over[others])
+    worth = slow[others] + missing + _NUMERIC_WEIGHT * numeric[others]
+    yield from others[np.lexsort((counts[others], np.round(worth, 2)))].tolist()
+
+
+def _less_than_failed(view: Outlook, found: Estimates) -> NDArray[np.bool_]:
+    """Return which candidates need clearly less than every failed attempt in the phase where it failed."""
+    attempts = [
+        (a, a.diagnosis)
+        for a in view.run.attempts
+        if a.diagnosis is not None and a.diagnosis.cause in _MODELLED
+    ]
+    less = np.ones(len(found.step_s), dtype=bool)
+    if not attempts:
+        return less
+    failed = view.estimates([a.knobs for a, _ in attempts])
+    before = predicted(view.calibration, failed, late=False)
+    after = predicted(view.calibration, found, late=False)
+    for column, (_, diagnosis) in enumerate(attempts):
+        match diagnosis.cause:
+            case Cause.GPU_OOM if diagnosis.phase in PHASES:
+                place = PHASES.index(diagnosis.phase)
+                short = max(_CLEARLY * view.calibration.unit, float(missing_bytes(diagnosis.facts) or 0))
+                less &= after.gpu[place] <= before.gpu[place, column] - short
+            case Cause.HOST_OOM:
+                less &= after.host.max(axis=0) <= before.host[:, column].max() * (1 - _CLEARLY)
+            case Cause.POOL_TOO_SMALL:
+                less &= found.pool_tokens > failed.pool_tokens[column]
+            case _:
+                pass
+    return less
+
+
+def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool) -> dict[str, int]:
+    """Return the place on the ladder at which each knob is first moved."""
+    if diagnosis is None:
+        return {}
+    found: dict[str, int] = {}
+    for remedy in candidates(view.run.accepted.profile, present, diagnosis, started=started):
+        for knob in remedy.changes:
+            found.setdefault(knob, len(found))
+    return found
+
+
+def _ranked(view: Outlook, knobs: Sequence[Knobs], found: Estimates, seen: Prediction, index: int) -> Ranked:
+    slower = view.calibration.slower or 1.0
+    return Ranked(
+        knobs=knobs[index],
+        risk=float(_risk(found, seen)[index]),
+        least_risk=float(_risks(found, seen)[:, index].max()),
+        step_s=float(found.step_s[index]) * slower,
+        gpu={phase: float(seen.gpu[place, index]) for place, phase in enumerate(PHASES)},
+        host=float(seen.host[:, index].max()),
+    )
+
+
+def _distance(present: Knobs, changes: dict[str, Setting]) -> float:
+    """Return how far the changes go: doublings of numbers, one for every mode."""
+    far = 0.0
+    for knob, after in changes.items():
+        before = getattr(present, knob)
+        numbers = isinstance(before, int | float) and isinstance(after, int | float)
+        if numbers and before and after and not isinstance(after, bool):
+            far += abs(math.log2(after / before))
+        else:
+            far += 1.0
+    return far
+
+
+def _changes(present: Knobs, knobs: Knobs) -> dict[str, Setting]:
+    return {name: after for name, (_, after) in changed(present, knobs).items()}
+
+
+def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
+    """Return whether a failure needed so much more than estimated that the job is not the one it knows."""
+    model, last = _known_model(run), run.attempts[-1]
+    if model is None or len(last.progress) >= _LATE:
+        return False
+    found = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
+    if diagnosis.cause is Cause.HOST_OOM:
+        seen, expected = _HOST_LIMIT * found.host_capacity, float(found.host.max())
+        return math.isfinite(seen) and seen > _BEYOND * expected
+    used = needed_bytes(diagnosis.facts)
+    if used is None or diagnosis.phase not in PHASES:
+        return False
+    return used > _BEYOND * float(found.gpu[PHASES.index(diagnosis.phase), 0])
+
+
+def _was_wrong(attempt: Attempt, diagnosis: Diagnosis) -> bool:
+    """Return whether the estimate promised an attempt that it would pass where it failed."""
+    own, remedy = attempt.diagnosis, attempt.remedy
+    if own is None or remedy is None or not remedy.predicted or len(attempt.progress) >= _LATE:
+        return False
+    return (own.cause, own.phase) == (diagnosis.cause, diagnosis.phase)

@@ -1,0 +1,131 @@
+"""A ranked configuration as a remedy: its name, its reason in words and numbers."""
+
+from __future__ import annotations
+
+from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.recovery.ranking import Outlook, Ranked
+from autotune.policies.remedies.catalogue import MOVES
+from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.neighbours import REMEDY_OF, effect_of
+from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.types import Cause, Knobs, Setting, changed
+
+_BACK = "reduce_host_offload"
+_GROWS = {"memory_fraction": "increase_mem_fraction"}
+_SHOWN = 3  # peaks named in a reason: the tightest
+
+
+def cure(view: Outlook, present: Knobs, ranked: Ranked, before: Ranked, diagnosis: Diagnosis) -> Remedy:
+    """Return the remedy that leads from `present` to the ranked configuration."""
+    changes = {name: after for name, (_, after) in changed(present, ranked.knobs).items()}
+    return step(
+        view,
+        present,
+        ranked,
+        before,
+        name=_name(view, present, changes, diagnosis),
+        why=_failure(diagnosis),
+        frees=_frees(ranked, before, diagnosis),
+    )
+
+
+def step(
+    view: Outlook, present: Knobs, ranked: Ranked, before: Ranked, *, name: str, why: str, frees: str = ""
+) -> Remedy:
+    """Return the remedy of a ranked configuration under a name and a reason of its own."""
+    changes = {knob: after for knob, (_, after) in changed(present, ranked.knobs).items()}
+    return Remedy(
+        name=name,
+        changes=changes,
+        reason=f"{why}; {words(present, changes)}: {peaks(view, ranked)}",
+        frees=frees,
+        slows=slows(before.step_s, ranked.step_s),
+        effect=effect_of(view.run.accepted.profile, changes),
+        predicted=ranked.predicted,
+        predicted_host=int(ranked.host),
+        step_s=round(ranked.step_s, 3),
+    )
+
+
+def words(present: Knobs, changes: dict[str, Setting]) -> str:
+    """Return `tokens_per_microbatch 24576 → 16384` for every change."""
+    return ", ".join(
+        f"{knob} {_shown(getattr(present, knob))} → {_shown(value)}" for knob, value in changes.items()
+    )
+
+
+def peaks(view: Outlook, ranked: Ranked) -> str:
+    """Return the tightest predicted peaks against what there is."""
+    found = view.estimates((ranked.knobs,))
+    shares = [
+        (ranked.gpu[phase] / float(found.gpu_capacity[place, 0]), phase, float(found.gpu_capacity[place, 0]))
+        for place, phase in enumerate(PHASES)
+    ]
+    shares.sort(key=lambda item: -item[0])
+    shown = shares[:_SHOWN]
+    if len({capacity for _, _, capacity in shown}) == 1:
+        tight = ", ".join(f"{phase.value} {show_gib(ranked.gpu[phase])}" for _, phase, _ in shown)
+        text = f"predicted peaks {tight} of {show_gib(shown[0][2])}"
+    else:
+        text = "predicted peaks " + ", ".join(
+            f"{phase.value} {show_gib(ranked.gpu[phase])} of {show_gib(capacity)}"
+            for _, phase, capacity in shown
+        )
+    if ranked.host > 0.8 * found.host_capacity:
+        text += f", host {show_gib(ranked.host)} of {show_gib(found.host_capacity)}"
+    return text
+
+
+def slows(before_s: float, after_s: float) -> str:
+    """Return the predicted change of a step's time in words."""
+    share = after_s / max(1e-9, before_s) - 1
+    if abs(share) < 0.01:
+        return "less than 1 %, as predicted"
+    if share < 0:
+        return f"nothing; steps about {-share:.0%} shorter, as predicted".replace("%", " %")
+    return f"steps by about {share:.0%}, as predicted".replace("%", " %")
+
+
+def _failure(diagnosis: Diagnosis) -> str:
+    phase, missing = diagnosis.phase.value, missing_bytes(diagnosis.facts)
+    if diagnosis.cause is Cause.HOST_OOM:
+        return f"host memory ran out in {phase}"
+    if diagnosis.cause is Cause.POOL_TOO_SMALL:
+        return "the engine's pool cannot hold one sequence"
+    if missing is None or diagnosis.facts.requested_bytes is None or diagnosis.facts.free_bytes is None:
+        return f"{phase} ran out of device memory"
+    requested, free = show_gib(diagnosis.facts.requested_bytes), show_gib(diagnosis.facts.free_bytes)
+    return f"{phase} needed {requested} more with {free} free"
+
+
+def _name(view: Outlook, present: Knobs, changes: dict[str, Setting], diagnosis: Diagnosis) -> str:
+    """Return the name of the change that the ladder would have made first."""
+    order: list[str] = []
+    for remedy in candidates(view.run.accepted.profile, present, diagnosis, started=False):
+        order += [knob for knob in remedy.changes if knob not in order]
+    first = min(changes, key=lambda knob: order.index(knob) if knob in order else len(order))
+    before, after = getattr(present, first), changes[first]
+    if after is False and first in MOVES[_BACK].turns:
+        return _BACK
+    grows = isinstance(before, int | float) and isinstance(after, int | float) and after > before
+    return (
+        _GROWS.get(first, f"raise_{first}")
+        if grows and not isinstance(after, bool)
+        else REMEDY_OF.get(first, first)
+    )
+
+
+def _frees(ranked: Ranked, before: Ranked, diagnosis: Diagnosis) -> str:
+    if diagnosis.cause is Cause.HOST_OOM:
+        freed = before.host - ranked.host
+    elif diagnosis.phase in ranked.gpu:
+        freed = before.gpu[diagnosis.phase] - ranked.gpu[diagnosis.phase]
+    else:
+        return ""
+    return f"{show_gib(freed)} in {diagnosis.phase.value}, as predicted" if freed > 0 else ""
+
+
+def _shown(value: Setting) -> str:
+    return "default" if value is None else str(value)

@@ -1,0 +1,137 @@
+"""What to say when nothing is left: by how much the nearest configuration misses, and what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from autotune.policies.estimate.shapes import parameters
+from autotune.policies.recovery.ranking import Outlook, Ranked, nearest, outlook, overflowing
+from autotune.policies.recovery.remedy_text import words
+from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.history import Run
+from autotune.policies.values.types import AtLeast, Cluster, Knobs, Layout, Model, Profile, changed
+from autotune.policies.values.value import Value
+
+_LORA_RANK = 32
+_TOKEN_KNOBS = frozenset({"tokens_per_microbatch", "logprob_tokens", "max_model_len"})
+_LIKELY = 0.5
+
+
+class Shortfall(Value, frozen=True, kw_only=True):
+    """By how much the nearest configuration misses, and what would fit instead, all as predicted."""
+
+    nearest: str
+    would_fit: tuple[str, ...]
+
+
+def shortfall(run: Run, *, started: bool) -> Shortfall | None:
+    """Return what the estimate says of a run that gives up; None where it knows no reason to."""
+    view = outlook(run)
+    if view is None or not run.attempts:
+        return None
+    present = run.attempts[-1].knobs
+    closest = nearest(view, present, started=started)
+    misses = overflowing(view, closest)
+    if not misses:
+        return None
+    where, missing = misses[0]
+    memory = "host memory" if where == "host" else f"device memory in {where}"
+    changes = {knob: after for knob, (_, after) in changed(run.accepted.profile.knobs, closest.knobs).items()}
+    text = f"the nearest configuration ({words(run.accepted.profile.knobs, changes) or 'as written'})"
+    return Shortfall(
+        nearest=f"{text} is predicted to miss by {show_gib(missing)} of {memory}",
+        would_fit=tuple(_alternatives(view, present, where, started=started)),
+    )
+
+
+def _alternatives(view: Outlook, present: Knobs, where: str, *, started: bool) -> Iterator[str]:
+    accepted = view.run.accepted
+    profile, layout, model = accepted.profile, accepted.profile.layout, view.model
+    for factor in (2, 4, 8):
+        cluster = msgspec.structs.replace(accepted.cluster, nodes=accepted.cluster.nodes * factor)
+        spread = msgspec.structs.replace(
+            layout,
+            ranks=layout.ranks * factor,
+            shards=layout.shards * factor,
+            engine_ranks=layout.engine_ranks * factor,
+        )
+        found = _fits(view, present, profile=_with(profile, spread), cluster=cluster, started=started)
+        if found is not None:
+            yield f"{factor} times the GPUs ({_figure(found, where)})"
+            break
+    for share in (2, 4, 8):
+        if layout.response_tokens // share < 1:
+            break
+        shorter = msgspec.structs.replace(layout, response_tokens=layout.response_tokens // share)
+        found = _fits(view, present, profile=_shorter(profile, shorter), started=started)
+        if found is not None:
+            yield (
+                f"responses of {shorter.response_tokens} tokens instead of {layout.response_tokens} "
+                f"({_figure(found, where)})"
+            )
+            break
+    if not layout.lora_rank:
+        lora = msgspec.structs.replace(layout, lora_rank=_LORA_RANK)
+        found = _fits(view, present, profile=_with(profile, lora), started=started)
+        if found is not None:
+            yield f"LoRA of rank {_LORA_RANK} ({_figure(found, where)})"
+    for share in (2, 3, 4, 8, 16):
+        smaller = msgspec.structs.replace(model, layers=max(1, model.layers // share))
+        found = _fits(view, present, model=smaller, started=started)
+        if found is not None:
+            size = float(parameters(smaller).total) / 1e9
+            yield f"a model of about {size:.1f} billion parameters ({_figure(found, where)})"
+            break
+
+
+def _fits(
+    view: Outlook,
+    present: Knobs,
+    *,
+    started: bool,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    model: Model | None = None,
+) -> Ranked | None:
+    accepted = msgspec.structs.replace(
+        view.run.accepted,
+        profile=profile or view.run.accepted.profile,
+        cluster=cluster or view.run.accepted.cluster,
+    )
+    other = Outlook(
+        run=msgspec.structs.replace(view.run, accepted=accepted),
+        model=model or view.model,
+        calibration=view.calibration,
+    )
+    least = accepted.profile.longest_sequence
+    if profile is not None and least is not None and present.tokens_per_microbatch is not None:
+        present = msgspec.structs.replace(
+            present, tokens_per_microbatch=min(present.tokens_per_microbatch, max(least, 1))
+        )
+    found = nearest(other, present, started=started)
+    return found if found.risk < _LIKELY else None
+
+
+def _with(profile: Profile, layout: Layout) -> Profile:
+    return msgspec.structs.replace(profile, layout=layout)
+
+
+def _shorter(profile: Profile, layout: Layout) -> Profile:
+    """Return the profile of a job with shorter responses: what held for a whole sequence shrinks with it."""
+    longest = layout.prompt_tokens + layout.response_tokens
+    bounds = tuple(
+        msgspec.structs.replace(c, value=min(c.value, float(longest)))
+        if isinstance(c, AtLeast) and c.knob in _TOKEN_KNOBS
+        else c
+        for c in profile.constraints
+    )
+    return msgspec.structs.replace(profile, layout=layout, longest_sequence=longest, constraints=bounds)
+
+
+def _figure(found: Ranked, where: str) -> str:
+    if where == "host":
+        return f"predicted host {show_gib(found.host)}"
+    size = next(size for phase, size in found.gpu.items() if phase.value == where)
+    return f"predicted {where} {show_gib(size)}"

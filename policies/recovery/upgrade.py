@@ -1,0 +1,76 @@
+"""After the goal: what the memory that stayed free would allow, offered, or tried where the job wants it."""
+
+from __future__ import annotations
+
+from autotune.policies.recovery.ranking import faster, judged, outlook
+from autotune.policies.recovery.remedy_text import step
+from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.repeats import repeats
+from autotune.policies.values.evidence import Cancelled, Remedy
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.types import Knobs, Then, changed
+
+CLIMB = "climb"  # the name of the remedy, and who stopped the attempt before it
+RETURN = "return"
+_MOST = 2  # climbs of one run
+
+
+def offer(run: Run) -> Remedy | None:
+    """Return the faster neighbour of the stable configuration; None where nothing surely faster fits."""
+    stable = next((a for a in reversed(run.attempts) if a.goal is not None), None)
+    view = outlook(run)
+    if stable is None or view is None or (stable.goal is not None and stable.goal.marginal):
+        return None
+    profile = run.accepted.profile
+
+    def permitted(knobs: Knobs) -> bool:
+        known = any(
+            a.diagnosis is not None and a.out_of_memory and repeats(profile, a.knobs, a.diagnosis, knobs)
+            for a in run.attempts
+        )
+        tried = any(a.knobs == knobs for a in run.attempts)
+        return not known and not tried and not objections(profile, stable.knobs, knobs, started=True)
+
+    found = faster(view, stable.knobs, started=True, permitted=permitted)
+    if found is None:
+        return None
+    why = "every phase kept memory free"
+    return step(view, stable.knobs, found, judged(view, stable.knobs), name=CLIMB, why=why)
+
+
+def due(run: Run, last: Attempt) -> Remedy | None:
+    """Return the climb to make now: the job wants it, and a checkpoint was written since the goal."""
+    job = run.accepted.job
+    if not job.recovery.climb or job.goal.then is Then.STOP or last.goal is None:
+        return None
+    saved = last.progress[-1].saved if last.progress else None
+    climbed = sum(a.remedy is not None and a.remedy.name == CLIMB for a in run.attempts)
+    if saved is None or saved < last.goal.step or climbed >= _MOST:
+        return None
+    return offer(run)
+
+
+def stopped_to_climb(attempt: Attempt) -> bool:
+    """Return whether an attempt was stopped in order to try a faster configuration."""
+    return (
+        attempt.ended is not None
+        and isinstance(attempt.ended.outcome, Cancelled)
+        and attempt.ended.outcome.by == CLIMB
+    )
+
+
+def back(run: Run, last: Attempt) -> Remedy | None:
+    """Return the way back to the stable configuration after a climb that failed."""
+    if last.remedy is None or last.remedy.name != CLIMB:
+        return None
+    stable = next(
+        (a for a in reversed(run.attempts[:-1]) if a.goal is not None and a.diagnosis is None), None
+    )
+    if stable is None:
+        return None
+    changes = {knob: after for knob, (_, after) in changed(last.knobs, stable.knobs).items()}
+    return Remedy(
+        name=RETURN,
+        changes=changes,
+        reason=f"the faster configuration did not hold; attempt #{stable.number} had reached the goal",
+    )

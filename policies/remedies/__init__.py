@@ -1,0 +1,1 @@
+"""What may be changed about a configuration, in which order, and how far."""

@@ -1,0 +1,324 @@
+"""LADDER: which remedies serve which failure, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.proposals import Propose, engine, host, training
+from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.types import Cause, Component, Knobs, Phase, Placement, Profile, Value
+
+
+class Rung(Value, frozen=True, kw_only=True):
+    """One remedy at one place of the ladder; empty components or placements mean all."""
+
+    name: str
+    propose: Callable[[Profile, Knobs, Diagnosis], Iterable[Remedy]]
+    causes: tuple[Cause, ...]
+    phases: tuple[Phase, ...]
+    components: tuple[Component, ...] = ()
+    placements: tuple[Placement, ...] = ()
+
+    def serves(self, profile: Profile, diagnosis: Diagnosis) -> bool:
+        """Return whether this rung is for such a failure."""
+        return (
+            diagnosis.cause in self.causes
+            and diagnosis.phase in self.phases
+            and (not self.components or diagnosis.component in self.components)
+            and (not self.placements or profile.placement in self.placements)
+        )
+
+
+_GPU = (Cause.GPU_OOM,)
+_ANY_PHASE = tuple(Phase)
+_SHARED = (Placement.COLOCATED,)
+_APART = (Placement.SEPARATE, Placement.ASYNCHRONOUS)
+_ENGINE = (Component.ROLLOUT, Component.REWARD)
+_TRAINING = (
+    Component.TRAINER,
+    Component.REF,
+    Component.CRITIC,
+    Component.DRIVER,
+    Component.DATA,
+    Component.UNKNOWN,
+)
+
+
+def _rungs(
+    causes: tuple[Cause, ...],
+    phases: tuple[Phase, ...],
+    *proposals: Propose,
+    components: tuple[Component, ...] = (),
+    placements: tuple[Placement, ...] = (),
+) -> tuple[Rung, ...]:
+    return tuple(
+        Rung(
+            name=getattr(proposal, "__name__", ""),
+            propose=proposal,
+            causes=causes,
+            phases=phases,
+            components=components,
+            placements=placements,
+        )
+        for proposal in proposals
+    )
+
+
+# Engines whose captured graphs stay on the card while they sleep (verl's guide; vLLM frees weights and pool).
+_GRAPHS_STAY = frozenset({"vllm"})
+
+# The order is the owner's: fewer rollouts at once, the engine's share, tokens per micro-batch,
+# recomputation, offload, weight sync through files; within a phase what costs least time comes first.
+# A rung that does not serve a component or a placement would leave the memory that failed as it was.
+LADDER: tuple[Rung, ...] = (
+    # Memory that others hold is not cured by changing the job.
+    *_rungs(_GPU, _ANY_PHASE, host.free_before_relaunch),
+    # Generation.
+    *_rungs(
+        _GPU,
+        (Phase.ROLLOUT,),
+        engine.reduce_concurrency,
+        engine.reduce_mem_fraction,
+        training.reduce_tokens_per_mb,
+        engine.disable_cuda_graph,
+    ),
+    *_rungs(
+        _GPU,
+        (Phase.ROLLOUT_INIT,),
+        engine.reduce_mem_fraction,
+        engine.disable_cuda_graph,
+        engine.reduce_concurrency,
+        training.reduce_tokens_per_mb,
+    ),
+    *_rungs(
+        _GPU,
+        (Phase.ROLLOUT, Phase.ROLLOUT_INIT),
+        training.offload_optimizer,
+        training.offload_params,
+        training.offload_grads,
+        placements=_SHARED,
+    ),
+    *_rungs(_GPU, (Phase.ROLLOUT, Phase.ROLLOUT_INIT), training.tensor_parallel),
+    # Scoring.
+    *_rungs(
+        _GPU,
+        (Phase.LOG_PROB,),
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.chunk_logits,
+        training.fused_kernels,
+    ),
+    *_rungs(_GPU, (Phase.LOG_PROB,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(
+        _GPU,
+        (Phase.LOG_PROB,),
+        host.expandable_segments,
+        training.offload_optimizer,
+        training.offload_grads,
+        training.offload_params,
+        training.sequence_parallel,
+        training.tensor_parallel,
+        host.adjust_memory_margin,
+    ),
+    # Training passes; a failure of unknown phase in the trainer is most often one.
+    *_rungs(
+        _GPU,
+        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.chunk_logits,
+        training.loss_recompute,
+        training.recompute,
+        training.fused_kernels,
+        host.expandable_segments,
+        components=_TRAINING,
+    ),
+    *_rungs(
+        _GPU,
+        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
+        engine.reduce_mem_fraction,
+        components=_TRAINING,
+        placements=_SHARED,
+    ),
+    *_rungs(
+        _GPU,
+        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
+        training.offload_activations,
+        training.offload_optimizer,
+        training.offload_grads,
+        training.offload_params,
+        training.sequence_parallel,
+        training.tensor_parallel,
+        host.adjust_memory_margin,
+        components=_TRAINING,
+    ),
+    # An engine that fails beside training, or in a phase nobody named.
+    *_rungs(
+        _GPU,
+        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
+        engine.reduce_concurrency,
+        engine.reduce_mem_fraction,
+        engine.disable_cuda_graph,
+        training.tensor_parallel,
+        components=_ENGINE,
+    ),
+    # The optimizer's step.
+    *_rungs(
+        _GPU, (Phase.OPTIMIZER,), host.expandable_segments, engine.reduce_mem_fraction, placements=_SHARED
+    ),
+    *_rungs(
+        _GPU,
+        (Phase.OPTIMIZER,),
+        training.offload_optimizer,
+        host.expandable_segments,
+        training.offload_grads,
+        training.offload_params,
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.tensor_parallel,
+        training.fused_kernels,
+        host.adjust_memory_margin,
+    ),
+    # New weights on their way to the engine, and waking it.
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_SHARED),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.disk_weight_sync),
+    *_rungs(
+        _GPU,
+        (Phase.WEIGHT_SYNC,),
+        training.offload_optimizer,
+        training.offload_params,
+        training.offload_grads,
+        host.expandable_segments,
+        training.tensor_parallel,
+    ),
+    # Communication buffers outside PyTorch.
+    *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
+    *_rungs(
+        _GPU,
+        (Phase.COMM,),
+        host.expandable_segments,
+        host.adjust_memory_margin,
+        engine.reduce_sync_buffer,
+        training.reduce_tokens_per_mb,
+        training.reduce_micro_batch,
+        training.offload_optimizer,
+        training.offload_params,
+    ),
+    # Start, checkpoints and data.
+    *_rungs(_GPU, (Phase.INIT,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(
+        _GPU,
+        (Phase.INIT, Phase.CHECKPOINT, Phase.DATA),
+        host.expandable_segments,
+        training.offload_params,
+        training.offload_optimizer,
+        training.offload_grads,
+        training.tensor_parallel,
+    ),
+    *_rungs(_GPU, (Phase.CHECKPOINT, Phase.DATA), engine.reduce_mem_fraction, placements=_SHARED),
+    # Captured graphs beside training, some even while their engine sleeps.
+    *_rungs(
+        _GPU,
+        (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT),
+        engine.disable_cuda_graph,
+        components=_TRAINING,
+        placements=_SHARED,
+    ),
+    # The engine's pool.
+    *_rungs(
+        (Cause.KV_POOL,),
+        _ANY_PHASE,
+        engine.reduce_concurrency,
+        engine.increase_mem_fraction,
+        training.tensor_parallel,
+    ),
+    *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, engine.increase_mem_fraction),
+    *_rungs(
+        (Cause.POOL_TOO_SMALL,),
+        _ANY_PHASE,
+        training.offload_params,
+        training.offload_optimizer,
+        placements=_SHARED,
+    ),
+    *_rungs(
+        (Cause.POOL_TOO_SMALL,),
+        _ANY_PHASE,
+        training.reduce_tokens_per_mb,
+        engine.reduce_concurrency,
+        engine.disable_cuda_graph,
+        training.tensor_parallel,
+    ),
+    # Host memory: never more offload.
+    *_rungs(
+        (Cause.HOST_OOM,),
+        _ANY_PHASE,
+        host.reduce_workers,
+        host.drop_weights_backup,
+        host.host_allocator,
+    ),
+    *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.reduce_tokens_per_mb),
+    *_rungs((Cause.HOST_OOM,), _ANY_PHASE, host.reduce_host_offload),
+    *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer, engine.disk_weight_sync),
+    *_rungs((Cause.HOST_OOM,), _ANY_PHASE, training.reduce_micro_batch, engine.reduce_concurrency),
+    *_rungs(
+        (Cause.SHM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.reduce_host_offload
+    ),
+    *_rungs((Cause.OBJECT_STORE,), (Phase.WEIGHT_SYNC,), engine.disk_weight_sync, engine.reduce_sync_buffer),
+    *_rungs((Cause.OBJECT_STORE,), _ANY_PHASE, engine.reduce_concurrency, host.reduce_workers),
+    # Last resorts.
+    *_rungs((Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE), _ANY_PHASE, host.restart_every),
+    *_rungs(_GPU, _ANY_PHASE, host.capture_snapshot),
+)
+
+
+def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started: bool) -> Iterator[Remedy]:
+    """Yield the legal remedies for a failure, cheapest first.
+
+    Where the message shows fragmentation, the allocator comes first: it costs nothing.
+    """
+    rungs = [
+        rung for rung in LADDER if rung.serves(profile, diagnosis) and _reaches(rung, profile, diagnosis)
+    ]
+    if diagnosis.fragmentation:
+        rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
+    seen: list[Remedy] = []
+    for rung in rungs:
+        for remedy in rung.propose(profile, knobs, diagnosis):
+            known = any(other.changes == remedy.changes for other in seen)
+            if known or _elsewhere(profile, remedy, diagnosis):
+                continue
+            if not objections(profile, knobs, remedy.apply(knobs), started=started):
+                seen.append(remedy)
+                yield remedy
+
+
+def _elsewhere(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
+    """Return whether a remedy frees device memory in other phases only, as state that comes back does."""
+    phases = [profile.supported[knob].phases for knob in remedy.changes if knob in profile.supported]
+    return (
+        diagnosis.cause is Cause.GPU_OOM
+        and bool(phases)
+        and all(own and diagnosis.phase not in own for own in phases)
+    )
+
+
+def _reaches(rung: Rung, profile: Profile, diagnosis: Diagnosis) -> bool:
+    """Return whether the component that a rung shrinks holds memory in the phase that failed."""
+    held = profile.resident.get(diagnosis.phase.value)
+    if diagnosis.cause is not Cause.GPU_OOM or held is None:
+        return True
+    if rung.propose is engine.reduce_mem_fraction and diagnosis.component not in _ENGINE:
+        return any(component in held for component in _ENGINE)
+    if rung.propose is engine.disable_cuda_graph and diagnosis.component not in _ENGINE:
+        return profile.engine in _GRAPHS_STAY or any(component in held for component in _ENGINE)
+    if (
+        rung.propose in (training.offload_optimizer, training.offload_params, training.offload_grads)
+        and diagnosis.component in _ENGINE
+    ):
+        return any(component in held for component in (Component.TRAINER, Component.REF, Component.CRITIC))
+    return True

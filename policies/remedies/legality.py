@@ -1,0 +1,155 @@
+"""Which knobs a framework accepts: the profile's grids and constraints, applied."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from autotune.policies.values.types import (
+    AtLeast,
+    AtMost,
+    Constraint,
+    Divides,
+    FixedDuringRun,
+    Grid,
+    Knobs,
+    Profile,
+    Requires,
+    Setting,
+    Together,
+    changed,
+)
+
+_TOLERANCE = 1e-6  # of a step: shares such as 0.07 are not exact in binary
+
+
+def objections(profile: Profile, before: Knobs, after: Knobs, *, started: bool) -> tuple[str, ...]:
+    """Return why `after` may not follow `before`; empty when it may.
+
+    Only what changed is judged: the job as written is the user's. `started` says that a checkpoint
+    may exist, so that what a checkpoint depends on stays as it is.
+    """
+    names = changed(before, after)
+    found = [text for name in names if (text := _support(profile, name, getattr(after, name)))]
+    for constraint in profile.constraints:
+        text = _constraint(constraint, before, after, frozenset(names), started=started)
+        if text:
+            found.append(text)
+    return tuple(found)
+
+
+def on_grid(grid: Grid, value: Setting) -> bool:
+    """Return whether `value` is one that the grid offers."""
+    if value is None:
+        return True
+    if grid.values:
+        return any(
+            value == legal and isinstance(value, bool) == isinstance(legal, bool) for legal in grid.values
+        )
+    if isinstance(value, bool | str):
+        return grid.minimum is None and grid.maximum is None and grid.multiple is None
+    if grid.minimum is not None and value < grid.minimum - _TOLERANCE:
+        return False
+    if grid.maximum is not None and value > grid.maximum + _TOLERANCE:
+        return False
+    if grid.multiple is None:
+        return True
+    steps = value / grid.multiple
+    return abs(steps - round(steps)) < _TOLERANCE * max(1.0, abs(steps))
+
+
+def lowest(profile: Profile, knob: str) -> float | None:
+    """Return the smallest number that grid and constraints leave to a knob; None: there is no bound."""
+    bounds = [c.value for c in profile.constraints if isinstance(c, AtLeast) and c.knob == knob]
+    support = profile.supported.get(knob)
+    if support is not None:
+        numbers = _numbers(support.grid)
+        if numbers:
+            bounds.append(min(numbers))
+        elif support.grid.minimum is not None:
+            bounds.append(support.grid.minimum)
+    return max(bounds, default=None)
+
+
+def highest(profile: Profile, knob: str) -> float | None:
+    """Return the largest number that grid and constraints leave to a knob; None: there is no bound."""
+    bounds = [c.value for c in profile.constraints if isinstance(c, AtMost) and c.knob == knob]
+    support = profile.supported.get(knob)
+    if support is not None:
+        numbers = _numbers(support.grid)
+        if numbers:
+            bounds.append(max(numbers))
+        elif support.grid.maximum is not None:
+            bounds.append(support.grid.maximum)
+    return min(bounds, default=None)
+
+
+def completed(profile: Profile, knobs: Knobs, changes: dict[str, Setting]) -> dict[str, Setting]:
+    """Return `changes` with what the constraints demand to go with them."""
+    full = dict(changes)
+    for constraint in profile.constraints:
+        if isinstance(constraint, Together):
+            switched = [name for name in constraint.knobs if isinstance(full.get(name), bool)]
+            if switched:
+                full |= {name: full[switched[0]] for name in constraint.knobs if name in profile.supported}
+        elif (
+            isinstance(constraint, Requires)
+            and constraint.knob in full
+            and constraint.other not in full
+            and full[constraint.knob] == constraint.value
+            and getattr(knobs, constraint.other) not in constraint.values
+            and constraint.values
+        ):
+            full[constraint.other] = constraint.values[0]
+    return full
+
+
+def _numbers(grid: Grid) -> list[float]:
+    return [float(v) for v in grid.values if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _support(profile: Profile, name: str, value: Setting) -> str:
+    support = profile.supported.get(name)
+    if support is None:
+        why = profile.unsupported.get(name, "the framework does not offer it")
+        return f"{name} is not supported: {why}"
+    if not on_grid(support.grid, value):
+        return f"{name} = {value} is not a legal value of {support.setting}"
+    return ""
+
+
+def _constraint(  # noqa: C901 - one branch per kind of constraint
+    constraint: Constraint, before: Knobs, after: Knobs, names: frozenset[str], *, started: bool
+) -> str:
+    match constraint:
+        case AtLeast(knob=knob, value=bound, why=why):
+            value = getattr(after, knob)
+            if knob in names and _is_number(value) and value < bound - _TOLERANCE:
+                return f"{knob} = {value} is below {bound:g}: {why}"
+        case AtMost(knob=knob, value=bound, why=why):
+            value = getattr(after, knob)
+            if knob in names and _is_number(value) and value > bound + _TOLERANCE:
+                return f"{knob} = {value} is above {bound:g}: {why}"
+        case Divides(knob=knob, of=of, why=why):
+            value = getattr(after, knob)
+            if knob in names and _is_number(value) and (value <= 0 or of % value != 0):
+                return f"{knob} = {value} does not divide {of}: {why}"
+        case Requires(knob=knob, value=value, other=other, values=values, why=why):
+            touched = knob in names or other in names
+            if touched and getattr(after, knob) == value and getattr(after, other) not in values:
+                return f"{knob} = {value} is not possible with {other} = {getattr(after, other)}: {why}"
+        case Together(knobs=knobs, why=why):
+            is_set = [
+                getattr(after, name) is not None and getattr(after, name) is not False for name in knobs
+            ]
+            if names.intersection(knobs) and any(is_set) and not all(is_set):
+                return f"{', '.join(knobs)} are set together or not at all: {why}"
+        case FixedDuringRun(knob=knob, why=why):
+            if started and knob in names:
+                return f"{knob} stays {getattr(before, knob)} during a run: {why}"
+        case _:
+            assert_never(constraint)
+    return ""
+
+
+def _is_number(value: Setting) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

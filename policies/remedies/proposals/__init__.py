@@ -1,0 +1,65 @@
+"""What a remedy changes, by how much, and why it frees the memory that failed: one function per remedy.
+
+What a proposal does not say with its own figures is said in the words of `MOVES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from autotune.policies.remedies.catalogue import MOVES
+from autotune.policies.remedies.legality import completed
+from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.types import Effect, Knobs, Profile, Setting
+
+Propose: TypeAlias = Callable[[Profile, Knobs, Diagnosis], Iterable[Remedy]]
+
+GIB = 1 << 30
+
+
+def change(
+    name: str,
+    profile: Profile,
+    knobs: Knobs,
+    changes: dict[str, Setting],
+    *,
+    reason: str = "",
+    frees: str = "",
+    slows: str = "",
+) -> Iterator[Remedy]:
+    """Yield the remedy where its knobs are offered, have a value and differ from the present ones."""
+    if any(value is None or knob not in profile.supported for knob, value in changes.items()):
+        return
+    full = completed(profile, knobs, changes)
+    full = {knob: value for knob, value in full.items() if getattr(knobs, knob) != value}
+    if any(knob not in full for knob in changes):
+        return
+    numeric = any(profile.supported[k].effect is Effect.NUMERIC for k in full if k in profile.supported)
+    move = MOVES[name]
+    turn = move.turns[next(iter(changes))]
+    yield Remedy(
+        name=name,
+        changes=full,
+        reason=reason or turn.reason,
+        frees=frees or move.frees,
+        slows=slows or turn.slows or move.slows,
+        effect=Effect.NUMERIC if numeric else Effect.EXACT,
+    )
+
+
+def doubled(name: str, profile: Profile, knobs: Knobs, knob: str) -> Iterator[Remedy]:
+    """Yield the remedy that spreads the work over twice as many ranks, where that is offered."""
+    present = getattr(knobs, knob)
+    if knob in profile.supported and isinstance(present, int):
+        move = MOVES[name]
+        why = next(iter(move.turns.values())).reason
+        yield from change(
+            name,
+            profile,
+            knobs,
+            {knob: present * 2},
+            reason=f"{why}: {present * 2} ranks instead of {present}",
+            frees="about half of it",
+            slows=move.slows,
+        )

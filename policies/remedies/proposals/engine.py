@@ -1,0 +1,96 @@
+"""Changes of the rollout engine and of the weight sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.policies.remedies.proposals import change
+from autotune.policies.remedies.step_size import (
+    higher_fraction,
+    lower_fraction,
+    shrink_share,
+    smaller,
+    stronger,
+)
+from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.types import Cause, Knobs, Profile
+
+
+def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer requests at once: smaller batches in the engine and fewer live tokens in its pool."""
+    share = shrink_share(diagnosis) if diagnosis.cause is Cause.GPU_OOM else 0.5**diagnosis.streak
+    fewer = smaller(profile, knobs, "concurrency", share=share)
+    yield from change(
+        "reduce_concurrency",
+        profile,
+        knobs,
+        {"concurrency": fewer},
+        reason=f"the engine works on {fewer} requests at once instead of {knobs.concurrency}; "
+        "every sample is still made",
+        frees="batch and pool memory in proportion to the requests",
+    )
+
+
+def reduce_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose a smaller static share for the engine, which leaves more of the card to everything else."""
+    lower = lower_fraction(profile, knobs, "memory_fraction", diagnosis)
+    yield from change(
+        "reduce_mem_fraction",
+        profile,
+        knobs,
+        {"memory_fraction": lower},
+        frees=_of_capacity(knobs.memory_fraction, lower, diagnosis),
+    )
+
+
+def increase_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose a larger static share for an engine whose pool is too small."""
+    higher = higher_fraction(profile, knobs, "memory_fraction", diagnosis)
+    yield from change(
+        "increase_mem_fraction",
+        profile,
+        knobs,
+        {"memory_fraction": higher},
+        frees="pool memory; takes it from everything else on the card",
+    )
+
+
+def disable_cuda_graph(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer or no captured graphs in the engine."""
+    for mode in stronger(profile, knobs, "cuda_graphs", ("full", "limited", "off")):
+        yield from change(
+            "disable_cuda_graph",
+            profile,
+            knobs,
+            {"cuda_graphs": mode},
+            frees="the graphs' private pools, often 1 to 3 GiB",
+        )
+
+
+def disk_weight_sync(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose new weights reach the engine through files instead of device buffers."""
+    if knobs.sync_mode != "disk":
+        yield from change(
+            "disk_weight_sync",
+            profile,
+            knobs,
+            {"sync_mode": "disk"},
+            frees="the gathered weights and the sync buffers",
+        )
+
+
+def reduce_sync_buffer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose smaller pieces in the weight sync."""
+    if knobs.sync_mode != "disk":
+        less = smaller(profile, knobs, "sync_buffer", share=shrink_share(diagnosis))
+        yield from change("reduce_sync_buffer", profile, knobs, {"sync_buffer": less})
+
+
+def _of_capacity(before: float | None, after: float | None, diagnosis: Diagnosis) -> str:
+    capacity = diagnosis.facts.capacity_bytes
+    if before is None or after is None:
+        return ""
+    if capacity:
+        return show_gib((before - after) * capacity)
+    return f"{(before - after) * 100:.0f} % of the card"

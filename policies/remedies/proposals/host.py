@@ -1,0 +1,122 @@
+"""Changes of host memory, allocators and of the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.policies.remedies.catalogue import MOVES
+from autotune.policies.remedies.legality import highest
+from autotune.policies.remedies.proposals import GIB, change
+from autotune.policies.remedies.step_size import smaller
+from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.types import Knobs, Phase, Profile
+
+_OUTSIDE_SHARE = 0.25  # of a card held by others before they are named as the reason
+
+
+def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose what was moved to host memory goes back to the devices, the phase's own first."""
+    first = {
+        Phase.OPTIMIZER: "optimizer_offload",
+        Phase.WEIGHT_SYNC: "param_offload",
+        Phase.ROLLOUT: "param_offload",
+    }.get(diagnosis.phase)
+    for knob in sorted(MOVES["reduce_host_offload"].turns, key=lambda name: name != first):
+        if getattr(knobs, knob) is True:
+            yield from change(
+                "reduce_host_offload",
+                profile,
+                knobs,
+                {knob: False},
+                reason=f"{knob} fills the host memory that ran out",
+                frees="host memory; takes device memory",
+            )
+
+
+def drop_weights_backup(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose no second copy of the weights in host memory."""
+    if knobs.weights_backup is not False:
+        yield from change(
+            "drop_weights_backup",
+            profile,
+            knobs,
+            {"weights_backup": False},
+            frees="one copy of the weights in host memory",
+        )
+
+
+def reduce_workers(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer data loader processes."""
+    present = knobs.dataloader_workers
+    if present is not None and present > 0:
+        least = min(1, present - 1)
+        for fewer in dict.fromkeys((max(least, present // 2**diagnosis.streak), 0)):
+            yield from change("reduce_workers", profile, knobs, {"dataloader_workers": fewer})
+
+
+def host_allocator(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose an allocator that gives host memory back to the system."""
+    support = profile.supported.get("host_allocator")
+    if support is not None and knobs.host_allocator in (None, "default", "glibc"):
+        offered = [v for v in support.grid.values if isinstance(v, str) and v not in ("default", "glibc")]
+        yield from change(
+            "host_allocator",
+            profile,
+            knobs,
+            {"host_allocator": offered[0] if offered else "jemalloc"},
+            reason="glibc keeps freed host memory in its arenas; this allocator returns it",
+        )
+
+
+def expandable_segments(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose an allocator whose segments grow, so that free pieces are not stranded."""
+    if knobs.allocator != "expandable":
+        yield from change("expandable_segments", profile, knobs, {"allocator": "expandable"})
+
+
+def adjust_memory_margin(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose more memory kept free for NCCL, or less where the trainer's allocator itself lacks it."""
+    support = profile.supported.get("memory_margin")
+    present = knobs.memory_margin
+    if support is None or present is None:
+        return
+    if diagnosis.phase is Phase.COMM:
+        margin = min(present + GIB, int(highest(profile, "memory_margin") or present + GIB))
+        reason = "NCCL allocates outside PyTorch and finds only what this margin keeps free"
+    else:
+        less = smaller(profile, knobs, "memory_margin", share=0.5)
+        margin = present if less is None else less
+        reason = "the margin refuses allocations that would fit"
+    yield from change("adjust_memory_margin", profile, knobs, {"memory_margin": margin}, reason=reason)
+
+
+def restart_every(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose planned restarts before memory that grows from step to step runs out."""
+    if diagnosis.step is not None and diagnosis.step > 1:
+        bound = diagnosis.step if knobs.restart_every is None else knobs.restart_every
+        steps = max(1, bound * 3 // 4)
+        yield from change(
+            "restart_every",
+            profile,
+            knobs,
+            {"restart_every": steps},
+            reason=f"the failure came after {diagnosis.step} steps; a restart returns what grew",
+            slows=f"one restart every {steps} steps",
+        )
+
+
+def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose others hold the card: nothing of the job changes, their memory must go first."""
+    outside, capacity = diagnosis.facts.outside_bytes, diagnosis.facts.capacity_bytes
+    if outside and capacity and outside >= _OUTSIDE_SHARE * capacity:
+        yield Remedy(
+            name="free_before_relaunch",
+            changes={},
+            reason=f"{outside / GIB:.1f} GiB of the card are held outside this process",
+            frees=f"up to {outside / GIB:.1f} GiB",
+        )
+
+
+def capture_snapshot(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the next failure is recorded, where nothing explains this one; cures nothing by itself."""
+    yield from change("capture_snapshot", profile, knobs, {"memory_snapshot": True}, frees="nothing")

@@ -1,0 +1,169 @@
+"""Changes of the training and scoring passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.policies.remedies.catalogue import MOVES
+from autotune.policies.remedies.legality import highest
+from autotune.policies.remedies.proposals import change, doubled
+from autotune.policies.remedies.step_size import shrink_share, smaller, stronger
+from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.types import Cause, Component, Knobs, Phase, Profile
+
+ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
+_CHUNK = 1024  # tokens of logits at once when nothing was chunked before
+
+
+def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches.
+
+    Host memory holds something of a pass only while activations are offloaded to it.
+    """
+    if diagnosis.cause is Cause.HOST_OOM and knobs.activation_offload is not True:
+        return
+    share = shrink_share(diagnosis)
+    names: tuple[str, ...] = ("tokens_per_microbatch",)
+    if diagnosis.phase in ROLLOUT_PHASES:
+        names = ("max_batched_tokens",)
+    elif diagnosis.phase is Phase.LOG_PROB:
+        names = ("logprob_tokens", "tokens_per_microbatch")
+    words = MOVES["reduce_tokens_per_mb"].turns["tokens_per_microbatch"]
+    for knob in names:
+        base = knobs.tokens_per_microbatch if knob == "logprob_tokens" else None
+        fewer = smaller(profile, knobs, knob, share=share, base=base)
+        yield from change(
+            "reduce_tokens_per_mb",
+            profile,
+            knobs,
+            {knob: fewer},
+            reason=words.reason,
+            frees="activations and logits in proportion to the tokens",
+            slows=words.slows,
+        )
+
+
+def reduce_micro_batch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer sequences per micro-batch, where batches are counted in sequences."""
+    if knobs.dynamic_batching is not True:
+        fewer = smaller(profile, knobs, "microbatch_size", share=shrink_share(diagnosis))
+        yield from change(
+            "reduce_micro_batch",
+            profile,
+            knobs,
+            {"microbatch_size": fewer},
+            frees="activations and logits in proportion to the sequences",
+        )
+
+
+def chunk_logits(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose logits and entropy in pieces instead of one tensor of tokens x vocabulary."""
+    if knobs.entropy_chunking is not True:
+        yield from change("chunk_logits", profile, knobs, {"entropy_chunking": True})
+    if knobs.logprob_chunk is None:
+        chunk = smaller(profile, knobs, "logprob_chunk", share=1.0, base=_CHUNK + 1)
+    else:
+        chunk = smaller(profile, knobs, "logprob_chunk", share=0.5)
+    yield from change("chunk_logits", profile, knobs, {"logprob_chunk": chunk})
+
+
+def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the loss computed again in backward instead of keeping its inputs."""
+    yield from change(
+        "loss_recompute",
+        profile,
+        knobs,
+        {"loss_recompute": True},
+        frees="the logits kept between forward and backward",
+    )
+    if diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB, Phase.NONE):
+        yield from change(
+            "loss_recompute",
+            profile,
+            knobs,
+            {"entropy_recompute": True},
+            frees="one copy of the logits",
+        )
+
+
+def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose activations computed again in backward instead of kept."""
+    for mode in stronger(profile, knobs, "recompute", ("off", "selective", "full")):
+        yield from change(
+            "recompute",
+            profile,
+            knobs,
+            {"recompute": mode},
+            frees="most activations of the layers" if mode == "full" else "the activations of attention",
+            slows="" if mode == "full" else "training by about 5 %",
+        )
+
+
+def fused_kernels(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose kernels that never write the full logits or gate products."""
+    yield from change(
+        "fused_kernels",
+        profile,
+        knobs,
+        {"fused_kernels": True},
+        reason="fused kernels compute loss and gates without writing their full intermediate tensors",
+        slows=MOVES["fused_kernels"].slows,
+    )
+
+
+def offload_activations(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose kept activations in host memory between forward and backward."""
+    yield from _offload("offload_activations", profile, knobs, "activation_offload", "the kept activations")
+
+
+def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the optimizer's state in host memory."""
+    yield from _offload("offload_optimizer", profile, knobs, "optimizer_offload", "the optimizer's state")
+    share = knobs.optimizer_offload_fraction
+    most = highest(profile, "optimizer_offload_fraction")
+    switch = profile.supported.get("optimizer_offload")
+    # A switch that acts in some phases only parks the state; the fraction then moves the optimizer by itself.
+    parks = switch is not None and bool(switch.phases)
+    if share is not None and (parks or knobs.optimizer_offload is not False) and share < (most or 1.0):
+        yield from change(
+            "offload_optimizer",
+            profile,
+            knobs,
+            {"optimizer_offload_fraction": most or 1.0},
+            frees="the optimizer's state",
+        )
+
+
+def offload_params(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the trainer's weights in host memory while they are not used."""
+    yield from _offload("offload_params", profile, knobs, "param_offload", "the trainer's weights")
+
+
+def offload_grads(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose the gradients in host memory while they are not used."""
+    yield from _offload("offload_grads", profile, knobs, "grad_offload", "the gradients")
+
+
+def sequence_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose every sequence split over more ranks."""
+    for knob in ("sequence_parallel", "context_parallel"):
+        yield from doubled("sequence_parallel", profile, knobs, knob)
+
+
+def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose every layer split over more ranks."""
+    knob = "tensor_parallel"
+    if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ROLLOUT_PHASES:
+        knob = "rollout_tensor_parallel"
+    yield from doubled("tensor_parallel", profile, knobs, knob)
+
+
+def _offload(name: str, profile: Profile, knobs: Knobs, knob: str, what: str) -> Iterator[Remedy]:
+    yield from change(
+        name,
+        profile,
+        knobs,
+        {knob: True},
+        reason=f"host memory keeps {what} while the devices do not need it",
+        frees=what,
+    )

@@ -1,0 +1,135 @@
+"""How far to move a knob: next values on a grid, and targets from the figures of a failure message."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.policies.remedies.legality import highest, lowest
+from autotune.policies.values.evidence import Diagnosis, Facts
+from autotune.policies.values.types import Knobs, Phase, Profile, Setting
+
+# What is left free beside the figures of the message: the failed request is seldom the last of its phase.
+MARGIN = 0.9
+# Least and default cut of an engine's share of the card, and its default step upwards.
+FRACTION_STEP = 0.05
+FRACTION_STEP_BLIND = 0.1
+FRACTION_MULTIPLE = 0.01
+_SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
+
+
+def missing_bytes(facts: Facts) -> int | None:
+    """Return by how much the failed request exceeded what was free; None where the message does not say."""
+    if facts.requested_bytes is None or facts.free_bytes is None:
+        return None
+    return max(0, facts.requested_bytes - facts.free_bytes)
+
+
+def needed_bytes(facts: Facts) -> int | None:
+    """Return what the device would have had to hold for the failed request; None where it does not say."""
+    used = _used_bytes(facts)
+    return None if used is None or facts.requested_bytes is None else used + facts.requested_bytes
+
+
+def shrink_share(diagnosis: Diagnosis) -> float:
+    """Return the share to which the load should shrink: a half, or less if the figures or a streak say so.
+
+    The second failure in a row quarters, the third divides by eight: a message names the request that failed,
+    not those that would have followed, and each relaunch costs more than a few smaller passes.
+    """
+    facts, blind = diagnosis.facts, 0.5**diagnosis.streak
+    needed = needed_bytes(facts)
+    if needed is None or facts.capacity_bytes is None:
+        return blind
+    return min(blind, MARGIN * facts.capacity_bytes / max(1, needed))
+
+
+def smaller(
+    profile: Profile, knobs: Knobs, knob: str, *, share: float, base: int | None = None
+) -> int | None:
+    """Return the largest legal number of at most `share` of the present one, or the smallest there is.
+
+    `base` stands for the present value where the knob itself is unset. None: nothing smaller is legal.
+    """
+    support = profile.supported.get(knob)
+    if support is None:
+        return None
+    own = getattr(knobs, knob)
+    present = base if own is None else own
+    if present is None:
+        present = highest(profile, knob)
+    if present is None:
+        return None
+    floor = lowest(profile, knob)
+    floor = 1.0 if floor is None else max(1.0, floor)
+    found = _snapped(profile, knob, max(floor, present * share), down=True, floor=floor)
+    return int(found) if found is not None and found < present else None
+
+
+def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
+    """Return a smaller share of the card for an engine, by what the message says is missing."""
+    present = getattr(knobs, knob)
+    if knob not in profile.supported:
+        return None
+    if present is None:  # the engine's own choice, which is no larger than what it may be told
+        present = highest(profile, knob)
+    if present is None:
+        return None
+    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
+    step = FRACTION_STEP_BLIND
+    if missing is not None and capacity:
+        # An engine that did not even start has shown nothing of what its batches need beside the pool.
+        least = FRACTION_STEP_BLIND if diagnosis.phase is Phase.ROLLOUT_INIT else FRACTION_STEP
+        step = max(least, 1.1 * missing / capacity + FRACTION_MULTIPLE)
+    step *= 2 ** (diagnosis.streak - 1)
+    floor = lowest(profile, knob)
+    floor = FRACTION_STEP_BLIND if floor is None else floor
+    found = _snapped(profile, knob, max(floor, present - step), down=True, floor=floor)
+    return found if found is not None and found < present - _SNAP else None
+
+
+def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
+    """Return a larger share of the card for an engine, by what the message says is missing."""
+    present = getattr(knobs, knob)
+    if knob not in profile.supported or present is None:
+        return None
+    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
+    step = FRACTION_STEP
+    if missing is not None and capacity:
+        step = max(FRACTION_STEP, missing / capacity + FRACTION_MULTIPLE)
+    ceiling = highest(profile, knob)
+    ceiling = 0.95 if ceiling is None else ceiling
+    found = _snapped(profile, knob, min(ceiling, present + step), down=False, floor=present)
+    return found if found is not None and found > present + _SNAP else None
+
+
+def stronger(profile: Profile, knobs: Knobs, knob: str, order: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the legal modes of a knob that save more than the present one, mildest first."""
+    support = profile.supported.get(knob)
+    if support is None:
+        return ()
+    present: Setting = getattr(knobs, knob)
+    after = order.index(present) + 1 if isinstance(present, str) and present in order else 1
+    return tuple(mode for mode in order[after:] if not support.grid.values or mode in support.grid.values)
+
+
+def _used_bytes(facts: Facts) -> int | None:
+    if facts.capacity_bytes is not None and facts.free_bytes is not None:
+        return facts.capacity_bytes - facts.free_bytes
+    return facts.allocated_bytes
+
+
+def _snapped(profile: Profile, knob: str, target: float, *, down: bool, floor: float) -> float | None:
+    """Return the legal number nearest to `target` on its safe side, else the nearest on the other."""
+    grid = profile.supported[knob].grid
+    numbers = sorted(float(v) for v in grid.values if isinstance(v, int | float) and not isinstance(v, bool))
+    if numbers:
+        below = [n for n in numbers if floor - _SNAP <= n <= target + _SNAP]
+        above = [n for n in numbers if n >= max(floor, target) - _SNAP]
+        ordered = (below[-1:] or above[:1]) if down else (above[:1] or below[-1:])
+        return ordered[0] if ordered else None
+    multiple = grid.multiple or (FRACTION_MULTIPLE if target < 1 else 1.0)
+    steps = target / multiple
+    whole = math.floor(steps + _SNAP * 1e3) if down else math.ceil(steps - _SNAP * 1e3)
+    if whole * multiple < floor - _SNAP:
+        whole = math.ceil(floor / multiple - _SNAP * 1e3)
+    return round(whole * multiple, 6)

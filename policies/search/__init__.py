@@ -1,0 +1,1 @@
+"""What a search for the fastest stable configuration runs next."""

@@ -1,0 +1,175 @@
+"""How fast configurations are: predicted phase times, moved by the step times that were measured.
+
+A Gaussian process whose mean is the roofline: each part of a step has a factor that is not known, and each
+knob may do what no roofline says. What two configurations have in common says nothing of their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.estimate.peaks import PHASES, Estimates
+from autotune.policies.search.space import Dimension
+from autotune.policies.values.types import Knobs, Phase, Setting
+
+_GROUPS = (
+    (Phase.ROLLOUT,),
+    (Phase.LOG_PROB,),
+    (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
+    (Phase.WEIGHT_SYNC,),
+)
+# A roofline is off by tens of percent and by different amounts for generation and for training; what no
+# phase explains (scheduling, the driver) is a constant share of a step.
+_FACTOR_ERROR, _CONSTANT_ERROR = 0.4, 0.15
+# Shares of a step by which one knob alone, and all together, may do what the roofline does not say.
+_ONE_KNOB, _TOGETHER = 0.06, 0.06
+_LENGTH = 0.4  # of a knob's whole range, over which that changes
+_MEASUREMENT = 0.015  # share by which a step time is off between two runs
+_LEAST_FACTOR = 0.2
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """What a configuration is to the pace: the predicted seconds of its parts, and its place in the space."""
+
+    rows: Floats  # (configuration, group of phases)
+    codes: Floats  # (configuration, knob), 0 to 1
+
+    def part(self, some: slice) -> Offered:
+        """Return some of the configurations."""
+        return Offered(rows=self.rows[some], codes=self.codes[some])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What is believed of the seconds of a step."""
+
+    scale: float  # measured over predicted seconds of the job as a whole
+    usual_s: float  # predicted seconds of a usual step
+    factors: Floats  # of each group, for what overlaps
+    overlapped: bool  # generation and training run at the same time
+    known: Offered
+    inverse: Floats  # of the covariance of what was measured
+    surprise: Floats  # that inverse times what was measured beyond the roofline
+
+
+def offered(found: Estimates, knobs: Sequence[Knobs], dimensions: Sequence[Dimension]) -> Offered:
+    """Return configurations as the pace sees them."""
+    groups = [sum(found.seconds[PHASES.index(phase)] for phase in group) for group in _GROUPS]
+    places: list[dict[Setting, float]] = [
+        {value: place / max(1, len(d.values) - 1) for place, value in enumerate(d.values)} for d in dimensions
+    ]
+    codes = [
+        [place.get(getattr(k, d.knob), 0.0) for d, place in zip(dimensions, places, strict=True)]
+        for k in knobs
+    ]
+    return Offered(rows=np.stack(groups, axis=1), codes=np.array(codes).reshape(len(knobs), len(dimensions)))
+
+
+def pace_of(
+    seen: Offered, step_s: Floats, rates: Sequence[float], noises: Sequence[float], *, overlapped: bool
+) -> Pace | None:
+    """Return the pace after configurations with these predicted step times ran at these rates.
+
+    `noises` are the relative standard errors of the rates.
+    """
+    if not len(rates):
+        return None
+    taken = 1.0 / np.array(rates)
+    scale, usual = float(np.median(taken / np.maximum(1e-9, step_s))), float(np.median(step_s))
+    target: Floats = taken / scale
+    factors: Floats = np.ones(len(_GROUPS))
+    if overlapped:
+        factors = _factors(seen.rows, target, usual)
+    rows = _active(seen.rows, factors, overlapped=overlapped)
+    known = Offered(rows=rows, codes=seen.codes)
+    error = np.maximum(_MEASUREMENT, np.array(noises)) * target
+    covariance = _covariance(known, known, usual) + np.diag(error**2)
+    inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+    return Pace(
+        scale=scale,
+        usual_s=usual,
+        factors=factors,
+        overlapped=overlapped,
+        known=known,
+        inverse=inverse,
+        surprise=inverse @ (target - rows.sum(axis=1)),
+    )
+
+
+def seconds(pace: Pace, found: Offered) -> Floats:
+    """Return the seconds of a step in the unit of the rates."""
+    there = Offered(rows=_active(found.rows, pace.factors, overlapped=pace.overlapped), codes=found.codes)
+    expected = there.rows.sum(axis=1) + _covariance(there, pace.known, pace.usual_s) @ pace.surprise
+    result: Floats = pace.scale * np.maximum(0.05 * pace.usual_s, expected)
+    return result
+
+
+def slower(pace: Pace, found: Offered, reference: Offered) -> tuple[Floats, Floats]:
+    """Return by how much a step takes longer than the reference's, as a share of it, and how surely."""
+    there = Offered(rows=_active(found.rows, pace.factors, overlapped=pace.overlapped), codes=found.codes)
+    here = Offered(
+        rows=_active(reference.rows, pace.factors, overlapped=pace.overlapped), codes=reference.codes
+    )
+    toward, back = _covariance(there, pace.known, pace.usual_s), _covariance(here, pace.known, pace.usual_s)
+    own = float(here.rows.sum() + (back @ pace.surprise)[0])
+    expected = there.rows.sum(axis=1) + toward @ pace.surprise
+    # The variance of the difference, given what was measured.
+    apart = toward - back
+    prior = _variance(there, pace.usual_s) + _variance(here, pace.usual_s)
+    prior = prior - 2 * _covariance(there, here, pace.usual_s)[:, 0]
+    left = prior - (apart @ pace.inverse * apart).sum(axis=1)
+    own = max(own, 0.05 * pace.usual_s)
+    return expected / own - 1, np.sqrt(np.maximum(0.0, left)) / own
+
+
+def _covariance(one: Offered, other: Offered, usual_s: float) -> Floats:
+    """Return how what is not known of configurations moves together."""
+    found = _FACTOR_ERROR**2 * one.rows @ other.rows.T + (_CONSTANT_ERROR * usual_s) ** 2
+    far = np.zeros_like(found)
+    alone = np.zeros_like(found)
+    for column in range(one.codes.shape[1]):
+        apart = ((one.codes[:, column, None] - other.codes[None, :, column]) / _LENGTH) ** 2
+        far += apart
+        alone += np.exp(-0.5 * apart)
+    result: Floats = found + usual_s**2 * (_ONE_KNOB**2 * alone + _TOGETHER**2 * np.exp(-0.5 * far))
+    return result
+
+
+def _variance(one: Offered, usual_s: float) -> Floats:
+    found = _FACTOR_ERROR**2 * (one.rows**2).sum(axis=1) + (_CONSTANT_ERROR * usual_s) ** 2
+    result: Floats = found + usual_s**2 * (_ONE_KNOB**2 * one.codes.shape[1] + _TOGETHER**2)
+    return result
+
+
+def _factors(rows: Floats, target: Floats, usual_s: float) -> Floats:
+    """Return the factors of the parts where generation hides training or the other way round."""
+    prior = np.ones(rows.shape[1])
+    mean: Floats = prior
+    for _ in range(_ROUNDS):
+        active = _active(rows, mean, overlapped=True)
+        weight = 1.0 / (2 * _MEASUREMENT * target) ** 2
+        information = np.eye(len(prior)) / _FACTOR_ERROR**2
+        solved = np.linalg.solve(
+            information + (active * weight[:, None]).T @ active,
+            information @ prior + active.T @ (weight * target),
+        )
+        mean = np.maximum(np.asarray(solved, dtype=np.float64), _LEAST_FACTOR)
+    return mean
+
+
+def _active(rows: Floats, factors: Floats, *, overlapped: bool) -> Floats:
+    """Return the rows with what another part hides left out."""
+    if not overlapped:
+        return rows
+    generating = rows[:, 0] * factors[0]
+    training = rows[:, 1] * factors[1] + rows[:, 2] * factors[2]
+    shown = rows.copy()
+    shown[generating < training, 0] = 0.0
+    shown[generating >= training, 1:3] = 0.0
+    return shown

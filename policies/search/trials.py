@@ -1,0 +1,315 @@
+"""What the trials of a search say: which is best, whether to go on, and what cannot be worth a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from autotune.policies.remedies.repeats import repeats
+from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.values.events import (
+    Diagnosed,
+    Ended,
+    History,
+    Progressed,
+    Purpose,
+    Result,
+    Speed,
+    Started,
+    Tried,
+    Unit,
+)
+from autotune.policies.values.evidence import Diagnosis, Peak
+from autotune.policies.values.types import Knobs, Phase, Profile, Search, Setting, Value, changed
+
+_WARM_UP_STEPS = 1  # compiles kernels, fills caches
+_LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
+_BLIND_EXCESS = 0.05  # of the limit: an out-of-memory message without figures
+_SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth its remaining steps
+_SIGMAS = 3.0
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_NUMBERS = re.compile(r"\d+")  # of processes, times and lines: what differs between equal messages
+_ROUNDED_S = 0.05  # by which the seconds of a result may be off
+
+
+def speed(steps: Sequence[Progressed]) -> Speed | None:
+    """Return the median speed after the warm-up, in steps where the log tells no tokens."""
+    counted = list(steps)[_WARM_UP_STEPS:] or list(steps)
+    unit, rates = Unit.TOKENS, [s.tokens_per_second for s in counted if s.tokens_per_second]
+    if not rates:
+        unit, rates = Unit.STEPS, [1.0 / s.seconds for s in counted if s.seconds]
+    if not rates:
+        return None
+    middle = median(rates)
+    spread = _MAD_TO_SIGMA * median(abs(rate - middle) for rate in rates)
+    return Speed(per_second=middle, unit=unit, noise=spread / middle / len(rates) ** 0.5)
+
+
+def timed(result: Tried, found: Speed | None) -> Tried:
+    """Return a result with this speed."""
+    if found is None:
+        return msgspec.structs.replace(result, tokens_per_second=None, steps_per_second=None, noise=None)
+    tokens = found.unit is Unit.TOKENS
+    return msgspec.structs.replace(
+        result,
+        tokens_per_second=found.per_second if tokens else None,
+        steps_per_second=None if tokens else found.per_second,
+        noise=found.noise,
+    )
+
+
+def unit_of(results: Iterable[Tried]) -> Unit | None:
+    """Return the unit in which results are compared: that of the first that was measured.
+
+    A result in another unit, from a log that told its tokens only now and then, counts as not measured.
+    """
+    return next((r.unit for r in results if r.unit is not None), None)
+
+
+def highest(*peaks: Mapping[str, Peak]) -> dict[str, Peak]:
+    """Return the largest peak of each phase."""
+    found: dict[str, Peak] = {}
+    for some in peaks:
+        for phase, peak in some.items():
+            if phase not in found or found[phase].used_bytes < peak.used_bytes:
+                found[phase] = peak
+    return found
+
+
+def excess(peaks: Mapping[str, Peak], *, headroom: float) -> dict[str, float]:
+    """Return by how much each phase exceeds what it may use, in units of the limit; below 0 fits.
+
+    A reading that only bounds what is used says nothing: a caching allocator fills the card on healthy runs.
+    """
+    return {
+        str(phase): peak.used_bytes / peak.capacity_bytes - (1.0 - headroom)
+        for phase, peak in peaks.items()
+        if peak.capacity_bytes and not peak.upper_bound
+    }
+
+
+def free_share(peaks: Mapping[str, Peak]) -> float | None:
+    """Return the smallest free share over phases, from readings that bound it where there are no others."""
+    known = [p for p in peaks.values() if p.capacity_bytes]
+    exact = [p for p in known if not p.upper_bound]
+    free = [1 - p.used_bytes / p.capacity_bytes for p in exact or known]
+    return round(min(free), 4) if free else None
+
+
+def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
+    """Return by how much the failed phase exceeds its limit, in units of the limit."""
+    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
+    share = missing / capacity if missing is not None and capacity else _BLIND_EXCESS
+    phase = diagnosis.phase if diagnosis.phase is not Phase.NONE else Phase.INIT
+    return {str(phase): max(_BLIND_EXCESS, share)}
+
+
+def too_slow(steps: Sequence[Progressed], *, best: Tried | None) -> bool:
+    """Return whether the first steps already say that a trial cannot come near the best."""
+    found = speed(steps)
+    if best is None or found is None or len(steps) <= _WARM_UP_STEPS + 1 or found.unit is not best.unit:
+        return False
+    return found.per_second * (1.0 + _SIGMAS * found.noise) < _SLOW_SHARE * best.rate
+
+
+def tried(history: History) -> tuple[Tried, ...]:
+    """Return the results of a search so far."""
+    return tuple(event for event in history if isinstance(event, Tried))
+
+
+def fastest(
+    results: Iterable[Tried], *, confirmed: bool = False, besides: Collection[Knobs] = ()
+) -> Tried | None:
+    """Return the fastest result that keeps every limit; `confirmed`: that held for goal.steps.
+
+    A configuration that was measured several times under the same conditions counts with its median, one
+    that ever failed or exceeded a limit, or that is among `besides`, does not count.
+    """
+    every = list(results)
+    unit = unit_of(every)
+    failed = {r.knobs for r in every if r.result in (Result.FAILS, Result.REFUSED) or exceeds(r)}
+    compared = [r for r in every if r.unit is unit and (_held(r) or not confirmed)]
+    best: Tried | None = None
+    for r in sorted(compared, key=lambda r: r.rate, reverse=True):
+        if unit is None or (best is not None and r.rate <= best.rate):
+            break  # what follows has no higher median
+        if r.knobs in failed or r.knobs in besides or not keeps_limits(r):
+            continue
+        same = [s for s in compared if s.knobs == r.knobs and _held(s) is _held(r) and keeps_limits(s)]
+        rate, last = median(s.rate for s in same), same[-1]
+        if best is None or rate > best.rate:
+            best = timed(last, Speed(per_second=rate, unit=unit, noise=last.noise or 0.0))
+    return best
+
+
+def _held(result: Tried) -> bool:
+    """Return whether a result is of a run for goal.steps."""
+    return result.purpose is Purpose.CONFIRM
+
+
+def keeps_limits(result: Tried) -> bool:
+    """Return whether a configuration ran, with the headroom that the goal wants."""
+    return result.result is Result.FITS and result.unit is not None and not exceeds(result)
+
+
+def exceeds(result: Tried) -> bool:
+    """Return whether a configuration needs more of a memory than it may use."""
+    return any(value > 0 for value in result.constraints.values())
+
+
+def winner(results: Sequence[Tried], *, start: Knobs | None) -> Tried | None:
+    """Return what a search has to show for itself: the fastest that was proven, once one was put to proof.
+
+    The stable `start` held for goal.steps before the search began, which is no such proof.
+    """
+    put_to_proof = any(r.purpose is Purpose.CONFIRM and r.knobs != start for r in results)
+    proven = fastest(results, confirmed=True)
+    return proven if put_to_proof and proven is not None else fastest(results)
+
+
+class Gain(Value, frozen=True, kw_only=True):
+    """The winner and the stable start under the same conditions."""
+
+    fast: float  # medians, in the winner's unit
+    slow: float
+    runs: int  # of each
+    apart: float  # the fastest over the slowest run of one configuration: what the machine's noise does
+
+
+def gain(results: Sequence[Tried], *, start: Knobs) -> Gain | None:
+    """Return how the winner compares with the stable start; None where only one of them was measured so.
+
+    The start may leave less headroom than the goal wants: that is for the winner to do better.
+    """
+    best = winner(results, start=start)
+    if best is None:
+        return None
+    for purpose in (Purpose.CONFIRM, Purpose.PROBE):
+        rates = [
+            [
+                r.rate
+                for r in results
+                if r.knobs == k
+                and r.purpose is purpose
+                and r.unit is best.unit
+                and (keeps_limits(r) or (k == start and r.result is Result.FITS))
+            ]
+            for k in (best.knobs, start)
+        ]
+        if all(rates):
+            fast, slow = (median(own) for own in rates)
+            apart = max(max(own) / min(own) for own in rates)
+            return Gain(fast=fast, slow=slow, runs=min(len(own) for own in rates), apart=apart)
+    return None
+
+
+def count(results: Iterable[Tried]) -> int:
+    """Return how many trials of the budget are spent; runs for proof are of the same trials."""
+    return len({r.trial for r in results if r.result not in (Result.GATED, Result.LOST)})
+
+
+def why_end(results: Sequence[Tried], search: Search, *, elapsed_s: float, running: int = 0) -> str:
+    """Return why no further trial is begun beside those that run; empty while the search goes on."""
+    run = [r for r in results if r.result not in (Result.GATED, Result.LOST)]
+    if count(run) + running >= search.trials:
+        return f"all {search.trials} trials are spent"
+    if elapsed_s >= search.duration_s:
+        return f"the {search.duration_s:.0f} s of search.duration are over"
+    patience = max(_LEAST_PATIENCE, round(_PATIENCE_SHARE * search.trials))
+    if len(run) > patience:
+        before, after = fastest(run[:-patience]), fastest(run)
+        old, new = (0.0 if best is None else best.rate for best in (before, after))
+        if old and new < old * (1.0 + search.min_gain):
+            return f"no gain of {search.min_gain:.0%} in {patience} trials"
+    return ""
+
+
+def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]], proposed: Knobs) -> str:
+    """Return the failure that `proposed` would repeat, in words; empty when none is known."""
+    for failed, event in failures:
+        if repeats(profile, failed, event, proposed):
+            return f"attempt #{event.attempt} failed with {event.cause.value} and asked for no more"
+    return ""
+
+
+class Suspects(Value, frozen=True, kw_only=True):
+    """Settings that trials have with which the job did not run, and no configuration that ran."""
+
+    trial: int  # the first of them
+    settings: dict[str, Setting]
+
+
+def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
+    """Return what may be to blame where the job does not run, for reasons other than memory.
+
+    Trials with the same reason share what is to blame, unless they have nothing of the kind in common. The
+    more settings of them ran elsewhere, the fewer are suspects; the stable `start` ran.
+    """
+    refused = [(r, changed(start, r.knobs)) for r in results if r.result is Result.REFUSED]
+    ran = [r.knobs for r in results if r.result in (Result.FITS, Result.SLOW)] if refused else []
+    seen = {name: {getattr(k, name) for k in ran} for _, change in refused for name in change}
+    alike: dict[str, Suspects] = {}  # by reason
+    found: list[Suspects] = []
+    for r, change in refused:
+        new = {name: value for name, (_, value) in change.items() if value not in seen[name]}
+        if not new:
+            continue
+        own = Suspects(trial=r.trial, settings=new)
+        reason = _NUMBERS.sub("", r.reason)
+        first = alike.setdefault(reason, own)
+        common = {name: value for name, value in first.settings.items() if (name, value) in new.items()}
+        if common:
+            alike[reason] = msgspec.structs.replace(first, settings=common)
+        else:
+            found.append(own)
+    return (*alike.values(), *found)
+
+
+def suspected(found: Iterable[Suspects], proposed: Knobs) -> str:
+    """Return the trial that did not run, and whose every suspect `proposed` has, in words; empty if none."""
+    for suspect in found:
+        if all(getattr(proposed, name) == value for name, value in suspect.settings.items()):
+            settings = ", ".join(f"{name} = {value}" for name, value in suspect.settings.items())
+            return f"trial {suspect.trial} did not run with {settings}"
+    return ""
+
+
+def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
+    """Return the results that no other beats in both speed and headroom, the fastest first.
+
+    A configuration stands there as it was first measured, as all the others were.
+    """
+    every, first = list(results), dict[Knobs, Tried]()
+    unit = unit_of(every)
+    for r in every:
+        if r.result is Result.FITS and r.unit is not None and r.unit is unit and r.headroom is not None:
+            first.setdefault(r.knobs, r)
+    usable = list(first.values())
+    usable.sort(key=lambda r: (r.rate, r.headroom or 0.0), reverse=True)
+    found: list[Tried] = []
+    for result in usable:
+        if not found or (result.headroom or 0.0) > (found[-1].headroom or 0.0):
+            found.append(result)
+    return tuple(found)
+
+
+def spent(history: History) -> dict[str, float]:
+    """Return the seconds of attempts by what they were spent on: first of all making the job stable."""
+    seconds: dict[str, float] = {}
+    results = tried(history)
+    trials = {e.attempt for e in history if isinstance(e, Started) and e.trial is not None}
+    every = sum(e.seconds for e in history if isinstance(e, Ended))
+    own = sum(e.seconds for e in history if isinstance(e, Ended) and e.attempt not in trials)
+    if own:
+        seconds["becoming stable"] = own
+    for result in results:
+        what = result.purpose.value if result.result is Result.FITS else result.result.value
+        if result.seconds:
+            seconds[what] = seconds.get(what, 0.0) + result.seconds
+    stopped = every - sum(seconds.values())  # trials that time or the user cut short have no result
+    if stopped > _ROUNDED_S * len(results):
+        seconds["stopped"] = round(stopped, 3)
+    return seconds

@@ -1,0 +1,273 @@
+"""The journal's rows, and the actions that follow from them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from autotune.policies.values.evidence import Diagnosis, Finding, Outcome, Peak, Remedy
+from autotune.policies.values.priors import Learned
+from autotune.policies.values.types import Cluster, Job, Knobs, Profile, Value
+
+
+class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_field="verdict"):
+    """The training ran to its end."""
+
+    marginal: bool = False
+    faster: Remedy | None = None  # what the memory that stayed free would allow, as predicted
+
+
+class Stable(Value, frozen=True, kw_only=True, tag="stable", tag_field="verdict"):
+    """The goal was reached and the job asked to stop there."""
+
+    marginal: bool = False
+    faster: Remedy | None = None
+
+
+class GaveUp(Value, frozen=True, kw_only=True, tag="gave_up", tag_field="verdict"):
+    """Nothing legal is left to try, or a budget is spent."""
+
+    reason: str
+    nearest: str = ""  # by how much the nearest configuration misses
+    would_help: tuple[str, ...] = ()  # changes that are the user's to make
+
+
+class NeedsHuman(Value, frozen=True, kw_only=True, tag="needs_human", tag_field="verdict"):
+    """The job's own failure: not memory, or not understood."""
+
+    diagnosis: Diagnosis
+
+
+class Infrastructure(Value, frozen=True, kw_only=True, tag="infrastructure", tag_field="verdict"):
+    """The cluster failed more often than the job allows, or holds memory that is not ours."""
+
+    reason: str
+
+
+class Interrupted(Value, frozen=True, kw_only=True, tag="interrupted", tag_field="verdict"):
+    """The user ended it; the run can be resumed."""
+
+    by: str
+
+
+Verdict: TypeAlias = TrainingCompleted | Stable | GaveUp | NeedsHuman | Infrastructure | Interrupted
+
+
+class EventBase(Value, frozen=True, kw_only=True):
+    """What every row carries."""
+
+    at: str = ""  # UTC, ISO 8601, milliseconds
+    attempt: int = 0  # 1-based; 0: the run itself
+
+
+class Policy(StrEnum):
+    """What ranks the candidates of a run."""
+
+    LADDER = "ladder"  # their order alone
+    ESTIMATE = "estimate"
+
+
+class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="type"):
+    """A run begins: everything decisions depend on."""
+
+    run: str
+    job: Job
+    profile: Profile
+    cluster: Cluster
+    schema: int = 1
+    versions: dict[str, str] = {}
+    policy: Policy = Policy.ESTIMATE
+    learned: Learned | None = None  # what earlier runs of such jobs showed
+    mode: str = "launch"  # launch | search
+
+
+class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="type"):
+    """An attempt is about to be started (the intent, written before the effect)."""
+
+    knobs: Knobs
+    command: tuple[str, ...] = ()
+    resume: bool = False
+    trial: int | None = None  # of a search
+    longest: bool = False  # every sequence was made as long as the job allows
+
+
+class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_field="type"):
+    """A training step is complete."""
+
+    step: int
+    of: int | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    peaks: dict[str, Peak] = {}  # phase -> peak since the attempt's last step
+    resumed_from: int | None = None
+    saved: int | None = None  # step of the attempt's last checkpoint so far
+
+
+class FailureSeen(EventBase, frozen=True, kw_only=True, tag="failure_seen", tag_field="type"):
+    """A fatal failure line was seen while the job may still be running."""
+
+    finding: Finding
+
+
+class GoalReached(EventBase, frozen=True, kw_only=True, tag="goal_reached", tag_field="type"):
+    """`goal.steps` consecutive steps are done."""
+
+    step: int
+    marginal: bool
+    headroom: float  # smallest free share over phases; 1.0 when nothing was reported
+    peaks: dict[str, Peak] = {}
+    tokens_per_second: float | None = None
+
+
+class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop_requested", tag_field="type"):
+    """The attempt is being stopped."""
+
+    by: str  # user | failure | goal | hang
+    reason: str = ""
+
+
+class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type"):
+    """The attempt is over, its processes are gone and its memory is back (or that failed: `held`)."""
+
+    outcome: Outcome
+    seconds: float = 0.0
+    step: int | None = None  # last completed step
+    saved: int | None = None  # step of its last checkpoint
+    stop_s: float | None = None  # request -> processes gone
+    drain_s: float | None = None  # processes gone -> memory back
+    held: str = ""  # who holds memory that did not come back
+    peaks: dict[str, Peak] = {}  # of phases that it passed after its last completed step
+
+
+class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field="type"):
+    """Why the attempt failed."""
+
+    at: str = ""
+    attempt: int = 0
+    nearest: str = ""
+
+
+class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="type"):
+    """What follows an attempt, and why."""
+
+    remedy: Remedy | None = None
+    reason: str = ""
+    not_before_s: float = 0.0
+
+
+class Finished(EventBase, frozen=True, kw_only=True, tag="finished", tag_field="type"):
+    """The run is over."""
+
+    verdict: Verdict
+
+
+class Purpose(StrEnum):
+    """What a trial of a search is for."""
+
+    PROBE = "probe"  # whether it fits, on the longest sequences that can be forced
+    SPEED = "speed"  # how fast it is, on the job's own lengths
+    CONFIRM = "confirm"  # whether it holds for goal.steps
+
+
+class Result(StrEnum):
+    """How a trial ended."""
+
+    FITS = "fits"
+    FAILS = "fails"  # a memory ran out
+    REFUSED = "refused"  # the job does not run with these settings
+    SLOW = "slow"  # stopped early: it cannot become the fastest
+    LOST = "lost"  # the cluster's fault; it says nothing about the settings
+    GATED = "gated"  # never run: predicted, or known, not to fit
+
+
+class Unit(StrEnum):
+    """What a speed counts."""
+
+    TOKENS = "tok/s"
+    STEPS = "steps/s"
+
+
+class Speed(Value, frozen=True, kw_only=True):
+    """How fast steps were."""
+
+    per_second: float
+    unit: Unit
+    noise: float = 0.0  # relative standard error
+
+
+class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type"):
+    """What a search learned about one configuration."""
+
+    trial: int  # number in study.journal
+    knobs: Knobs
+    purpose: Purpose
+    result: Result
+    tokens_per_second: float | None = None  # median after the warm-up
+    steps_per_second: float | None = None  # the same where the log tells no tokens; one of both at most
+    noise: float | None = None  # relative standard error of it
+    headroom: float | None = None  # smallest free share over phases
+    constraints: dict[str, float] = {}  # phase -> use above what is allowed, in units of the limit
+    extrapolated: bool = False  # the longest sequences could not be forced
+    reason: str = ""
+    seconds: float = 0.0
+    gpu_hours: float = 0.0
+
+    @property
+    def unit(self) -> Unit | None:
+        """What its rate counts; None: it was not measured."""
+        if self.tokens_per_second is not None:
+            return Unit.TOKENS
+        return None if self.steps_per_second is None else Unit.STEPS
+
+    @property
+    def rate(self) -> float:
+        """Its speed in that unit, 0 where it was not measured."""
+        return self.tokens_per_second or self.steps_per_second or 0.0
+
+
+Event: TypeAlias = (
+    Accepted
+    | Started
+    | Progressed
+    | FailureSeen
+    | GoalReached
+    | StopRequested
+    | Ended
+    | Diagnosed
+    | Decided
+    | Tried
+    | Finished
+)
+History: TypeAlias = tuple[Event, ...]
+
+
+# --------------------------------------------------------------------------- actions
+
+
+class Launch(Value, frozen=True, kw_only=True, tag="launch", tag_field="action"):
+    """Start the next attempt with these knobs."""
+
+    knobs: Knobs
+    reason: str
+    remedy: Remedy | None = None
+    not_before_s: float = 0.0  # backoff, seconds from the decision
+
+
+class Await(Value, frozen=True, kw_only=True, tag="await", tag_field="action"):
+    """Nothing to do until the next observation."""
+
+
+class Stop(Value, frozen=True, kw_only=True, tag="stop", tag_field="action"):
+    """Stop the running attempt."""
+
+    by: str
+    reason: str
+
+
+class Finish(Value, frozen=True, kw_only=True, tag="finish", tag_field="action"):
+    """The run is over."""
+
+    verdict: Verdict
+
+
+Action: TypeAlias = Launch | Await | Stop | Finish

@@ -1,0 +1,226 @@
+"""What a run shows and what is concluded from it: samples, markers, outcomes, findings, diagnosis, remedy."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from autotune.policies.values.types import Cause, Component, Effect, Knobs, Phase, Setting, Value
+
+
+class ProcessMemory(Value, frozen=True, kw_only=True):
+    """Memory of one process of the attempt."""
+
+    pid: int
+    name: str
+    rss_bytes: int
+
+
+class GpuMemory(Value, frozen=True, kw_only=True):
+    """Memory of one card, as NVML reports it."""
+
+    index: int
+    used_bytes: int
+    total_bytes: int
+    ours_bytes: int  # held by processes of the attempt; 0 in containers, where NVML may not name them
+    of_attempt: bool = False  # whether the attempt is known to run on it
+
+
+class Sample(Value, frozen=True, kw_only=True):
+    """One reading of one node."""
+
+    at: float  # Unix seconds
+    node: str
+    host_used_bytes: int
+    host_total_bytes: int
+    gpus: tuple[GpuMemory, ...] = ()
+    processes: tuple[ProcessMemory, ...] = ()
+    cpu_share: float = 0.0  # cores used by the attempt's processes since the last sample
+    gpu_share: float = 0.0  # highest utilisation of a card, 0 to 1; of the attempt's where they are known
+
+
+class Peak(Value, frozen=True, kw_only=True):
+    """Largest use of a memory in a phase."""
+
+    used_bytes: int
+    capacity_bytes: int  # 0: unlimited
+    component: Component = Component.TRAINER
+    upper_bound: bool = False  # a caching allocator's reservation, not what is in use
+
+
+class PhaseStarted(Value, frozen=True, kw_only=True, tag="phase_started", tag_field="kind"):
+    """A marker: a phase begins."""
+
+    phase: Phase
+    step: int
+
+
+class PhaseEnded(Value, frozen=True, kw_only=True, tag="phase_ended", tag_field="kind"):
+    """A marker: a phase is over."""
+
+    phase: Phase
+    step: int
+    seconds: float
+    peak: Peak | None = None
+
+
+class StepDone(Value, frozen=True, kw_only=True, tag="step_done", tag_field="kind"):
+    """A marker: a training step is complete."""
+
+    step: int
+    of: int | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    metrics: dict[str, float] = {}
+    peaks: dict[str, Peak] = {}  # phase -> peak, where the line of the step reports them
+    saved: bool = False  # the line says that a checkpoint after this step is complete
+
+
+class StepTokens(Value, frozen=True, kw_only=True, tag="step_tokens", tag_field="kind"):
+    """A marker: the tokens that the last completed step trained on, prompts included, of all ranks."""
+
+    tokens: float
+
+
+class Resumed(Value, frozen=True, kw_only=True, tag="resumed", tag_field="kind"):
+    """A marker: the job continues a checkpoint written after `step`."""
+
+    step: int
+
+
+class Saved(Value, frozen=True, kw_only=True, tag="saved", tag_field="kind"):
+    """A marker: a checkpoint after `step` is complete; None: after the step in progress."""
+
+    step: int | None
+
+
+class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_field="kind"):
+    """A marker: the job says that it is finished."""
+
+    step: int
+
+
+Marker: TypeAlias = PhaseStarted | PhaseEnded | StepDone | StepTokens | Resumed | Saved | TrainingDone
+
+
+class Completed(Value, frozen=True, kw_only=True, tag="completed", tag_field="outcome"):
+    """The job ran to its end."""
+
+
+class Crashed(Value, frozen=True, kw_only=True, tag="crashed", tag_field="outcome"):
+    """The job ended by itself with an error."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+class Hung(Value, frozen=True, kw_only=True, tag="hung", tag_field="outcome"):
+    """The job was silent, or without a step, for longer than allowed and was stopped."""
+
+    silent_s: float
+    reason: str = ""  # what it lacked, and for how long
+
+
+class Lost(Value, frozen=True, kw_only=True, tag="lost", tag_field="outcome"):
+    """The cluster took the job away; costs no remedy."""
+
+    reason: str
+    killed: bool = False  # a bare SIGKILL: nothing says who sent it
+
+
+class Cancelled(Value, frozen=True, kw_only=True, tag="cancelled", tag_field="outcome"):
+    """We or the user stopped the job; a failure seen before the stop decides what follows."""
+
+    by: str  # user | failure | goal
+
+
+Outcome: TypeAlias = Completed | Crashed | Hung | Lost | Cancelled
+
+
+class Line(Value, frozen=True, kw_only=True):
+    """A line of a log that a rule recognised."""
+
+    line: int  # 1-based line number in the log
+    text: str
+    rule: str
+
+
+class Facts(Value, frozen=True, kw_only=True):
+    """Figures of a failure message, in bytes; None where it does not say."""
+
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    capacity_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_unallocated_bytes: int | None = None
+    outside_bytes: int | None = None
+    device: str | None = None  # cpu-budget | cuda | None
+    validation: bool = False
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """A rule's match in a log, with what the scanner knew at that moment."""
+
+    cause: Cause | None  # None: a consequence of something else
+    line: Line
+    fatal: str  # always | unless_progress | never
+    phase: Phase = Phase.NONE
+    component: Component = Component.UNKNOWN
+    rank: int | None = None
+    step: int | None = None
+    facts: Facts = Facts()
+    source: str = ""
+    caught: bool = False  # the log says that the program dealt with it: it matters where nothing else does
+
+
+class Evidence(Value, frozen=True, kw_only=True):
+    """What is kept of a run to say why it died: bounded, whatever the size of the log."""
+
+    findings: tuple[Finding, ...] = ()  # in order of appearance, causes and consequences
+    last_errors: tuple[Line, ...] = ()  # distinct error lines that no rule knows
+    last_phase: Phase = Phase.NONE  # the last phase marker that was not closed
+    last_step: int | None = None
+    lines: int = 0
+    outcome: Outcome | None = None
+    host_peak_share: float | None = None  # used / limit within 5 s of the death
+
+
+class Diagnosis(Value, frozen=True, kw_only=True):
+    """The first cause of a failure, with its evidence."""
+
+    cause: Cause
+    phase: Phase = Phase.NONE
+    component: Component = Component.UNKNOWN
+    rank: int | None = None
+    step: int | None = None
+    evidence: tuple[Line, ...] = ()
+    facts: Facts = Facts()
+    fragmentation: bool = False
+    confidence: float = 1.0
+    consequences: int = 0  # further failures that follow from the first
+    other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
+    streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
+
+
+class Remedy(Value, frozen=True, kw_only=True):
+    """A change that should cure a diagnosis; a remedy without a reason does not exist."""
+
+    name: str
+    changes: dict[str, Setting]
+    reason: str
+    frees: str = ""
+    slows: str = ""
+    effect: Effect = Effect.EXACT
+    predicted: dict[str, int] = {}  # phase -> bytes that its peak is expected to need; empty: no estimate
+    predicted_host: int | None = None  # bytes of one node
+    step_s: float | None = None  # expected of a step, corrected by measured ones
+
+    def __post_init__(self) -> None:
+        """Refuse an unexplained change, and an empty one except where others hold the memory."""
+        if not self.reason or not (self.changes or self.name == "free_before_relaunch"):
+            raise ValueError("a remedy needs a reason and a change")
+
+    def apply(self, knobs: Knobs) -> Knobs:
+        """Return `knobs` with the changes made."""
+        return msgspec.structs.replace(knobs, **self.changes)

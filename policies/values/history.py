@@ -1,0 +1,201 @@
+"""The history read as attempts: what each was, how far it came and how it ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import assert_never
+
+import msgspec
+
+from autotune.policies.values.events import (
+    Accepted,
+    Decided,
+    Diagnosed,
+    Ended,
+    FailureSeen,
+    Finished,
+    GoalReached,
+    History,
+    Progressed,
+    Started,
+    StopRequested,
+    Tried,
+    Verdict,
+)
+from autotune.policies.values.evidence import Cancelled, Diagnosis, Lost, Remedy
+from autotune.policies.values.types import Cause, Knobs, Value
+
+# The reason of the `Decided` row that the loop appends when the user goes on with a run.
+RESUMED = "resumed by the user"
+
+MEMORY_CAUSES = frozenset(
+    {Cause.GPU_OOM, Cause.HOST_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL, Cause.SHM, Cause.OBJECT_STORE}
+)
+
+
+class Attempt(Value, frozen=True, kw_only=True):
+    """One launch and what became of it."""
+
+    number: int
+    knobs: Knobs
+    remedy: Remedy | None = None  # that led to it
+    step: int | None = None  # last completed
+    new_step: bool = False  # completed a step that no attempt before it had
+    stopping: str = ""  # by whom a stop was requested
+    failure: FailureSeen | None = None
+    goal: GoalReached | None = None
+    ended: Ended | None = None
+    diagnosis: Diagnosis | None = None
+    progress: tuple[Progressed, ...] = ()  # its completed steps
+    resumed: bool = False  # the user asked to go on after it
+    renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
+
+    @property
+    def infrastructure(self) -> bool:
+        """Whether the cluster ended it, as far as is known."""
+        if self.diagnosis is not None:
+            return self.diagnosis.cause is Cause.INFRASTRUCTURE
+        return self.ended is not None and isinstance(self.ended.outcome, Lost)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether its configuration failed for want of a memory."""
+        return self.diagnosis is not None and self.diagnosis.cause in MEMORY_CAUSES
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended it."""
+        return (
+            self.ended is not None
+            and isinstance(self.ended.outcome, Cancelled)
+            and self.ended.outcome.by == "user"
+        )
+
+
+class Run(Value, frozen=True, kw_only=True):
+    """A history, folded."""
+
+    accepted: Accepted
+    attempts: tuple[Attempt, ...] = ()
+    finished: Verdict | None = None  # unless resumed since
+    elapsed_s: float = 0.0  # from the first to the last row
+    renewed: int = 0
+
+    @property
+    def best_step(self) -> int | None:
+        """The furthest completed step of all attempts."""
+        return max((a.step for a in self.attempts if a.step is not None), default=None)
+
+    @property
+    def since_resumed(self) -> tuple[Attempt, ...]:
+        """The attempts that count against the budgets."""
+        return tuple(a for a in self.attempts if a.renewed == self.renewed)
+
+
+def fold(history: History, *, trials: bool = False) -> Run:
+    """Return the history as attempts; raises ValueError where it does not begin with Accepted.
+
+    With `trials` those of a search are there too, as far as they show the worst case: where the longest
+    sequences were forced, attempts on the job's own lengths are left out.
+    """
+    accepted = _accepted(history)
+    attempts: list[Attempt] = []
+    finished: Verdict | None = None
+    decided: Decided | None = None
+    renewed = 0
+    steps: list[list[Progressed]] = []  # of each attempt
+    places: dict[int, int] = {}
+    left_out = _left_out(history, trials=trials)
+    for event in history[1:]:
+        if event.attempt in left_out:
+            continue
+        match event:
+            case Accepted() | Tried():
+                pass
+            case Started():
+                remedy = decided.remedy if decided is not None else None
+                number = event.attempt or len(attempts) + 1
+                places[number] = len(attempts)
+                attempts.append(Attempt(number=number, knobs=event.knobs, remedy=remedy, renewed=renewed))
+                steps.append([])
+                decided = None
+            case Decided():
+                decided = event
+                if event.reason == RESUMED:
+                    finished = None
+                    renewed += 1
+                    if attempts:
+                        attempts[-1] = msgspec.structs.replace(attempts[-1], resumed=True)
+            case Finished():
+                finished = event.verdict
+            case Progressed() | FailureSeen() | GoalReached() | StopRequested() | Ended() | Diagnosed():
+                if attempts:
+                    place = places.get(event.attempt, len(attempts) - 1)
+                    attempts[place] = _seen(attempts[place], event, attempts[:place])
+                    if isinstance(event, Progressed):
+                        steps[place].append(event)
+            case _:
+                assert_never(event)
+    return Run(
+        accepted=accepted,
+        attempts=tuple(
+            msgspec.structs.replace(attempt, progress=tuple(done))
+            for attempt, done in zip(attempts, steps, strict=True)
+        ),
+        finished=finished,
+        elapsed_s=_seconds_between(history[0].at, history[-1].at),
+        renewed=renewed,
+    )
+
+
+def _left_out(history: History, *, trials: bool) -> set[int]:
+    """Return the attempts that are not looked at: a launch decides without a search's trials."""
+    begun = [e for e in history if isinstance(e, Started) and e.trial is not None]
+    forced = any(e.longest for e in begun)
+    return {e.attempt for e in begun if not trials or (forced and not e.longest)}
+
+
+def _accepted(history: History) -> Accepted:
+    if not history or not isinstance(history[0], Accepted):
+        raise ValueError("a history begins with Accepted")
+    if any(isinstance(event, Accepted) for event in history[1:]):
+        raise ValueError("a history has one Accepted")
+    return history[0]
+
+
+def plain(diagnosis: Diagnosis) -> Diagnosis:
+    """Return a journal row's diagnosis without what makes it a row."""
+    return Diagnosis(**{name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__})
+
+
+def _seen(
+    attempt: Attempt,
+    event: Progressed | FailureSeen | GoalReached | StopRequested | Ended | Diagnosed,
+    earlier: list[Attempt],
+) -> Attempt:
+    match event:
+        case Progressed():
+            best = max((a.step for a in earlier if a.step is not None), default=0)
+            return msgspec.structs.replace(
+                attempt,
+                step=max(event.step, attempt.step or 0),
+                new_step=attempt.new_step or event.step > best,
+            )
+        case FailureSeen():
+            return attempt if attempt.failure else msgspec.structs.replace(attempt, failure=event)
+        case GoalReached():
+            return msgspec.structs.replace(attempt, goal=event)
+        case StopRequested():
+            return attempt if attempt.stopping else msgspec.structs.replace(attempt, stopping=event.by)
+        case Ended():
+            return msgspec.structs.replace(attempt, ended=event)
+        case Diagnosed():
+            return msgspec.structs.replace(attempt, diagnosis=plain(event))
+    assert_never(event)
+
+
+def _seconds_between(first: str, last: str) -> float:
+    try:
+        return (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds()
+    except (ValueError, TypeError):  # rows without a time, or one with and one without a zone
+        return 0.0

@@ -1,0 +1,83 @@
+"""What runs taught about an estimate: factors to carry from one job to the next of its kind."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.policies.values.value import Value
+
+# A new version of a framework may move memory between phases; half of what is known is kept, and its error
+# grows by as much as published releases moved peaks (verl 0.4 -> 0.5 and SGLang 0.4 -> 0.5 notes: some 10 %).
+_VERSION_ERROR = 0.10
+_VERSION_SHARE = 0.5
+_LEAST_ERROR = 0.01  # two runs of one job differ by about this much
+
+
+class Factor(Value, frozen=True, kw_only=True):
+    """By how much a part of the estimate is to be multiplied, and how sure that is."""
+
+    mean: float
+    error: float  # one standard deviation
+
+
+class Kind(Value, frozen=True, kw_only=True):
+    """Which jobs learn from each other."""
+
+    model: str
+    gpu: str
+    framework: str
+    version: str
+    placement: str
+
+
+class Learned(Value, frozen=True, kw_only=True):
+    """The factors of one kind of job, by group of phases and part, such as `train.activations`."""
+
+    kind: Kind
+    factors: dict[str, Factor] = {}
+    runs: int = 0
+
+    def of(self, name: str) -> Factor | None:
+        """Return one factor, None where nothing is known."""
+        return self.factors.get(name)
+
+
+def merged(older: Learned, newer: Learned) -> Learned:
+    """Return both as one, each factor weighed by how sure it is; raises ValueError for different kinds."""
+    if older.kind != newer.kind:
+        raise ValueError("what different kinds of jobs taught is not merged")
+    factors = dict(older.factors)
+    for name, factor in newer.factors.items():
+        known = factors.get(name)
+        factors[name] = factor if known is None else _weighed(known, factor)
+    return Learned(
+        kind=newer.kind,
+        factors=factors,
+        runs=older.runs + newer.runs,
+    )
+
+
+def widened(learned: Learned, *, version: str) -> Learned:
+    """Return what is left of it under another version; the same under its own."""
+    if version == learned.kind.version:
+        return learned
+    factors = {
+        name: Factor(
+            mean=1 + _VERSION_SHARE * (factor.mean - 1), error=math.hypot(factor.error, _VERSION_ERROR)
+        )
+        for name, factor in learned.factors.items()
+    }
+    kind = Kind(
+        model=learned.kind.model,
+        gpu=learned.kind.gpu,
+        framework=learned.kind.framework,
+        version=version,
+        placement=learned.kind.placement,
+    )
+    return Learned(kind=kind, factors=factors, runs=learned.runs)
+
+
+def _weighed(one: Factor, other: Factor) -> Factor:
+    first, second = 1 / one.error**2, 1 / other.error**2
+    mean = (one.mean * first + other.mean * second) / (first + second)
+    return Factor(mean=mean, error=max(_LEAST_ERROR, (first + second) ** -0.5))

@@ -1,0 +1,325 @@
+"""job.yaml: every mistake at once, at its place, with a suggestion; and what a good file becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.config import json_schema, schema
+from autotune.orchestrator.config.loader import load, override, parse
+from autotune.orchestrator.config.yaml_nodes import Document, scalar
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.policies.values.types import ClusterSpec, Effect, Goal, Job, Preflight, Recovery, Search, Then
+
+ROOT = Path(__file__).parents[3]
+HEAD = "name: j\nframework: builtin\nsettings: {trainer_budget: 100MiB, save_every: 0}\n"
+
+
+def errors(text: str) -> list[tuple[int, int, str, str]]:
+    with pytest.raises(JobErrors) as raised:
+        parse(text)
+    assert raised.value.code == ExitCode.USAGE
+    return [(c.line, c.column, c.message, c.hint) for c in raised.value.complaints]
+
+
+def only(text: str) -> tuple[int, int, str, str]:
+    found = errors(text)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_the_commented_example_loads() -> None:
+    job = load(ROOT / "configs" / "builtin-cpu.yaml")
+    assert job.framework == "builtin" and job.settings["steps"] >= 1
+    assert Path(job.workdir).is_absolute()
+
+
+def test_every_key_is_read() -> None:
+    text = HEAD + (
+        "cluster: {address: 'gpu-01:6379', nodes: 2, gpus_per_node: 8,\n"
+        "  gpu_memory: 79.1GiB, host_memory: 900GB}\n"
+        "env: {A: 01, B: off, C: 3e-3, D: }\n"
+        "command: [python, -m, x, 010, true]\n"
+        "resume: true\n"
+        "goal: {steps: 7, headroom: 3%, then: stop}\n"
+        "recovery: {relaunches: 0, infrastructure_retries: 1, silence: 20s, allow: [exact],\n"
+        "  deny: [recompute], preflight: off, climb: true, save_every: 5, duration: 1h 30m}\n"
+        "search: {trials: 3, duration: 8h, probe_steps: 2, confirm: 0, parallel: 2,\n"
+        "  vary: [concurrency], min_gain: 2%}\n"
+    )
+    job = parse(text)
+    assert job.cluster == ClusterSpec(
+        address="gpu-01:6379",
+        nodes=2,
+        gpus_per_node=8,
+        gpu_memory_bytes=round(79.1 * 2**30),
+        host_memory_bytes=900 * 10**9,
+    )
+    assert job.env == {"A": "01", "B": "off", "C": "3e-3", "D": ""}
+    assert job.command == ("python", "-m", "x", "010", "true")
+    assert job.goal == Goal(steps=7, headroom=0.03, then=Then.STOP)
+    assert job.recovery == Recovery(
+        relaunches=0,
+        infrastructure_retries=1,
+        silence_s=20.0,
+        allow=(Effect.EXACT,),
+        deny=("recompute",),
+        preflight=Preflight.OFF,
+        climb=True,
+        save_every=5,
+        duration_s=5400.0,
+    )
+    assert job.search == Search(
+        trials=3,
+        duration_s=28800.0,
+        probe_steps=2,
+        confirm=0,
+        parallel=2,
+        vary=("concurrency",),
+        min_gain=0.02,
+    )
+
+
+def test_defaults_and_auto_are_the_same() -> None:
+    explicit = (
+        HEAD
+        + "cluster: null\ngoal:\nrecovery: {silence: auto, save_every: auto, duration: null}\nsearch: {}\n"
+    )
+    assert parse(explicit) == parse(HEAD)
+
+
+def test_the_table_covers_every_field() -> None:
+    sections = {section.name for section in schema.SECTIONS}
+    read_from_disk = {"shape", "document"}
+    assert {key.field for key in schema.TOP} | sections | read_from_disk == set(Job.__struct_fields__)
+    for section in schema.SECTIONS:
+        assert {key.field for key in section.keys} == set(section.make.__struct_fields__)  # type: ignore[attr-defined]
+
+
+def test_the_committed_schema_is_current() -> None:
+    committed = (ROOT / "configs" / "job.schema.json").read_text()
+    assert committed == json_schema.text(), (
+        "run: python -m autotune.orchestrator.config.json_schema > configs/job.schema.json"
+    )
+
+
+def test_the_diagnostic_has_the_shape_of_a_compilers() -> None:
+    with pytest.raises(JobErrors) as raised:
+        parse(HEAD + "recovery:\n  relaunchs: 16\n", file="job.yaml")
+    assert raised.value.message == (
+        "error[job]: unknown key `relaunchs`\n"
+        " --> job.yaml:5:3\n"
+        "  |\n"
+        "5 |   relaunchs: 16\n"
+        "  |   ^^^^^^^^^\n"
+        "hint: did you mean `relaunches`?"
+    )
+
+
+def test_all_mistakes_are_told_in_order_of_line() -> None:
+    text = (
+        "name: a b\n"
+        "framewrk: builtin\n"
+        "framework: builtn\n"
+        "cluster: {gpu_memory: 80 apples, nodes: 0}\n"
+        "goal:\n"
+        "  headroom: 500%\n"
+        "  headroom: 5%\n"
+        "steps: 3\n"
+        "env: {A: [1]}\n"
+    )
+    assert [(line, message) for line, _, message, _ in errors(text)] == [
+        (1, "`name` must be a name of letters, digits, `.`, `_` and `-`"),
+        (2, "unknown key `framewrk`"),
+        (3, "unknown framework `builtn`"),
+        (4, "`cluster.gpu_memory` must be `null` or a size such as `80GiB`, or bytes"),
+        (4, "`cluster.nodes` must be a whole number of at least 1"),
+        (6, "`goal.headroom` must be a share such as `5%` or `0.05`"),
+        (7, "duplicate key `headroom`"),
+        (8, "unknown key `steps`"),
+        (9, "`env.A` must be text"),
+    ]
+
+
+def test_mistakes_of_the_framework_are_told_with_the_others() -> None:
+    found = errors("name: j\nframework: builtin\nsettings:\n  stepz: 3\n  lr: fast\ngoal: {stps: 3}\n")
+    assert [(line, column) for line, column, _, _ in found] == [(4, 3), (5, 7), (6, 8)]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("goal: {then: continu}", "did you mean `continue`?"),
+        ("goals: {}", "did you mean `goal`?"),
+        ("command: python -m x", "write `[python, -m, x]`"),
+        ("cluster: {address: ray://gpu-01:10001}", "such as `gpu-01:6379`, without `ray://`"),
+        ("cluster: {address: autto}", "did you mean `auto`?"),
+        ("relaunches: 3", "`relaunches` belongs under `recovery:`"),
+        ("search: {vary: [concurency]}", "did you mean `concurrency`?"),
+        ("model: {hiden: 4}", "did you mean `hidden`?"),
+    ],
+)
+def test_suggestions(line: str, hint: str) -> None:
+    assert only(HEAD + line + "\n")[3] == hint
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "recovery: {silence: -5}",
+        "recovery: {silence: .nan}",
+        "recovery: {relaunches: -1}",
+        "recovery: {relaunches: 1.5}",
+        "recovery: {relaunches: yes}",
+        "goal: {headroom: .inf}",
+        "goal: {headroom: 100%}",
+        "goal: 5",
+        "goal: [1]",
+        "resume: 1",
+        "python: [x]",
+        "name2: {a: [b, {c: d}]}",
+        "cluster: {gpu_memory: 0}",
+        "env: {A-B: 1}",
+        "? [a]\n: b",
+        "workdir: !!python/object:os.system x",
+    ],
+)
+def test_impossible_values_are_one_mistake_at_their_line(line: str) -> None:
+    assert only(HEAD + line + "\n")[0] == 4
+
+
+@pytest.mark.parametrize("value", [".nan", "-.inf", "1e999", "123456789012345678901234567890"])
+def test_numbers_that_no_journal_can_hold(value: str) -> None:
+    assert only(f"name: j\nframework: builtin\nsettings: {{save_every: 0, x: [1, {value}]}}\n")[0] == 3
+
+
+def test_texts_that_are_no_jobs() -> None:
+    assert only("")[2] == "the file is empty"
+    assert only("# nothing\n")[2] == "the file is empty"
+    assert only("- a\n")[2] == "a job is a mapping of keys"
+    assert only("just text\n")[2] == "a job is a mapping of keys"
+    assert only("a: 1\n---\nb: 2\n")[2].startswith("not YAML")
+    assert only("a: [1\n")[2].startswith("not YAML")
+    assert only(HEAD + "goal:\n\tsteps: 3\n")[:3] == (5, 1, "a tab indents this line")
+    assert only("a: \x07\n")[2] == "a character that YAML does not allow"
+    assert only("a: " + "[" * 40 + "]" * 40)[2] == "nested more than 32 levels deep"
+    assert only("a: " + "x" * 300_000)[2] == "the file is larger than 256 KiB"
+
+
+def test_a_billion_laughs_are_refused_quickly() -> None:
+    lines = ["name: j", "framework: builtin", "settings:", "  l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert only("\n".join(lines))[2] == "`settings` expands to more values than a job can need"
+    assert (
+        "contains itself" in only("name: j\nframework: builtin\nsettings: {save_every: 0, a: &a [*a]}\n")[2]
+    )
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no such file") as raised:
+        load(tmp_path / "no.yaml")
+    assert raised.value.code == ExitCode.USAGE
+    with pytest.raises(Failure, match="is a directory"):
+        load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(JobErrors, match="not UTF-8"):
+        load(tmp_path / "latin.yaml")
+    (tmp_path / "bom.yaml").write_text("\ufeff" + HEAD)
+    assert load(tmp_path / "bom.yaml").name == "j"
+
+
+def test_missing_files_that_the_driver_reads() -> None:
+    assert only(HEAD + "model: ./no-such-folder\n")[:2] == (4, 8)
+    assert only(HEAD + "config: no.yaml\n")[2] == "`config`: no such file"
+    assert "`workdir`: no such folder" in [e[2] for e in errors(HEAD + "workdir: /no/such\n")]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("off", "off"), ("yes", "yes"), ("true", True), ("3e-3", 0.003), ("010", 10), ("0x1F", 31),
+        ("1_000", "1_000"), ("12:30", "12:30"), ("2026-01-01", "2026-01-01"), ("~", None), ("", None),
+        ("-7", -7), (".5", 0.5), ("1.", 1.0),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    assert scalar(text) == value and type(scalar(text)) is type(value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab:{}[]&*!|>'\"#-,?% \t\n0.~\\\x00é"), max_size=60))
+def test_no_text_is_a_bug(text: str) -> None:
+    """Whatever is written, the answer is a job or a list of mistakes with places inside the text."""
+    try:
+        parse(text)
+    except JobErrors as found:
+        assert found.complaints
+        for complaint in found.complaints:
+            assert complaint.line <= text.count("\n") + 2 and complaint.column >= 1
+            assert complaint.render()
+
+
+def test_the_place_of_a_nested_key() -> None:
+    document = Document("a:\n  b: [1, {c: 2}]\n", "x")
+    _, node = document.find(("a", "b", 1, "c"))
+    assert (node.start_mark.line, node.start_mark.column) == (1, 13)
+
+
+# --------------------------------------------------------------------------- --set
+
+
+def set_errors(*options: str) -> list[str]:
+    with pytest.raises(JobErrors) as raised:
+        override(parse(HEAD), options)
+    return [complaint.render() for complaint in raised.value.complaints]
+
+
+def test_overrides_become_settings_of_the_framework() -> None:
+    job = parse(HEAD)
+    assert override(job, ("tokens_per_microbatch=1024", "recompute=full", "memory_fraction=0.5")) == {
+        "tokens_per_microbatch": 1024,
+        "recompute": "full",
+        "memory_fraction": 0.5,
+    }
+    assert override(job, ()) == {}
+
+
+def test_wrong_overrides() -> None:
+    (unknown,) = set_errors("tokens_per_microbach=1")
+    assert unknown == (
+        "error[set]: unknown knob `tokens_per_microbach`\n"
+        " --> --set:1:1\n"
+        "  |\n"
+        "1 | tokens_per_microbach=1\n"
+        "  | ^^^^^^^^^^^^^^^^^^^^\n"
+        "hint: did you mean `tokens_per_microbatch`?"
+    )
+    found = set_errors(
+        "concurrency=many", "recompute=half", "memory_fraction=1.5", "fused_kernels=true", "concurrency"
+    )
+    assert {text.splitlines()[0] for text in found} == {
+        "error[set]: `concurrency` must be a whole number",
+        "error[set]: `memory_fraction` must be at most 0.98",
+        "error[set]: `recompute` must be one of off, full",
+        "error[set]: an override is written knob=value",
+        "error[set]: builtin does not offer `fused_kernels`",
+    }
+
+
+def test_every_framework_is_in_the_schema() -> None:
+    assert set(schema.schema(tuple(FRAMEWORKS))["properties"]["framework"]["enum"]) == set(FRAMEWORKS)
+
+
+def test_an_override_that_the_framework_refuses() -> None:
+    with pytest.raises(JobErrors, match="is below 23"):
+        override(parse(HEAD), ("tokens_per_microbatch=4",))
+
+
+def test_an_unknown_remedy_cannot_be_denied() -> None:
+    text = HEAD + "recovery: {deny: [offload_optimiser]}\n"
+    with pytest.raises(JobErrors, match="did you mean `offload_optimizer`"):
+        parse(text)

@@ -1,0 +1,107 @@
+"""Finding a model on this machine."""
+
+import json
+import os
+
+import pytest
+
+from autotune.orchestrator.config.model_files import find_folder, find_model, read_model
+from autotune.orchestrator.errors import ExitCode, Failure
+from benchmarks.architectures import ARCHITECTURES
+
+CONFIG = ARCHITECTURES["Qwen2.5-7B"]
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch, tmp_path):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def written(folder, config=CONFIG):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def cached(hub, *, revision="abc", config=CONFIG, main="abc"):
+    repository = hub / "models--Qwen--Qwen2.5-7B"
+    written(repository / "snapshots" / revision, config)
+    if main:
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text(main)
+    return repository
+
+
+def test_a_folder_and_its_config_are_the_same(tmp_path):
+    folder = written(tmp_path / "model")
+    assert read_model(folder) == read_model(str(folder / "config.json"))
+    assert read_model(folder).hidden == 3584
+
+
+def test_a_relative_path_is_below_the_working_directory(tmp_path):
+    written(tmp_path / "models" / "mine")
+    assert find_model("./models/mine", tmp_path).layers == 28
+    assert find_model("models/mine/config.json", tmp_path).layers == 28
+    assert find_model("models/other", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "below"),
+    [
+        ("HF_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+        ("HOME", ".cache/huggingface/hub"),
+    ],
+)
+def test_a_hub_name_is_looked_up_in_the_cache(tmp_path, monkeypatch, variable, below):
+    place = tmp_path / "place"
+    monkeypatch.setenv(variable, str(place))
+    assert find_model("Qwen/Qwen2.5-7B", tmp_path) is None
+    cached(place / below)
+    assert find_model("Qwen/Qwen2.5-7B", tmp_path).kv_heads == 4
+
+
+def test_the_revision_that_main_names_wins(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    old = cached(tmp_path, revision="old", config=CONFIG | {"num_hidden_layers": 2}, main="")
+    cached(tmp_path, revision="new")
+    (old / "refs" / "main").write_text("old\n")
+    assert find_model("Qwen/Qwen2.5-7B", tmp_path).layers == 2
+    (old / "refs" / "main").write_text("gone")
+    assert find_folder("Qwen/Qwen2.5-7B", tmp_path).name in ("old", "new")
+
+
+def test_a_name_cannot_leave_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    written(tmp_path / "secret")
+    assert find_model("../../secret/x", tmp_path / "work") is None
+    assert find_model("a/b/c", tmp_path / "work") is None
+    assert find_model("", tmp_path / "work") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[1, 2]", "null", '{"hidden_size": -3}', "[" * 100_000, "\x00"],
+)
+def test_a_broken_config_is_a_failure_with_a_hint(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(Failure) as caught:
+        read_model(tmp_path)
+    assert caught.value.code is ExitCode.USAGE
+    assert "config.json" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_missing_or_unreadable_model_is_a_failure(tmp_path):
+    with pytest.raises(Failure, match="does not exist"):
+        read_model(tmp_path / "nothing")
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe" + os.urandom(64))
+    with pytest.raises(Failure, match="no JSON"):
+        read_model(tmp_path)
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(9 << 20)
+    with pytest.raises(Failure, match="too large"):
+        read_model(tmp_path)

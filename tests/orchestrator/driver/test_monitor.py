@@ -1,0 +1,253 @@
+"""Following one attempt: the merged log, fatal lines and warnings, silence, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Chunk, Exit, Observed
+from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.driver.log_writer import reread
+from autotune.orchestrator.driver.monitor import Watch
+from autotune.orchestrator.run.directory import Attempt
+from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
+from autotune.policies.values.evidence import Completed, Crashed, GpuMemory, Hung, Lost, Sample
+from autotune.policies.values.types import Phase
+from tests.orchestrator.scripted import JOB, failure, phase, step
+
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+class Followed:
+    def __init__(self, folder: Path, text: str = JOB, known: tuple[Event, ...] = ()) -> None:
+        self.attempt = Attempt(folder / "attempts" / "0001")
+        self.attempt.create()
+        self.now = 1000.0
+        self.watch = Watch(
+            framework=frameworks.find(parse(text).framework),
+            job=parse(text),
+            attempt=1,
+            folder=self.attempt,
+            known=known,
+            now=self.now,
+        )
+
+    def see(self, *lines: str, source: str = "", after: float = 0.0, **rest: object) -> tuple[Event, ...]:
+        self.now += after
+        chunks = tuple(Chunk(source=source, data=line.encode()) for line in lines)
+        return self.watch.feed(Observed(chunks=chunks, **rest), now=self.now)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Followed:
+    return Followed(tmp_path)
+
+
+def sample(at: float, *, host: float = 0.5, cpu: float = 0.0, gpu: float = 0.0, card: int = 0) -> Sample:
+    cards = (GpuMemory(index=0, used_bytes=card, total_bytes=100, ours_bytes=card),) if card else ()
+    return Sample(
+        at=at,
+        node="a",
+        host_used_bytes=round(host * 1000),
+        host_total_bytes=1000,
+        gpus=cards,
+        cpu_share=cpu,
+        gpu_share=gpu,
+    )
+
+
+def test_sources_are_merged_with_a_prefix_and_read_again_without(followed: Followed) -> None:
+    followed.see("main 1\nmain ", "half\n")
+    followed.see("worker\n[@looks] like\n", source="worker-7.out")
+    followed.see("no end")
+    followed.watch.finish(now=followed.now)
+    assert followed.attempt.log.read_text() == (
+        "main 1\nmain half\n[@worker-7.out] worker\n[@worker-7.out] [@looks] like\nno end\n"
+    )
+    assert [(line.number, line.source, line.text) for line in reread(followed.attempt.log)] == [
+        (1, "", "main 1"),
+        (2, "", "main half"),
+        (3, "worker-7.out", "worker"),
+        (4, "worker-7.out", "[@looks] like"),
+        (5, "", "no end"),
+    ]
+
+
+def test_a_message_behind_a_progress_bar_is_seen(followed: Followed) -> None:
+    events = followed.see("rollout:  10%|#  |\rrollout:  20%|## |\r" + failure("rollout", 1))
+    assert [type(event) for event in events] == [FailureSeen]
+
+
+def test_endless_lines_are_cut(followed: Followed) -> None:
+    followed.see("x" * 200_000)
+    followed.watch.finish(now=followed.now)
+    assert [len(line) for line in followed.attempt.log.read_text().split()] == [65536, 65536, 65536, 3392]
+
+
+def test_bytes_that_are_no_text_are_kept(followed: Followed) -> None:
+    followed.watch.feed(Observed(chunks=(Chunk(source="", data=b"\xff\x00ok\n"),)), now=followed.now)
+    assert followed.attempt.log.read_bytes() == b"\xff\x00ok\n"
+
+
+def test_a_failure_is_told_once(followed: Followed) -> None:
+    assert [type(e) for e in followed.see(failure("backward", 1), failure("backward", 1))] == [FailureSeen]
+    assert followed.see(failure("backward", 1)) == ()
+
+
+def test_steps_carry_the_peaks_since_the_step_before(followed: Followed) -> None:
+    (first,) = followed.see("builtin: resumed step=4 path=/c\n", step(5, 9, used=60))
+    (second,) = followed.see(step(6, 9, used=70))
+    assert isinstance(first, Progressed) and isinstance(second, Progressed)
+    assert (first.step, first.of, first.resumed_from, first.seconds) == (5, 9, 4, 2.5)
+    assert second.resumed_from is None and second.peaks["forward"].used_bytes == 70
+
+
+def test_the_goal_needs_consecutive_steps(followed: Followed) -> None:
+    events = followed.see(step(1, 9), step(2, 9), step(7, 9), step(8, 9))
+    assert not any(isinstance(e, GoalReached) for e in events)
+    assert any(isinstance(e, GoalReached) and e.step == 9 for e in followed.see(step(9, 9)))
+
+
+def test_cards_stand_in_where_the_framework_reports_no_peaks(followed: Followed) -> None:
+    followed.see("builtin: phase start name=rollout step=1\n")
+    followed.see(samples=(sample(1, card=93),))
+    (event,) = followed.see("builtin: phase end name=rollout step=1 seconds=1\nbuiltin: step 1/9 seconds=1\n")
+    assert isinstance(event, Progressed)
+    peak = event.peaks[Phase.ROLLOUT]
+    assert (peak.used_bytes, peak.upper_bound) == (93, True)
+
+
+def test_the_cards_of_others_do_not_count_once_the_own_are_known(followed: Followed) -> None:
+    def seen(at: float, *, known: bool) -> Sample:
+        cards = tuple(
+            GpuMemory(index=i, used_bytes=used, total_bytes=100, ours_bytes=0, of_attempt=known and i == 0)
+            for i, used in enumerate((41, 97))
+        )
+        return msgspec.structs.replace(sample(at), gpus=cards)
+
+    followed.see("builtin: phase start name=rollout step=1\n")
+    followed.see(samples=(seen(1, known=False),))
+    followed.see(samples=(seen(2, known=True),))
+    (event,) = followed.see("builtin: phase end name=rollout step=1 seconds=1\nbuiltin: step 1/9 seconds=1\n")
+    assert isinstance(event, Progressed)
+    assert event.peaks[Phase.ROLLOUT].used_bytes == 41
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_rule_of_silence_looks_at_activity_too(steps: int, tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.see(*[step(n, 9) for n in range(1, steps + 1)], "hello\n")
+    allowed = 15 * 60 if steps else 45 * 60
+    assert followed.see(after=allowed - 1) == ()
+    assert followed.see(samples=(sample(1, cpu=1.0),), after=0.5) == ()
+    assert followed.see(after=allowed - 1, samples=(sample(2, cpu=0.01),)) == ()
+    (stop,) = followed.see(after=2)
+    assert isinstance(stop, StopRequested) and stop.by == "hang"
+    assert isinstance(followed.watch.outcome(None, lost="", stopped_by="hang"), Hung)
+    assert followed.see(after=10_000) == ()
+
+
+def test_a_number_replaces_the_rule_of_silence(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, JOB + "recovery: {silence: 20s}\n")
+    assert followed.see(samples=(sample(1, gpu=1.0),), after=19) == ()
+    assert [type(e) for e in followed.see(samples=(sample(2, gpu=1.0),), after=2)] == [StopRequested]
+
+
+def test_exit_code_0_after_the_last_step_is_a_success(followed: Followed) -> None:
+    followed.see(step(4, of=4))
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Completed()
+
+
+def test_exit_code_0_before_the_step_that_the_settings_name_is_no_success(tmp_path: Path) -> None:
+    flags = "{colocate: true, num-rollout: 3}"
+    followed = Followed(tmp_path, f"name: q\nframework: slime\nsettings: {flags}\n")
+    for done, ended in ((0, Crashed(exit_code=0)), (1, Crashed(exit_code=0)), (2, Completed())):
+        followed.see(f"perf {done}: {{'perf/train_time': 1.0, 'perf/step_time': 2.0}}\n")
+        assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == ended
+
+
+def test_the_last_word_of_a_failed_training_is_no_success(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, "name: q\nframework: relax\nsettings: {colocate: true, num-rollout: 3}\n")
+    followed.see("perf 0: {'perf/train_time': 1.0, 'perf/step_time': 2.0}\n")
+    followed.see("actor:160 All training steps finished\n")
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Crashed(exit_code=0)
+
+
+def test_how_it_ended(followed: Followed) -> None:
+    def outcome(ended: Exit | None, lost: str = "") -> object:
+        return followed.watch.outcome(ended, lost=lost, stopped_by="")
+
+    assert outcome(Exit(code=0)) == Crashed(exit_code=0)  # without a single step
+    assert outcome(Exit(code=3)) == Crashed(exit_code=3)
+    killed = outcome(Exit(signal=9))
+    assert isinstance(killed, Lost) and killed.killed
+    assert isinstance(outcome(Exit(code=137)), Lost)
+    assert outcome(None, "node gone") == Lost(reason="node gone")
+    followed.see(step(2, 9))
+    assert outcome(Exit(code=0)) == Crashed(exit_code=0)
+    followed.see(failure("backward", 3))
+    assert outcome(Exit(signal=9)) == Crashed(signal=9)
+    assert outcome(None, "node gone") == Crashed()
+
+
+@pytest.mark.parametrize(
+    ("at", "share", "lost"), [(100.0, 0.97, False), (100.0, 0.5, True), (90.0, 0.97, True)]
+)
+def test_a_sigkill_beside_a_full_host_is_no_loss(
+    at: float, share: float, lost: bool, followed: Followed
+) -> None:
+    followed.see(samples=(sample(at, host=share), sample(100.0, host=0.4)))
+    ended = Exit(signal=9, at=101.0)
+    outcome = followed.watch.outcome(ended, lost="", stopped_by="")
+    assert isinstance(outcome, Lost) is lost
+    evidence = followed.watch.evidence(outcome, ended)
+    assert evidence.host_peak_share == pytest.approx(share if at == 100.0 else 0.4)
+
+
+def test_what_was_recorded_before_a_reattach_is_not_repeated(tmp_path: Path) -> None:
+    first = Followed(tmp_path)
+    known = first.see(step(1, 9), step(2, 9), step(3, 9))
+    again = Followed(tmp_path, known=known)
+    events = again.see(step(1, 9), step(2, 9), step(3, 9), step(4, 9))
+    assert [event.step for event in events if isinstance(event, Progressed)] == [4]
+    assert not any(isinstance(event, GoalReached) for event in events)
+    assert again.attempt.log.read_text().count("builtin: step 1/9") == 1
+
+
+def test_a_warning_that_the_run_survives_is_no_failure(tmp_path: Path) -> None:
+    """An out-of-memory line of a framework without records counts after 15 s without progress."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    survived = Followed(tmp_path / "a")
+    survived.see(CUDA)
+    survived.see(phase("rollout", 1), after=10)
+    assert not any(isinstance(e, FailureSeen) for e in survived.see(after=10))
+    died = Followed(tmp_path / "b")
+    seen = [*died.see(CUDA), *died.see(after=14), *died.see(after=2)]
+    assert [type(e) for e in seen] == [FailureSeen]
+
+
+def test_a_job_that_talks_without_completing_a_step_hangs(followed: Followed) -> None:
+    followed.see(step(1), after=10.0)
+    stop: tuple[Event, ...] = ()
+    for _ in range(400):
+        stop = followed.see("resubmitting 32 rollouts\n", after=10.0)
+        if stop:
+            break
+    assert [type(event) for event in stop] == [StopRequested]
+    assert isinstance(stop[0], StopRequested) and stop[0].by == "hang"
+    assert stop[0].reason == "no training step for 3600 s"
+    assert "autotune: the attempt hangs: no training step for 3600 s" in followed.attempt.log.read_text()
+    assert followed.watch.outcome(None, lost="", stopped_by="hang") == Hung(
+        silent_s=0.0, reason="no training step for 3600 s"
+    )
+
+
+def test_an_attempt_that_failed_reaches_no_goal(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    assert any(isinstance(e, FailureSeen) for e in followed.see(failure("backward", 1)))
+    events = followed.see(*(step(number, 9) for number in range(1, 9)))
+    assert not any(isinstance(e, GoalReached) for e in events)

@@ -1,0 +1,327 @@
+"""The loop over a scripted world, with the real policies and the real built-in framework."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Exit, Observed
+from autotune.orchestrator.config.loader import assumed, parse
+from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.signals import Interrupts
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import directory, journal
+from autotune.policies.values.events import (
+    Accepted,
+    Decided,
+    Diagnosed,
+    Ended,
+    FailureSeen,
+    Finished,
+    GaveUp,
+    GoalReached,
+    History,
+    Infrastructure,
+    Interrupted,
+    NeedsHuman,
+    Policy,
+    Progressed,
+    Started,
+    StopRequested,
+    TrainingCompleted,
+    Verdict,
+)
+from autotune.policies.values.evidence import Cancelled, Completed, Hung, Lost
+from autotune.policies.values.types import Cause, Phase
+from tests.orchestrator.scripted import (
+    JOB,
+    Hands,
+    Killed,
+    Place,
+    World,
+    failure,
+    forever,
+    phase,
+    step,
+    tight_memory,
+)
+
+
+class Case:
+    def __init__(self, folder: Path, world: World, text: str = JOB) -> None:
+        self.world, self.clock = world, Hands()
+        self.run = directory.create(folder / "runs", job_text=text)
+        self.job = parse(text)
+        self.interrupts = Interrupts()
+
+    def drive(self) -> Verdict:
+        place = Place(self.world, self.clock)
+        framework = frameworks.find("builtin")
+        with journal.Journal(self.run.path, tell=lambda _: self.world.tick()) as book:
+            if not book.history():
+                cluster = place.cluster()
+                profile = framework.profile(self.job, assumed(self.job))
+                reconcile.accept(
+                    book,
+                    run=self.run.id,
+                    job=self.job,
+                    profile=profile,
+                    cluster=cluster,
+                    versions={},
+                    now=self.clock.now(),
+                    policy=Policy.LADDER,  # the scripted memory follows no formula
+                )
+            rig = Rig(
+                journal=book,
+                framework=framework,
+                runner=place,
+                clock=self.clock,
+                folder=self.run,
+                job=self.job,
+                interrupts=self.interrupts,
+            )
+            return reconcile.run(rig)
+
+    @property
+    def history(self) -> History:
+        return self.run.history()
+
+
+def kinds(history: History) -> list[str]:
+    return [type(event).__name__ for event in history if not isinstance(event, Progressed)]
+
+
+def test_a_failure_is_seen_stopped_diagnosed_cured_and_the_run_completes(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(tight_memory))
+    assert case.drive() == TrainingCompleted()
+    assert kinds(case.history) == [
+        "Accepted", "Started", "FailureSeen", "StopRequested", "Ended", "Diagnosed", "Decided",
+        "Started", "GoalReached", "Ended", "Finished",
+    ]  # fmt: skip
+    diagnosed = next(e for e in case.history if isinstance(e, Diagnosed))
+    assert (diagnosed.cause, diagnosed.phase, diagnosed.step) == (Cause.GPU_OOM, Phase.BACKWARD, 1)
+    first, second = (e for e in case.history if isinstance(e, Started))
+    assert (first.resume, second.resume) == (False, True)
+    assert first.knobs.tokens_per_microbatch == 4096
+    assert second.knobs.tokens_per_microbatch is not None and second.knobs.tokens_per_microbatch <= 2048
+    ended = [e for e in case.history if isinstance(e, Ended)]
+    assert ended[0].outcome == Cancelled(by="failure") and ended[1].outcome == Completed()
+    assert ended[0].stop_s == 0.5 and ended[0].drain_s == 0.2
+
+
+def test_the_folder_of_an_attempt(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(tight_memory))
+    case.drive()
+    attempt = case.run.attempt(1)
+    assert sorted(p.name for p in attempt.path.iterdir()) == [
+        "command.sh", "diagnosis.json", "outcome.json", "run.log", "samples.jsonl"
+    ]  # fmt: skip
+    assert all(p.stat().st_mode & 0o077 == 0 for p in case.run.path.rglob("*"))
+    assert json.loads((attempt.path / "diagnosis.json").read_text())["cause"] == "gpu-oom"
+    number = next(e for e in case.history if isinstance(e, Diagnosed)).evidence[0].line
+    assert "builtin: failure" in attempt.log.read_text().splitlines()[number - 1]
+
+
+def outline(history: History) -> list[tuple[str, object]]:
+    """What a driver that was killed must still arrive at."""
+    knobs = [e.knobs.tokens_per_microbatch for e in history if isinstance(e, Started)]
+    return [
+        ("knobs", list(dict.fromkeys(knobs))),
+        ("cause", {e.cause for e in history if isinstance(e, Diagnosed)}),
+        ("verdict", history[-1].verdict if isinstance(history[-1], Finished) else None),
+    ]
+
+
+@pytest.mark.parametrize("orphaned", [False, True], ids=["supervisor lives", "supervisor dies"])
+def test_killed_at_any_moment_a_driver_resumes_to_the_same_end(tmp_path: Path, orphaned: bool) -> None:
+    plain = Case(tmp_path / "plain", World(tight_memory))
+    plain.drive()
+    for moment in range(1, plain.world.ticks + 1):
+        world = World(tight_memory, kill_at=moment)
+        case = Case(tmp_path / str(moment), world)
+        with pytest.raises(Killed):
+            case.drive()
+        if orphaned:
+            for life in world.lives.values():
+                life.supervised = False
+        case.drive()
+        assert outline(case.history) == outline(plain.history), f"killed at moment {moment}"
+        assert not any(life.running for life in world.lives.values())
+        steps = [e.step for e in case.history if isinstance(e, Progressed)]
+        assert steps == sorted(set(steps)) or orphaned, f"repeated steps at moment {moment}: {steps}"
+
+
+def test_a_reattached_attempt_is_read_from_its_start_without_repeating_events(tmp_path: Path) -> None:
+    world = World(tight_memory, saved=0)
+    text = JOB.replace("4096", "2048")
+    case = Case(tmp_path, world, text)
+    world.kill_at = 5  # Accepted, before and after start, Started, first Progressed
+    with pytest.raises(Killed):
+        case.drive()
+    assert case.drive() == TrainingCompleted()
+    assert len(world.commands) == 1
+    assert [e.step for e in case.history if isinstance(e, Progressed)] == [1, 2, 3, 4]
+    log = case.run.attempt(1).log.read_text()
+    assert log.count("builtin: step 1/4") == 1 and log.count("builtin: done") == 1
+
+
+def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(forever))
+    sleep = case.clock.sleep
+
+    def then_interrupt(seconds: float) -> None:
+        sleep(seconds)
+        if len(case.history) > 4 and not case.interrupts.by:
+            case.interrupts.note(2)
+
+    case.clock.sleep = then_interrupt  # type: ignore[method-assign]
+    case.world.play = lambda w, c: ([step(n, 9) for n in range(1, 9)], None)
+    assert case.drive() == Interrupted(by="SIGINT")
+    assert kinds(case.history)[-3:] == ["StopRequested", "Ended", "Finished"]
+    assert next(e for e in case.history if isinstance(e, Ended)).outcome == Cancelled(by="user")
+    case.interrupts, case.world.play, case.clock.sleep = Interrupts(), tight_memory, sleep  # type: ignore[method-assign]
+    case.world.saved = 2
+    case.drive()
+    started = [e for e in case.history if isinstance(e, Started)]
+    assert started[1].resume and started[1].knobs == started[0].knobs
+    assert any(isinstance(e, Decided) and e.reason == "resumed by the user" for e in case.history)
+
+
+def test_ctrl_c_during_a_backoff_ends_the_wait(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(lambda w, c: (["hello\n"], Exit(signal=9))))
+    sleep = case.clock.sleep
+
+    def then_interrupt(seconds: float) -> None:
+        sleep(seconds)
+        if isinstance(case.history[-1], Decided):
+            case.interrupts.note(15)
+
+    case.clock.sleep = then_interrupt  # type: ignore[method-assign]
+    assert case.drive() == Interrupted(by="SIGTERM")
+    assert len(case.world.commands) == 1
+
+
+def test_held_memory_ends_the_run_instead_of_launching_onto_it(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(tight_memory, held="pid 7 (mia) holds 2.10 GiB of GPU 3"))
+    verdict = case.drive()
+    assert isinstance(verdict, Infrastructure) and "pid 7 (mia)" in verdict.reason
+    assert len(case.world.commands) == 1
+
+
+def test_a_resumed_attempt_that_begins_anew_is_an_error(tmp_path: Path) -> None:
+    lost = ([step(1), step(2), Observed(lost="node gone")], None)
+    case = Case(tmp_path, World(lambda w, c: lost if not w.saved else ([step(1), step(2)], None)))
+    verdict = case.drive()
+    assert isinstance(verdict, NeedsHuman) and verdict.diagnosis.cause is Cause.CONFIG
+    assert verdict.diagnosis.evidence[0].text == (
+        "autotune: restarted at step 1 although a checkpoint of step 2 existed"
+    )
+    assert len(case.world.commands) == 2
+
+
+def test_losses_are_retried_with_backoff_out_of_their_own_budget(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(lambda w, c: ([step(w.saved + 1), Observed(lost="node gone")], None)))
+    begun = case.clock.now()
+    verdict = case.drive()
+    assert isinstance(verdict, Infrastructure)
+    assert len(case.world.commands) == 4  # infrastructure_retries: 3
+    assert case.clock.now() - begun >= 30 + 60 + 120
+    assert {type(e.outcome) for e in case.history if isinstance(e, Ended)} == {Lost}
+
+
+def test_a_place_that_cannot_take_the_first_attempt_fails_at_once(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(tight_memory, unreachable="needs 8 GPUs, 4 are free"))
+    with pytest.raises(Failure) as raised:
+        case.drive()
+    assert raised.value.code == ExitCode.INFRASTRUCTURE and "8 GPUs" in raised.value.message
+    assert isinstance(case.history[-1], Finished)
+
+
+def test_a_job_that_gives_no_sign_of_life_hangs(tmp_path: Path) -> None:
+    text = JOB + "recovery: {silence: 60s, relaunches: 3}\n"
+    case = Case(tmp_path, World(lambda w, c: ([] if w.saved else [step(1)], None)), text)
+    verdict = case.drive()
+    assert isinstance(verdict, NeedsHuman) and verdict.diagnosis.cause is Cause.HANG
+    ended = [e for e in case.history if isinstance(e, Ended)]
+    assert all(isinstance(e.outcome, Hung) and 60 <= e.outcome.silent_s < 75 for e in ended)
+    assert [e.by for e in case.history if isinstance(e, StopRequested)] == ["hang"] * len(ended)
+
+
+def test_a_crash_without_memory_failure_is_the_users(tmp_path: Path) -> None:
+    lines = (
+        "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'reward'\n"
+    )
+    case = Case(tmp_path, World(lambda w, c: ([lines], Exit(code=1))))
+    verdict = case.drive()
+    assert isinstance(verdict, NeedsHuman) and not verdict.diagnosis.cause.is_oom
+    assert len(case.world.commands) == 1
+
+
+def test_exit_code_zero_before_the_last_step_is_no_success(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(lambda w, c: ([step(1), step(2)], Exit(code=0))))
+    assert not isinstance(case.drive(), TrainingCompleted)
+
+
+def test_the_goal_can_end_the_run(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(forever), JOB.replace("goal: {steps: 3}", "goal: {steps: 3, then: stop}"))
+    verdict = case.drive()
+    assert type(verdict).__name__ == "Stable"
+    goal = next(e for e in case.history if isinstance(e, GoalReached))
+    assert (goal.step, goal.marginal, goal.headroom) == (3, False, 0.5)
+
+
+def test_a_tight_phase_makes_the_milestone_marginal(tmp_path: Path) -> None:
+    script = [*(step(n, used=97 << 20) for n in range(1, 5)), "builtin: done steps=4\n"]
+    case = Case(tmp_path, World(lambda w, c: (script, Exit(code=0))))
+    assert case.drive() == TrainingCompleted(marginal=True)
+
+
+def test_nothing_left_to_try_gives_up(tmp_path: Path) -> None:
+    def never_fits(_: World, __: object) -> tuple[list[str | Observed], Exit]:
+        return [phase("rollout", 1), failure("backward", 1)], Exit(code=1)
+
+    case = Case(tmp_path, World(never_fits))
+    verdict = case.drive()
+    assert isinstance(verdict, GaveUp) and verdict.reason
+    seen = [e.knobs for e in case.history if isinstance(e, Started)]
+    assert len(seen) == len(set(map(str, seen))), "a configuration was tried twice"
+
+
+def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(tmp_path, World(forever))
+    from autotune.orchestrator.driver import log_writer
+
+    written = log_writer.LogFile.write
+
+    def until_full(self: log_writer.LogFile, *args: object) -> object:
+        if any(isinstance(e, Progressed) for e in case.history):
+            raise log_writer._unwritable(case.run.attempt(1).log, OSError(28, "No space left on device"))
+        return written(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(log_writer.LogFile, "write", until_full)
+    with pytest.raises(Failure, match="no space left on device") as raised:
+        case.drive()
+    assert raised.value.code == ExitCode.INFRASTRUCTURE and "resume" in raised.value.hint
+    assert not case.world.lives[1].running
+    assert isinstance(case.history[-1], Ended) and isinstance(case.history[-1].outcome, Lost)
+    monkeypatch.undo()
+    case.world.play = tight_memory
+    case.world.saved = 1
+    assert isinstance(case.drive(), TrainingCompleted)
+
+
+def test_the_recorded_job_shows_no_secret(tmp_path: Path) -> None:
+    text = JOB.replace("4096", "2048") + "env: {HF_TOKEN: hf_abc, TOKENIZERS_PARALLELISM: false}\n"
+    case = Case(tmp_path, World(tight_memory), text)
+    case.drive()
+    accepted = case.history[0]
+    assert isinstance(accepted, Accepted)
+    assert accepted.job.env == {"HF_TOKEN": "${HF_TOKEN:?}", "TOKENIZERS_PARALLELISM": "false"}
+    assert case.world.commands[0].env["HF_TOKEN"] == "hf_abc"
+    files = [p for p in case.run.path.rglob("*") if p.is_file() and p.name != "job.yaml"]
+    assert not [p for p in files if "hf_abc" in p.read_text()]
+    assert isinstance(case.history[1], Started) and not any(isinstance(e, FailureSeen) for e in case.history)

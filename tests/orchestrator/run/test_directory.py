@@ -1,0 +1,95 @@
+"""Run folders: ids, privacy, and scripts that run by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import directory
+from autotune.policies.values.types import Command, File
+
+
+def test_runs_are_found_by_any_unique_beginning(tmp_path: Path) -> None:
+    for name in ("7c1e", "7c2f", "58aa"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.yaml").write_text("")
+        os.utime(tmp_path / name / "job.yaml", ns=(0, {"7c1e": 1, "7c2f": 3, "58aa": 2}[name]))
+    (tmp_path / "not-a-run").mkdir()
+    assert [run.id for run in directory.runs(tmp_path)] == ["7c1e", "58aa", "7c2f"]
+    assert directory.find(tmp_path, None).id == "7c2f"
+    assert directory.find(tmp_path, "5").id == "58aa"
+    for prefix, message in (("7c", "names several runs: 7c1e, 7c2f"), ("9", "no run `9`")):
+        with pytest.raises(Failure, match=message) as raised:
+            directory.find(tmp_path, prefix)
+        assert raised.value.code == ExitCode.USAGE
+    with pytest.raises(Failure, match="no runs in"):
+        directory.find(tmp_path / "none", None)
+
+
+def test_a_new_run_is_private(tmp_path: Path) -> None:
+    run = directory.create(tmp_path / "a" / "runs", job_text="name: x\n")
+    assert len(run.id) == 4 and int(run.id, 16) >= 0
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert (run.path / "job.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_unwritable_runs_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Failure, match="cannot create") as raised:
+        directory.create(tmp_path / "file" / "runs", job_text="")
+    assert "--runs-dir" in raised.value.hint and raised.value.code == ExitCode.INFRASTRUCTURE
+
+
+COMMAND = Command(
+    argv=("{python}", "-c", "import sys,os;print(sys.argv[1:],os.environ['A'],open(sys.argv[2]).read())",
+          "a 'b' $HOME", "{attempt}/x.yaml", "--wandb-key", "s3cret", "hydra.api_key=abc", "tok=hf_1"),
+    env={"A": "1 \"2\" $3", "HF_TOKEN": "hf_1"},
+    cwd="/",
+    files=(File(name="x.yaml", text="here: {attempt}\nEND\n$HOME `x`"),),
+)  # fmt: skip
+
+
+def test_command_sh_runs_by_hand_and_holds_no_secret(tmp_path: Path) -> None:
+    attempt = directory.Attempt(tmp_path / "attempts" / "0001")
+    attempt.create()
+    attempt.write_command(COMMAND, python=sys.executable)
+    script = attempt.path / "command.sh"
+    text = script.read_text()
+    assert "hf_1" not in text and "s3cret" not in text and "abc" not in text
+    assert script.stat().st_mode & 0o777 == 0o700
+    refused = subprocess.run(
+        ["bash", script], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
+    )
+    assert refused.returncode != 0 and "HF_TOKEN" in refused.stderr
+    secrets = {"HF_TOKEN": "hf_1", "WANDB_KEY": "s3cret", "HYDRA_API_KEY": "abc"}
+    ran = subprocess.run(
+        ["bash", script],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "HOME": "/home/x", **secrets},
+    )
+    assert ran.returncode == 0, ran.stderr
+    argv, rest = ran.stdout.split("]", 1)
+    assert "\"a 'b' $HOME\"" in argv and "'tok=hf_1'" in argv and "'s3cret'" in argv
+    assert rest.startswith(' 1 "2" $3 here: /tmp/') and rest.endswith("\nEND\n$HOME `x`\n\n")
+
+
+def test_only_whole_words_are_secret() -> None:
+    env = {
+        "TOKENIZERS_PARALLELISM": "x",
+        "MAX_TOKENS": "7",
+        "WANDB_API_KEY": "k",
+        "DB_PASSWORD": "p",
+        "EMPTY_KEY": "",
+    }
+    text = directory.script(Command(argv=("x",), env=env), python=None)
+    assert 'WANDB_API_KEY="${WANDB_API_KEY:?}"' in text and 'DB_PASSWORD="${DB_PASSWORD:?}"' in text
+    assert "TOKENIZERS_PARALLELISM=x" in text and "MAX_TOKENS=7" in text and "EMPTY_KEY=''" in text
+    assert directory.shown_argv(Command(argv=("x", "--input-key", "prompt", "eos_token_id=2"))) == (
+        "x", "--input-key", "prompt", "eos_token_id=2"
+    )  # fmt: skip

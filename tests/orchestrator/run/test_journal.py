@@ -1,0 +1,119 @@
+"""The journal: durable, single-writer, tolerant of a torn tail and of a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import journal
+from autotune.orchestrator.run.journal import Journal, Owner, owner
+from autotune.policies.values.events import Event, Progressed, Started, StopRequested
+from autotune.policies.values.types import Knobs
+
+EVENTS: tuple[Event, ...] = (
+    Started(attempt=1, knobs=Knobs(concurrency=4)),
+    Progressed(attempt=1, step=1, seconds=0.5),
+    StopRequested(attempt=1, by="user", reason="naïve ✓\u2028line"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "7c1e"
+    path.mkdir()
+    with Journal(path) as book:
+        for event in EVENTS:
+            book.append(event)
+    return path
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    assert journal.read(folder / "events.jsonl") == EVENTS
+    assert (folder / "events.jsonl").stat().st_mode & 0o777 == 0o600
+    with Journal(folder) as book:
+        assert book.history() == EVENTS
+
+
+def test_every_torn_tail_is_repaired(folder: Path) -> None:
+    whole = (folder / "events.jsonl").read_bytes()
+    second = whole[: whole.rstrip(b"\n").rfind(b"\n") + 1]
+    for cut in range(len(second), len(whole)):
+        (folder / "events.jsonl").write_bytes(whole[:cut])
+        assert journal.read(folder / "events.jsonl") == EVENTS[:2]
+        with Journal(folder) as book:
+            assert book.history() == EVENTS[:2]
+            book.append(EVENTS[2])
+        assert (folder / "events.jsonl").read_bytes() == whole
+
+
+def test_a_tail_of_zeros_is_torn(folder: Path) -> None:
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes() + b"\0" * 100 + b"\n")
+    with Journal(folder) as book:
+        assert book.history() == EVENTS
+
+
+def test_damage_in_the_middle_is_told(folder: Path) -> None:
+    path = folder / "events.jsonl"
+    first, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(first[:-5] + b"\n" + rest)
+    with pytest.raises(Failure, match="line 1 is damaged"):
+        journal.read(path)
+
+
+def test_a_newer_event_is_told(folder: Path) -> None:
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"type":"paused","attempt":1}\n')
+    with pytest.raises(Failure, match="line 4 is not an event of this version"):
+        Journal(folder)
+
+
+def test_a_second_writer_is_refused_and_named(folder: Path) -> None:
+    with Journal(folder):
+        found = owner(folder)
+        assert found == Owner(host=os.uname().nodename, pid=os.getpid(), boot_id=journal.boot_id())
+        assert found is not None and found.is_here
+        program = (
+            "import sys, pathlib\n"
+            "from autotune.orchestrator.run.journal import Journal\n"
+            "Journal(pathlib.Path(sys.argv[1]))"
+        )
+        other = subprocess.run(
+            [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False
+        )
+        assert f"driven by pid {os.getpid()}" in other.stderr
+    assert owner(folder) is None
+
+
+def test_an_owner_of_another_boot_is_not_here() -> None:
+    assert not Owner(host=os.uname().nodename, pid=1, boot_id="other").is_here
+
+
+def test_a_full_disk_leaves_the_journal_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    with Journal(folder) as book:
+
+        def half_then_full(descriptor: int, data: memoryview) -> int:
+            if len(data) > 20:
+                return write(descriptor, data[:20])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "write", half_then_full)
+        with pytest.raises(Failure, match="no space left on device") as raised:
+            book.append(Progressed(attempt=1, step=2))
+        assert raised.value.code == ExitCode.INFRASTRUCTURE and "autotune resume 7c1e" in raised.value.hint
+        monkeypatch.undo()
+        assert book.history() == EVENTS == journal.read(folder / "events.jsonl")
+        book.append(Progressed(attempt=1, step=2))
+    assert len(journal.read(folder / "events.jsonl")) == 4
+
+
+def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="cannot write"):
+        Journal(tmp_path / "missing")

@@ -1,0 +1,284 @@
+"""What a search says at its end, and how it meets losses, odd jobs and damaged files."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Exit, Observed
+from autotune.orchestrator.config.loader import assumed, parse
+from autotune.orchestrator.driver.signals import Interrupts
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import export
+from autotune.orchestrator.search import controller
+from autotune.orchestrator.search.surrogate import Blind
+from autotune.policies.search import trials
+from autotune.policies.values.events import (
+    Accepted,
+    Ended,
+    Interrupted,
+    Purpose,
+    Result,
+    Stable,
+    Started,
+    Tried,
+)
+from autotune.policies.values.types import Command, Knobs
+from tests.orchestrator.scripted import Killed, Script, World, failure, phase, settings
+from tests.orchestrator.search.test_scheduler import JOB, Night, formula, ran
+
+
+def parallel(count: int, text: str = JOB) -> str:
+    return text.replace("confirm: 1,", f"confirm: 1, parallel: {count},")
+
+
+def small(world: World, command: Command) -> tuple[Script, Exit | None]:
+    """Small passes leave hardly any memory; the larger, the faster."""
+    own = settings(command)
+    tokens, steps = own["tokens_per_microbatch"], own["steps"]
+    assert isinstance(tokens, int) and isinstance(steps, int)
+    used = (98 if tokens <= 64 else 60) << 20
+    lines = [
+        phase("forward", n, used=used)
+        + f"builtin: step {n}/{steps} seconds=2.5 tokens=4096 tokens_per_second={1000 + tokens} reward=0.1\n"
+        for n in range(1, steps + 1)
+    ]
+    return ["builtin: phase start name=init step=0\n", *lines, f"builtin: done steps={steps}\n"], Exit(code=0)
+
+
+def in_use(command: Command) -> Knobs:
+    own = settings(command)
+    return Knobs(tokens_per_microbatch=own["tokens_per_microbatch"], concurrency=own["concurrency"])  # type: ignore[arg-type]
+
+
+def proofs(night: Night) -> list[Tried]:
+    return [r for r in night.results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
+
+
+def test_as_many_trials_run_at_once_as_the_job_says(tmp_path: Path) -> None:
+    text = parallel(12, JOB.replace("trials: 12", "trials: 24"))
+    night = Night(tmp_path, World(formula, at_once=12), text)
+    assert night.drive() == Stable()
+    assert night.world.most_at_once == 12
+
+
+def test_the_start_is_what_launch_found_whatever_ends_first(tmp_path: Path) -> None:
+    def late(world: World, command: Command) -> tuple[Script, Exit | None]:
+        script, ended = formula(world, command)
+        waits = len(world.commands) == 1  # the start, the first of two trials at once
+        return ([*script[:1], *[""] * 2000, *script[1:]] if waits else script), ended
+
+    text = parallel(2).replace("  save_every", "  ignore_eos: false\n  save_every")
+    night = Night(tmp_path, World(late, at_once=2), text)
+    assert night.drive() == Stable()
+    assert night.results[0].knobs != night.start
+    assert any("x the stable start (58.6 tok/s" in text for text in night.told)
+
+
+def test_a_winner_is_named_beside_a_start_that_leaves_too_little_free(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(small))
+    assert night.drive() == Stable()
+    assert trials.exceeds(night.results[0])
+    assert [r.knobs for r in proofs(night)].count(night.start) == 2
+    assert any(text.startswith("fastest:") and "2 runs of each" in text for text in night.told)
+
+
+def test_where_nothing_leaves_enough_free_the_start_remains(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula), JOB.replace("{steps: 4}", "{steps: 4, headroom: 80%}"))
+    assert night.drive() == Stable(marginal=True)
+    assert night.winner is None
+    assert export.stable_knobs(night.history) == night.start
+    assert any("the stable start remains" in text for text in night.told)
+
+
+def test_a_cluster_that_is_away_for_a_minute_ends_no_search(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+    gone_at = 0.0
+
+    def away(world: World, command: Command) -> tuple[Script, Exit | None]:
+        nonlocal gone_at
+        if len(world.commands) != 3:
+            return formula(world, command)
+        gone_at, world.unreachable = night.clock.now(), "the head does not answer"
+        return [Observed(lost="node gone")], None
+
+    def pass_by(seconds: float) -> None:
+        night.clock.at += seconds
+        if night.clock.at > gone_at + 60:
+            night.world.unreachable = ""
+
+    night.world.play, night.clock.sleep = away, pass_by  # type: ignore[method-assign]
+    assert night.drive() == Stable()
+    assert 1 < sum(r.result is Result.LOST for r in night.results) <= 3
+    assert len(ran(night.results)) >= 12
+
+
+def test_a_proof_that_the_cluster_took_away_runs_again(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+    taken: list[int] = []
+
+    def flaky(world: World, command: Command) -> tuple[Script, Exit | None]:
+        if len(proofs(night)) == 2 and not taken:
+            taken.append(len(world.commands))
+            return [Observed(lost="node gone")], None
+        return formula(world, command)
+
+    night.world.play = flaky
+    assert night.drive() == Stable()
+    assert taken
+    found = trials.gain(night.results, start=night.start)
+    assert found is not None and found.runs == 2
+
+
+def test_after_a_winner_that_fails_its_second_proof_the_next_is_proven(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+    failed: list[Knobs] = []
+
+    def leaky(world: World, command: Command) -> tuple[Script, Exit | None]:
+        proven = [in_use_of(r.knobs) for r in proofs(night)]
+        if len(proven) == 3 and in_use(command) == proven[1]:
+            failed.append(proven[1])
+            return ["builtin: phase start name=backward step=1\n", failure("backward", 1)], None
+        return formula(world, command)
+
+    def in_use_of(knobs: Knobs) -> Knobs:
+        return Knobs(tokens_per_microbatch=knobs.tokens_per_microbatch, concurrency=knobs.concurrency)
+
+    night.world.play = leaky
+    assert night.drive() == Stable()
+    best = trials.fastest(night.results, confirmed=True)
+    assert len(failed) == 1 and best is not None
+    assert best.knobs != night.start and in_use_of(best.knobs) != failed[0]
+
+
+def test_what_time_cut_short_is_counted(tmp_path: Path) -> None:
+    def endless(world: World, command: Command) -> tuple[Script, Exit | None]:
+        script, ended = formula(world, command)
+        return ([*script[:2], *[""] * 100_000], None) if len(world.commands) == 4 else (script, ended)
+
+    night = Night(tmp_path, World(endless), JOB.replace("trials: 12,", "trials: 12, duration: 300s,"))
+    night.drive()
+    every = sum(e.seconds for e in night.history if isinstance(e, Ended))
+    assert every > 290
+    assert sum(trials.spent(night.history).values()) == pytest.approx(every, abs=1.0)
+
+
+def test_nothing_is_chosen_anew_until_something_is_known(tmp_path: Path) -> None:
+    class Counting(Blind):
+        asked = 0
+
+        def proposal(self, **_: object) -> None:
+            self.asked += 1
+
+    def slow(world: World, command: Command) -> tuple[Script, Exit | None]:
+        script, ended = formula(world, command)
+        return [*script[:1], *[""] * 300, *script[1:]], ended
+
+    guide = Counting()
+    text = parallel(4).replace("vary: [tokens_per_microbatch, concurrency]", "vary: [recompute]")
+    night = Night(tmp_path, World(slow, at_once=4), text, guide=guide)
+    assert night.drive() == Stable()
+    assert guide.asked <= 3 * len(night.results)
+
+
+def test_the_memory_of_what_a_dead_driver_left_is_awaited(tmp_path: Path) -> None:
+    awaited: list[int] = []
+    night = Night(tmp_path, World(formula, draining=awaited.append, kill_at=24))
+    with pytest.raises(Killed):
+        night.drive()
+    begun = {e.attempt for e in night.history if isinstance(e, Started)}
+    left = begun - {e.attempt for e in night.history if isinstance(e, Ended)}
+    assert left and not left & set(awaited)
+    assert night.drive() == Stable()
+    assert left <= set(awaited)
+
+
+def test_a_torn_study_is_read_and_written_on(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+
+    def interrupted(world: World, command: Command) -> tuple[Script, Exit | None]:
+        if len(world.commands) == 6:
+            night.interrupts.note(signal.SIGINT)
+        return formula(world, command)
+
+    night.world.play = interrupted
+    assert night.drive() == Interrupted(by="SIGINT")
+    with (night.run.path / "study.journal").open("ab") as file:
+        file.write(b'{"op_code":5,"wor')
+    night.interrupts = Interrupts()
+    assert night.drive() == Stable()
+    numbers = [r.trial for r in night.results if r.purpose is Purpose.PROBE]
+    assert len(set(numbers)) == len(numbers)
+    assert len(night.study().trials) > max(numbers)
+
+
+def test_a_study_that_cannot_be_written_is_a_failure_of_the_place(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+    (night.run.path / "study.journal").mkdir()
+    with pytest.raises(Failure, match=r"cannot write .*study\.journal"):
+        night.drive()
+
+
+def test_a_setting_that_the_job_does_not_run_with_is_not_tried_with_every_other(tmp_path: Path) -> None:
+    class Fond(Blind):
+        """Foresees that recomputing everything is fastest, with whatever else."""
+
+        def proposal(self, *, permitted: Callable[[Knobs], bool], **_: object) -> Knobs | None:
+            start = replace(night.start, recompute="full")
+            every = (replace(start, tokens_per_microbatch=64 * n) for n in range(2, 40))
+            return next((knobs for knobs in every if permitted(knobs)), None)
+
+    def broken(world: World, command: Command) -> tuple[Script, Exit | None]:
+        if settings(command).get("recompute") != "full":
+            return formula(world, command)
+        line = "NotImplementedError: this layer cannot be recomputed"
+        return [f"builtin: phase start name=init step=0\n{line}\n"], Exit(code=1)
+
+    text = JOB.replace("concurrency]", "concurrency, recompute]")
+    night = Night(tmp_path, World(broken), text, guide=Fond())
+    assert night.drive() == Stable()
+    refused = [r for r in night.results if r.result is Result.REFUSED]
+    assert 1 <= len(refused) <= 4
+    assert len(ran(night.results)) >= 12
+
+
+def test_a_full_disk_ends_the_search_and_blames_no_configuration(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+    full: list[Knobs] = []
+
+    def disk(world: World, command: Command) -> tuple[Script, Exit | None]:
+        if len(world.commands) != 6 or full:
+            return formula(world, command)
+        full.append(in_use(command))
+        line = "OSError: [Errno 28] No space left on device"
+        return [f"builtin: phase start name=init step=0\n{line}\n"], Exit(code=1)
+
+    night.world.play = disk
+    with pytest.raises(Failure, match="No space left on device") as raised:
+        night.drive()
+    assert "free space" in raised.value.hint and raised.value.code is ExitCode.INFRASTRUCTURE
+    begun = len(night.world.commands)
+    assert night.drive() == Stable()
+    assert full[0] in [in_use(command) for command in night.world.commands[begun:]]
+
+
+@pytest.mark.parametrize(
+    ("vary", "deny", "message"),
+    [
+        ("[cuda_graphs, overlap]", "[]", "knob"),
+        ("[recompute]", "[recompute]", "nothing of recompute can be varied"),
+        ("[]", "[]", "leaves no knob open"),
+    ],
+)
+def test_a_search_of_nothing_is_refused(vary: str, deny: str, message: str) -> None:
+    text = JOB.replace("vary: [tokens_per_microbatch, concurrency]", f"vary: {vary}")
+    with pytest.raises(Exception, match=message) as raised:
+        job = parse(f"{text}recovery: {{deny: {deny}}}\n")
+        profile = frameworks.find("builtin").profile(job, assumed(job))
+        controller.check(job, Accepted(run="r", job=job, profile=profile, cluster=assumed(job)))
+    assert not isinstance(raised.value, Failure) or raised.value.code is ExitCode.USAGE

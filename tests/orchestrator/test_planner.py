@@ -1,0 +1,61 @@
+"""What `plan` says: without effects, with and without a model, for every example job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.planner import Plan
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+JOBS = sorted(CONFIGS.glob("*.yaml"))
+QWEN = "{layers: 28, hidden: 3584, heads: 28, kv_heads: 4, head_dim: 128, intermediate: 18944, vocab: 152064}"
+
+
+def plan(*arguments: str) -> Plan:
+    shown = CliRunner().invoke(main, ["plan", *arguments, "--json"])
+    assert shown.exit_code == 0, shown.output
+    return msgspec.json.decode(shown.stdout, type=Plan)
+
+
+@pytest.mark.parametrize("file", JOBS, ids=[file.stem for file in JOBS])
+def test_every_example_job_can_be_planned(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    found = plan(str(file), "--runs-dir", str(tmp_path))
+    assert found.command and found.ladder and found.knobs
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_known_model_is_estimated(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    text = (CONFIGS / "verl-grpo-qwen2.5-7b.yaml").read_text()
+    sized = text.replace(
+        "cluster: {nodes: 1, gpus_per_node: 8",
+        "cluster: {nodes: 1, gpus_per_node: 8, gpu_memory: 79.2GiB, host_memory: 900GiB",
+    )
+    job.write_text(f"{sized}\nmodel: {QWEN}\n")
+    found = plan(str(job))
+    assert {phase.phase for phase in found.phases} >= {"rollout", "log_prob", "train", "weight_sync"}
+    assert all(phase.total_bytes > 0 and phase.verdict for phase in found.phases)
+    assert found.error is not None and 0 < found.error < 1 and found.calibrated_by == 0
+
+
+def test_the_built_in_demo_is_found_too_big_before_it_starts() -> None:
+    found = plan(str(CONFIGS / "builtin-cpu.yaml"))
+    verdicts = {phase.phase: phase.verdict for phase in found.phases}
+    assert verdicts["log_prob"] == verdicts["train"] == "overflows"
+    assert {"logprob_tokens", "tokens_per_microbatch"} <= found.first.keys()
+    assert {k.source for k in found.knobs} == {"job", "default", "first launch"}
+
+
+def test_people_are_told_where_values_come_from_and_why_not() -> None:
+    shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml"), "-v"])
+    assert shown.exit_code == 0
+    assert "where values come from" in shown.stdout and "why not" in shown.stdout
+    assert "Nothing was launched." in shown.stdout

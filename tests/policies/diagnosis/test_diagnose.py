@@ -1,0 +1,121 @@
+"""First cause, not last error; and what the way of dying adds."""
+
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.values.evidence import Crashed, Evidence, Hung, Lost
+from autotune.policies.values.types import Cause, Phase
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+WATCHDOG = "[rank1]:[E ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation timeout"
+
+
+def of(*lines: str, **how):
+    return diagnose(scan(["\n".join(lines).encode() + b"\n"], **how))
+
+
+def test_the_first_cause_wins_and_the_rest_are_counted():
+    found = of("OSError: [Errno 28] No space left on device", OOM, WATCHDOG, DIED)
+    assert found.cause is Cause.DISK
+    assert found.consequences == 3
+
+
+def test_consequences_before_the_cause_do_not_hide_it():
+    found = of(WATCHDOG, DIED, "ValueError: broken", OOM)
+    assert found.cause is Cause.GPU_OOM
+    assert found.evidence[0].line == 4
+
+
+def test_a_plain_exception_is_code_only_where_nothing_says_more():
+    assert of("ValueError: broken", DIED).cause is Cause.CODE
+    assert of("ValueError: broken", outcome=Lost(reason="node gone")).cause is Cause.INFRASTRUCTURE
+
+
+def test_a_kill_is_host_memory_only_with_evidence():
+    killed = Crashed(signal=9)
+    assert of("fine", outcome=killed).cause is Cause.UNKNOWN
+    assert of("fine", outcome=killed, host_peak_share=0.7).cause is Cause.UNKNOWN
+    assert of("fine", outcome=killed, host_peak_share=0.96).cause is Cause.HOST_OOM
+    assert of(DIED, outcome=Crashed(exit_code=1), host_peak_share=0.97).cause is Cause.HOST_OOM
+    assert of("fine", outcome=Crashed(exit_code=137), host_peak_share=None).cause is Cause.UNKNOWN
+
+
+def test_a_hang_after_an_oom_is_the_oom():
+    assert of("fine", outcome=Hung(silent_s=900)).cause is Cause.HANG
+    assert of(OOM, outcome=Hung(silent_s=900)).cause is Cause.GPU_OOM
+
+
+def test_a_hang_says_what_it_lacked_and_what_it_said_meanwhile():
+    failed = "Workflow execution failed: Cannot connect to host 10.0.0.7:31022"
+    found = of(*[failed] * 50, outcome=Hung(silent_s=0, reason="no training step for 3600 s"))
+    assert found.evidence[0].text == "no training step for 3600 s"
+    assert failed in [line.text for line in found.evidence]
+
+
+def test_rays_fixed_help_text_is_no_evidence():
+    assert (
+        of(
+            "Worker exit detail: Some common causes include: (1) the process was killed by the OOM killer "
+            "due to high memory usage, (2) ray stop --force was called",
+            outcome=Crashed(exit_code=1),
+        ).cause
+        is Cause.UNKNOWN
+    )
+
+
+def test_the_last_open_phase_is_the_phase_of_a_message_without_one():
+    found = of("builtin: phase start name=weight_sync step=4", "RuntimeError: CUDA error: out of memory")
+    assert found.phase is Phase.WEIGHT_SYNC
+
+
+def test_nothing_known_shows_its_work():
+    found = of("some error in the flux capacitor", outcome=Crashed(exit_code=3))
+    assert found.cause is Cause.UNKNOWN
+    assert [line.text for line in found.evidence] == ["some error in the flux capacitor"]
+    assert diagnose(Evidence()).cause is Cause.UNKNOWN
+
+
+def test_the_kernels_word_stands_above_the_records_that_follow():
+    record = (
+        'builtin: failure {"schema":1,"cause":"code","phase":"forward","component":"trainer","step":1,'
+        '"message":"m","exception":"E"}'
+    )
+    assert of("Out of memory: Killed process 7 (python) total-vm:1kB", record).cause is Cause.HOST_OOM
+
+
+def test_the_other_ranks_that_failed_are_known():
+    found = of(f"[rank2]: {OOM}", WATCHDOG, f"[rank0]: {DIED}")
+    assert (found.rank, found.other_ranks) == (2, (0, 1))
+
+
+def test_a_timeout_is_a_hang_only_where_nothing_else_failed():
+    assert of(WATCHDOG, DIED).cause is Cause.HANG
+    assert of(WATCHDOG, DIED, OOM).cause is Cause.GPU_OOM
+
+
+def test_the_failure_below_a_passed_on_one_says_the_phase():
+    found = of(
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor() (pid=7)",
+        '  File "verl/workers/actor/dp_actor.py", line 5, in update_policy',
+        '  File "torch/_tensor.py", line 5, in backward',
+        OOM,
+    )
+    assert found.phase is Phase.BACKWARD
+    assert found.evidence[0].line == 1
+
+
+def test_page_locked_host_memory_is_not_the_cards():
+    driver = "RuntimeError: CUDA error: out of memory"
+    pins = '  File "deepspeed/offload.py", line 7, in pin_memory'
+    context = '  File "torch/utils/data/_utils/pin_memory.py", line 50, in do\n    torch.cuda.set_device(0)'
+    assert of(pins, driver).cause is Cause.HOST_OOM
+    assert of(context, driver).cause is Cause.GPU_OOM
+
+
+def test_a_mistake_that_quotes_advice_is_no_memory_failure():
+    advice = (
+        "ValueError: mem_fraction must be between 0 and 1. If you see out of memory errors, set it lower."
+    )
+    assert not of(advice).cause.is_oom
+    assert not of("RuntimeError: bad flag (it helps to avoid CUDA out of memory)").cause.is_oom
+    assert not of("    except torch.cuda.OutOfMemoryError:", "KeyError: 'x'").cause.is_oom

@@ -1,0 +1,53 @@
+"""Both matchers find every place of every string, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.policies.diagnosis.literal_search import Search
+from autotune.policies.diagnosis.scan import SEARCHED
+from autotune.policies.diagnosis.unknown_errors import WRONG
+
+WORDS = st.lists(
+    st.text(st.sampled_from("abA 1:é"), min_size=1, max_size=5), min_size=1, max_size=6, unique=True
+)
+
+
+def naive(words: list[str], block: bytes) -> list[int]:
+    encoded = [word.encode() for word in words]
+    ends = range(len(block) + 1)
+    return [end for end in ends if any(block[:end].endswith(word) for word in encoded)]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@settings(max_examples=150, deadline=None)
+@given(WORDS, WORDS, st.text(st.sampled_from("abA 1:é\n\r\0"), max_size=200))
+def test_every_place_is_found(plain: bool, first: list[str], second: list[str], text: str):
+    search = Search(first, second)
+    block = text.encode()
+    found = (search.plain() if plain else search.matcher())(block)
+    assert found == (naive(first, block), naive(second, block))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=30), st.sampled_from([*SEARCHED, *WRONG]).map(str.encode)), max_size=30
+    )
+)
+def test_both_matchers_agree_on_what_is_searched(pieces: list[bytes]):
+    search = Search(SEARCHED, WRONG)
+    block = b"".join(pieces)
+    assert search.plain()(block) == search.matcher()(block)
+
+
+def test_matchers_of_several_threads_do_not_meet():
+    from concurrent.futures import ThreadPoolExecutor
+
+    search = Search(["needle"], ["error"])
+    block = b"needle error " * 20000
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda matcher: matcher(block), [search.matcher() for _ in range(16)]))
+    assert {len(ends) for ends, _ in found} == {20000}

@@ -1,0 +1,74 @@
+"""Every signature has an example that shows it, a log, and no other rule's line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.rules.catalogue import RULES, matching
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS
+from autotune.policies.diagnosis.scan import SEARCHED, scan
+
+LOGS = Path(__file__).parents[1] / "logs"
+NAMES = [rule.name for rule in RULES]
+
+
+def test_names_are_unique_and_every_log_belongs_to_a_rule():
+    assert len(set(NAMES)) == len(NAMES)
+    assert {folder.name for folder in LOGS.iterdir()} == set(NAMES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
+def test_the_example_shows_its_rule(rule):
+    assert matching(rule.example) is rule
+    assert rule.fatal in (ALWAYS, UNLESS_PROGRESS, NEVER)
+    if not rule.harmless:
+        assert any(needle in rule.example for needle in SEARCHED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_log_is_diagnosed(name):
+    for log in sorted((LOGS / name).glob("*.log")):
+        expected = json.loads((LOGS / name / "expected.json").read_text())
+        evidence = scan([log.read_bytes()])
+        found = diagnose(evidence)
+        assert found.cause.value == expected["cause"]
+        assert found.phase.value == expected["phase"]
+        assert found.component.value == expected["component"]
+        assert sorted({f.line.rule for f in evidence.findings}) == expected["rules"]
+        assert all(text.splitlines()[0] == text for text in [line.text for line in found.evidence])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_answer_does_not_hang_on_pids_ports_or_hosts(name):
+    log = next((LOGS / name).glob("*.log")).read_text()
+    other = re.sub(r"pid=\d+", "pid=31337", log)
+    other = re.sub(r"10\.0\.0\.\d", "172.16.4.9", other)
+    other = re.sub(r", line \d+,", ", line 7,", other)
+    noise = "".join(f"(Actor pid={n}) INFO step {n}: loss=0.1 memory 12 GiB\n" for n in range(300))
+    first, second = diagnose(scan([log.encode()])), diagnose(scan([(noise + other + noise).encode()]))
+    assert (first.cause, first.phase, first.component) == (second.cause, second.phase, second.component)
+    assert not first.evidence or second.evidence[0].line == first.evidence[0].line + 300
+
+
+TEMPTING = """\
+INFO [gpu_worker.py:115] Sleep mode freed 9.19 GiB memory, 7.66 GiB memory is still in use.
+INFO available memory 12 GiB, out-of-memory protection on
+[TP13] Decode out of memory happened. #retracted_reqs: 1, #new_token_ratio: 0.1474 -> 0.1845
+(SGLangEngine pid=1001) [TP7] KV cache pool is full. Retract requests. #retracted_reqs: 1
+[torch_memory_saver.cpp] cuMemCreate CUDA_ERROR_OUT_OF_MEMORY (may not be an issue e.g. torch retries)
+INFO [model_runner.py:1442] If out-of-memory error occurs during cudagraph capture, consider decreasing it.
+Out of memory even after retracting all other requests in the decode batch. Aborting the last request.
+Set the environment variable RAY_memory_monitor_refresh_ms to zero to disable worker killing on low memory.
+error_rate: 0.0 no_error=True killed_workers=0 oom_count=0
+"""
+
+
+def test_healthy_logs_with_every_tempting_word_show_nothing():
+    evidence = scan([TEMPTING.encode()])
+    assert evidence.findings == ()
+    assert diagnose(evidence).cause.value == "unknown"

@@ -1,0 +1,206 @@
+"""What runs teach the estimate of their own job and of the next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.estimate.calibration import calibrated, learned, predicted
+from autotune.policies.estimate.gaussian import Belief, at_least, at_most, measured
+from autotune.policies.estimate.growth import growth
+from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.values.events import Ended, Progressed, Started
+from autotune.policies.values.evidence import Crashed
+from autotune.policies.values.history import fold
+from autotune.policies.values.priors import Factor, Kind, Learned, merged, widened
+from autotune.policies.values.types import Cause, Phase
+from tests.policies.jobs import GIB, KNOBS, MODEL, accepted, fails, peaks
+
+ROW = np.array([1.0])
+
+
+def steps(count: int, **used: float) -> list[Progressed]:
+    return [Progressed(step=n, of=100, seconds=100.0, peaks=peaks(**used)) for n in range(1, count + 1)]
+
+
+def about(events, phase: Phase, knobs=KNOBS) -> tuple[float, float]:
+    """Return what is expected of a phase after a history, and how surely."""
+    run = fold(tuple(events))
+    job = run.accepted
+    found = estimates(job.profile, job.cluster, MODEL, (knobs,))
+    seen = predicted(calibrated(run, MODEL), found, late=False)
+    place = PHASES.index(phase)
+    return float(seen.gpu[place, 0]), float(seen.gpu_error[place, 0])
+
+
+def test_a_measurement_moves_the_belief_to_it_and_narrows_it():
+    before = Belief(mean=np.zeros(1), covariance=np.eye(1))
+    after = measured(before, ROW, 0.5, error=0.01)
+    assert after.about(ROW)[0] == pytest.approx(0.5, abs=0.01)
+    assert after.about(ROW)[1] < 0.02
+
+
+def test_a_bound_moves_only_what_contradicts_it():
+    before = Belief(mean=np.zeros(1), covariance=np.eye(1) * 0.01)
+    assert at_least(before, ROW, -1.0, error=0.01).about(ROW)[0] == pytest.approx(0.0, abs=1e-6)
+    lifted = at_least(before, ROW, 0.3, error=0.01).about(ROW)
+    assert lifted[0] >= 0.28
+    assert at_most(before, ROW, -0.3, error=0.01).about(ROW)[0] <= -0.28
+    # What was thought impossible was thought too surely.
+    assert lifted[1] > 0.01
+
+
+def test_a_finished_step_is_a_measurement_that_shrinks_the_error():
+    first = about([accepted()], Phase.BACKWARD)
+    shown = first[0] * 1.1
+    history = [accepted(), Started(knobs=KNOBS), *steps(3, backward=shown)]
+    after = about(history, Phase.BACKWARD)
+    assert after[0] == pytest.approx(shown, rel=0.01)
+    assert after[1] < first[1] / 3
+
+
+def test_what_backward_shows_moves_other_configurations_and_phases_too():
+    smaller = replace(KNOBS, tokens_per_microbatch=KNOBS.tokens_per_microbatch // 2)
+    first = about([accepted()], Phase.BACKWARD)[0]
+    history = [accepted(), Started(knobs=KNOBS), *steps(3, backward=first * 1.15)]
+    assert about(history, Phase.BACKWARD, smaller)[0] > about([accepted()], Phase.BACKWARD, smaller)[0] * 1.02
+    assert about(history, Phase.FORWARD)[0] > about([accepted()], Phase.FORWARD)[0] * 1.01
+
+
+def test_a_failure_is_a_lower_bound():
+    capacity = accepted().cluster.gpu_memory_bytes
+    before = about([accepted()], Phase.LOG_PROB)
+    history = [
+        accepted(),
+        Started(knobs=KNOBS),
+        *fails(Phase.LOG_PROB, requested=12 * GIB, free=2 * GIB),
+    ]
+    mean, error = about(history, Phase.LOG_PROB)
+    assert mean > before[0]
+    # At the time of the first step Adam's state did not exist yet: it comes on top of the bound.
+    assert mean + error > capacity + 10 * GIB
+
+
+def test_nvml_is_an_upper_bound_and_moves_nothing_that_lies_below():
+    first = about([accepted()], Phase.OPTIMIZER)
+    high = [Progressed(step=n, peaks=peaks(upper_bound=True, optimizer=first[0] * 1.5)) for n in range(1, 4)]
+    after = about([accepted(), Started(knobs=KNOBS), *high], Phase.OPTIMIZER)
+    assert after[0] == pytest.approx(first[0], rel=0.02)
+
+
+def test_phases_before_a_failure_passed():
+    first = about([accepted()], Phase.ROLLOUT)
+    capacity = accepted().cluster.gpu_memory_bytes
+    full = replace(KNOBS, memory_fraction=0.99)
+    assert about([accepted()], Phase.ROLLOUT, full)[0] > capacity
+    history = [accepted(), Started(knobs=full), *fails(Phase.BACKWARD, requested=GIB, free=0)]
+    assert about(history, Phase.ROLLOUT, full)[0] < about([accepted()], Phase.ROLLOUT, full)[0]
+    assert about(history, Phase.ROLLOUT)[0] < first[0]
+
+
+def test_the_host_has_a_belief_of_its_own():
+    job = accepted()
+    moved = replace(KNOBS, optimizer_offload=True)
+
+    def host(events) -> float:
+        run = fold(tuple(events))
+        found = estimates(job.profile, job.cluster, MODEL, (moved,))
+        return float(predicted(calibrated(run, MODEL), found).host.max())
+
+    history = [job, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM)]
+    assert host(history) > host([job])
+    assert host(history) >= 0.9 * job.cluster.host_memory_bytes
+
+
+def test_a_pool_that_was_too_small_must_grow():
+    job = accepted()
+    tiny = replace(KNOBS, memory_fraction=0.2)
+    found = estimates(job.profile, job.cluster, MODEL, (tiny, KNOBS))
+    history = (job, Started(knobs=tiny), *fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL))
+    known = calibrated(fold(history), MODEL)
+    assert known.pool_tokens > found.pool_tokens[0]
+    assert predicted(known, found).pool[0] < 0
+
+
+def test_growth_is_a_term_of_its_own():
+    early = about([accepted()], Phase.BACKWARD)[0]
+    rising = [
+        Progressed(step=n, of=400, peaks=peaks(backward=early + n * 200 * (1 << 20))) for n in range(1, 31)
+    ]
+    found = growth(rising, "backward")
+    assert found is not None and not found.levelling
+    assert found.per_step_bytes == pytest.approx(200 * (1 << 20), rel=0.05)
+    assert found.expected_bytes > 60 * GIB
+    run = fold((accepted(), Started(knobs=KNOBS), *rising))
+    knobs = estimates(run.accepted.profile, run.accepted.cluster, MODEL, (KNOBS,))
+    place, known = PHASES.index(Phase.BACKWARD), calibrated(run, MODEL)
+    with_growth = float(predicted(known, knobs).gpu[place, 0])
+    without = float(predicted(known, knobs, late=False).gpu[place, 0])
+    assert with_growth - without > 12 * GIB
+
+
+@pytest.mark.parametrize(("shape", "levelling"), [("flat", True), ("saturating", True), ("linear", False)])
+def test_growth_that_levels_off_is_not_a_leak(shape: str, levelling: bool):
+    of = {
+        "flat": lambda n: 50.0,
+        "saturating": lambda n: 50.0 + 4 * (1 - 0.75**n),
+        "linear": lambda n: 50.0 + 0.1 * n,
+    }
+    series = [Progressed(step=n, of=200, peaks=peaks(backward=of[shape](n) * GIB)) for n in range(1, 25)]
+    found = growth(series, "backward")
+    assert found is not None and found.levelling is levelling
+    if shape == "flat":
+        assert found.expected_bytes == 0
+    if shape == "saturating":
+        assert found.expected_bytes < 6 * GIB
+    if shape == "linear":
+        assert found.expected_bytes == pytest.approx(20 * GIB, rel=0.25)
+
+
+def test_too_few_steps_and_upper_bounds_say_nothing_of_growth():
+    assert growth(steps(4, backward=50 * GIB), "backward") is None
+    bounds = [Progressed(step=n, peaks=peaks(upper_bound=True, backward=n * GIB)) for n in range(1, 30)]
+    assert growth(bounds, "backward") is None
+
+
+def test_what_a_run_taught_serves_the_next_job():
+    first = about([accepted()], Phase.BACKWARD)
+    history = (accepted(), Started(knobs=KNOBS), *steps(3, backward=first[0] * 1.1), Ended(outcome=Crashed()))
+    known = learned(fold(history), version="0.9.1")
+    assert known is not None and known.runs == 1 and known.kind.gpu == "H100"
+    assert any(name.startswith("train.") for name in known.factors)
+    mean, error = about([replace(accepted(), learned=known)], Phase.BACKWARD)
+    assert mean > first[0] * 1.02
+    assert error < first[1]
+
+
+KIND = Kind(model="m", gpu="H100", framework="verl", version="1", placement="colocated")
+
+
+def taught(mean: float, error: float) -> Learned:
+    return Learned(kind=KIND, factors={"train.activations": Factor(mean=mean, error=error)}, runs=1)
+
+
+def test_what_runs_taught_is_weighed_by_how_sure_it_is():
+    both = merged(taught(1.2, 0.02), taught(1.0, 0.06))
+    assert both.runs == 2
+    assert both.factors["train.activations"].mean == pytest.approx(1.18, abs=0.005)
+    assert both.factors["train.activations"].error < 0.02
+    other = Learned(kind=replace(KIND, gpu="A100"))
+    with pytest.raises(ValueError, match="kinds"):
+        merged(taught(1.0, 0.1), other)
+
+
+def test_a_new_version_is_believed_half_and_less_surely():
+    wide = widened(taught(1.2, 0.02), version="2")
+    assert wide.kind.version == "2"
+    assert wide.factors["train.activations"].mean == pytest.approx(1.1)
+    assert wide.factors["train.activations"].error > 0.1
+    assert widened(taught(1.2, 0.02), version="1") == taught(1.2, 0.02)
+
+
+def test_without_a_model_nothing_is_learned():
+    job = accepted()
+    unknown = replace(job, job=replace(job.job, shape=None))
+    assert learned(fold((unknown, Started(knobs=KNOBS)))) is None

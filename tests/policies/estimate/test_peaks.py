@@ -1,0 +1,392 @@
+"""The estimate: figures that others published, and what every change of a knob must do to it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autotune.policies.estimate.engine import kv_token_bytes
+from autotune.policies.estimate.load import load_of
+from autotune.policies.estimate.passes import logits_of
+from autotune.policies.estimate.peaks import PHASES, estimate, estimates
+from autotune.policies.estimate.shapes import kept_by_layer, parameters
+from autotune.policies.estimate.training import state_of
+from autotune.policies.values.model import model_from_config
+from autotune.policies.values.types import Cluster, Knobs, Layout, Model, Phase, Placement, Profile
+from benchmarks.architectures import ARCHITECTURES
+
+GIB = 1 << 30
+CLUSTER = Cluster(
+    address="local",
+    nodes=1,
+    gpus_per_node=8,
+    gpu_memory_bytes=80 * GIB,
+    host_memory_bytes=1024 * GIB,
+    gpu_name="NVIDIA A100-SXM4-80GB",
+)
+MODELS = {name: model_from_config(config) for name, config in ARCHITECTURES.items()}
+QWEN = MODELS["Qwen2.5-7B"]
+FSDP = Layout(
+    strategy="fsdp2",
+    ranks=8,
+    shards=8,
+    engine_ranks=8,
+    reference=True,
+    engine_sleeps=True,
+    sequences=512,
+    prompt_tokens=1024,
+    response_tokens=3072,
+)
+MEGATRON = replace(
+    FSDP, strategy="megatron", parameter_bytes=2, optimizer_bytes=12, optimizer_stays_offloaded=True
+)
+KNOBS = Knobs(tokens_per_microbatch=8192, dynamic_batching=True, memory_fraction=0.5, concurrency=128)
+
+
+def profile(layout=FSDP, knobs=KNOBS, *, placement=Placement.COLOCATED, engine="sglang"):
+    return Profile(
+        framework="any",
+        knobs=knobs,
+        supported={},
+        placement=placement,
+        engine=engine,
+        longest_sequence=layout.prompt_tokens + layout.response_tokens,
+        layout=layout,
+    )
+
+
+def totals(found):
+    return found.gpu[:, 0], found.host[:, 0]
+
+
+# --------------------------------------------------------------------------- what others published
+
+
+def test_zero_figure_1():
+    """120, 31.4 and 1.9 GB for 7.5 billion parameters on 64 devices (ZeRO, 1910.02054, figure 1)."""
+    model = Model(
+        layers=36,
+        hidden=4096,
+        heads=32,
+        kv_heads=32,
+        head_dim=128,
+        intermediate=16384,
+        vocab=50000,
+        gated=False,
+    )
+    scale = 7.5e9 / parameters(model).total
+    layout = Layout(ranks=64, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+    for strategy, shards, published in (("ddp", 1, 120), ("megatron", 64, 31.4), ("fsdp2", 64, 1.9)):
+        load = load_of(profile(replace(layout, strategy=strategy, shards=shards)), CLUSTER, [Knobs()])
+        state = state_of(model, load)
+        held = float((state.weights + state.gradients + state.optimizer)[0])
+        assert held * scale / 1e9 == pytest.approx(published, rel=0.02)
+
+
+def test_activations_of_a_gpt_layer():
+    """34 bytes per token and hidden unit, 2 of them masks of dropouts (Korthikanti et al., 2205.05198)."""
+    hidden = 12288
+    model = Model(
+        layers=96,
+        hidden=hidden,
+        heads=96,
+        kv_heads=96,
+        head_dim=128,
+        intermediate=4 * hidden,
+        vocab=51200,
+        gated=False,
+        norm="layer",
+    )
+    assert kept_by_layer(model, element_bytes=2).total / hidden == pytest.approx(32, rel=0.005)
+
+
+def test_a_token_of_opt_13b_in_the_pool():
+    """800 KB (Kwon et al., 2309.06180, section 3)."""
+    model = Model(
+        layers=40, hidden=5120, heads=40, kv_heads=40, head_dim=128, intermediate=20480, vocab=50272
+    )
+    load = load_of(profile(), CLUSTER, [Knobs()])
+    assert kv_token_bytes(model, load)[0] == 800 * 1024
+
+
+def test_the_loss_of_gemma_2():
+    """24 GB for 8,192 tokens of 256,000 words, in fp32 (Wijmans et al., 2411.09009, abstract)."""
+    gemma = replace(MODELS["Gemma-7B (8.5B)"], hidden=2304)
+    layout = replace(FSDP, sequences=1, prompt_tokens=8192, response_tokens=0)
+    load = load_of(profile(layout), CLUSTER, [Knobs(tokens_per_microbatch=8192)])
+    loss = logits_of(gemma, load, tokens=load.tokens, scored=load.scored).backward[0]
+    assert loss / 2**20 == pytest.approx(24_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "width", "tensor", "published", "source"),
+    [
+        (205_280, 152_064, 4, 2, 58.15, "THUDM/slime#1951: the failed request, [205280, 76032] in fp32"),
+        (103_756, 152_064, 4, 2, 29.39, "THUDM/slime#1951: that of another step"),
+        (11_600, 248_320, 4, 1, 10.8, "THUDM/slime#2253: fp32 logits of a micro-batch of 11.6k tokens"),
+        (32_768, 151_936, 4, 1, 18.5, "modelscope/ms-swift#6966: logits.float() of 32k tokens"),
+        (4_096, 131_072, 2, 1, 1.0, "foundation-model-stack/fms-fsdp#152: 4k tokens, 128k words, bf16"),
+        (8_192, 248_320, 4, 1, 8.0, "NVIDIA-NeMo/labs-molt#121: fp32 kept for 8k tokens of 248k words"),
+        (1_024, 32_000, 4, 1, 0.12, "meta-pytorch/torchtune#1046: (2, 512, 32000) in fp32, 120 MB"),
+    ],
+)
+def test_one_copy_of_the_logits(tokens, vocab, width, tensor, published, source):
+    load = load_of(profile(replace(FSDP, logits_bytes=width)), CLUSTER, [Knobs(tensor_parallel=tensor)])
+    count = np.array([float(tokens)])
+    found = logits_of(replace(QWEN, vocab=vocab), load, tokens=count, scored=count).kept[0] / GIB
+    assert found == pytest.approx(published, rel=0.06), source
+
+
+# --------------------------------------------------------------------------- one and many
+
+
+def test_one_is_a_column_of_many():
+    others = [replace(KNOBS, tokens_per_microbatch=tokens) for tokens in (4096, 8192, 16384)]
+    found = estimates(profile(), CLUSTER, QWEN, others)
+    for column, knobs in enumerate(others):
+        one = estimate(profile(), CLUSTER, QWEN, knobs)
+        for row, phase in enumerate(PHASES):
+            assert one.phases[phase].gpu.total == pytest.approx(found.gpu[row, column])
+            assert one.phases[phase].host.total == pytest.approx(found.host[row, column])
+        assert one.step_s == pytest.approx(found.step_s[column])
+
+
+def test_a_knob_left_out_is_the_jobs_own():
+    assert estimate(profile(), CLUSTER, QWEN, Knobs()) == estimate(profile(), CLUSTER, QWEN, KNOBS)
+
+
+def test_what_is_missing_and_what_is_free():
+    small = replace(CLUSTER, gpu_memory_bytes=8 * GIB)
+    backward = estimate(profile(), small, QWEN, KNOBS).phases[Phase.BACKWARD]
+    assert backward.gpu_missing_bytes == pytest.approx(backward.gpu.total - 8 * GIB)
+    unknown = replace(CLUSTER, gpu_memory_bytes=0)
+    assert estimate(profile(), unknown, QWEN, KNOBS).phases[Phase.BACKWARD].gpu_missing_bytes == 0
+
+
+def test_separate_devices_have_their_own_budgets():
+    budgets = replace(
+        profile(placement=Placement.SEPARATE), trainer_budget_bytes=70 * GIB, engine_budget_bytes=30 * GIB
+    )
+    phases = estimate(budgets, CLUSTER, QWEN, KNOBS).phases
+    assert phases[Phase.ROLLOUT].gpu_capacity_bytes == 30 * GIB
+    assert phases[Phase.BACKWARD].gpu_capacity_bytes == 70 * GIB
+    assert phases[Phase.ROLLOUT].gpu.optimizer == 0
+    assert phases[Phase.BACKWARD].gpu.kv_pool == 0
+
+
+def test_the_fraction_means_what_the_engine_means():
+    layout = replace(FSDP, engine_sleeps=False)
+    separate = {"placement": Placement.SEPARATE}
+    vllm = (
+        estimate(profile(layout, engine="vllm", **separate), CLUSTER, QWEN, KNOBS).phases[Phase.ROLLOUT].gpu
+    )
+    sglang = estimate(profile(layout, **separate), CLUSTER, QWEN, KNOBS).phases[Phase.ROLLOUT].gpu
+    # vLLM: half the device for weights, activations, contexts and pool; SGLang: half of what was free.
+    covered = vllm.weights + vllm.kv_pool + vllm.activations + vllm.outside
+    assert covered == pytest.approx(0.5 * 80 * GIB)
+    assert sglang.weights + sglang.kv_pool == pytest.approx(0.5 * (80 * GIB - sglang.outside))
+
+
+def test_a_sleeping_engine_leaves_its_residue():
+    awake = (
+        estimate(profile(replace(FSDP, engine_sleeps=False)), CLUSTER, QWEN, KNOBS).phases[Phase.BACKWARD].gpu
+    )
+    asleep = estimate(profile(), CLUSTER, QWEN, KNOBS).phases[Phase.BACKWARD].gpu
+    assert awake.kv_pool > 0 == asleep.kv_pool
+    assert asleep.residue > 0 == awake.residue
+
+
+def test_what_is_not_measured_is_less_certain():
+    def error(layout, model=QWEN):
+        return estimate(profile(layout), CLUSTER, model, KNOBS).phases[Phase.BACKWARD].error
+
+    dense = error(FSDP)
+    assert dense < error(MEGATRON) < error(replace(MEGATRON, pipeline_parallel=2))
+    assert dense < error(FSDP, MODELS["Qwen3-30B-A3B"])
+    assert dense < error(replace(FSDP, lora_rank=32))
+    assert dense < error(replace(FSDP, shards=4))
+
+
+def test_adapters_train_little():
+    full = estimate(profile(), CLUSTER, QWEN, KNOBS).phases[Phase.OPTIMIZER].gpu
+    adapted = estimate(profile(replace(FSDP, lora_rank=32)), CLUSTER, QWEN, KNOBS).phases[Phase.OPTIMIZER].gpu
+    assert adapted.optimizer < 0.03 * full.optimizer
+    assert adapted.weights <= full.weights
+
+
+# --------------------------------------------------------------------------- what knobs must do
+
+models = st.sampled_from([MODELS["Qwen2.5-0.5B"], QWEN, MODELS["Llama-3.1-70B"], MODELS["Qwen3-30B-A3B"]])
+layouts = st.builds(
+    lambda base, **changes: replace(base, **changes),
+    st.sampled_from(
+        [FSDP, MEGATRON, replace(FSDP, strategy="fsdp"), replace(FSDP, critic=True, entropy=True)]
+    ),
+    engine_sleeps=st.booleans(),
+    tokens_before_split=st.booleans(),
+    padded=st.booleans(),
+    logits_bytes=st.sampled_from([2, 4]),
+    optimizer_stays_offloaded=st.booleans(),
+    parameters_stay_offloaded=st.booleans(),
+)
+placements = st.sampled_from(list(Placement))
+engines = st.sampled_from(["sglang", "vllm"])
+knob_values = {
+    "concurrency": st.integers(1, 1024),
+    "memory_fraction": st.floats(0.1, 0.95),
+    "rollout_tensor_parallel": st.sampled_from([1, 2, 4, 8]),
+    "cuda_graphs": st.sampled_from(["off", "limited", "full"]),
+    "max_batched_tokens": st.integers(256, 65536),
+    "tokens_per_microbatch": st.integers(4096, 131072),
+    "recompute": st.sampled_from(["off", "selective", "full"]),
+    "activation_offload": st.booleans(),
+    "param_offload": st.booleans(),
+    "grad_offload": st.booleans(),
+    "optimizer_offload": st.booleans(),
+    "optimizer_offload_fraction": st.floats(0, 1),
+    "sequence_parallel": st.sampled_from([1, 2, 4]),
+    "tensor_parallel": st.sampled_from([1, 2, 4]),
+    "fused_kernels": st.booleans(),
+    "loss_recompute": st.booleans(),
+    "logprob_tokens": st.integers(4096, 131072),
+    "logprob_chunk": st.none() | st.integers(16, 65536),
+    "entropy_chunking": st.booleans(),
+    "entropy_recompute": st.booleans(),
+    "sync_mode": st.sampled_from(["memory", "disk"]),
+    "sync_buffer": st.integers(1 << 20, 8 << 30),
+    "weights_backup": st.booleans(),
+    "dataloader_workers": st.integers(0, 64),
+    "allocator": st.sampled_from(["default", "expandable"]),
+    "memory_margin": st.integers(0, 4 << 30),
+}
+knobs = st.builds(lambda **values: Knobs(dynamic_batching=True, **values), **knob_values)
+jobs = st.builds(
+    lambda layout, placement, engine: profile(layout, placement=placement, engine=engine),
+    layouts,
+    placements,
+    engines,
+)
+MEMORY = settings(max_examples=60, deadline=None)
+
+
+@MEMORY
+@given(job=jobs, model=models, chosen=knobs)
+def test_every_figure_is_finite_and_positive(job, model, chosen):
+    found = estimates(job, CLUSTER, model, [chosen])
+    for parts in (found.gpu_parts, found.host_parts, found.seconds):
+        assert np.isfinite(parts).all()
+        assert (parts >= 0).all()
+    assert 0 < found.step_s[0] < math.inf
+
+
+# A cure and the memory that it may never raise.
+GPU_CURES = {
+    "memory_fraction": lambda value: value * 0.8,
+    "concurrency": lambda value: max(1, value // 2),
+    "cuda_graphs": lambda value: "off",
+    "max_batched_tokens": lambda value: value // 2,
+    "recompute": lambda value: "full",
+    "param_offload": lambda value: True,
+    "grad_offload": lambda value: True,
+    "optimizer_offload": lambda value: True,
+    "fused_kernels": lambda value: True,
+    "entropy_chunking": lambda value: True,
+    "entropy_recompute": lambda value: True,
+    "logprob_tokens": lambda value: max(4096, value // 2),
+    "sync_mode": lambda value: "disk",
+    "sync_buffer": lambda value: value // 2,
+    "allocator": lambda value: "expandable",
+    "memory_margin": lambda value: 0,
+}
+HOST_CURES = {
+    "param_offload": lambda value: False,
+    "grad_offload": lambda value: False,
+    "optimizer_offload": lambda value: False,
+    "activation_offload": lambda value: False,
+    "weights_backup": lambda value: False,
+    "dataloader_workers": lambda value: 0,
+    "sync_mode": lambda value: "memory",
+}
+
+
+def compared(job, model, before, after):
+    found = estimates(job, CLUSTER, model, [before, after])
+    # Two instants of a phase that nearly tie are told apart by less than a thousandth.
+    return found, found.gpu[:, 0] * (1 + 1e-3) + 1, found.host[:, 0] * (1 + 1e-3) + 1
+
+
+@MEMORY
+@given(job=jobs, model=models, chosen=knobs, name=st.sampled_from(sorted(GPU_CURES)))
+def test_a_cure_never_needs_more_device_memory(job, model, chosen, name):
+    cured = replace(chosen, **{name: GPU_CURES[name](getattr(chosen, name))})
+    if job.placement is Placement.COLOCATED and name.endswith("_offload"):
+        # What the trainer leaves free at the start is what SGLang's fraction is taken of.
+        job = replace(job, engine="vllm")
+    if name == "max_batched_tokens":
+        # vLLM gives its pool what smaller passes leave of the fraction.
+        job = replace(job, engine="sglang")
+    found, limit, _ = compared(job, model, chosen, cured)
+    assert (found.gpu[:, 1] <= limit).all()
+
+
+@MEMORY
+@given(job=jobs, model=models, chosen=knobs, name=st.sampled_from(sorted(HOST_CURES)))
+def test_a_cure_never_needs_more_host_memory(job, model, chosen, name):
+    cured = replace(chosen, **{name: HOST_CURES[name](getattr(chosen, name))})
+    found, _, limit = compared(job, model, chosen, cured)
+    assert (found.host[:, 1] <= limit).all()
+
+
+@MEMORY
+@given(job=jobs, model=models, chosen=knobs, share=st.floats(0.1, 1))
+def test_fewer_tokens_never_need_more(job, model, chosen, share):
+    fewer = replace(chosen, tokens_per_microbatch=max(4096, int(chosen.tokens_per_microbatch * share)))
+    # One micro-batch has no gradients to add to; from two on they wait in every forward.
+    load = load_of(job, CLUSTER, [chosen, fewer])
+    if (load.passes > 1).all():
+        found, gpu, host = compared(job, model, chosen, fewer)
+        assert (found.gpu[:, 1] <= gpu).all()
+        assert (found.host[:, 1] <= host).all()
+
+
+@MEMORY
+@given(job=jobs, model=models, chosen=knobs)
+def test_offloaded_activations_move_from_device_to_host(job, model, chosen):
+    kept, moved = (replace(chosen, activation_offload=value) for value in (False, True))
+    found, gpu, _ = compared(job, model, kept, moved)
+    assert (found.gpu[:, 1] <= gpu).all()
+    assert (found.host[:, 1] >= found.host[:, 0] - 1).all()
+
+
+@MEMORY
+@given(job=jobs, model=models, chosen=knobs, name=st.sampled_from(["recompute", "activation_offload"]))
+def test_what_saves_memory_takes_time(job, model, chosen, name):
+    plain = replace(chosen, recompute="off", activation_offload=False)
+    saving = replace(plain, **{name: "full" if name == "recompute" else True})
+    found = estimates(job, CLUSTER, model, [plain, saving])
+    assert found.step_s[1] >= found.step_s[0] * (1 - 1e-9)
+
+
+def test_graphs_memory_sync_and_a_larger_pool_are_faster():
+    slow = replace(KNOBS, cuda_graphs="off", sync_mode="disk", memory_fraction=0.3)
+    for name, value in (("cuda_graphs", "full"), ("sync_mode", "memory"), ("memory_fraction", 0.8)):
+        found = estimates(profile(), CLUSTER, MODELS["Qwen2.5-32B"], [slow, replace(slow, **{name: value})])
+        assert found.step_s[1] <= found.step_s[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.one_of(st.none(), st.integers(1, 10**9)),
+    rows=st.one_of(st.none(), st.integers(1, 10**6)),
+    ranks=st.integers(1, 512),
+    sequences=st.integers(0, 10**6),
+)
+def test_odd_jobs_are_estimated_too(tokens, rows, ranks, sequences):
+    layout = replace(FSDP, ranks=ranks, shards=ranks, sequences=sequences)
+    chosen = Knobs(tokens_per_microbatch=tokens, microbatch_size=rows)
+    found = estimates(profile(layout, chosen), CLUSTER, QWEN, [chosen])
+    assert np.isfinite(found.gpu).all()
+    assert (found.gpu > 0).all()

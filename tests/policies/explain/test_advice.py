@@ -1,0 +1,146 @@
+"""What cures a failure: with a job known, with a part of it, with nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.policies.explain.advice import Cure, Known, prescribe
+from autotune.policies.remedies.catalogue import MOVES, spoken
+from autotune.policies.remedies.ladder import LADDER
+from autotune.policies.values.evidence import Diagnosis, Facts
+from autotune.policies.values.types import KNOBS, Cause, Component, Grid, Knobs, Phase, Profile, Support
+
+GIB = 1 << 30
+FRAGMENTED = Facts(
+    requested_bytes=2 * GIB, free_bytes=GIB, capacity_bytes=80 * GIB, reserved_unallocated_bytes=3 * GIB
+)
+WHOLE = Facts(
+    requested_bytes=2 * GIB, free_bytes=GIB, capacity_bytes=80 * GIB, reserved_unallocated_bytes=GIB // 8
+)
+
+
+def oom(phase: Phase, component: Component = Component.TRAINER, **fields: object) -> Diagnosis:
+    return Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component, **fields)  # type: ignore[arg-type]
+
+
+def names(found: tuple[Cure, ...]) -> list[str]:
+    return [cure.name for cure in found]
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "first"),
+    [
+        (oom(Phase.BACKWARD), "reduce_micro_batch"),
+        (oom(Phase.ROLLOUT, Component.ROLLOUT), "reduce_concurrency"),
+        (oom(Phase.ROLLOUT_INIT, Component.ROLLOUT), "reduce_mem_fraction"),
+        (oom(Phase.OPTIMIZER), "offload_optimizer"),
+        (oom(Phase.COMM), "reduce_mem_fraction"),
+        (oom(Phase.BACKWARD, facts=FRAGMENTED, fragmentation=True), "expandable_segments"),
+        (oom(Phase.ROLLOUT, Component.ROLLOUT, facts=FRAGMENTED, fragmentation=True), "expandable_segments"),
+        (Diagnosis(cause=Cause.POOL_TOO_SMALL, phase=Phase.ROLLOUT_INIT), "increase_mem_fraction"),
+        (Diagnosis(cause=Cause.POOL_TOO_SMALL, phase=Phase.ROLLOUT), "reduce_concurrency"),
+        (Diagnosis(cause=Cause.KV_POOL, phase=Phase.ROLLOUT), "reduce_concurrency"),
+        (Diagnosis(cause=Cause.SHM, phase=Phase.DATA), "reduce_workers"),
+        (Diagnosis(cause=Cause.HOST_OOM), "host_allocator"),
+    ],
+)
+def test_without_a_job_the_failed_phase_decides(diagnosis: Diagnosis, first: str) -> None:
+    assert names(prescribe(diagnosis, Known()))[0] == first
+
+
+def test_an_rl_framework_counts_tokens() -> None:
+    found = prescribe(oom(Phase.BACKWARD), Known(counts_tokens=True))
+    assert names(found)[:2] == ["reduce_tokens_per_mb", "reduce_micro_batch"]
+
+
+def test_the_allocator_is_not_offered_where_the_figures_exclude_fragmentation() -> None:
+    assert "expandable_segments" not in names(prescribe(oom(Phase.BACKWARD, facts=WHOLE), Known()))
+    assert "expandable_segments" in names(prescribe(oom(Phase.BACKWARD), Known()))
+
+
+def test_what_others_hold_goes_first() -> None:
+    facts = Facts(capacity_bytes=80 * GIB, outside_bytes=60 * GIB)
+    first = prescribe(oom(Phase.INIT, facts=facts), Known())[0]
+    assert first.name == "free_before_relaunch" and "60.0 GiB" in first.reason
+
+
+def test_weights_that_fill_a_card_need_more_cards() -> None:
+    facts = Facts(capacity_bytes=80 * GIB, allocated_bytes=79 * GIB)
+    assert (
+        names(prescribe(oom(Phase.ROLLOUT_INIT, Component.ROLLOUT, facts=facts), Known()))[0]
+        == "tensor_parallel"
+    )
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_host_memory_is_never_cured_by_more_offload(phase: Phase) -> None:
+    for cure in prescribe(Diagnosis(cause=Cause.HOST_OOM, phase=phase), Known()):
+        assert not cure.name.startswith("offload_"), cure
+
+
+@pytest.mark.parametrize("cause", [Cause.CODE, Cause.CONFIG, Cause.DISK, Cause.UNKNOWN, Cause.INFRASTRUCTURE])
+def test_what_is_no_memory_failure_has_no_cure(cause: Cause) -> None:
+    assert prescribe(Diagnosis(cause=cause, phase=Phase.BACKWARD), Known()) == ()
+
+
+def test_known_values_give_new_values_and_unknown_ones_a_direction() -> None:
+    profile = Profile(
+        framework="",
+        knobs=Knobs(concurrency=512, memory_fraction=0.88),
+        supported={
+            "concurrency": Support(setting="concurrency", grid=Grid(minimum=1)),
+            "memory_fraction": Support(
+                setting="memory_fraction", grid=Grid(minimum=0.05, maximum=0.98, multiple=0.01)
+            ),
+        },
+    )
+    found = {c.name: c for c in prescribe(oom(Phase.ROLLOUT, Component.ROLLOUT), Known(profile=profile))}
+    assert found["reduce_concurrency"].changes == {"concurrency": 256}
+    assert found["reduce_concurrency"].action == "lower `concurrency` 512 → 256"
+    assert found["reduce_mem_fraction"].changes == {"memory_fraction": 0.78}
+    assert found["disable_cuda_graph"].changes == {"cuda_graphs": "off"}
+    assert not found["disable_cuda_graph"].exact
+
+
+def test_what_is_known_to_be_at_its_end_is_not_offered() -> None:
+    profile = Profile(framework="", knobs=Knobs(recompute="full", cuda_graphs="off"), supported={})
+    assert "recompute" not in names(prescribe(oom(Phase.BACKWARD), Known(profile=profile)))
+    assert "recompute" not in names(prescribe(oom(Phase.BACKWARD), Known(fixed=frozenset({"recompute"}))))
+    assert "recompute" in names(prescribe(oom(Phase.BACKWARD), Known()))
+
+
+def test_only_offered_knobs_are_turned() -> None:
+    found = prescribe(oom(Phase.BACKWARD), Known(offered=frozenset({"microbatch_size", "recompute"})))
+    assert names(found) == ["reduce_micro_batch", "recompute"]
+
+
+def test_every_remedy_of_the_ladder_has_a_direction_or_needs_the_job() -> None:
+    needs_the_job = {
+        "free_before_relaunch",
+        "drop_weights_backup",
+        "adjust_memory_margin",
+        "restart_every",
+        "capture_snapshot",
+    }
+    assert {rung.name for rung in LADDER if not spoken(rung.name)} == needs_the_job
+    assert all(
+        any(turn.part is None for turn in spoken(name).values()) for name in MOVES.keys() - needs_the_job
+    )
+
+
+@given(
+    st.sampled_from(Cause),
+    st.sampled_from(Phase),
+    st.sampled_from(Component),
+    st.frozensets(st.sampled_from(KNOBS)),
+    st.booleans(),
+)
+def test_every_cure_is_named_once_and_explained(
+    cause: Cause, phase: Phase, component: Component, offered: frozenset[str], engine: bool
+) -> None:
+    known = Known(offered=offered, engine=engine)
+    found = prescribe(Diagnosis(cause=cause, phase=phase, component=component), known)
+    assert len(set(names(found))) == len(found)
+    assert all(cure.reason and cure.action and cure.changes for cure in found)

@@ -1,0 +1,48 @@
+"""How often a job saves that leaves it to us."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.recovery.checkpoint_interval import steps_between, with_saves
+from autotune.policies.values.events import History, Progressed
+from autotune.policies.values.types import Recovery
+from tests.policies.jobs import KNOBS, accepted
+
+ACCEPTED = accepted()
+UNKNOWN = accepted(model=None)
+
+
+def after(*seconds: float | None) -> History:
+    return (UNKNOWN, *(Progressed(attempt=1, step=n, seconds=s) for n, s in enumerate(seconds, start=1)))
+
+
+@pytest.mark.parametrize(
+    ("history", "steps"),
+    [
+        ((UNKNOWN,), 10),
+        (after(None, None), 10),
+        (after(400.0, 30.0, 30.0, 31.0), 40),
+        (after(120.0), 10),
+        (after(300.0, 310.0), 10),  # ten steps are rarer than twenty minutes
+        (after(*[300.0] * 30, *[6.0] * 20), 200),  # the latest count
+    ],
+)
+def test_ten_steps_or_twenty_minutes(history: History, steps: int) -> None:
+    assert steps_between(history, KNOBS) == steps
+
+
+def test_predicted_steps_may_take_twice_as_long() -> None:
+    layout = replace(ACCEPTED.profile.layout, sequences=8)
+    short = replace(ACCEPTED, profile=replace(ACCEPTED.profile, layout=layout))
+    predicted = steps_between((short,), KNOBS)
+    assert predicted > 10
+    as_predicted = (short, Progressed(attempt=1, step=1, seconds=600 / predicted))
+    assert steps_between(as_predicted, KNOBS) == pytest.approx(2 * predicted, abs=1)
+
+
+def test_what_the_job_says_counts() -> None:
+    job = replace(UNKNOWN.job, recovery=Recovery(save_every=3))
+    assert with_saves(job, after(1.0), KNOBS) == job
+    assert with_saves(UNKNOWN.job, after(1.0), KNOBS).recovery.save_every == 1200

@@ -1,0 +1,317 @@
+"""The ranking by the calibrated estimate, and what `decide` makes of it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.ranking import best, judged, outlook, overflowing, trusted
+from autotune.policies.recovery.upgrade import CLIMB, RETURN
+from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.neighbours import choices
+from autotune.policies.values.events import (
+    Await,
+    Decided,
+    Ended,
+    Event,
+    Finish,
+    GaveUp,
+    GoalReached,
+    Launch,
+    Policy,
+    Progressed,
+    Started,
+    Stop,
+    StopRequested,
+    TrainingCompleted,
+)
+from autotune.policies.values.evidence import Cancelled, Completed
+from autotune.policies.values.history import fold
+from autotune.policies.values.types import Cause, Effect, Goal, Knobs, Phase, Preflight, Recovery, changed
+from tests.policies.jobs import (
+    CLUSTER,
+    GIB,
+    KNOBS,
+    LAYOUT,
+    SUPPORTED,
+    accepted,
+    diagnosed,
+    fails,
+    peaks,
+    profile,
+)
+
+TOO_MUCH = replace(KNOBS, tokens_per_microbatch=49_152, logprob_tokens=49_152)
+BACKWARD = fails(Phase.BACKWARD, requested=14 * GIB, free=10 * GIB)
+
+
+def launch(*events: Event) -> Launch:
+    action = decide(events)
+    assert isinstance(action, Launch), action
+    assert decide(events) == action
+    return action
+
+
+def too_much(**recovery) -> tuple[Event, ...]:
+    return (accepted(profile(TOO_MUCH), recovery=Recovery(**recovery)), Started(knobs=TOO_MUCH), *BACKWARD)
+
+
+def test_a_cure_is_predicted_to_fit_every_phase_and_says_so_in_figures():
+    found = launch(*too_much())
+    remedy = found.remedy
+    capacity = CLUSTER.gpu_memory_bytes
+    assert remedy is not None and remedy.effect is Effect.EXACT
+    assert all(size < capacity for size in remedy.predicted.values())
+    assert remedy.predicted["backward"] > 0 and remedy.step_s
+    assert "backward needed 14.00 GiB more with 10.00 GiB free" in remedy.reason
+    assert "→" in remedy.reason and "predicted peaks" in remedy.reason and "79.19 GiB" in remedy.reason
+    assert "as predicted" in remedy.slows
+    assert changed(TOO_MUCH, found.knobs).keys() == remedy.changes.keys()
+
+
+def test_only_what_the_framework_allows_is_proposed():
+    few = {name: SUPPORTED[name] for name in ("tokens_per_microbatch", "logprob_tokens", "memory_fraction")}
+    start = accepted(profile(TOO_MUCH, supported=few))
+    found = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
+    assert set(found.remedy.changes) <= set(few)
+    assert objections(start.profile, TOO_MUCH, found.knobs, started=True) == ()
+
+
+def test_what_the_user_denies_is_left_alone():
+    denied = launch(*too_much(deny=("tokens_per_microbatch", "reduce_mem_fraction", "numeric")))
+    assert not {"tokens_per_microbatch", "memory_fraction", "fused_kernels"} & set(denied.remedy.changes)
+
+
+def test_exact_comes_before_numeric():
+    exact = launch(*too_much())
+    assert "fused_kernels" not in exact.remedy.changes
+    only = {"fused_kernels": SUPPORTED["fused_kernels"]}
+    start = accepted(profile(TOO_MUCH, supported=only))
+    assert launch(start, Started(knobs=TOO_MUCH), *BACKWARD).remedy.effect is Effect.NUMERIC
+
+
+def test_fewer_changes_are_preferred_where_speed_is_the_same():
+    view = outlook(fold(too_much()))
+    found = best(view, TOO_MUCH, diagnosis=diagnosed(Phase.BACKWARD), started=True, permitted=lambda _: True)
+    one = [
+        k
+        for k in (replace(TOO_MUCH, tokens_per_microbatch=t) for t in (24_576, 12_288, 6144))
+        if judged(view, k).risk <= 0.2
+    ]
+    if one:
+        assert len(changed(TOO_MUCH, found.knobs)) <= 2
+    assert found.risk <= 0.2
+
+
+def test_a_failed_configuration_is_never_proposed_again():
+    history: list[Event] = [accepted(profile(TOO_MUCH)), Started(knobs=TOO_MUCH), *BACKWARD]
+    seen = [TOO_MUCH]
+    for number in range(11):
+        action = decide(tuple(history))
+        if isinstance(action, Finish):
+            break
+        assert action.knobs not in seen
+        seen.append(action.knobs)
+        phase = (Phase.BACKWARD, Phase.LOG_PROB, Phase.ROLLOUT)[number % 3]
+        history += [Decided(remedy=action.remedy), Started(knobs=action.knobs), *fails(phase)]
+    assert len(seen) > 5
+
+
+def test_after_two_wrong_predictions_of_a_phase_the_ladder_alone_decides():
+    history: list[Event] = list(too_much())
+    for _ in range(2):
+        found = launch(*history)
+        assert found.remedy.predicted
+        history += [Decided(remedy=found.remedy), Started(knobs=found.knobs), *BACKWARD]
+    assert not trusted(fold(tuple(history)), diagnosed(Phase.BACKWARD))
+    assert trusted(fold(tuple(history)), diagnosed(Phase.LOG_PROB))
+    assert launch(*history).remedy.predicted == {}
+
+
+def test_without_a_model_or_with_the_ladders_policy_nothing_is_predicted():
+    start = too_much()
+    unknown = replace(start[0], job=replace(start[0].job, shape=None))
+    by_choice = replace(start[0], policy=Policy.LADDER)
+    for first in (unknown, by_choice):
+        found = launch(first, *start[1:])
+        assert found.remedy.name == "reduce_tokens_per_mb" and found.remedy.predicted == {}
+        assert outlook(fold((first, *start[1:]))) is None
+
+
+def test_what_is_no_memory_of_the_estimate_stays_the_ladders():
+    start = accepted(profile(replace(KNOBS, dataloader_workers=4)))
+    assert not trusted(fold((start,)), diagnosed(Phase.ROLLOUT, cause=Cause.SHM))
+    assert not trusted(fold((start,)), diagnosed(Phase.NONE))
+
+
+def test_the_host_is_never_offered_what_it_cannot_hold():
+    small = replace(CLUSTER, host_memory_bytes=100 * GIB)
+    start = accepted(profile(TOO_MUCH), cluster=small)
+    found = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
+    assert not found.knobs.optimizer_offload and not found.knobs.activation_offload
+
+
+def test_a_host_that_ran_out_gets_less_offload():
+    moved = replace(KNOBS, optimizer_offload=True, param_offload=True, activation_offload=True)
+    small = replace(CLUSTER, host_memory_bytes=160 * GIB)
+    start = accepted(profile(moved), cluster=small)
+    found = launch(start, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
+    view = outlook(fold((start, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))))
+    assert judged(view, found.knobs).host < judged(view, moved).host
+
+
+def test_a_pool_that_was_too_small_grows():
+    tiny = replace(KNOBS, memory_fraction=0.25)
+    history = (
+        accepted(profile(tiny)),
+        Started(knobs=tiny),
+        *fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL),
+    )
+    found = launch(*history)
+    assert (found.knobs.memory_fraction or 0) > 0.25 or found.knobs.rollout_tensor_parallel != 1
+
+
+def test_the_search_offers_only_legal_values():
+    options = choices(profile(), KNOBS, recovery=Recovery(), started=True)
+    assert "max_model_len" not in options and "sharding" not in options
+    for knob, values in options.items():
+        assert values[0] == getattr(KNOBS, knob)
+        for value in values[1:]:
+            assert objections(profile(), KNOBS, replace(KNOBS, **{knob: value}), started=True) == ()
+    assert min(options["tokens_per_microbatch"]) >= LAYOUT.prompt_tokens + LAYOUT.response_tokens
+    assert max(options["tokens_per_microbatch"]) <= KNOBS.tokens_per_microbatch
+
+
+# ------------------------------------------------------------------------- before the first launch
+
+
+def test_what_may_fit_is_launched_as_written():
+    found = launch(accepted())
+    assert (found.knobs, found.reason, found.remedy) == (KNOBS, "as written", None)
+
+
+def test_phases_that_are_wrong_together_do_not_make_a_launch_hopeless():
+    tight = [
+        accepted(cluster=replace(CLUSTER, gpu_memory_bytes=size * GIB // 4)) for size in range(200, 300, 2)
+    ]
+    seen = [(start, judged(view, KNOBS)) for start in tight if (view := outlook(fold((start,)))) is not None]
+    together = [start for start, found in seen if found.least_risk < 0.95 and found.risk > 0.98]
+    assert together
+    for start in together:
+        assert launch(start).reason == "as written"
+
+
+def hopeless(mode: Preflight) -> Launch:
+    knobs = replace(TOO_MUCH, tokens_per_microbatch=196_608, logprob_tokens=196_608, recompute="off")
+    return launch(accepted(profile(knobs), recovery=Recovery(preflight=mode)))
+
+
+def test_what_cannot_fit_starts_from_the_nearest_predicted_fit():
+    found = hopeless(Preflight.APPLY)
+    assert found.remedy is not None and found.remedy.name == "preflight"
+    assert "is predicted to need" in found.reason and "more than there is" in found.reason
+    assert max(found.remedy.predicted.values()) < CLUSTER.gpu_memory_bytes
+
+
+def test_advice_changes_nothing_and_off_says_nothing():
+    advised = hopeless(Preflight.ADVISE)
+    assert advised.remedy is None and advised.knobs.tokens_per_microbatch == 196_608
+    assert "is predicted to fit" in advised.reason
+    assert hopeless(Preflight.OFF).reason == "as written"
+
+
+# ------------------------------------------------------------------------------- after the goal
+
+
+SLOW = replace(KNOBS, memory_fraction=0.4, tokens_per_microbatch=5120, concurrency=32)
+
+
+def stable(*, climb: bool, saved: int | None = 20, knobs: Knobs = SLOW) -> list[Event]:
+    written = replace(KNOBS, tokens_per_microbatch=16_384)
+    start = accepted(profile(written), recovery=Recovery(climb=climb), goal=Goal(steps=20))
+    small = peaks(backward=40 * GIB, log_prob=38 * GIB, rollout=45 * GIB)
+    rows = [
+        Progressed(step=n, of=400, seconds=200.0, peaks=small, saved=saved if n >= 20 else None)
+        for n in range(1, 25)
+    ]
+    return [start, Started(knobs=knobs), *rows, GoalReached(step=20, marginal=False, headroom=0.4)]
+
+
+def test_a_faster_neighbour_is_offered_when_all_is_over():
+    verdict = decide((*stable(climb=False), Ended(outcome=Completed())))
+    assert isinstance(verdict, Finish) and isinstance(verdict.verdict, TrainingCompleted)
+    offered = verdict.verdict.faster
+    assert offered is not None and offered.effect is Effect.EXACT
+    assert "shorter" in offered.slows
+
+
+def test_a_run_that_works_is_left_alone_unless_the_job_asks_to_climb():
+    assert decide(tuple(stable(climb=False))) == Await()
+    assert decide(tuple(stable(climb=True, saved=None))) == Await()  # no checkpoint since the goal
+    stop = decide(tuple(stable(climb=True)))
+    assert isinstance(stop, Stop) and stop.by == CLIMB
+
+
+def test_a_climb_that_fails_goes_back_to_what_held():
+    history = [*stable(climb=True), StopRequested(by=CLIMB), Ended(outcome=Cancelled(by=CLIMB))]
+    up = launch(*history)
+    assert up.remedy is not None and up.remedy.name == CLIMB
+    history += [Decided(remedy=up.remedy), Started(knobs=up.knobs), *fails(Phase.ROLLOUT)]
+    back = launch(*history)
+    assert back.knobs == SLOW and back.remedy is not None and back.remedy.name == RETURN
+
+
+# ------------------------------------------------------------------------------------ the end
+
+
+def test_giving_up_says_what_misses_by_how_much_and_what_would_fit():
+    tiny = replace(CLUSTER, gpu_memory_bytes=int(23.6 * GIB), host_memory_bytes=256 * GIB)
+    start = accepted(cluster=tiny, recovery=Recovery(relaunches=0, preflight=Preflight.OFF))
+    action = decide((start, Started(knobs=KNOBS), *BACKWARD))
+    assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
+    assert "is predicted to miss by" in action.verdict.nearest and "GiB" in action.verdict.nearest
+    assert any("times the GPUs (predicted" in text for text in action.verdict.would_help)
+    assert any("billion parameters" in text for text in action.verdict.would_help)
+
+
+def test_overflow_is_told_worst_first():
+    view = outlook(fold((accepted(profile(TOO_MUCH)),)))
+    misses = overflowing(
+        view, judged(view, replace(TOO_MUCH, recompute="off", tokens_per_microbatch=131_072))
+    )
+    assert misses and misses == sorted(misses, key=lambda item: -item[1])
+
+
+@pytest.mark.parametrize("phase", [Phase.ROLLOUT_INIT, Phase.LOG_PROB, Phase.FORWARD, Phase.WEIGHT_SYNC])
+def test_every_phase_of_the_estimate_has_a_cure(phase: Phase):
+    history = (
+        accepted(profile(TOO_MUCH)),
+        Started(knobs=TOO_MUCH),
+        *fails(phase, requested=8 * GIB, free=GIB),
+    )
+    found = launch(*history)
+    assert found.remedy.predicted[phase.value] < CLUSTER.gpu_memory_bytes
+
+
+def test_a_pool_that_is_too_small_never_gets_less_of_the_card():
+    small = replace(KNOBS, memory_fraction=0.4)
+    refused = fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL)
+    events: tuple[Event, ...] = (accepted(profile(small)),)
+    knobs = small
+    for _ in range(4):
+        events = (*events, Started(knobs=knobs), *refused)
+        found = decide(events)
+        if not isinstance(found, Launch):
+            break
+        assert found.knobs.memory_fraction >= knobs.memory_fraction
+        events, knobs = (*events, Decided(remedy=found.remedy)), found.knobs
+
+
+def test_offload_that_is_taken_back_is_called_so():
+    full = replace(KNOBS, optimizer_offload=True, param_offload=True)
+    host = replace(CLUSTER, host_memory_bytes=150 * GIB)
+    start = accepted(profile(full), cluster=host, recovery=Recovery(preflight=Preflight.OFF))
+    found = launch(start, Started(knobs=full), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
+    assert False in found.remedy.changes.values()
+    assert found.remedy.name == "reduce_host_offload"

@@ -1,0 +1,203 @@
+"""Properties of whole recoveries, in worlds whose byte costs `decide` cannot see."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.events import Finish, GaveUp, Launch, TrainingCompleted
+from autotune.policies.values.evidence import Completed
+from autotune.policies.values.types import (
+    Cause,
+    Component,
+    Effect,
+    Knobs,
+    Phase,
+    Placement,
+    Profile,
+    Recovery,
+    changed,
+)
+from tests.policies.stories import KNOBS, MIB, SUPPORTED, Story, accepted, diagnosed, like, profile
+
+MANY = Recovery(relaunches=400)
+PHASES = (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.WEIGHT_SYNC)
+
+
+class World:
+    """A job in the manner of the built-in one: hidden costs per phase against two device budgets."""
+
+    def __init__(self, *, costs: dict[str, int], trainer: int, engine: int) -> None:
+        self.costs, self.trainer, self.engine = costs, trainer, engine
+
+    def peaks(self, knobs: Knobs) -> dict[Phase, int]:
+        cost = self.costs
+        tokens = knobs.tokens_per_microbatch or 8192
+        scored = knobs.logprob_tokens or tokens
+        chunk = min(knobs.logprob_chunk or scored, scored)
+        kept = cost["activation"] * tokens // (8 if knobs.recompute == "full" else 1)
+        kept //= 3 if knobs.activation_offload else 1
+        logits = cost["logit"] * (min(knobs.logprob_chunk or tokens, tokens))
+        weights = cost["weights"] // (4 if knobs.param_offload else 1)
+        state = weights + (0 if knobs.optimizer_offload else cost["state"])
+        return {
+            Phase.LOG_PROB: state + cost["logit"] * chunk + cost["activation"] * scored // 10,
+            Phase.FORWARD: state + kept + logits,
+            Phase.BACKWARD: state + kept + logits // (2 if knobs.loss_recompute else 1) + weights,
+            Phase.OPTIMIZER: state + weights + (0 if knobs.optimizer_offload else cost["state"] // 2),
+            Phase.WEIGHT_SYNC: state + (0 if knobs.sync_mode == "disk" else (knobs.sync_buffer or 0)),
+        }
+
+    def fails(self, knobs: Knobs):
+        """Return the diagnosis of the first phase that does not fit, or None."""
+        pool = int((knobs.memory_fraction or 0) * self.engine) - self.costs["engine_weights"]
+        if pool < self.costs["pool"]:
+            return diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT)
+        load = pool + self.costs["engine_weights"] + self.costs["request"] * (knobs.concurrency or 1)
+        if load > self.engine:
+            return self._oom(Phase.ROLLOUT, Component.ROLLOUT, load, self.engine)
+        for phase, peak in self.peaks(knobs).items():
+            if peak > self.trainer:
+                return self._oom(phase, Component.TRAINER, peak, self.trainer)
+        return None
+
+    def _oom(self, phase: Phase, component: Component, peak: int, budget: int):
+        requested = max(1, peak // 3)
+        free = min(requested - 1, max(0, budget - (peak - requested)))
+        return diagnosed(
+            phase=phase,
+            component=component,
+            requested_bytes=requested,
+            free_bytes=free,
+            capacity_bytes=budget,
+            allocated_bytes=budget - free,
+        )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    number = st.integers
+    costs = {
+        "activation": draw(number(100, 60_000)),
+        "logit": draw(number(100, 40_000)),
+        "weights": draw(number(1, 60)) * MIB,
+        "state": draw(number(1, 120)) * MIB,
+        "engine_weights": draw(number(1, 60)) * MIB,
+        "pool": draw(number(1, 100)) * MIB,
+        "request": draw(number(1, 4_000)) * 1024,
+    }
+    return World(costs=costs, trainer=draw(number(20, 600)) * MIB, engine=draw(number(100, 400)) * MIB)
+
+
+def smallest(fraction: float) -> Knobs:
+    """Return the end of every ladder."""
+    return replace(
+        KNOBS,
+        concurrency=1,
+        memory_fraction=fraction,
+        tokens_per_microbatch=64,
+        logprob_tokens=64,
+        logprob_chunk=32,
+        recompute="full",
+        activation_offload=True,
+        optimizer_offload=True,
+        param_offload=True,
+        loss_recompute=True,
+        sync_mode="disk",
+    )
+
+
+def play(world: World, story: Story, *, most: int = 600):
+    """Run the world to its end; return the verdict and all launches."""
+    launches: list[Launch] = []
+    while len(launches) < most:
+        action = story.action()
+        if isinstance(action, Finish):
+            return action.verdict, launches
+        launches.append(story.launch())
+        failure = world.fails(story.knobs)
+        story.ends(Completed()) if failure is None else story.fails(like(failure))
+    raise AssertionError("it does not end")
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds(), st.sampled_from(Placement))
+def test_a_fit_on_the_ladder_is_always_found(world: World, placement: Placement):
+    verdict, _ = play(world, Story(accepted(profile(placement=placement), recovery=MANY)))
+    if any(world.fails(smallest(share / 100)) is None for share in range(10, 91, 5)):
+        assert isinstance(verdict, TrainingCompleted), verdict
+    else:
+        assert isinstance(verdict, TrainingCompleted | GaveUp)
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds())
+def test_few_relaunches_are_enough(world: World):
+    verdict, launches = play(world, Story(accepted(recovery=MANY)))
+    if isinstance(verdict, TrainingCompleted):
+        assert len(launches) <= 40
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), st.sampled_from(Placement))
+def test_no_failed_configuration_comes_back_and_every_one_is_legal(world: World, placement: Placement):
+    of = profile(placement=placement)
+    _, launches = play(world, Story(accepted(of, recovery=MANY)))
+    assert len({launch.knobs for launch in launches}) == len(launches)
+    for before, after in pairwise(launches):
+        assert objections(of, before.knobs, after.knobs, started=True) == ()
+        assert after.remedy is not None
+        assert changed(before.knobs, after.knobs).keys() == after.remedy.changes.keys()
+
+
+DIAGNOSES = st.builds(
+    diagnosed,
+    st.sampled_from(
+        [Cause.GPU_OOM, Cause.HOST_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL, Cause.SHM, Cause.OBJECT_STORE]
+    ),
+    st.sampled_from(Phase),
+    st.sampled_from(Component),
+    step=st.none() | st.integers(0, 50),
+    fragmentation=st.booleans(),
+    requested_bytes=st.integers(1, 1 << 40),
+    free_bytes=st.integers(0, 1 << 40),
+    capacity_bytes=st.integers(1, 1 << 40),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(DIAGNOSES, min_size=1, max_size=60),
+    st.integers(0, 20),
+    st.lists(st.sampled_from(["recompute", "concurrency", "offload_params", "numeric"]), max_size=3),
+    st.sampled_from(Placement),
+)
+def test_whatever_fails_it_ends_within_the_budget_and_keeps_to_what_is_allowed(
+    failures: list, relaunches: int, deny: list[str], placement: Placement
+):
+    of: Profile = profile(placement=placement)
+    recovery = Recovery(relaunches=relaunches, allow=(Effect.EXACT,), deny=tuple(deny))
+    story = Story(accepted(of, recovery=recovery))
+    seen = [story.launch().knobs]
+    for number in range(relaunches + 1):
+        story.fails(like(failures[number % len(failures)]))
+        action = story.action()
+        if isinstance(action, Finish):
+            assert isinstance(action.verdict, GaveUp)
+            assert action.verdict.reason
+            return
+        before = story.knobs
+        launch = story.launch()
+        assert launch.knobs not in seen
+        assert launch.remedy is not None
+        assert launch.remedy.effect is Effect.EXACT
+        assert launch.remedy.name not in deny
+        assert not set(changed(before, launch.knobs)) & set(deny)
+        assert set(launch.remedy.changes) <= set(SUPPORTED)
+        assert objections(of, before, launch.knobs, started=False) == ()
+        seen.append(launch.knobs)
+    raise AssertionError("the budget did not end it")

@@ -1,0 +1,116 @@
+"""What a framework accepts, and how far knobs move."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autotune.policies.remedies.ladder import LADDER, candidates
+from autotune.policies.remedies.legality import completed, objections, on_grid
+from autotune.policies.remedies.step_size import smaller
+from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.types import AtMost, Cause, Divides, Grid, Knobs, Phase, Requires, Together
+from tests.policies.stories import KNOBS, MIB, profile, support
+
+# The names of DESIGN, which users write into `deny`.
+NAMES = [
+    "reduce_concurrency",
+    "reduce_mem_fraction",
+    "increase_mem_fraction",
+    "disable_cuda_graph",
+    "reduce_tokens_per_mb",
+    "reduce_micro_batch",
+    "recompute",
+    "loss_recompute",
+    "chunk_logits",
+    "fused_kernels",
+    "offload_activations",
+    "offload_optimizer",
+    "offload_params",
+    "offload_grads",
+    "sequence_parallel",
+    "tensor_parallel",
+    "disk_weight_sync",
+    "reduce_sync_buffer",
+    "expandable_segments",
+    "adjust_memory_margin",
+    "host_allocator",
+    "reduce_host_offload",
+    "drop_weights_backup",
+    "reduce_workers",
+    "restart_every",
+    "free_before_relaunch",
+    "capture_snapshot",
+]
+
+
+def test_every_remedy_has_its_rung():
+    assert {rung.name for rung in LADDER} == set(NAMES)
+
+
+def test_host_memory_is_never_cured_by_more_offload():
+    for rung in LADDER:
+        if Cause.HOST_OOM in rung.causes:
+            assert not rung.name.startswith("offload")
+
+
+def test_objections_are_printable():
+    of = profile(
+        constraints=(
+            AtMost(knob="concurrency", value=128, why="the engine has 128 slots"),
+            Divides(knob="tokens_per_microbatch", of=8192, why="the batch is packed evenly"),
+            Requires(
+                knob="recompute", value="full", other="activation_offload", values=(False,), why="one or none"
+            ),
+            Together(knobs=("param_offload", "optimizer_offload"), why="one switch"),
+        )
+    )
+
+    def said(**new):
+        return " ".join(objections(of, KNOBS, replace(KNOBS, **new), started=False))
+
+    assert "128 slots" in said(concurrency=200)
+    assert "packed evenly" in said(tokens_per_microbatch=3072)
+    assert "one or none" in said(recompute="full", activation_offload=True)
+    assert "one switch" in said(param_offload=True)
+    assert said(param_offload=True, optimizer_offload=True) == ""
+    assert "not supported" in said(grad_offload=True)
+    assert "not a legal value" in said(recompute="selective")
+    assert said() == ""
+
+
+def test_a_change_brings_along_what_belongs_to_it():
+    of = profile(
+        constraints=(
+            Together(knobs=("param_offload", "optimizer_offload"), why="one switch"),
+            Requires(knob="recompute", value="full", other="sync_mode", values=("disk",), why="it does"),
+        )
+    )
+    assert completed(of, KNOBS, {"param_offload": True}) == {"param_offload": True, "optimizer_offload": True}
+    assert completed(of, KNOBS, {"recompute": "full"}) == {"recompute": "full", "sync_mode": "disk"}
+
+
+@given(st.integers(1, 10**6), st.floats(0.01, 1.0), st.integers(1, 4096), st.integers(1, 4096))
+def test_smaller_is_smaller_and_on_the_grid(present: int, share: float, least: int, multiple: int):
+    grid = support("tokens", minimum=least, maximum=10**6, multiple=multiple)
+    of = profile(
+        supported={"tokens_per_microbatch": grid}, constraints=(AtMost(knob="concurrency", value=9, why="w"),)
+    )
+    found = smaller(of, Knobs(tokens_per_microbatch=present), "tokens_per_microbatch", share=share)
+    if found is not None:
+        assert least <= found < present
+        assert on_grid(grid.grid, found)
+
+
+def test_listed_values_are_taken_from_the_list():
+    of = profile(supported={"concurrency": support("n", 256, 128, 64, 32)})
+    assert smaller(of, Knobs(concurrency=256), "concurrency", share=0.4) == 64
+    assert smaller(of, Knobs(concurrency=32), "concurrency", share=0.5) is None
+    assert on_grid(Grid(values=(False, True)), True)
+    assert not on_grid(Grid(values=(0, 1)), True)
+
+
+def test_an_unset_scoring_pass_follows_the_training_pass():
+    of = profile()
+    first = next(candidates(of, KNOBS, Diagnosis(cause=Cause.GPU_OOM, phase=Phase.LOG_PROB), started=True))
+    assert first.changes == {"logprob_tokens": 4096}
+    assert KNOBS.sync_buffer == 64 * MIB
