@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install check test e2e e2e-long demo search-demo overhead schema clean explain-speed fuzz gpu-measure gpu-launch
+.PHONY: help install check test test-pythons e2e e2e-long golden demo search-demo overhead schema clean explain-speed fuzz gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -38,11 +38,25 @@ check: install  ## lint, types, import directions
 test: install  ## every test that needs no SGLang engine
 	$(PYTEST) -m "not e2e and not e2e_long"
 
+# The core without torch and the engine, whose wheels for these versions bring CUDA packages along.
+PYTHONS ?= python3.12 python3.13
+CORE_TESTS := tests/policies tests/orchestrator tests/launchers/frameworks
+test-pythons:  ## the fast tests of the core on other Pythons, where one is installed
+	@for python in $(PYTHONS); do \
+		$$python -c '' 2>/dev/null || { echo "$$python: not installed, skipped"; continue; }; \
+		$$python -m venv .venv-$$python && \
+		.venv-$$python/bin/python -m pip install --disable-pip-version-check --quiet -e . --group dev -c requirements/constraints.txt && \
+		.venv-$$python/bin/python -m pytest -m "not e2e and not e2e_long" $(CORE_TESTS) || exit 1; \
+	done
+
 e2e: install  ## real Ray, SGLang and out-of-memory failures
 	$(PYTEST) -m e2e tests
 
 e2e-long: install  ## the same, minutes each
 	$(PYTEST) -m e2e_long --timeout 3600 tests
+
+golden: install  ## compare every recorded decision: launches, searches, look-alikes, explain's advice
+	$(BIN)/python -m benchmarks.golden
 
 demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them
 	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder
@@ -75,4 +89,4 @@ schema: install  ## write configs/job.schema.json
 	$(BIN)/python -m autotune.orchestrator.config.json_schema > configs/job.schema.json
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python3.* build src/*.egg-info .mypy_cache .ruff_cache .hypothesis
