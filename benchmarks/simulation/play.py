@@ -55,7 +55,7 @@ def play(world: World, best: Best, name: str) -> Day:
         searching = name in SEARCHES and ran.failure is None and launches > 1
         if searching:
             lasted = goal
-        events += _rows(world, knobs, ran, launches, lasted=lasted, searching=searching)
+        events += rows(world, knobs, ran, launches, lasted=lasted, searching=searching)
         if not searching and lasted >= goal and first_stable is None:
             first_stable = best.step_s / ran.step_s
         if searching:
@@ -97,7 +97,7 @@ def play(world: World, best: Best, name: str) -> Day:
     )
 
 
-def _rows(
+def rows(
     world: World, knobs: Knobs, ran: Ran, number: int, *, lasted: int, searching: bool
 ) -> Iterable[Event]:
     """Return what the journal holds of an attempt."""
