@@ -1,1 +1,1 @@
-"""Decisions of the default policy on many jobs, kept as text, so that a change of behaviour shows in a diff."""
+"""Decisions of the default policy on many jobs, kept as text: a change of behaviour shows in a diff."""

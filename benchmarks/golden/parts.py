@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.golden import launch
+from benchmarks.golden import explain, histories, launch, lookalikes, search
 
 FOLDER = Path(__file__).parents[2] / "tests" / "golden"
 _SHOWN = 40  # lines of a difference
@@ -20,18 +20,17 @@ class Part(NamedTuple):
 
     cases: Callable[[], tuple[str, ...]]
     record: Callable[[str], list[str]]  # a case -> its lines
-    every: int = 1  # of its cases one in so many is compared by the fast tests; prime to the three strata
+    fast_cases: Callable[[], tuple[str, ...]]  # those that the fast tests compare
 
 
+# Strides of the fast cases are prime to the three strata, the two starts and the look-alikes' scenarios.
 PARTS: Mapping[str, Part] = {
-    "launch": Part(launch.cases, launch.record, every=10),
+    "launch": Part(launch.cases, launch.record, lambda: launch.cases()[::10]),
+    "search": Part(search.cases, search.record, lambda: search.cases()[::5]),
+    "lookalikes": Part(lookalikes.cases, lookalikes.record, lambda: lookalikes.cases()[::2]),
+    "histories": Part(histories.cases, histories.record, histories.fast_cases),
+    "explain": Part(explain.cases, explain.record, explain.cases),
 }
-
-
-def subset(name: str) -> tuple[str, ...]:
-    """Return the cases of a part that the fast tests compare."""
-    part = PARTS[name]
-    return part.cases()[:: part.every]
 
 
 def recorded(name: str, cases: Sequence[str], *, processes: int = 1) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ import msgspec
 import optuna
 
 from autotune.orchestrator.search.optuna_study import distributions, parameters
-from autotune.orchestrator.search.proposer import Choice
+from autotune.orchestrator.search.proposer import Choice, Proposed
 from autotune.orchestrator.search.results import Ledger
 from autotune.orchestrator.search.surrogate import Estimated
 from autotune.policies.remedies.legality import objections
@@ -34,6 +34,17 @@ _MODES: tuple[dict[str, Setting], ...] = (
 
 def autotune(start: Start, book: Book, seed: int) -> Choose:
     """Return what this project chooses."""
+    propose = proposals(start, book)
+
+    def choose() -> Knobs | None:
+        proposed = propose()
+        return None if proposed is None else proposed.knobs
+
+    return choose
+
+
+def proposals(start: Start, book: Book) -> Callable[[], Proposed | None]:
+    """Return what proposes this project's next trial after everything that the book holds."""
     ledger = Ledger(book)
     guide = Estimated(start.world.accepted, base=start.knobs, dimensions=start.dimensions)
     choice = Choice(
@@ -45,12 +56,11 @@ def autotune(start: Start, book: Book, seed: int) -> Choose:
         min_gain=start.world.accepted.job.search.min_gain,
     )
 
-    def choose() -> Knobs | None:
+    def propose() -> Proposed | None:
         guide.learn(ledger)
-        proposed = choice.next(())
-        return None if proposed is None else proposed.knobs
+        return choice.next(())
 
-    return choose
+    return propose
 
 
 def random(start: Start, book: Book, seed: int) -> Choose:
