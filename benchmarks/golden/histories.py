@@ -39,6 +39,7 @@ from autotune.policies.values.evidence import (
     Peak,
 )
 from autotune.policies.values.history import RESUMED
+from autotune.policies.values.priors import Factor, Kind, Learned
 from autotune.policies.values.types import (
     Cause,
     Component,
@@ -201,6 +202,16 @@ def wide(recovery: Recovery = _BUDGET) -> Accepted:
 def _with_knobs(accepted: Accepted, **knobs: object) -> Accepted:
     profile = accepted.profile
     return replace(accepted, profile=replace(profile, knobs=replace(profile.knobs, **knobs)))
+
+
+def _taught(*, mean: float) -> Accepted:
+    """Return the known job after earlier runs whose training passes were off by a factor."""
+    parts = ("activations", "logits", "buffers")
+    factors = {
+        f"{group}.{part}": Factor(mean=mean, error=0.02) for group in ("train", "score") for part in parts
+    }
+    kind = Kind(model="", gpu="H100", framework="verl", version="", placement="colocated")
+    return known(learned=Learned(kind=kind, factors=factors, runs=3))
 
 
 # ------------------------------------------------------------------ the cases
@@ -431,5 +442,7 @@ _STORIES: dict[str, Callable[[], Case]] = {
     "a written job that overflows": _story(
         _with_knobs(known(), tokens_per_microbatch=131_072, memory_fraction=0.9), _OOM, _OOM
     ),
+    "earlier runs needed more": _story(_taught(mean=1.4), _OOM, _OOM),
+    "earlier runs needed less": _story(_taught(mean=0.6), _OOM, _OOM),
     "a written job without a pool": _story(_with_knobs(known(), memory_fraction=0.1), _COMPLETE),
 }

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.golden import explain, histories, launch, lookalikes, search
+from benchmarks.golden import estimates, explain, histories, launch, lookalikes, search
 
 FOLDER = Path(__file__).parents[2] / "tests" / "golden"
 _SHOWN = 40  # lines of a difference
@@ -26,9 +26,10 @@ class Part(NamedTuple):
 # Strides of the fast cases are prime to the three strata, the two starts and the look-alikes' scenarios.
 PARTS: Mapping[str, Part] = {
     "launch": Part(launch.cases, launch.record, lambda: launch.cases()[::10]),
-    "search": Part(search.cases, search.record, lambda: search.cases()[::5]),
+    "search": Part(search.cases, search.record, lambda: search.cases()[::7]),
     "lookalikes": Part(lookalikes.cases, lookalikes.record, lambda: lookalikes.cases()[::2]),
     "histories": Part(histories.cases, histories.record, histories.fast_cases),
+    "estimates": Part(estimates.cases, estimates.record, estimates.cases),
     "explain": Part(explain.cases, explain.record, explain.cases),
 }
 
