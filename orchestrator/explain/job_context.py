@@ -16,8 +16,9 @@ from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_model
 from autotune.policies.remedies.catalogue import spoken
 from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.knob_table import ENGINE_KNOBS
 from autotune.policies.values.model import Model
-from autotune.policies.values.types import ENGINE_KNOBS, KNOBS, Cluster, Job, Knobs, Profile, Support, Value
+from autotune.policies.values.types import KNOBS, Cluster, Job, Knobs, Profile, Support, Value
 
 _TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
 _FEWEST = 2  # knobs that a log must print before what it leaves out is taken for a default

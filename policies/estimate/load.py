@@ -9,6 +9,7 @@ import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.parts import Flags, Floats
+from autotune.policies.values.knob_table import KNOB_TABLE
 from autotune.policies.values.types import Cluster, Knobs, Layout, Placement, Profile
 
 _UNBOUNDED = 1e18
@@ -119,7 +120,7 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         passes=np.maximum(1.0, np.ceil(step_tokens / tokens)),
         score_passes=np.maximum(1.0, np.ceil(step_tokens / tokens_scored)),
         step_tokens=step_tokens,
-        recompute=columns.code("recompute", ("off", "selective", "full")),
+        recompute=columns.mode("recompute"),
         activation_offload=columns.flag("activation_offload"),
         param_offload=columns.flag("param_offload"),
         grad_offload=columns.flag("grad_offload"),
@@ -133,13 +134,13 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         concurrency=columns.number("concurrency", 256),
         fraction=columns.number("memory_fraction", default_fraction),
         rollout_tensor=columns.number("rollout_tensor_parallel", 1),
-        graphs=columns.code("cuda_graphs", ("off", "limited", "full"), default="full"),
+        graphs=columns.mode("cuda_graphs"),
         prefill=columns.number("max_batched_tokens", chunk),
-        disk=columns.code("sync_mode", ("memory", "disk")) == 1,
+        disk=columns.mode("sync_mode") == 1,
         sync_buffer=columns.number("sync_buffer", constant("sync_bucket")),
         backup=columns.flag("weights_backup"),
         workers=columns.number("dataloader_workers", 0),
-        expandable=columns.code("allocator", ("default", "expandable")) == 1,
+        expandable=columns.mode("allocator") == 1,
         margin=columns.number("memory_margin", 0),
     )
 
@@ -161,9 +162,11 @@ class _Columns:
     def flag(self, name: str, *, default: bool = False) -> Flags:
         return self.number(name, float(default)) > 0
 
-    def code(self, name: str, words: tuple[str, ...], *, default: str | None = None) -> Floats:
-        own = getattr(self._own, name) or default or words[0]
-        codes = {word: float(position) for position, word in enumerate(words)}
+    def mode(self, name: str) -> Floats:
+        """Return the places of the modes in the knob's own order."""
+        row = KNOB_TABLE[name]
+        own = getattr(self._own, name) or row.default
+        codes = {mode: float(place) for place, mode in enumerate(row.order)}
         fallback = codes.get(own, 0.0)
         return np.array(
             [codes.get(getattr(knobs, name) or own, fallback) for knobs in self._candidates], dtype=np.float64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.policies.remedies.catalogue import MOVES, Part, Turn, spoken
+from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER, Rung, candidates
 from autotune.policies.remedies.proposals import host
 from autotune.policies.values.evidence import Diagnosis, Remedy
@@ -127,7 +127,7 @@ def _turn(knob: str, before: Setting, after: Setting) -> str:
 
 
 def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
-    for knob, turn in _turns(name, diagnosis).items():
+    for knob, turn in spoken_for(name, diagnosis.phase, engine=_is_engine(diagnosis)).items():
         if name == "reduce_host_offload":
             ruled_out = known.offered.isdisjoint(MOVES[name].turns)
         else:
@@ -137,7 +137,7 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
                 name=name,
                 action=turn.action,
                 reason=turn.reason,
-                changes={knob: turn.way},
+                changes={knob: turn_of(name, knob)},
                 slows=_price(turn.slows or MOVES[name].slows),
             )
     return None
@@ -150,17 +150,6 @@ def _is_known(known: Known, knob: str) -> bool:
 
 def _price(slows: str) -> str:
     return "" if slows == "nothing" else slows
-
-
-def _turns(name: str, diagnosis: Diagnosis) -> dict[str, Turn]:
-    """Return the ways to apply a remedy to what failed, the nearest first."""
-    parts: dict[Part | None, dict[str, Turn]] = {}
-    for knob, turn in spoken(name).items():
-        parts.setdefault(turn.part, {})[knob] = turn
-    if _is_engine(diagnosis) and Part.ENGINE in parts:
-        return parts[Part.ENGINE]
-    scoring = parts.get(Part.SCORING, {}) if diagnosis.phase is Phase.LOG_PROB else {}
-    return scoring | parts.get(None, {})
 
 
 def _group(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:

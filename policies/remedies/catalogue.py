@@ -1,31 +1,21 @@
-"""MOVES: which knobs a remedy turns, which way, and what is said of it: the one table of the ladder's words.
+"""MOVES: which knobs a remedy turns, which memory that saves, and what is said of it.
 
-`proposals` says how far a knob goes and `ladder` when; both take name and knobs from here, and reason,
-gain and price too wherever the figures of a failure say nothing better.
+The knob table says which way a knob saves a memory, `proposals` how far it goes and `ladder` when. Reason, gain
+and price stand here wherever a failure's figures say nothing better.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-
-from autotune.policies.values.types import Value
-
-
-class Part(Enum):
-    """What of a job a turn belongs to, where a remedy has another for the rest."""
-
-    ENGINE = "engine"
-    SCORING = "scoring"
+from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Part
+from autotune.policies.values.types import Phase, Value
 
 
 class Turn(Value, frozen=True, kw_only=True):
-    """One way to apply a remedy: which way its knob goes."""
+    """What is said of one knob that a remedy turns."""
 
-    way: str  # lower | raise | either | on | off | more, or the mode that it takes
     action: str = ""  # what to do, where nothing is known of the job; empty: the remedy needs its values
     reason: str = ""  # empty: it is told with the figures
     slows: str = ""  # empty: as the remedy does
-    part: Part | None = None
 
 
 class Move(Value, frozen=True, kw_only=True):
@@ -33,6 +23,7 @@ class Move(Value, frozen=True, kw_only=True):
 
     frees: str
     slows: str
+    memory: Memory = Memory.GPU  # that it saves
     turns: dict[str, Turn] = {}  # by knob: the ways to apply it; none where nothing of the job changes
 
 
@@ -45,14 +36,12 @@ _SPLIT = "split every sequence over more ranks"
 _PART = "each rank holds a part of every sequence"
 _KEPT = "host memory keeps them while the devices do not need them"
 
-# Of two remedies that turn the same knob the other way, the one that saves device memory comes first.
 MOVES: dict[str, Move] = {
     "reduce_concurrency": Move(
         frees="the engine's batches and live tokens",
         slows="rollout, where the engine was not saturated",
         turns={
             "concurrency": Turn(
-                way="lower",
                 action="lower `concurrency`, the requests the engine works on at once, for instance to half",
                 reason="batch and pool memory shrink with the requests; every sample is still made",
             ),
@@ -63,7 +52,6 @@ MOVES: dict[str, Move] = {
         slows="rollout, when the pool holds fewer requests",
         turns={
             "memory_fraction": Turn(
-                way="lower",
                 action="lower `memory_fraction`, the engine's static share of the card, for instance by 0.1",
                 reason="the engine's static share is taken from the memory that ran out",
                 slows="rollout, when the smaller pool holds fewer requests",
@@ -73,9 +61,9 @@ MOVES: dict[str, Move] = {
     "increase_mem_fraction": Move(
         frees="pool memory, taken from the rest of the card",
         slows="nothing",
+        memory=Memory.POOL,
         turns={
             "memory_fraction": Turn(
-                way="raise",
                 action="raise `memory_fraction`, the engine's static share of the card, for instance by 0.05",
                 reason="what the weights leave of the engine's share is too small a pool, "
                 "so the share must grow",
@@ -87,7 +75,6 @@ MOVES: dict[str, Move] = {
         slows="decoding of small batches",
         turns={
             "cuda_graphs": Turn(
-                way="off",
                 action="capture fewer CUDA graphs, or none",
                 reason="captured graphs keep private pools beside the token pool",
                 slows="decoding of small batches, by 10 to 30 %",
@@ -99,24 +86,19 @@ MOVES: dict[str, Move] = {
         slows="the phase by a few per cent",
         turns={
             "tokens_per_microbatch": Turn(
-                way="lower",
                 action="lower `tokens_per_microbatch`, for instance to half",
                 reason=_PASS,
                 slows="this phase by a few per cent",
             ),
             "logprob_tokens": Turn(
-                way="lower",
                 action="lower `logprob_tokens`, the tokens of a scoring pass, for instance to half",
                 reason=_PASS,
                 slows="nothing",
-                part=Part.SCORING,
             ),
             "max_batched_tokens": Turn(
-                way="lower",
                 action="lower `max_batched_tokens`, what the engine prefills at once, for instance to half",
                 reason="the memory of a prefill grows with its tokens",
                 slows="rollout, slightly",
-                part=Part.ENGINE,
             ),
         },
     ),
@@ -125,7 +107,6 @@ MOVES: dict[str, Move] = {
         slows="the phase by a few per cent",
         turns={
             "microbatch_size": Turn(
-                way="lower",
                 action="lower `microbatch_size`, for instance to half, and accumulate more gradients",
                 reason="the memory of a pass grows with its sequences; the batch is the same, in more passes",
                 slows="this phase by a few per cent",
@@ -137,7 +118,6 @@ MOVES: dict[str, Move] = {
         slows="training by 5 to 30 %",
         turns={
             "recompute": Turn(
-                way="on",
                 action="recompute activations in backward (gradient checkpointing)",
                 reason="backward computes the activations again, so that forward need not keep them",
                 slows="training by 20 to 30 %",
@@ -149,12 +129,10 @@ MOVES: dict[str, Move] = {
         slows="backward by a few per cent",
         turns={
             "loss_recompute": Turn(
-                way="on",
                 action="recompute the loss in backward",
                 reason="the loss keeps logits for backward; computing it again keeps none",
             ),
             "entropy_recompute": Turn(
-                way="on",
                 reason="the entropy keeps a copy of the logits for backward; computing it again keeps none",
             ),
         },
@@ -164,13 +142,11 @@ MOVES: dict[str, Move] = {
         slows="the phase by 1 to 3 %",
         turns={
             "logprob_chunk": Turn(
-                way="lower",
                 action="compute logits and entropy in pieces",
                 reason=_PIECES,
                 slows="this phase by 1 to 3 %",
             ),
             "entropy_chunking": Turn(
-                way="on",
                 action="compute the entropy of the logits in pieces",
                 reason=_PIECES,
                 slows="this phase by 1 to 3 %",
@@ -182,7 +158,6 @@ MOVES: dict[str, Move] = {
         slows="nothing; results differ by rounding",
         turns={
             "fused_kernels": Turn(
-                way="on",
                 action="use fused kernels for loss and gates",
                 reason="they never write the full logits; results differ by rounding",
                 slows="nothing",
@@ -194,7 +169,6 @@ MOVES: dict[str, Move] = {
         slows=_BY_TRANSFERS,
         turns={
             "activation_offload": Turn(
-                way="on",
                 action="offload activations to the host between forward and backward",
                 reason=_KEPT,
                 slows=_TRANSFERS,
@@ -206,13 +180,11 @@ MOVES: dict[str, Move] = {
         slows=_BY_TRANSFERS,
         turns={
             "optimizer_offload": Turn(
-                way="on",
                 action="offload the optimizer's state to the host",
                 reason="host memory keeps it while the devices do not need it",
                 slows=_TRANSFERS,
             ),
             "optimizer_offload_fraction": Turn(
-                way="raise",
                 reason="the rest of the optimizer's state moves to host memory",
                 slows=_TRANSFERS,
             ),
@@ -223,7 +195,6 @@ MOVES: dict[str, Move] = {
         slows=_BY_TRANSFERS,
         turns={
             "param_offload": Turn(
-                way="on",
                 action="offload the trainer's weights to the host, or shard them over more cards",
                 reason=_KEPT,
                 slows=_TRANSFERS,
@@ -235,7 +206,6 @@ MOVES: dict[str, Move] = {
         slows=_BY_TRANSFERS,
         turns={
             "grad_offload": Turn(
-                way="on",
                 action="offload the gradients to the host",
                 reason=_KEPT,
                 slows=_TRANSFERS,
@@ -246,8 +216,8 @@ MOVES: dict[str, Move] = {
         frees="about half of each sequence's activations",
         slows=_COMMUNICATION,
         turns={
-            "sequence_parallel": Turn(way="more", action=_SPLIT, reason=_PART),
-            "context_parallel": Turn(way="more", action=_SPLIT, reason=_PART),
+            "sequence_parallel": Turn(action=_SPLIT, reason=_PART),
+            "context_parallel": Turn(action=_SPLIT, reason=_PART),
         },
     ),
     "tensor_parallel": Move(
@@ -255,16 +225,13 @@ MOVES: dict[str, Move] = {
         slows=_COMMUNICATION,
         turns={
             "tensor_parallel": Turn(
-                way="more",
                 action="split every layer over more ranks",
                 reason="each rank holds a part of every layer",
             ),
             "rollout_tensor_parallel": Turn(
-                way="more",
                 action="split the engine's model over more cards",
                 reason="each card holds a part of every layer, and more of its own pool",
                 slows="decoding, by communication",
-                part=Part.ENGINE,
             ),
         },
     ),
@@ -273,7 +240,6 @@ MOVES: dict[str, Move] = {
         slows="weight sync, by a write and a read",
         turns={
             "sync_mode": Turn(
-                way="disk",
                 action="hand new weights to the engine through files",
                 reason="weights written to files need no gathered copies and buffers on the devices",
                 slows="weight sync, by writing and reading the model",
@@ -285,7 +251,6 @@ MOVES: dict[str, Move] = {
         slows="weight sync, slightly",
         turns={
             "sync_buffer": Turn(
-                way="lower",
                 action="send new weights in smaller pieces",
                 reason="weights travel in pieces of this size, held on both sides",
             ),
@@ -296,21 +261,18 @@ MOVES: dict[str, Move] = {
         slows="nothing",
         turns={
             "allocator": Turn(
-                way="expandable",
                 action="let the allocator's segments grow",
                 reason="memory that is reserved but in pieces too small for the request becomes usable",
             ),
         },
     ),
-    "adjust_memory_margin": Move(
-        frees="the difference", slows="nothing", turns={"memory_margin": Turn(way="either")}
-    ),
+    "adjust_memory_margin": Move(frees="the difference", slows="nothing", turns={"memory_margin": Turn()}),
     "host_allocator": Move(
         frees="host memory that is freed but not returned",
         slows="nothing",
+        memory=Memory.HOST,
         turns={
             "host_allocator": Turn(
-                way="jemalloc",
                 action="use an allocator that gives host memory back",
                 reason="glibc keeps freed host memory in its arenas; jemalloc and tcmalloc return it",
             ),
@@ -319,23 +281,23 @@ MOVES: dict[str, Move] = {
     "reduce_host_offload": Move(
         frees="host memory, at the cost of the card's",
         slows="nothing",
+        memory=Memory.HOST,
         turns={
-            "activation_offload": Turn(way="off"),
-            "grad_offload": Turn(way="off"),
+            "activation_offload": Turn(),
+            "grad_offload": Turn(),
             "optimizer_offload": Turn(
-                way="off",
                 action="offload less to the host: optimizer, weights, activations, caches",
                 reason="what is offloaded fills the host memory that ran out",
             ),
-            "param_offload": Turn(way="off"),
+            "param_offload": Turn(),
         },
     ),
     "drop_weights_backup": Move(
         frees="one host copy of the weights",
         slows="waking the trainer, slightly",
+        memory=Memory.HOST,
         turns={
             "weights_backup": Turn(
-                way="off",
                 reason="the backup is a full copy of the weights in host memory",
             ),
         },
@@ -343,9 +305,9 @@ MOVES: dict[str, Move] = {
     "reduce_workers": Move(
         frees="host and shared memory in proportion",
         slows="data loading, where it is the bottleneck",
+        memory=Memory.HOST,
         turns={
             "dataloader_workers": Turn(
-                way="lower",
                 action="lower `dataloader_workers`, for instance to half",
                 reason="every data loader process holds its own copy of the data and its shared batches",
             ),
@@ -354,7 +316,8 @@ MOVES: dict[str, Move] = {
     "restart_every": Move(
         frees="what accumulates over steps",
         slows="one restart every so many steps",
-        turns={"restart_every": Turn(way="lower")},
+        memory=Memory.GROWTH,
+        turns={"restart_every": Turn()},
     ),
     "free_before_relaunch": Move(frees="what others hold of the card", slows="nothing"),
     "capture_snapshot": Move(
@@ -362,18 +325,33 @@ MOVES: dict[str, Move] = {
         slows="every allocation, slightly",
         turns={
             "memory_snapshot": Turn(
-                way="on",
                 reason="nothing explains this failure; the next one is recorded with its allocations",
             ),
         },
     ),
 }
-# How each knob saves memory: the remedy, and its turn.
-SAVING: dict[str, tuple[str, Turn]] = {
-    knob: (name, turn) for name, move in reversed(MOVES.items()) for knob, turn in move.turns.items()
+# The remedy that turns each knob; of two that turn it either way, the one that saves device memory.
+SAVING: dict[str, str] = {
+    knob: name
+    for name, move in sorted(MOVES.items(), key=lambda item: item[1].memory is Memory.GPU)
+    for knob in move.turns
 }
+
+
+def turn_of(name: str, knob: str) -> str:
+    """Return how a remedy turns a knob: lower, raise, more, on, off, the mode to take, or either."""
+    return KNOB_TABLE[knob].turn(MOVES[name].memory)
 
 
 def spoken(name: str) -> dict[str, Turn]:
     """Return the ways to apply a remedy that can be told without knowing the job's values."""
     return {knob: turn for knob, turn in MOVES[name].turns.items() if turn.action} if name in MOVES else {}
+
+
+def spoken_for(name: str, phase: Phase, *, engine: bool) -> dict[str, Turn]:
+    """Return those of them that serve what failed, the nearest first; `engine` says that it was an engine."""
+    every = spoken(name)
+    own = {k: turn for k, turn in every.items() if (KNOB_TABLE[k].part is Part.ENGINE) is engine} or every
+    near = {knob: turn for knob, turn in own.items() if phase in KNOB_TABLE[knob].phases}
+    general = {knob: turn for knob, turn in own.items() if not KNOB_TABLE[knob].phases}
+    return near | general or own

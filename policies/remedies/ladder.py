@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.proposals import Propose, engine, host, training
 from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.knob_table import KNOB_TABLE, Knob, Part
 from autotune.policies.values.types import Cause, Component, Knobs, Phase, Placement, Profile, Value
 
 
@@ -35,14 +36,8 @@ _ANY_PHASE = tuple(Phase)
 _SHARED = (Placement.COLOCATED,)
 _APART = (Placement.SEPARATE, Placement.ASYNCHRONOUS)
 _ENGINE = (Component.ROLLOUT, Component.REWARD)
-_TRAINING = (
-    Component.TRAINER,
-    Component.REF,
-    Component.CRITIC,
-    Component.DRIVER,
-    Component.DATA,
-    Component.UNKNOWN,
-)
+_TRAINER = (Component.TRAINER, Component.REF, Component.CRITIC)
+_TRAINING = (*_TRAINER, Component.DRIVER, Component.DATA, Component.UNKNOWN)
 
 
 def _rungs(
@@ -64,9 +59,6 @@ def _rungs(
         for proposal in proposals
     )
 
-
-# Engines whose captured graphs stay on the card while they sleep (verl's guide; vLLM frees weights and pool).
-_GRAPHS_STAY = frozenset({"vllm"})
 
 # The order is the owner's: fewer rollouts at once, the engine's share, tokens per micro-batch,
 # recomputation, offload, weight sync through files; within a phase what costs least time comes first.
@@ -281,16 +273,14 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
 
     Where the message shows fragmentation, the allocator comes first: it costs nothing.
     """
-    rungs = [
-        rung for rung in LADDER if rung.serves(profile, diagnosis) and _reaches(rung, profile, diagnosis)
-    ]
+    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis)]
     if diagnosis.fragmentation:
         rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
     seen: list[Remedy] = []
     for rung in rungs:
         for remedy in rung.propose(profile, knobs, diagnosis):
             known = any(other.changes == remedy.changes for other in seen)
-            if known or _elsewhere(profile, remedy, diagnosis):
+            if known or not _reaches(profile, remedy, diagnosis) or _elsewhere(profile, remedy, diagnosis):
                 continue
             if not objections(profile, knobs, remedy.apply(knobs), started=started):
                 seen.append(remedy)
@@ -307,18 +297,16 @@ def _elsewhere(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
     )
 
 
-def _reaches(rung: Rung, profile: Profile, diagnosis: Diagnosis) -> bool:
-    """Return whether the component that a rung shrinks holds memory in the phase that failed."""
+def _reaches(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
+    """Return whether what a remedy shrinks holds memory in the phase that failed."""
     held = profile.resident.get(diagnosis.phase.value)
-    if diagnosis.cause is not Cause.GPU_OOM or held is None:
+    if diagnosis.cause is not Cause.GPU_OOM or held is None or not remedy.changes:
         return True
-    if rung.propose is engine.reduce_mem_fraction and diagnosis.component not in _ENGINE:
-        return any(component in held for component in _ENGINE)
-    if rung.propose is engine.disable_cuda_graph and diagnosis.component not in _ENGINE:
-        return profile.engine in _GRAPHS_STAY or any(component in held for component in _ENGINE)
-    if (
-        rung.propose in (training.offload_optimizer, training.offload_params, training.offload_grads)
-        and diagnosis.component in _ENGINE
-    ):
-        return any(component in held for component in (Component.TRAINER, Component.REF, Component.CRITIC))
-    return True
+    return any(_shrinks(KNOB_TABLE[knob], profile, held, diagnosis) for knob in remedy.changes)
+
+
+def _shrinks(row: Knob, profile: Profile, held: tuple[str, ...], diagnosis: Diagnosis) -> bool:
+    if (diagnosis.component in _ENGINE) is (row.part is Part.ENGINE) or profile.engine in row.kept_asleep:
+        return True
+    owners = {Part.ENGINE: _ENGINE, Part.TRAINER: _TRAINER}.get(row.part)
+    return owners is None or any(component in held for component in owners)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -10,34 +9,18 @@ import msgspec
 import numpy as np
 
 from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
-from autotune.policies.remedies.legality import completed, highest, lowest, objections
-from autotune.policies.values.types import (
-    KNOBS,
-    Effect,
-    Grid,
-    Knobs,
-    Profile,
-    Recovery,
-    Requires,
-    Setting,
-    Together,
-)
+from autotune.policies.remedies.legality import completed, objections
+from autotune.policies.values.knob_table import ROWS
+from autotune.policies.values.types import Effect, Knobs, Profile, Recovery, Requires, Setting, Together
 
 Score: TypeAlias = Callable[[Sequence[Knobs]], tuple[Floats, Floats]]
 
-# The ladder alone turns these: a degree of another knob, and what the estimate cannot rank.
-_BY_LADDER = frozenset(
-    {"optimizer_offload_fraction", "host_allocator", "memory_margin", "restart_every", "memory_snapshot"}
-)
 # The knobs that are varied, and what a move towards less memory is called on the ladder.
 REMEDY_OF: dict[str, str] = {
-    knob: SAVING[knob][0] for knob in KNOBS if knob in SAVING and knob not in _BY_LADDER
+    row.name: SAVING[row.name] for row in ROWS if row.name in SAVING and row.estimated
 }
-# Numbers are tried at these shares of the written value and of the present one, and at the least legal one.
-_SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
-_FRACTIONS = tuple(share / 100 for share in range(10, 96, 5))
-_CHUNKS = (8192, 4096, 2048, 1024, 512, 256)
 _ROUNDS = 6
 _WEIGHTS = (0.5, 3.0, 12.0, 1e3)  # of what does not fit against the logarithm of the step's seconds
 _KEPT = 5  # by each weight, from round to round
@@ -59,7 +42,7 @@ def choices(
         own = getattr(present, knob)
         legal = [
             value
-            for value in dict.fromkeys(_values(profile, present, knob))
+            for value in dict.fromkeys(values_near(profile, present, knob))
             if value != own
             and not objections(
                 alone, present, msgspec.structs.replace(present, **{knob: value}), started=started
@@ -141,43 +124,3 @@ def _at(
     if linked and changes:
         changes = completed(profile, present, changes)
     return msgspec.structs.replace(present, **changes)
-
-
-def _values(profile: Profile, present: Knobs, knob: str) -> Iterator[Setting]:
-    """Yield values worth trying, legal or not; numbers never exceed what the job itself wrote."""
-    grid = profile.supported[knob].grid
-    own, written = getattr(present, knob), getattr(profile.knobs, knob)
-    if grid.values:
-        yield from grid.values
-        return
-    if knob == "memory_fraction":
-        yield from (_snapped(grid, share) for share in _FRACTIONS)
-        return
-    if knob == "logprob_chunk":
-        yield from (_snapped(grid, float(chunk)) for chunk in _CHUNKS if own is None or chunk < own)
-        return
-    if knob == "logprob_tokens" and own is None:
-        written = written or profile.knobs.tokens_per_microbatch
-    if knob in ("sequence_parallel", "context_parallel", "tensor_parallel", "rollout_tensor_parallel"):
-        base = own or 1
-        yield from (base * 2, base * 4, max(1, base // 2), max(1, base // 4))
-        return
-    base = max((v for v in (own, written) if isinstance(v, int | float)), default=None)
-    if base is None:
-        base = highest(profile, knob)
-    if base is None:
-        return
-    least = lowest(profile, knob)
-    floor = max(0.0 if knob == "dataloader_workers" else 1.0, least or 0.0)
-    yield from (_snapped(grid, base * share) for share in _SHARES if base * share >= floor)
-    yield _snapped(grid, floor, up=True)
-    if knob == "dataloader_workers":
-        yield 0
-
-
-def _snapped(grid: Grid, value: float, *, up: bool = False) -> int | float:
-    multiple = grid.multiple or (0.01 if value < 1 else 1.0)
-    steps = value / multiple
-    whole = math.ceil(steps - 1e-6) if up else math.floor(steps + 1e-6)
-    found = max(round(whole * multiple, 6), grid.minimum or 0.0)
-    return int(found) if float(found).is_integer() and multiple >= 1 else float(found)

@@ -6,6 +6,7 @@ import math
 
 from autotune.policies.remedies.legality import highest, lowest
 from autotune.policies.values.evidence import Diagnosis, Facts
+from autotune.policies.values.knob_table import KNOB_TABLE, Memory
 from autotune.policies.values.types import Knobs, Phase, Profile, Setting
 
 # What is left free beside the figures of the message: the failed request is seldom the last of its phase.
@@ -102,13 +103,14 @@ def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagno
     return found if found is not None and found > present + _SNAP else None
 
 
-def stronger(profile: Profile, knobs: Knobs, knob: str, order: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the legal modes of a knob that save more than the present one, mildest first."""
+def stronger(profile: Profile, knobs: Knobs, knob: str, memory: Memory) -> tuple[Setting, ...]:
+    """Return the legal values of a switch or mode that save more than the present one, mildest first."""
     support = profile.supported.get(knob)
     if support is None:
         return ()
     present: Setting = getattr(knobs, knob)
-    after = order.index(present) + 1 if isinstance(present, str) and present in order else 1
+    order = KNOB_TABLE[knob].towards(memory)
+    after = order.index(present) + 1 if present in order else 1
     return tuple(mode for mode in order[after:] if not support.grid.values or mode in support.grid.values)
 
 

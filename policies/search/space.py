@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from autotune.policies.remedies.legality import completed, highest, lowest, objections, on_grid
+from autotune.policies.remedies.candidate_values import values_in_range
+from autotune.policies.remedies.legality import completed, objections, on_grid
+from autotune.policies.values.knob_table import KNOB_TABLE, ROWS
 from autotune.policies.values.types import (
     KNOBS,
     FixedDuringRun,
@@ -20,25 +21,7 @@ from autotune.policies.values.types import (
     Value,
 )
 
-# They change no throughput that a search could find, or only record.
-_NEVER = frozenset(
-    {"memory_snapshot", "nccl_memory_check", "memory_profile", "restart_every", "host_allocator", "sharding"}
-)
-_SHARES = frozenset({"memory_fraction", "optimizer_offload_fraction"})
-_TOKENS = frozenset({"tokens_per_microbatch", "logprob_tokens", "max_batched_tokens"})
-_LEAST_FRACTION, _MOST_FRACTION, _FRACTION_STEP = 0.1, 0.95, 0.01
-_GROWTH = 8  # times the present value, where nothing else bounds a number
-_SMALLEST = {"sync_buffer": 1 << 20, "logprob_chunk": 256, "memory_margin": 1 << 28}
-_WORKERS = (0, 1, 2, 4, 8)
 _FEW = 10  # values of one knob that a move may lead to
-# A knob that only matters while another has one of these values: otherwise it keeps its present one.
-_ONLY_WITH: Mapping[str, tuple[str, tuple[Setting, ...]]] = {
-    "sync_buffer": ("sync_mode", ("memory", None)),
-    "optimizer_offload_fraction": ("optimizer_offload", (True,)),
-    "optimizer_offload_overlap": ("optimizer_offload", (True,)),
-    "microbatch_size": ("dynamic_batching", (False, None)),
-    "tokens_per_microbatch": ("dynamic_batching", (True, None)),
-}
 
 
 class Dimension(Value, frozen=True, kw_only=True):
@@ -80,7 +63,7 @@ def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
     kept = {c.knob for c in profile.constraints if isinstance(c, FixedDuringRun)}
     fixed = kept if job.resume else set[str]()
     for name in open_knobs(job, profile):
-        if name in _NEVER or name in denied or name in fixed:
+        if not KNOB_TABLE[name].searched or name in denied or name in fixed:
             continue
         if profile.supported[name].effect not in allowed:
             continue
@@ -130,24 +113,19 @@ def written(job: Job, profile: Profile, name: str) -> bool:
 def _with(profile: Profile, knobs: Knobs, values: Mapping[str, Setting]) -> Knobs:
     """Return `knobs` with values of their grids, as far as they have an effect beside each other."""
     changes = dict(values)
-    for knob, (other, effective) in _ONLY_WITH.items():
-        if knob in changes and changes.get(other, getattr(knobs, other)) not in effective:
-            changes[knob] = getattr(knobs, knob)
+    for row in ROWS:
+        needs = row.only_with
+        if needs is None or row.name not in changes:
+            continue
+        if changes.get(needs.knob, getattr(knobs, needs.knob)) not in needs.values:
+            changes[row.name] = getattr(knobs, row.name)
     changes = {name: value for name, value in changes.items() if getattr(knobs, name) != value}
     return msgspec.structs.replace(knobs, **completed(profile, knobs, changes))
 
 
 def _values(profile: Profile, knobs: Knobs, name: str) -> tuple[Setting, ...]:
     grid, present = profile.supported[name].grid, getattr(knobs, name)
-    values: list[Setting]
-    if grid.values:
-        values = list(grid.values)
-    elif name in _SHARES:
-        values = list(_shares(profile, name))
-    elif name == "dataloader_workers":
-        values = list(_WORKERS)
-    else:
-        values = list(_numbers(profile, knobs, name))
+    values = values_in_range(profile, knobs, name)
     if present is not None and present not in values and on_grid(grid, present):
         values.append(present)
     legal_values = [value for value in values if _stands_alone(profile, name, value)]
@@ -163,49 +141,3 @@ def _stands_alone(profile: Profile, name: str, value: Setting) -> bool:
     alone = msgspec.structs.replace(profile, constraints=tuple(free))
     after = msgspec.structs.replace(before, **completed(alone, before, {name: value}))
     return not objections(alone, before, after, started=False)
-
-
-def _shares(profile: Profile, name: str) -> Iterable[float]:
-    low = max(_LEAST_FRACTION, lowest(profile, name) or 0.0)
-    high = min(_MOST_FRACTION if name == "memory_fraction" else 1.0, highest(profile, name) or 1.0)
-    first, last = math.ceil(low / _FRACTION_STEP - 1e-6), math.floor(high / _FRACTION_STEP + 1e-6)
-    return (round(step * _FRACTION_STEP, 2) for step in range(first, last + 1))
-
-
-def _numbers(profile: Profile, knobs: Knobs, name: str) -> list[int]:
-    """Return powers of two, and for tokens what lies half way between them, on the knob's own grid."""
-    multiple = int(profile.supported[name].grid.multiple or 1)
-    present = getattr(knobs, name)
-    low = max(1.0, lowest(profile, name) or 1.0, _SMALLEST.get(name, 1))
-    bound = highest(profile, name)
-    high = _most(profile, name, present if isinstance(present, int) else None)
-    high = min(high, bound) if bound is not None else high
-    found = {math.ceil(low / multiple) * multiple}
-    power = 1 << max(0, math.ceil(math.log2(low)))
-    while power <= high:
-        found.add(_snapped(power, multiple))
-        if name in _TOKENS:
-            found.add(_snapped(power * 3 // 2, multiple))
-        power *= 2
-    if name in _TOKENS and high >= low:
-        found.add(math.floor(high / multiple) * multiple)
-    return sorted(value for value in found if low <= value <= high)
-
-
-def _most(profile: Profile, name: str, present: int | None) -> float:
-    """Return the number above which more changes nothing, as far as the job says."""
-    layout = profile.layout
-    own = max(1, layout.sequences // max(1, layout.shards)) if layout.sequences else None
-    if name == "concurrency" and layout.sequences:
-        return layout.sequences
-    if name in ("tokens_per_microbatch", "logprob_tokens") and own and profile.longest_sequence:
-        return own * profile.longest_sequence
-    if name == "microbatch_size" and own:
-        return own
-    if present is not None:
-        return present * _GROWTH
-    return max(1.0, lowest(profile, name) or 1.0) * _GROWTH
-
-
-def _snapped(value: int, multiple: int) -> int:
-    return max(multiple, round(value / multiple) * multiple)

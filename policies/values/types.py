@@ -247,16 +247,6 @@ class Knobs(Value, frozen=True, kw_only=True):
 
 Setting: TypeAlias = int | float | bool | str | None
 KNOBS: tuple[str, ...] = tuple(Knobs.__struct_fields__)
-ENGINE_KNOBS = frozenset(
-    (
-        "concurrency",
-        "memory_fraction",
-        "rollout_tensor_parallel",
-        "cuda_graphs",
-        "max_batched_tokens",
-        "max_model_len",
-    )
-)
 
 
 def changed(before: Knobs, after: Knobs) -> dict[str, tuple[Setting, Setting]]:

@@ -14,6 +14,7 @@ from autotune.policies.remedies.step_size import (
 )
 from autotune.policies.values.evidence import Diagnosis, Remedy
 from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.knob_table import Memory
 from autotune.policies.values.types import Cause, Knobs, Profile
 
 
@@ -58,7 +59,7 @@ def increase_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) 
 
 def disable_cuda_graph(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer or no captured graphs in the engine."""
-    for mode in stronger(profile, knobs, "cuda_graphs", ("full", "limited", "off")):
+    for mode in stronger(profile, knobs, "cuda_graphs", Memory.GPU):
         yield from change(
             "disable_cuda_graph",
             profile,

@@ -9,6 +9,7 @@ from autotune.policies.remedies.legality import highest
 from autotune.policies.remedies.proposals import change, doubled
 from autotune.policies.remedies.step_size import shrink_share, smaller, stronger
 from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.knob_table import Memory
 from autotune.policies.values.types import Cause, Component, Knobs, Phase, Profile
 
 ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
@@ -88,7 +89,7 @@ def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
 
 def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose activations computed again in backward instead of kept."""
-    for mode in stronger(profile, knobs, "recompute", ("off", "selective", "full")):
+    for mode in stronger(profile, knobs, "recompute", Memory.GPU):
         yield from change(
             "recompute",
             profile,

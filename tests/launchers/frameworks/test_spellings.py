@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.launchers.frameworks.core import tool_spellings
-from autotune.policies.values.types import ENGINE_KNOBS, KNOBS
+from autotune.policies.values.knob_table import ENGINE_KNOBS
+from autotune.policies.values.types import KNOBS
 
 EVERY = (*tool_spellings.TOOLS, tool_spellings.PROCESS)
 

@@ -10,7 +10,7 @@ from autotune.launchers.base import Framework, Status
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.terminal import remedy_table
-from autotune.policies.remedies.catalogue import MOVES, SAVING
+from autotune.policies.remedies.catalogue import MOVES, SAVING, turn_of
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.types import KNOBS
 
@@ -23,9 +23,9 @@ def test_every_remedy_is_in_words() -> None:
 
 
 def test_a_knob_that_goes_both_ways_is_named_after_the_remedy_that_saves() -> None:
-    assert SAVING["memory_fraction"][0] == "reduce_mem_fraction"
+    assert SAVING["memory_fraction"] == "reduce_mem_fraction"
     for knob in MOVES["reduce_host_offload"].turns:
-        assert SAVING[knob][1].way == "on"
+        assert turn_of(SAVING[knob], knob) == "on"
 
 
 @EVERY

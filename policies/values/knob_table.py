@@ -1,0 +1,343 @@
+"""KNOB_TABLE: what holds of a knob in every framework: its unit, the order of its values, what it saves."""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+
+from autotune.policies.values.types import Cause, Phase, Placement, Setting, Value
+
+
+class Unit(Enum):
+    """What the values of a knob count."""
+
+    REQUESTS = "requests"
+    SEQUENCES = "sequences"
+    PASS_TOKENS = "tokens of a pass"  # noqa: S105 - a unit
+    CHUNK_TOKENS = "tokens of a chunk"
+    LENGTH = "tokens of a sequence"
+    RANKS = "ranks"
+    PROCESSES = "processes"
+    STEPS = "steps"
+    BYTES = "bytes"
+    SHARE = "share"
+    SWITCH = "switch"
+    MODE = "mode"
+
+
+class Part(Enum):
+    """What a knob belongs to."""
+
+    ENGINE = "engine"
+    TRAINER = "trainer"
+    WEIGHT_SYNC = "weight sync"
+    HOST = "host"  # moves host memory only
+    RUN = "run"
+    DIAGNOSTICS = "diagnostics"  # moves no memory
+
+
+class Memory(Enum):
+    """What a knob can save."""
+
+    GPU = "gpu"
+    HOST = "host"
+    POOL = "pool"  # of an engine: the tokens of all running requests
+    POOL_AT_START = "pool at start"  # of an engine: one sequence must fit
+    GROWTH = "growth"  # what accumulates from step to step
+
+
+class Way(StrEnum):
+    """A direction along the values of a knob: numbers by size, a switch from off to on, modes as listed."""
+
+    DOWN = "lower"
+    UP = "raise"
+
+
+_MEMORY_OF = {
+    Cause.GPU_OOM: Memory.GPU,
+    Cause.HOST_OOM: Memory.HOST,
+    Cause.KV_POOL: Memory.POOL,
+    Cause.POOL_TOO_SMALL: Memory.POOL_AT_START,
+}
+
+
+class Condition(Value, frozen=True, kw_only=True):
+    """The values of another knob without which a knob has no effect."""
+
+    knob: str
+    values: tuple[Setting, ...]
+
+
+class Knob(Value, frozen=True, kw_only=True):
+    """One knob of `Knobs`; what differs by framework, as its legal values do, is in `Profile.supported`."""
+
+    name: str
+    unit: Unit
+    part: Part
+    saves: dict[Memory, Way] = {}  # the way that asks for less of a memory; unknown for those left out
+    phases: tuple[Phase, ...] = ()  # in which it moves device memory; empty: all
+    modes: tuple[str, ...] = ()  # in order
+    unset: str = ""  # the mode where the knob has no value
+    follows: str = ""  # the knob whose value holds where this one has none
+    only_with: Condition | None = None
+    kept_asleep: tuple[str, ...] = ()  # engines that keep on the device what it moves while they sleep
+    smallest: float | None = None  # of what a search tries
+    largest: float | None = None
+    searched: bool = True  # its value may change the speed of a step
+    estimated: bool = True  # the estimate tells its values apart
+
+    @property
+    def order(self) -> tuple[Setting, ...]:
+        """The values of a switch or of a mode in order; empty for numbers."""
+        return (False, True) if self.unit is Unit.SWITCH else self.modes
+
+    @property
+    def default(self) -> Setting:
+        """What a framework does where a switch or a mode has no value; None for numbers."""
+        return False if self.unit is Unit.SWITCH else self.unset or None
+
+    @property
+    def trades_host_memory(self) -> bool:
+        """Whether it saves device memory at the cost of host memory."""
+        ways = {self.saves.get(Memory.GPU), self.saves.get(Memory.HOST)}
+        return ways == {Way.DOWN, Way.UP}
+
+    def towards(self, memory: Memory) -> tuple[Setting, ...]:
+        """Return the values of a switch or of a mode, from what asks for most of a memory to the least."""
+        return self.order[::-1] if self.saves.get(memory) is Way.DOWN else self.order
+
+    def turn(self, memory: Memory) -> str:
+        """Return how a memory is saved: lower, raise, more, on, off, the mode to take, or either."""
+        way = self.saves.get(memory)
+        if self.unit is Unit.SWITCH:
+            return "off" if way is Way.DOWN else "on"
+        if way is None:
+            return "either"
+        if self.unit is Unit.MODE:
+            most, *_, least = self.towards(memory)
+            return "on" if most == "off" else str(least)
+        return "more" if self.unit is Unit.RANKS and way is Way.UP else way.value
+
+    def asks_no_less(self, cause: Cause, before: Setting, after: Setting) -> bool:
+        """Return whether `after` surely needs as much as `before` of the memory that a failure names."""
+        if before == after:
+            return True
+        memory = _MEMORY_OF.get(cause)
+        way = self.saves.get(memory) if memory is not None else None
+        first, second = self._place(before), self._place(after)
+        if way is None or first is None or second is None:
+            return False
+        return second >= first if way is Way.DOWN else second <= first
+
+    def acts(self, cause: Cause, phase: Phase, placement: Placement) -> bool:
+        """Return whether it may move the memory that ran out in a phase."""
+        if self.part is Part.DIAGNOSTICS or cause is not Cause.GPU_OOM:
+            return self.part is not Part.DIAGNOSTICS
+        if self.part is Part.ENGINE and placement is Placement.COLOCATED:
+            return True
+        everywhere = not self.phases or phase is Phase.NONE
+        return self.part is not Part.HOST and (everywhere or phase in self.phases)
+
+    def _place(self, value: Setting) -> float | None:
+        if self.order:
+            present = self.default if value is None else value
+            return self.order.index(present) if present in self.order else None
+        return None if value is None or isinstance(value, str) else float(value)
+
+
+_ENGINE_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT, Phase.WEIGHT_SYNC, Phase.COMM)
+_SYNC_PHASES = (Phase.WEIGHT_SYNC, Phase.COMM)
+_LOWER = {Memory.GPU: Way.DOWN}
+_HIGHER = {Memory.GPU: Way.UP}
+_LOWER_BOTH = {Memory.GPU: Way.DOWN, Memory.HOST: Way.DOWN}
+_TO_HOST = {Memory.GPU: Way.UP, Memory.HOST: Way.DOWN}
+_BY_TOKENS = Condition(knob="dynamic_batching", values=(True, None))
+_BY_SEQUENCES = Condition(knob="dynamic_batching", values=(False, None))
+_OFFLOADED = Condition(knob="optimizer_offload", values=(True,))
+
+ROWS: tuple[Knob, ...] = (
+    # --------------------------------------------------------------------- rollout
+    Knob(
+        name="concurrency",
+        unit=Unit.REQUESTS,
+        part=Part.ENGINE,
+        phases=_ENGINE_PHASES,
+        saves=_LOWER_BOTH | {Memory.POOL: Way.DOWN},
+    ),
+    Knob(
+        name="memory_fraction",
+        unit=Unit.SHARE,
+        part=Part.ENGINE,
+        phases=_ENGINE_PHASES,
+        saves=_LOWER | {Memory.POOL: Way.UP, Memory.POOL_AT_START: Way.UP},
+        smallest=0.1,
+        largest=0.95,
+    ),
+    Knob(
+        name="rollout_tensor_parallel",
+        unit=Unit.RANKS,
+        part=Part.ENGINE,
+        phases=_ENGINE_PHASES,
+        saves=_HIGHER,
+    ),
+    Knob(
+        name="cuda_graphs",
+        unit=Unit.MODE,
+        part=Part.ENGINE,
+        phases=_ENGINE_PHASES,
+        saves=_LOWER,
+        modes=("off", "limited", "full"),
+        unset="full",
+        kept_asleep=("vllm",),  # verl's guide: vLLM frees weights and pool only
+    ),
+    Knob(
+        name="max_batched_tokens",
+        unit=Unit.PASS_TOKENS,
+        part=Part.ENGINE,
+        phases=_ENGINE_PHASES,
+        saves=_LOWER,
+    ),
+    Knob(name="max_model_len", unit=Unit.LENGTH, part=Part.ENGINE, phases=_ENGINE_PHASES, saves=_LOWER),
+    # --------------------------------------------------------------------- training
+    Knob(
+        name="tokens_per_microbatch",
+        unit=Unit.PASS_TOKENS,
+        part=Part.TRAINER,
+        saves=_LOWER,
+        only_with=_BY_TOKENS,
+    ),
+    Knob(
+        name="microbatch_size",
+        unit=Unit.SEQUENCES,
+        part=Part.TRAINER,
+        saves=_LOWER_BOTH,
+        only_with=_BY_SEQUENCES,
+    ),
+    Knob(name="dynamic_batching", unit=Unit.SWITCH, part=Part.TRAINER),
+    Knob(
+        name="recompute",
+        unit=Unit.MODE,
+        part=Part.TRAINER,
+        saves=_HIGHER,
+        modes=("off", "selective", "full"),
+        unset="off",
+    ),
+    Knob(name="activation_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
+    Knob(name="param_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
+    Knob(name="grad_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
+    Knob(name="optimizer_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
+    Knob(
+        name="optimizer_offload_fraction",
+        unit=Unit.SHARE,
+        part=Part.TRAINER,
+        saves=_TO_HOST,
+        only_with=_OFFLOADED,
+        smallest=0.1,
+        largest=1.0,
+        estimated=False,  # a degree of `optimizer_offload`, which is
+    ),
+    Knob(
+        name="optimizer_offload_overlap",
+        unit=Unit.SWITCH,
+        part=Part.TRAINER,
+        only_with=_OFFLOADED,
+    ),
+    Knob(name="sequence_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER),
+    Knob(name="context_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER),
+    Knob(name="tensor_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER),
+    Knob(name="sharding", unit=Unit.MODE, part=Part.TRAINER, searched=False),
+    Knob(name="fused_kernels", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
+    Knob(name="loss_recompute", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
+    # --------------------------------------------------------------------- scoring
+    Knob(
+        name="logprob_tokens",
+        unit=Unit.PASS_TOKENS,
+        part=Part.TRAINER,
+        phases=(Phase.LOG_PROB,),
+        saves=_LOWER,
+        follows="tokens_per_microbatch",
+    ),
+    Knob(name="logprob_chunk", unit=Unit.CHUNK_TOKENS, part=Part.TRAINER, saves=_LOWER, smallest=256),
+    Knob(name="entropy_chunking", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
+    Knob(name="entropy_recompute", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
+    # --------------------------------------------------------------------- weight sync
+    Knob(
+        name="sync_mode",
+        unit=Unit.MODE,
+        part=Part.WEIGHT_SYNC,
+        phases=_SYNC_PHASES,
+        saves=_HIGHER,
+        modes=("memory", "disk"),
+        unset="memory",
+    ),
+    Knob(
+        name="sync_buffer",
+        unit=Unit.BYTES,
+        part=Part.WEIGHT_SYNC,
+        phases=_SYNC_PHASES,
+        saves=_LOWER,
+        only_with=Condition(knob="sync_mode", values=("memory", None)),
+        smallest=1 << 20,
+    ),
+    # --------------------------------------------------------------------- host
+    Knob(
+        name="host_allocator",
+        unit=Unit.MODE,
+        part=Part.HOST,
+        saves={Memory.HOST: Way.UP},
+        modes=("default", "jemalloc"),
+        unset="default",
+        searched=False,
+        estimated=False,
+    ),
+    Knob(
+        name="weights_backup",
+        unit=Unit.SWITCH,
+        part=Part.HOST,
+        saves={Memory.HOST: Way.DOWN},
+    ),
+    Knob(name="dataloader_workers", unit=Unit.PROCESSES, part=Part.HOST, saves={Memory.HOST: Way.DOWN}),
+    # --------------------------------------------------------------------- allocator
+    Knob(
+        name="allocator",
+        unit=Unit.MODE,
+        part=Part.TRAINER,
+        saves=_HIGHER,
+        modes=("default", "expandable"),
+        unset="default",
+    ),
+    # More of it serves NCCL and less of it PyTorch: neither way saves memory as such.
+    Knob(name="memory_margin", unit=Unit.BYTES, part=Part.TRAINER, smallest=1 << 28, estimated=False),
+    # --------------------------------------------------------------------- run
+    Knob(
+        name="restart_every",
+        unit=Unit.STEPS,
+        part=Part.RUN,
+        saves={Memory.GROWTH: Way.DOWN},
+        searched=False,
+        estimated=False,
+    ),
+    # --------------------------------------------------------------------- diagnostics
+    Knob(
+        name="memory_snapshot",
+        unit=Unit.SWITCH,
+        part=Part.DIAGNOSTICS,
+        searched=False,
+        estimated=False,
+    ),
+    Knob(
+        name="nccl_memory_check",
+        unit=Unit.SWITCH,
+        part=Part.DIAGNOSTICS,
+        searched=False,
+        estimated=False,
+    ),
+    Knob(
+        name="memory_profile",
+        unit=Unit.SWITCH,
+        part=Part.DIAGNOSTICS,
+        searched=False,
+        estimated=False,
+    ),
+)
+KNOB_TABLE: dict[str, Knob] = {row.name: row for row in ROWS}
+ENGINE_KNOBS = frozenset(row.name for row in ROWS if row.part is Part.ENGINE)
