@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import permutations
 from random import Random
 
 from autotune.policies.values.types import (
@@ -17,7 +19,6 @@ from autotune.policies.values.types import (
     Profile,
     Requires,
     Support,
-    Together,
     Value,
 )
 
@@ -156,9 +157,7 @@ def profile(
             )
         )
     if name == "areal":
-        constraints.append(
-            Together(knobs=("param_offload", "optimizer_offload"), why="one policy moves both")
-        )
+        constraints += _together("param_offload", "optimizer_offload", why="one policy moves both")
     asleep = placement is Placement.COLOCATED and offer.trainer_sleeps
     resident: dict[str, tuple[str, ...]] = {}
     if placement is Placement.COLOCATED:
@@ -176,6 +175,13 @@ def profile(
         longest_sequence=longest,
         layout=layout,
     )
+
+
+def _together(*switches: str, why: str) -> Iterator[Requires]:
+    """Yield what keeps two switches in the same position."""
+    for knob, other in permutations(switches, 2):
+        yield Requires(knob=knob, value=True, other=other, values=(True,), why=why)
+        yield Requires(knob=knob, value=False, other=other, values=(False, None), why=why)
 
 
 def written(

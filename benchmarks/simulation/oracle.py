@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.types import Knobs, Setting
+from autotune.policies.values.types import Knobs, Requires, Setting
 from autotune.policies.values.value import Value
 from benchmarks.simulation.cluster import holds
 from benchmarks.simulation.columns import columns
@@ -106,12 +106,12 @@ def _alone_illegal(world: World, knob: str, value: Setting) -> bool:
     profile = world.accepted.profile
     after = msgspec.structs.replace(profile.knobs, **{knob: value})
     texts = objections(profile, profile.knobs, after, started=True)
-    return any("not possible with" not in text and "together" not in text for text in texts)
+    return any("not possible with" not in text for text in texts)
 
 
 def _combination_illegal(world: World, knobs: Knobs) -> bool:
     """Return whether a rule about several knobs at once forbids a combination of legal values."""
     profile = world.accepted.profile
-    if not any(type(rule).__name__ in ("Requires", "Together") for rule in profile.constraints):
+    if not any(isinstance(rule, Requires) for rule in profile.constraints):
         return False
     return bool(objections(profile, profile.knobs, knobs, started=True))

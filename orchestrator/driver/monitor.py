@@ -35,13 +35,12 @@ from autotune.policies.values.evidence import (
     StepTokens,
     TrainingDone,
 )
-from autotune.policies.values.types import Job, Phase, Value
+from autotune.policies.values.types import HOST_LIMIT, Job, Phase, Value
 
 _GRACE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
 _BUSY_CORES = 0.2  # idle Ray workers stay below
 _BUSY_GPU_SHARE = 0.05
 _DEATH_S = 5.0
-_HOST_FULL_SHARE = 0.95
 _SIGKILL, _SIGTERM = 9, 15
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
@@ -144,7 +143,7 @@ class Watch:
         if stopped_by:
             return Cancelled(by=stopped_by)
         host = self._host_share(ended.at if ended is not None and ended.at else None)
-        host_full = host is not None and host >= _HOST_FULL_SHARE
+        host_full = host is not None and host >= HOST_LIMIT
         if ended is None:
             return (
                 Crashed()

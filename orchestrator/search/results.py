@@ -7,7 +7,6 @@ from typing import Protocol
 from autotune.policies.search.feasibility import telling
 from autotune.policies.values.events import Accepted, Diagnosed, Ended, Event, History, Result, Started, Tried
 from autotune.policies.values.evidence import Cancelled, Lost
-from autotune.policies.values.history import MEMORY_CAUSES
 from autotune.policies.values.types import Knobs
 
 
@@ -88,11 +87,7 @@ class Ledger:
                 first = rows[0]
                 if isinstance(event, Ended) and not _cut_short(event):
                     self._whole[event.attempt] = None
-                if (
-                    isinstance(event, Diagnosed)
-                    and isinstance(first, Started)
-                    and event.cause in MEMORY_CAUSES
-                ):
+                if isinstance(event, Diagnosed) and isinstance(first, Started) and event.cause.is_memory:
                     self._failures[event.attempt] = (first.knobs, event)
             case _:
                 pass

@@ -27,7 +27,6 @@ from autotune.policies.values.events import (
     Tried,
 )
 from autotune.policies.values.evidence import Completed, Diagnosis, Evidence, Lost, Peak
-from autotune.policies.values.history import MEMORY_CAUSES
 from autotune.policies.values.types import Cause, Cluster, Job, Knobs
 
 
@@ -216,7 +215,7 @@ class Trial:
         if found.cause is Cause.DISK:
             # No configuration is to blame: the next would meet the same disk.
             raise Failure(f"attempt {self._attempt}: {reason}", hint="free space on the disk; then go on")
-        if found.cause in MEMORY_CAUSES:
+        if found.cause.is_memory:
             where = f"{found.cause.value} in {found.phase.value}"
             return self._result(Result.FAILS, reason=where, failure=found)
         lost = found.cause is Cause.INFRASTRUCTURE or isinstance(ended.outcome, Lost)

@@ -25,7 +25,6 @@ from autotune.policies.values.types import (
     Phase,
     Profile,
     Requires,
-    Together,
     Value,
 )
 
@@ -189,8 +188,6 @@ def _number(value: float) -> str:
 
 
 def _concerns(constraint: Constraint, knob: str) -> bool:
-    if isinstance(constraint, Together):
-        return knob in constraint.knobs
     return constraint.knob == knob
 
 
@@ -204,7 +201,5 @@ def _limit(constraint: Constraint) -> str:
             return f"divides {of}: {why}"
         case Requires(value=value, other=other, values=values, why=why):
             return f"{show_value(value)} needs {other} = {' or '.join(map(show_value, values))}: {why}"
-        case Together(knobs=knobs, why=why):
-            return f"together with {', '.join(knobs)}: {why}"
         case FixedDuringRun(why=why):
             return f"not once a checkpoint exists: {why}"

@@ -15,11 +15,10 @@ from autotune.policies.values.evidence import (
     Line,
     Lost,
 )
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.types import HOST_LIMIT, Cause, Component, Phase
 
 _SHOWN = 5  # lines of evidence
 _NEAR = 60  # lines within which two messages may be of one failure
-_HOST_FULL = 0.95  # share of the limit that makes a SIGKILL the host's memory
 _SIGKILL = 9
 _KILLED_CODES = (137, -9)
 
@@ -127,7 +126,7 @@ def _from_outcome(evidence: Evidence) -> Diagnosis | None:
         isinstance(outcome, Crashed)
         and (outcome.signal == _SIGKILL or outcome.exit_code in _KILLED_CODES or _was_killed(evidence))
         and evidence.host_peak_share is not None
-        and evidence.host_peak_share >= _HOST_FULL
+        and evidence.host_peak_share >= HOST_LIMIT
     ):
         cause = Cause.HOST_OOM
         text = f"killed with {evidence.host_peak_share:.0%} of host memory in use"

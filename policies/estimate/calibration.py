@@ -14,7 +14,7 @@ from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.values.evidence import Peak
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.priors import Factor, Kind, Learned
-from autotune.policies.values.types import Cause, Model, Phase
+from autotune.policies.values.types import HOST_LIMIT, Cause, Model, Phase
 
 # Phases that run the same code share the factors of their parts.
 _GROUPS = {
@@ -67,7 +67,6 @@ _BEYOND = (
     0.08  # share of the capacity that a phase needs beyond its first failed request, where nothing tells
 )
 _MESSAGE = 0.004  # share of the capacity by which a message's figures are off
-_HOST_LIMIT = 0.95  # share of a node at which Ray kills
 _POOL_ERROR = 0.10
 _BEFORE_STATE = frozenset(
     {Phase.INIT, Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD}
@@ -306,7 +305,7 @@ def _overflowed(belief: Belief, found: Estimates, column: int, attempt: Attempt,
 
 def _host_shown(belief: Belief, found: Estimates, column: int, attempt: Attempt) -> Belief:
     totals = found.host[:, column]
-    limit = _HOST_LIMIT * found.host_capacity
+    limit = HOST_LIMIT * found.host_capacity
     if not np.isfinite(limit):
         return belief
     place = int(totals.argmax())

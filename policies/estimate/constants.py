@@ -56,7 +56,6 @@ TABLE: dict[str, Constant] = {
         1024,
         "tokens whose logits a fused linear and cross entropy holds (verl fused_kernels, torch back end)",
     ),
-    "critic_logits": Constant(1, "a value head has one output per token"),
     # ------------------------------------------------------------------ engine
     "graph_base": Constant(
         0.4 * GIB, "private pool of captured graphs; SGLang and vLLM start-up logs 0.4 to 2 GiB"
@@ -83,9 +82,6 @@ TABLE: dict[str, Constant] = {
     "residue": Constant(
         1.5 * GIB,
         "what a sleeping engine keeps: vLLM sleep mode's blog 1 to 2 GiB, SkyRL and NeMo-RL logs up to 4",
-    ),
-    "sync_copies": Constant(
-        2, "buckets alive at once: one is filled while one is sent (AReaL fsdp_engine.py, Relax)"
     ),
     "sync_bucket": Constant(2 * GIB, "bucket where the framework names none (verl 0.9.1: 2048 MB)"),
     # ------------------------------------------------------------------ host

@@ -58,8 +58,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     graphs = np.zeros(load.count)
     if load.gpus:
         limited, full = constant("graph_limited_batch"), constant("graph_full_batch")
-        captured = np.where(load.graphs == 2, full, np.where(load.graphs == 1, limited, 0.0))
-        graphs = (load.graphs > 0) * constant("graph_base") + constant("graph_per_batch") * captured
+        captured = np.where(load.graphs_off, 0.0, np.where(load.graphs_limited, limited, full))
+        graphs = ~load.graphs_off * constant("graph_base") + constant("graph_per_batch") * captured
     n = load.count
     running = instant(
         n,

@@ -39,7 +39,8 @@ class Load:
     passes: Floats
     score_passes: Floats
     step_tokens: Floats  # of one rank, all micro-batches, at full length
-    recompute: Floats  # 0 off, 1 selective, 2 full
+    recompute_selective: Flags
+    recompute_full: Flags
     activation_offload: Flags
     param_offload: Flags
     grad_offload: Flags
@@ -54,7 +55,8 @@ class Load:
     concurrency: Floats
     fraction: Floats
     rollout_tensor: Floats
-    graphs: Floats  # 0 off, 1 limited, 2 full
+    graphs_off: Flags
+    graphs_limited: Flags
     prefill: Floats
     # weight sync, host, allocator
     disk: Flags
@@ -120,7 +122,8 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         passes=np.maximum(1.0, np.ceil(step_tokens / tokens)),
         score_passes=np.maximum(1.0, np.ceil(step_tokens / tokens_scored)),
         step_tokens=step_tokens,
-        recompute=columns.mode("recompute"),
+        recompute_selective=columns.has_mode("recompute", "selective"),
+        recompute_full=columns.has_mode("recompute", "full"),
         activation_offload=columns.flag("activation_offload"),
         param_offload=columns.flag("param_offload"),
         grad_offload=columns.flag("grad_offload"),
@@ -134,13 +137,14 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         concurrency=columns.number("concurrency", 256),
         fraction=columns.number("memory_fraction", default_fraction),
         rollout_tensor=columns.number("rollout_tensor_parallel", 1),
-        graphs=columns.mode("cuda_graphs"),
+        graphs_off=columns.has_mode("cuda_graphs", "off"),
+        graphs_limited=columns.has_mode("cuda_graphs", "limited"),
         prefill=columns.number("max_batched_tokens", chunk),
-        disk=columns.mode("sync_mode") == 1,
+        disk=columns.has_mode("sync_mode", "disk"),
         sync_buffer=columns.number("sync_buffer", constant("sync_bucket")),
         backup=columns.flag("weights_backup"),
         workers=columns.number("dataloader_workers", 0),
-        expandable=columns.mode("allocator") == 1,
+        expandable=columns.has_mode("allocator", "expandable"),
         margin=columns.number("memory_margin", 0),
     )
 
@@ -162,12 +166,10 @@ class _Columns:
     def flag(self, name: str, *, default: bool = False) -> Flags:
         return self.number(name, float(default)) > 0
 
-    def mode(self, name: str) -> Floats:
-        """Return the places of the modes in the knob's own order."""
+    def has_mode(self, name: str, mode: str) -> Flags:
+        """Return which candidates have a mode; one that the knob table does not list counts as the first."""
         row = KNOB_TABLE[name]
         own = getattr(self._own, name) or row.default
-        codes = {mode: float(place) for place, mode in enumerate(row.order)}
-        fallback = codes.get(own, 0.0)
-        return np.array(
-            [codes.get(getattr(knobs, name) or own, fallback) for knobs in self._candidates], dtype=np.float64
-        )
+        fallback = own if own in row.order else row.order[0]
+        modes = [getattr(knobs, name) or own for knobs in self._candidates]
+        return np.array([(each if each in row.order else fallback) == mode for each in modes], dtype=np.bool_)

@@ -23,6 +23,7 @@ PARTS: tuple[str, ...] = (
     "outside",
 )
 _ROW = {name: row for row, name in enumerate(PARTS)}
+OUTSIDE = _ROW["outside"]
 
 
 def instant(count: int, **sizes: Floats | float) -> Floats:
@@ -31,6 +32,12 @@ def instant(count: int, **sizes: Floats | float) -> Floats:
     for name, size in sizes.items():
         found[_ROW[name]] = size
     return found
+
+
+def summed(parts: Floats, *names: str) -> Floats:
+    """Return the bytes of some of an instant's parts together, by configuration."""
+    total: Floats = parts[[_ROW[name] for name in names]].sum(axis=0)
+    return total
 
 
 def heaviest(*instants: Floats) -> Floats:

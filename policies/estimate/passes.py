@@ -48,7 +48,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
     stage_layers = -(-model.layers // load.layout.pipeline_parallel)
     in_flight = load.layout.pipeline_parallel  # 1F1B: the first stage holds one micro-batch per stage
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
-    per_layer = np.where(load.recompute == 2, inputs, np.where(load.recompute == 1, selective, layer))
+    per_layer = np.where(load.recompute_full, inputs, np.where(load.recompute_selective, selective, layer))
     all_layers = per_layer * stage_layers * in_flight
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.

@@ -65,7 +65,7 @@ def _training(
     exchanged = rows * model.layers * (4.0 * (load.tensor > 1) + 2.0 * (load.split > 1)) / constant("link")
     forward = _hidden_behind(np.maximum(forward, passes * launches), passes * gathering) + exchanged
     bubble = 1.0 + (layout.pipeline_parallel - 1) / np.maximum(1.0, passes)
-    again = np.where(load.recompute == 2, 1.0, constant("selective") * (load.recompute == 1))
+    again = np.where(load.recompute_full, 1.0, constant("selective") * load.recompute_selective)
     again = again + 0.05 * load.loss_recompute + 0.02 * load.entropy_recompute + 0.02 * load.entropy_chunking
     backward = forward * (2.0 + again)
     backward = backward + 0.5 * 2.0 * run.offloaded * passes / constant("pcie")
@@ -116,7 +116,7 @@ def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Fl
     running = np.minimum(batch, share * response / steps)  # towards the end few are left
     read = weights / load.rollout_tensor + running * length * kv_token_bytes(model, load)
     compute = running * 2.0 * active_parameters(model) / load.rollout_tensor / card.flops
-    eager = np.where(load.graphs == 0, 1.0, np.where((load.graphs == 1) & (batch > 32), 0.5, 0.0)) * load.gpus
+    eager = np.where(load.graphs_off, 1.0, np.where(load.graphs_limited & (batch > 32), 0.5, 0.0)) * load.gpus
     step = np.maximum(read / (card.bandwidth * constant("efficiency_bandwidth")), compute)
     step = step + constant("decode_overhead_s") + eager * model.layers * constant("decode_eager_s")
     step = step + (load.rollout_tensor > 1) * model.layers * 2.0 * 8e-6

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
-from autotune.policies.estimate.parts import Flags, Floats, heaviest, instant
+from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, summed
 from autotune.policies.estimate.passes import Logits, Pass, logits_of, pass_of
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
 from autotune.policies.values.types import Model
@@ -106,7 +106,7 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
 
     def at(**sizes: Floats | float) -> Floats:
         found = instant(load.count, **sizes)
-        found[-1] += _outside(load, state, found) if load.gpus else state.outside
+        found[OUTSIDE] += _outside(load, state, found) if load.gpus else state.outside
         return found
 
     def scoring(**sizes: Floats | float) -> Floats:
@@ -164,7 +164,7 @@ def _training_instants(
 ) -> tuple[list[dict[str, Floats]], list[dict[str, Floats]]]:
     """Return the candidates for forward's and for backward's largest instant, without weights and moments."""
     earlier, complete = gradients.earlier, gradients.complete
-    full = load.recompute == 2
+    full = load.recompute_full
     within = run.kept - run.offloaded + run.shared  # while layers run, before or after the final norm
     returning = constant("returning_layers") if load.gpus else constant("returning_layers_cpu")
     returned = np.where(load.activation_offload, np.minimum(returning * run.kept_layer, run.offloaded), 0.0)
@@ -208,7 +208,7 @@ def resting(load: Load, state: State) -> Floats:
         gradients=np.where(load.grad_offload | load.param_offload, 0.0, state.gradients) * persistent,
         optimizer=state.optimizer * (1.0 - load.optimizer_offload),
     )
-    found[-1] += state.outside
+    found[OUTSIDE] += state.outside
     return found
 
 
@@ -228,5 +228,5 @@ def _temporaries_on_device(load: Load) -> Floats | Flags:
 
 def _outside(load: Load, state: State, found: Floats) -> Floats:
     share = np.where(load.expandable, constant("fragmentation_expandable"), constant("fragmentation"))
-    needed: Floats = state.outside + load.margin + share * (found[3] + found[4] + found[6])
+    needed: Floats = state.outside + load.margin + share * summed(found, "activations", "logits", "buffers")
     return needed

@@ -22,7 +22,7 @@ from autotune.policies.values.events import (
     TrainingCompleted,
 )
 from autotune.policies.values.evidence import Cancelled, Completed, Crashed, Diagnosis, Hung, Lost
-from autotune.policies.values.history import MEMORY_CAUSES, RESUMED, Attempt, Run, fold
+from autotune.policies.values.history import RESUMED, Attempt, Run, fold
 from autotune.policies.values.types import Cause, Then
 
 _BACKOFF_S = 30.0  # doubled with every loss
@@ -119,7 +119,7 @@ def backoff_s(losses: int) -> float:
 
 
 def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
-    if diagnosis.cause is not Cause.HANG and diagnosis.cause not in MEMORY_CAUSES:
+    if diagnosis.cause is not Cause.HANG and not diagnosis.cause.is_memory:
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     recovery = run.accepted.job.recovery
     failed = [

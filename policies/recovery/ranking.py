@@ -19,7 +19,17 @@ from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
 from autotune.policies.values.events import Policy
 from autotune.policies.values.evidence import Diagnosis
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.types import Cause, Effect, Knobs, Model, Phase, Placement, Setting, changed
+from autotune.policies.values.types import (
+    HOST_LIMIT,
+    Cause,
+    Effect,
+    Knobs,
+    Model,
+    Phase,
+    Placement,
+    Setting,
+    changed,
+)
 
 # The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
 # the rest of the run; measured on the simulated cluster (docs/policies.md).
@@ -35,7 +45,6 @@ _NOISE = 0.04  # predicted step times that differ by less are equal
 _WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
 _BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
 _LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
-_HOST_LIMIT = 0.95  # share of a node at which Ray kills
 _ROLLOUT = PHASES.index(Phase.ROLLOUT)
 _MODELLED = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
 
@@ -178,7 +187,7 @@ def nearest(view: Outlook, present: Knobs, *, started: bool) -> Ranked:
     found = view.estimates(knobs)
     seen = predicted(view.calibration, found)
     misses = (seen.gpu / found.gpu_capacity).max(axis=0)
-    misses = np.maximum(misses, (seen.host / (_HOST_LIMIT * found.host_capacity)).max(axis=0))
+    misses = np.maximum(misses, (seen.host / (HOST_LIMIT * found.host_capacity)).max(axis=0))
     misses = misses + np.maximum(0.0, -seen.pool)
     return _ranked(view, knobs, found, seen, int(misses.argmin()))
 
@@ -190,7 +199,7 @@ def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
         (phase.value, ranked.gpu[phase] - float(found.gpu_capacity[place, 0]))
         for place, phase in enumerate(PHASES)
     ]
-    sizes.append(("host", ranked.host - _HOST_LIMIT * found.host_capacity))
+    sizes.append(("host", ranked.host - HOST_LIMIT * found.host_capacity))
     return sorted(((name, size) for name, size in sizes if size > 0), key=lambda item: -item[1])
 
 
@@ -203,7 +212,7 @@ def _score(view: Outlook, present: Knobs | None) -> Callable[[Sequence[Knobs]], 
         capacity = found.gpu_capacity * (1 - _HEADROOM)
         over = np.maximum(0.0, (seen.gpu + _MARGIN * seen.gpu_error) / capacity - 1).sum(axis=0)
         over = np.maximum(over, _misses(view, found, seen))
-        limit = _HOST_LIMIT * found.host_capacity
+        limit = HOST_LIMIT * found.host_capacity
         over = over + np.maximum(0.0, (seen.host + _MARGIN * seen.host_error) / limit - 1).max(axis=0)
         over = over + 0.1 * np.maximum(0.0, _MARGIN - np.maximum(-20.0, seen.pool))
         return np.log(np.maximum(1e-9, _seconds(view, found, knobs, present))), over
@@ -257,7 +266,7 @@ def _risk(found: Estimates, seen: Prediction) -> Floats:
 def _risks(found: Estimates, seen: Prediction) -> Floats:
     """Return the chance that a memory overflows: a row for every phase's device, the host and the pool."""
     gpu = exceeded((found.gpu_capacity * (1 - _HEADROOM) - seen.gpu) / seen.gpu_error)
-    host = exceeded((_HOST_LIMIT * found.host_capacity - seen.host) / seen.host_error).max(axis=0)
+    host = exceeded((HOST_LIMIT * found.host_capacity - seen.host) / seen.host_error).max(axis=0)
     return np.vstack([gpu, host, exceeded(seen.pool)])
 
 
@@ -365,7 +374,7 @@ def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
         return False
     found = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
     if diagnosis.cause is Cause.HOST_OOM:
-        seen, expected = _HOST_LIMIT * found.host_capacity, float(found.host.max())
+        seen, expected = HOST_LIMIT * found.host_capacity, float(found.host.max())
         return math.isfinite(seen) and seen > _BEYOND * expected
     used = needed_bytes(diagnosis.facts)
     if used is None or diagnosis.phase not in PHASES:

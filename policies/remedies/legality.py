@@ -15,7 +15,6 @@ from autotune.policies.values.types import (
     Profile,
     Requires,
     Setting,
-    Together,
     changed,
 )
 
@@ -87,11 +86,7 @@ def completed(profile: Profile, knobs: Knobs, changes: dict[str, Setting]) -> di
     """Return `changes` with what the constraints demand to go with them."""
     full = dict(changes)
     for constraint in profile.constraints:
-        if isinstance(constraint, Together):
-            switched = [name for name in constraint.knobs if isinstance(full.get(name), bool)]
-            if switched:
-                full |= {name: full[switched[0]] for name in constraint.knobs if name in profile.supported}
-        elif (
+        if (
             isinstance(constraint, Requires)
             and constraint.knob in full
             and constraint.other not in full
@@ -117,7 +112,7 @@ def _support(profile: Profile, name: str, value: Setting) -> str:
     return ""
 
 
-def _constraint(  # noqa: C901 - one branch per kind of constraint
+def _constraint(
     constraint: Constraint, before: Knobs, after: Knobs, names: frozenset[str], *, started: bool
 ) -> str:
     match constraint:
@@ -137,12 +132,6 @@ def _constraint(  # noqa: C901 - one branch per kind of constraint
             touched = knob in names or other in names
             if touched and getattr(after, knob) == value and getattr(after, other) not in values:
                 return f"{knob} = {value} is not possible with {other} = {getattr(after, other)}: {why}"
-        case Together(knobs=knobs, why=why):
-            is_set = [
-                getattr(after, name) is not None and getattr(after, name) is not False for name in knobs
-            ]
-            if names.intersection(knobs) and any(is_set) and not all(is_set):
-                return f"{', '.join(knobs)} are set together or not at all: {why}"
         case FixedDuringRun(knob=knob, why=why):
             if started and knob in names:
                 return f"{knob} stays {getattr(before, knob)} during a run: {why}"

@@ -13,7 +13,7 @@ from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
 from autotune.policies.remedies.legality import completed, objections
 from autotune.policies.values.knob_table import ROWS
-from autotune.policies.values.types import Effect, Knobs, Profile, Recovery, Requires, Setting, Together
+from autotune.policies.values.types import Effect, Knobs, Profile, Recovery, Requires, Setting
 
 Score: TypeAlias = Callable[[Sequence[Knobs]], tuple[Floats, Floats]]
 
@@ -30,7 +30,7 @@ def choices(
     profile: Profile, present: Knobs, *, recovery: Recovery, started: bool
 ) -> dict[str, tuple[Setting, ...]]:
     """Return what each knob may become by itself, its present value first."""
-    simple = tuple(c for c in profile.constraints if not isinstance(c, Requires | Together))
+    simple = tuple(c for c in profile.constraints if not isinstance(c, Requires))
     alone = msgspec.structs.replace(profile, constraints=simple)
     found: dict[str, tuple[Setting, ...]] = {}
     for knob, remedy in REMEDY_OF.items():
@@ -62,7 +62,7 @@ def search(
     against speed are changed again, until nothing new is found.
     """
     names = tuple(options)
-    linked = any(isinstance(c, Requires | Together) for c in profile.constraints)
+    linked = any(isinstance(c, Requires) for c in profile.constraints)
     start = (0,) * len(names)
     seen: dict[tuple[int, ...], int] = {}
     knobs: list[Knobs] = []

@@ -17,12 +17,11 @@ from autotune.policies.search.space import Dimension
 from autotune.policies.search.step_time_model import Offered, Pace, offered, pace_of, slower
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Accepted, Event, Result, Tried
-from autotune.policies.values.history import MEMORY_CAUSES, Attempt, fold
-from autotune.policies.values.types import Cause, Knobs, Placement
+from autotune.policies.values.history import Attempt, fold
+from autotune.policies.values.types import HOST_LIMIT, Cause, Knobs, Placement
 
 # The chance that some memory overflows above which a candidate is not run; one in twenty runs may.
 RISK = 0.07
-_HOST_LIMIT = 0.95  # share of a node at which Ray kills
 _OPTIMISM = 0.5  # standard deviations by which a candidate may be faster than predicted
 _SPEEDS = 60  # results of each kind that the pace looks at
 _REMEMBERED = 16  # attempts of each kind that the calibration looks at: those before say nothing new
@@ -55,7 +54,7 @@ class Foresight:
         """The share of a node's host memory that a trial may use beside those that run with it."""
         accepted = self.view.run.accepted
         parallel = accepted.job.search.parallel
-        return _HOST_LIMIT / trials_on_a_node(accepted.profile, accepted.cluster, parallel=parallel)
+        return HOST_LIMIT / trials_on_a_node(accepted.profile, accepted.cluster, parallel=parallel)
 
     def offered(self, knobs: Sequence[Knobs], found: Estimates | None = None) -> Offered:
         """Return candidates as the pace sees them."""
@@ -81,7 +80,7 @@ def foreseen(
     view = outlook(run)
     if view is None:
         return None
-    failed = tuple(a for a in run.attempts if a.diagnosis is not None and a.diagnosis.cause in MEMORY_CAUSES)
+    failed = tuple(a for a in run.attempts if a.diagnosis is not None and a.diagnosis.cause.is_memory)
     measured = _telling_speeds(results)
     pace = None
     if measured:
@@ -172,7 +171,7 @@ def _expected(sight: Foresight, found: Estimates, seen: Prediction) -> dict[str,
         if found.gpu_capacity[PHASES.index(p), 0] < np.inf
     }
     if np.isfinite(found.host_capacity):
-        out["host"] = float(seen.host[:, 0].max()) / (_HOST_LIMIT * found.host_capacity) - 1
+        out["host"] = float(seen.host[:, 0].max()) / (HOST_LIMIT * found.host_capacity) - 1
     return out
 
 

@@ -28,10 +28,6 @@ from autotune.policies.values.types import Cause, Knobs, Value
 # The reason of the `Decided` row that the loop appends when the user goes on with a run.
 RESUMED = "resumed by the user"
 
-MEMORY_CAUSES = frozenset(
-    {Cause.GPU_OOM, Cause.HOST_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL, Cause.SHM, Cause.OBJECT_STORE}
-)
-
 
 class Attempt(Value, frozen=True, kw_only=True):
     """One launch and what became of it."""
@@ -60,7 +56,7 @@ class Attempt(Value, frozen=True, kw_only=True):
     @property
     def out_of_memory(self) -> bool:
         """Whether its configuration failed for want of a memory."""
-        return self.diagnosis is not None and self.diagnosis.cause in MEMORY_CAUSES
+        return self.diagnosis is not None and self.diagnosis.cause.is_memory
 
     @property
     def interrupted(self) -> bool:

@@ -29,17 +29,22 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
     @property
+    def is_memory(self) -> bool:
+        """Whether some memory was too small for the configuration."""
+        return self in _RESOURCES
+
+    @property
     def is_oom(self) -> bool:
         """Whether memory was exhausted at run time."""
-        return self in _OOM_RESOURCE and self is not Cause.POOL_TOO_SMALL
+        return self.is_memory and self is not Cause.POOL_TOO_SMALL
 
     @property
     def resource(self) -> str:
         """The memory concerned: gpu, host, gpu_pool, shm, object_store or none."""
-        return _OOM_RESOURCE.get(self, "none")
+        return _RESOURCES.get(self, "none")
 
 
-_OOM_RESOURCE = {
+_RESOURCES = {
     Cause.GPU_OOM: "gpu",
     Cause.HOST_OOM: "host",
     Cause.KV_POOL: "gpu_pool",
@@ -47,6 +52,8 @@ _OOM_RESOURCE = {
     Cause.SHM: "shm",
     Cause.OBJECT_STORE: "object_store",
 }
+# Share of a node's memory at which Ray kills processes.
+HOST_LIMIT = 0.95
 
 
 class Phase(StrEnum):
@@ -310,13 +317,6 @@ class Requires(Value, frozen=True, kw_only=True, tag="requires", tag_field="kind
     why: str
 
 
-class Together(Value, frozen=True, kw_only=True, tag="together", tag_field="kind"):
-    """The knobs are set together or not at all."""
-
-    knobs: tuple[str, ...]
-    why: str
-
-
 class FixedDuringRun(Value, frozen=True, kw_only=True, tag="fixed_during_run", tag_field="kind"):
     """Changing `knob` would break resuming from a checkpoint."""
 
@@ -324,7 +324,7 @@ class FixedDuringRun(Value, frozen=True, kw_only=True, tag="fixed_during_run", t
     why: str
 
 
-Constraint: TypeAlias = AtLeast | AtMost | Divides | Requires | Together | FixedDuringRun
+Constraint: TypeAlias = AtLeast | AtMost | Divides | Requires | FixedDuringRun
 
 
 class Profile(Value, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from autotune.policies.remedies.ladder import LADDER, candidates
 from autotune.policies.remedies.legality import completed, objections, on_grid
 from autotune.policies.remedies.step_size import smaller
 from autotune.policies.values.evidence import Diagnosis
-from autotune.policies.values.types import AtMost, Cause, Divides, Grid, Knobs, Phase, Requires, Together
+from autotune.policies.values.types import AtMost, Cause, Divides, Grid, Knobs, Phase, Requires
 from tests.policies.stories import KNOBS, MIB, profile, support
 
 # The names of DESIGN, which users write into `deny`.
@@ -43,6 +43,13 @@ NAMES = [
 ]
 
 
+ONE_SWITCH = tuple(
+    Requires(knob=knob, value=value, other=other, values=values, why="one switch")
+    for knob, other in (("param_offload", "optimizer_offload"), ("optimizer_offload", "param_offload"))
+    for value, values in ((True, (True,)), (False, (False, None)))
+)
+
+
 def test_every_remedy_has_its_rung():
     assert {rung.name for rung in LADDER} == set(NAMES)
 
@@ -61,7 +68,7 @@ def test_objections_are_printable():
             Requires(
                 knob="recompute", value="full", other="activation_offload", values=(False,), why="one or none"
             ),
-            Together(knobs=("param_offload", "optimizer_offload"), why="one switch"),
+            *ONE_SWITCH,
         )
     )
 
@@ -81,7 +88,7 @@ def test_objections_are_printable():
 def test_a_change_brings_along_what_belongs_to_it():
     of = profile(
         constraints=(
-            Together(knobs=("param_offload", "optimizer_offload"), why="one switch"),
+            *ONE_SWITCH,
             Requires(knob="recompute", value="full", other="sync_mode", values=("disk",), why="it does"),
         )
     )
