@@ -1,7 +1,7 @@
 """MOVES: which knobs a remedy turns, which memory that saves, and what is said of it.
 
-The knob table says which way a knob saves a memory, `proposals` how far it goes and `ladder` when. Reason, gain
-and price stand here wherever a failure's figures say nothing better.
+The knob table says which way a knob saves a memory, `proposals` how far it goes and `ladder` when. Reason,
+gain and price stand here wherever a failure's figures say nothing better.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 
 from autotune.policies.remedies.legality import highest, lowest
 from autotune.policies.values.evidence import Diagnosis, Facts
-from autotune.policies.values.knob_table import KNOB_TABLE, Memory
+from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Unit, Way
 from autotune.policies.values.types import Knobs, Phase, Profile, Setting
 
 # What is left free beside the figures of the message: the failed request is seldom the last of its phase.
@@ -44,18 +44,38 @@ def shrink_share(diagnosis: Diagnosis) -> float:
     return min(blind, MARGIN * facts.capacity_bytes / max(1, needed))
 
 
+def next_values(
+    profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis, memory: Memory
+) -> tuple[Setting, ...]:
+    """Return the next values of a knob that save a memory, mildest first; empty where none is legal."""
+    row = KNOB_TABLE[knob]
+    if row.order:
+        return stronger(profile, knobs, knob, memory)
+    value: Setting
+    if row.unit is Unit.RANKS:
+        present = getattr(knobs, knob)
+        value = present * 2 if isinstance(present, int) else None
+    elif row.unit is Unit.SHARE:
+        step = lower_fraction if row.saves.get(memory) is Way.DOWN else higher_fraction
+        value = step(profile, knobs, knob, diagnosis)
+    else:
+        value = smaller(profile, knobs, knob, share=shrink_share(diagnosis))
+    return () if value is None else (value,)
+
+
 def smaller(
     profile: Profile, knobs: Knobs, knob: str, *, share: float, base: int | None = None
 ) -> int | None:
     """Return the largest legal number of at most `share` of the present one, or the smallest there is.
 
-    `base` stands for the present value where the knob itself is unset. None: nothing smaller is legal.
+    Where the knob is unset, `base` stands for the present value, or the knob that it follows. None: nothing
+    smaller is legal.
     """
-    support = profile.supported.get(knob)
-    if support is None:
+    if knob not in profile.supported:
         return None
-    own = getattr(knobs, knob)
-    present = base if own is None else own
+    present, follows = getattr(knobs, knob), KNOB_TABLE[knob].follows
+    if present is None:
+        present = getattr(knobs, follows) if follows else base
     if present is None:
         present = highest(profile, knob)
     if present is None:

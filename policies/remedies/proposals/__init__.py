@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import completed
+from autotune.policies.remedies.step_size import next_values
 from autotune.policies.values.evidence import Diagnosis, Remedy
 from autotune.policies.values.types import Effect, Knobs, Profile, Setting
 
@@ -48,18 +49,32 @@ def change(
     )
 
 
-def doubled(name: str, profile: Profile, knobs: Knobs, knob: str) -> Iterator[Remedy]:
+def stepped(
+    name: str,
+    profile: Profile,
+    knobs: Knobs,
+    knob: str,
+    diagnosis: Diagnosis,
+    *,
+    reason: str = "",
+    frees: str = "",
+) -> Iterator[Remedy]:
+    """Yield the remedy that moves a knob by its next steps the way that saves the remedy's memory."""
+    for value in next_values(profile, knobs, knob, diagnosis, MOVES[name].memory):
+        yield from change(name, profile, knobs, {knob: value}, reason=reason, frees=frees)
+
+
+def doubled(name: str, profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Yield the remedy that spreads the work over twice as many ranks, where that is offered."""
-    present = getattr(knobs, knob)
-    if knob in profile.supported and isinstance(present, int):
-        move = MOVES[name]
-        why = next(iter(move.turns.values())).reason
+    move, present = MOVES[name], getattr(knobs, knob)
+    why = next(iter(move.turns.values())).reason
+    for ranks in next_values(profile, knobs, knob, diagnosis, move.memory):
         yield from change(
             name,
             profile,
             knobs,
-            {knob: present * 2},
-            reason=f"{why}: {present * 2} ranks instead of {present}",
+            {knob: ranks},
+            reason=f"{why}: {ranks} ranks instead of {present}",
             frees="about half of it",
             slows=move.slows,
         )

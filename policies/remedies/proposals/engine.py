@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.policies.remedies.proposals import change
-from autotune.policies.remedies.step_size import (
-    higher_fraction,
-    lower_fraction,
-    shrink_share,
-    smaller,
-    stronger,
-)
+from autotune.policies.remedies.proposals import change, stepped
+from autotune.policies.remedies.step_size import lower_fraction, shrink_share, smaller
 from autotune.policies.values.evidence import Diagnosis, Remedy
 from autotune.policies.values.formatting import show_gib
-from autotune.policies.values.knob_table import Memory
 from autotune.policies.values.types import Cause, Knobs, Profile
 
 
@@ -47,45 +40,44 @@ def reduce_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) ->
 
 def increase_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose a larger static share for an engine whose pool is too small."""
-    higher = higher_fraction(profile, knobs, "memory_fraction", diagnosis)
-    yield from change(
+    yield from stepped(
         "increase_mem_fraction",
         profile,
         knobs,
-        {"memory_fraction": higher},
+        "memory_fraction",
+        diagnosis,
         frees="pool memory; takes it from everything else on the card",
     )
 
 
 def disable_cuda_graph(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer or no captured graphs in the engine."""
-    for mode in stronger(profile, knobs, "cuda_graphs", Memory.GPU):
-        yield from change(
-            "disable_cuda_graph",
-            profile,
-            knobs,
-            {"cuda_graphs": mode},
-            frees="the graphs' private pools, often 1 to 3 GiB",
-        )
+    yield from stepped(
+        "disable_cuda_graph",
+        profile,
+        knobs,
+        "cuda_graphs",
+        diagnosis,
+        frees="the graphs' private pools, often 1 to 3 GiB",
+    )
 
 
 def disk_weight_sync(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose new weights reach the engine through files instead of device buffers."""
-    if knobs.sync_mode != "disk":
-        yield from change(
-            "disk_weight_sync",
-            profile,
-            knobs,
-            {"sync_mode": "disk"},
-            frees="the gathered weights and the sync buffers",
-        )
+    yield from stepped(
+        "disk_weight_sync",
+        profile,
+        knobs,
+        "sync_mode",
+        diagnosis,
+        frees="the gathered weights and the sync buffers",
+    )
 
 
 def reduce_sync_buffer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose smaller pieces in the weight sync."""
     if knobs.sync_mode != "disk":
-        less = smaller(profile, knobs, "sync_buffer", share=shrink_share(diagnosis))
-        yield from change("reduce_sync_buffer", profile, knobs, {"sync_buffer": less})
+        yield from stepped("reduce_sync_buffer", profile, knobs, "sync_buffer", diagnosis)
 
 
 def _of_capacity(before: float | None, after: float | None, diagnosis: Diagnosis) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
-from autotune.policies.remedies.proposals import GIB, change
+from autotune.policies.remedies.proposals import GIB, change, stepped
 from autotune.policies.remedies.step_size import smaller
 from autotune.policies.values.evidence import Diagnosis, Remedy
 from autotune.policies.values.types import Knobs, Phase, Profile
@@ -35,14 +35,14 @@ def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) ->
 
 def drop_weights_backup(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose no second copy of the weights in host memory."""
-    if knobs.weights_backup is not False:
-        yield from change(
-            "drop_weights_backup",
-            profile,
-            knobs,
-            {"weights_backup": False},
-            frees="one copy of the weights in host memory",
-        )
+    yield from stepped(
+        "drop_weights_backup",
+        profile,
+        knobs,
+        "weights_backup",
+        diagnosis,
+        frees="one copy of the weights in host memory",
+    )
 
 
 def reduce_workers(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -70,8 +70,7 @@ def host_allocator(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
 
 def expandable_segments(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose an allocator whose segments grow, so that free pieces are not stranded."""
-    if knobs.allocator != "expandable":
-        yield from change("expandable_segments", profile, knobs, {"allocator": "expandable"})
+    yield from stepped("expandable_segments", profile, knobs, "allocator", diagnosis)
 
 
 def adjust_memory_margin(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -119,4 +118,4 @@ def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
 
 def capture_snapshot(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the next failure is recorded, where nothing explains this one; cures nothing by itself."""
-    yield from change("capture_snapshot", profile, knobs, {"memory_snapshot": True}, frees="nothing")
+    yield from stepped("capture_snapshot", profile, knobs, "memory_snapshot", diagnosis, frees="nothing")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
-from autotune.policies.remedies.proposals import change, doubled
-from autotune.policies.remedies.step_size import shrink_share, smaller, stronger
+from autotune.policies.remedies.proposals import change, doubled, stepped
+from autotune.policies.remedies.step_size import next_values, shrink_share, smaller
 from autotune.policies.values.evidence import Diagnosis, Remedy
 from autotune.policies.values.knob_table import Memory
 from autotune.policies.values.types import Cause, Component, Knobs, Phase, Profile
@@ -23,7 +23,6 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
     """
     if diagnosis.cause is Cause.HOST_OOM and knobs.activation_offload is not True:
         return
-    share = shrink_share(diagnosis)
     names: tuple[str, ...] = ("tokens_per_microbatch",)
     if diagnosis.phase in ROLLOUT_PHASES:
         names = ("max_batched_tokens",)
@@ -31,8 +30,7 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
         names = ("logprob_tokens", "tokens_per_microbatch")
     words = MOVES["reduce_tokens_per_mb"].turns["tokens_per_microbatch"]
     for knob in names:
-        base = knobs.tokens_per_microbatch if knob == "logprob_tokens" else None
-        fewer = smaller(profile, knobs, knob, share=share, base=base)
+        fewer = smaller(profile, knobs, knob, share=shrink_share(diagnosis))
         yield from change(
             "reduce_tokens_per_mb",
             profile,
@@ -47,20 +45,19 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
 def reduce_micro_batch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer sequences per micro-batch, where batches are counted in sequences."""
     if knobs.dynamic_batching is not True:
-        fewer = smaller(profile, knobs, "microbatch_size", share=shrink_share(diagnosis))
-        yield from change(
+        yield from stepped(
             "reduce_micro_batch",
             profile,
             knobs,
-            {"microbatch_size": fewer},
+            "microbatch_size",
+            diagnosis,
             frees="activations and logits in proportion to the sequences",
         )
 
 
 def chunk_logits(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose logits and entropy in pieces instead of one tensor of tokens x vocabulary."""
-    if knobs.entropy_chunking is not True:
-        yield from change("chunk_logits", profile, knobs, {"entropy_chunking": True})
+    yield from stepped("chunk_logits", profile, knobs, "entropy_chunking", diagnosis)
     if knobs.logprob_chunk is None:
         chunk = smaller(profile, knobs, "logprob_chunk", share=1.0, base=_CHUNK + 1)
     else:
@@ -70,26 +67,28 @@ def chunk_logits(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterat
 
 def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the loss computed again in backward instead of keeping its inputs."""
-    yield from change(
+    yield from stepped(
         "loss_recompute",
         profile,
         knobs,
-        {"loss_recompute": True},
+        "loss_recompute",
+        diagnosis,
         frees="the logits kept between forward and backward",
     )
     if diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB, Phase.NONE):
-        yield from change(
+        yield from stepped(
             "loss_recompute",
             profile,
             knobs,
-            {"entropy_recompute": True},
+            "entropy_recompute",
+            diagnosis,
             frees="one copy of the logits",
         )
 
 
 def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose activations computed again in backward instead of kept."""
-    for mode in stronger(profile, knobs, "recompute", Memory.GPU):
+    for mode in next_values(profile, knobs, "recompute", diagnosis, Memory.GPU):
         yield from change(
             "recompute",
             profile,
@@ -102,24 +101,25 @@ def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[
 
 def fused_kernels(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose kernels that never write the full logits or gate products."""
-    yield from change(
-        "fused_kernels",
-        profile,
-        knobs,
-        {"fused_kernels": True},
-        reason="fused kernels compute loss and gates without writing their full intermediate tensors",
-        slows=MOVES["fused_kernels"].slows,
-    )
+    for fused in next_values(profile, knobs, "fused_kernels", diagnosis, Memory.GPU):
+        yield from change(
+            "fused_kernels",
+            profile,
+            knobs,
+            {"fused_kernels": fused},
+            reason="fused kernels compute loss and gates without writing their full intermediate tensors",
+            slows=MOVES["fused_kernels"].slows,
+        )
 
 
 def offload_activations(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose kept activations in host memory between forward and backward."""
-    yield from _offload("offload_activations", profile, knobs, "activation_offload", "the kept activations")
+    yield from _offload("offload_activations", profile, knobs, diagnosis, "the kept activations")
 
 
 def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the optimizer's state in host memory."""
-    yield from _offload("offload_optimizer", profile, knobs, "optimizer_offload", "the optimizer's state")
+    yield from _offload("offload_optimizer", profile, knobs, diagnosis, "the optimizer's state")
     share = knobs.optimizer_offload_fraction
     most = highest(profile, "optimizer_offload_fraction")
     switch = profile.supported.get("optimizer_offload")
@@ -137,18 +137,18 @@ def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> I
 
 def offload_params(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the trainer's weights in host memory while they are not used."""
-    yield from _offload("offload_params", profile, knobs, "param_offload", "the trainer's weights")
+    yield from _offload("offload_params", profile, knobs, diagnosis, "the trainer's weights")
 
 
 def offload_grads(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the gradients in host memory while they are not used."""
-    yield from _offload("offload_grads", profile, knobs, "grad_offload", "the gradients")
+    yield from _offload("offload_grads", profile, knobs, diagnosis, "the gradients")
 
 
 def sequence_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose every sequence split over more ranks."""
     for knob in ("sequence_parallel", "context_parallel"):
-        yield from doubled("sequence_parallel", profile, knobs, knob)
+        yield from doubled("sequence_parallel", profile, knobs, knob, diagnosis)
 
 
 def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -156,15 +156,16 @@ def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Ite
     knob = "tensor_parallel"
     if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ROLLOUT_PHASES:
         knob = "rollout_tensor_parallel"
-    yield from doubled("tensor_parallel", profile, knobs, knob)
+    yield from doubled("tensor_parallel", profile, knobs, knob, diagnosis)
 
 
-def _offload(name: str, profile: Profile, knobs: Knobs, knob: str, what: str) -> Iterator[Remedy]:
-    yield from change(
+def _offload(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis, what: str) -> Iterator[Remedy]:
+    yield from stepped(
         name,
         profile,
         knobs,
-        {knob: True},
+        next(iter(MOVES[name].turns)),
+        diagnosis,
         reason=f"host memory keeps {what} while the devices do not need it",
         frees=what,
     )
