@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 # Strides of the fast cases are prime to the three strata, the two starts and the look-alikes' scenarios.
 PARTS: Mapping[str, Part] = {
-    "launch": Part(launch.cases, launch.record, lambda: launch.cases()[::10]),
+    "launch": Part(launch.cases, launch.record, lambda: launch.cases()[::11]),
     "search": Part(search.cases, search.record, lambda: search.cases()[::7]),
     "lookalikes": Part(lookalikes.cases, lookalikes.record, lambda: lookalikes.cases()[::2]),
     "histories": Part(histories.cases, histories.record, histories.fast_cases),
