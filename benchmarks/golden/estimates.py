@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.types import Knobs, Setting, Support
-from benchmarks.golden.histories import wide
 from benchmarks.golden.launch import SEED
 from benchmarks.golden.lines import changes_text
+from benchmarks.golden.scenes import wide
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.world import Stratum
 

@@ -19,49 +19,40 @@ from autotune.policies.values.events import (
     FailureSeen,
     Finish,
     Finished,
-    GoalReached,
     Launch,
     Policy,
-    Progressed,
     Started,
     Stop,
     StopRequested,
 )
-from autotune.policies.values.evidence import (
-    Cancelled,
-    Completed,
-    Crashed,
-    Facts,
-    Finding,
-    Hung,
-    Line,
-    Lost,
-    Peak,
-)
-from autotune.policies.values.history import RESUMED
-from autotune.policies.values.priors import Factor, Kind, Learned
-from autotune.policies.values.types import (
-    Cause,
-    Component,
-    Effect,
-    Goal,
-    Grid,
-    Phase,
-    Placement,
-    Recovery,
-    Then,
-)
+from autotune.policies.values.evidence import Finding, Line
+from autotune.policies.values.types import Cause, Effect, Goal, Phase, Recovery, Then
 from benchmarks.golden.lines import action_line
-from tests.policies import jobs, stories
+from benchmarks.golden.scenes import (
+    COMPLETE,
+    CRASH,
+    ENGINE_PHASES,
+    GIB,
+    LONG,
+    RESUME,
+    Happening,
+    ended,
+    fails,
+    goal,
+    hung,
+    known,
+    lost,
+    plain,
+    steps,
+    taught,
+    wide,
+    with_knobs,
+)
 
 _MOST = 40  # actions of one case
-_GIB = 1 << 30
-_ENGINE = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
+_DECISIVE = ("for ever gpu-oom init without figures, estimate",)  # only it shows that a cure needs less
 _DEVICE_PHASES = (*(phase for phase in Phase if phase is not Phase.NONE), Phase.NONE)
-_BUDGET, _LONG = Recovery(relaunches=3), Recovery(relaunches=25)
-_CRASH = Crashed(exit_code=1)
 
-Happening = tuple[Event, ...]  # what follows a launch
 Case = tuple[Accepted, Iterable[Happening]]
 
 
@@ -73,7 +64,7 @@ def cases() -> tuple[str, ...]:
 def fast_cases() -> tuple[str, ...]:
     """Return every story, a third of the series, and all in which device memory grows under the estimate."""
     growing = (case for case in _SERIES if case.startswith("late gpu-oom") and case.endswith("estimate"))
-    return tuple(dict.fromkeys((*tuple(_SERIES)[::3], *growing, *_STORIES)))
+    return tuple(dict.fromkeys((*tuple(_SERIES)[::3], *growing, *_DECISIVE, *_STORIES)))
 
 
 def record(case: str) -> list[str]:
@@ -108,127 +99,20 @@ def _actions(accepted: Accepted, happenings: Iterator[Happening]) -> Iterator[st
         events += following
 
 
-# ------------------------------------------------------------------ what happens
-
-
-def fails(
-    cause: Cause, phase: Phase, *, step: int | None = None, fragmentation: bool = False, **figures: int
-) -> Happening:
-    """Return the end of an attempt that a failure of the job ended."""
-    component = Component.ROLLOUT if phase in _ENGINE else Component.TRAINER
-    line = Line(line=7, text=f"{cause.value} in {phase.value}", rule="golden")
-    row = Diagnosed(
-        cause=cause,
-        phase=phase,
-        component=component,
-        step=step,
-        evidence=(line,),
-        facts=Facts(**figures),
-        fragmentation=fragmentation,
-    )
-    return (Ended(outcome=_CRASH, step=step), row)
-
-
-def steps(
-    first: int, last: int, *, saved: bool = False, growth: float = 0.0, reports: bool = True
-) -> Happening:
-    """Return completed steps whose peaks in backward grow by so many GiB each."""
-    rows = []
-    for step in range(first, last + 1):
-        used = {"rollout": 60.0, "log_prob": 50.0, "backward": min(79.0, 55.0 + growth * (step - first))}
-        peaks = jobs.peaks(upper_bound=not reports, **{name: size * _GIB for name, size in used.items()})
-        rows.append(Progressed(step=step, seconds=100.0, peaks=peaks, saved=step if saved else None))
-    return tuple(rows)
-
-
-def goal(step: int, *, marginal: bool = False) -> Happening:
-    """Return that the goal was reached."""
-    peak = {"backward": Peak(used_bytes=55 * _GIB, capacity_bytes=79 * _GIB)}
-    return (GoalReached(step=step, marginal=marginal, headroom=0.3, peaks=peak),)
-
-
-def lost(
-    reason: str = "node 10.0.0.9 is gone", *, killed: bool = False, step: int | None = None
-) -> Happening:
-    """Return the end of an attempt that the cluster took away."""
-    return (Ended(outcome=Lost(reason=reason, killed=killed), step=step),)
-
-
-def hung(step: int | None = None) -> Happening:
-    """Return the end of an attempt without a step for too long."""
-    ended = Ended(outcome=Hung(silent_s=900.0), step=step)
-    return (ended, Diagnosed(cause=Cause.HANG, phase=Phase.ROLLOUT, step=step))
-
-
-def ended(by: str) -> Happening:
-    """Return the end of an attempt that somebody stopped."""
-    return (Ended(outcome=Cancelled(by=by)),)
-
-
-RESUME: Happening = (Decided(reason=RESUMED),)  # the user goes on with the run
-_COMPLETE: Happening = (Ended(outcome=Completed()),)
-
-
-# ------------------------------------------------------------------ jobs
-
-
-def known(recovery: Recovery = _BUDGET, *, policy: Policy = Policy.ESTIMATE, **fields: object) -> Accepted:
-    """Return Qwen3-8B under verl on four H100, ranked by the estimate."""
-    accepted = jobs.accepted(recovery=recovery)
-    job = replace(accepted.job, **{name: fields.pop(name) for name in ("goal", "resume") if name in fields})
-    return replace(accepted, job=job, policy=policy, **fields)
-
-
-def plain(recovery: Recovery = _LONG) -> Accepted:
-    """Return a job of which no model is known, colocated."""
-    profile = stories.profile(placement=Placement.COLOCATED)
-    return replace(stories.accepted(profile, recovery=recovery), cluster=jobs.CLUSTER)
-
-
-def wide(recovery: Recovery = _BUDGET) -> Accepted:
-    """Return the known job on 16 GPUs, whose engine may use more ranks than the model has KV heads."""
-    accepted = known(recovery)
-    support = accepted.profile.supported["rollout_tensor_parallel"]
-    grid = replace(support, grid=Grid(values=(1, 2, 4, 8, 16)))
-    profile = replace(
-        accepted.profile,
-        layout=replace(accepted.profile.layout, ranks=16, shards=16, engine_ranks=16),
-        supported={**accepted.profile.supported, "rollout_tensor_parallel": grid},
-    )
-    cluster = replace(accepted.cluster, nodes=2, gpus_per_node=8)
-    shape = replace(jobs.MODEL, kv_heads=2)
-    return replace(accepted, profile=profile, cluster=cluster, job=replace(accepted.job, shape=shape))
-
-
-def _with_knobs(accepted: Accepted, **knobs: object) -> Accepted:
-    profile = accepted.profile
-    return replace(accepted, profile=replace(profile, knobs=replace(profile.knobs, **knobs)))
-
-
-def _taught(*, mean: float) -> Accepted:
-    """Return the known job after earlier runs whose training passes were off by a factor."""
-    parts = ("activations", "logits", "buffers")
-    factors = {
-        f"{group}.{part}": Factor(mean=mean, error=0.02) for group in ("train", "score") for part in parts
-    }
-    kind = Kind(model="", gpu="H100", framework="verl", version="", placement="colocated")
-    return known(learned=Learned(kind=kind, factors=factors, runs=3))
-
-
 # ------------------------------------------------------------------ the cases
 
 _JOBS: Mapping[str, Callable[[], Accepted]] = {
     "estimate": known,
-    "ladder": lambda: known(_LONG, policy=Policy.LADDER),
+    "ladder": lambda: known(LONG, policy=Policy.LADDER),
     "plain": plain,
     "wide": wide,
 }
 _FIGURES = {
-    "requested_bytes": 4 * _GIB,
-    "free_bytes": _GIB,
-    "capacity_bytes": int(79.19 * _GIB),
-    "allocated_bytes": 70 * _GIB,
-    "reserved_unallocated_bytes": 3 * _GIB,
+    "requested_bytes": 4 * GIB,
+    "free_bytes": GIB,
+    "capacity_bytes": int(79.19 * GIB),
+    "allocated_bytes": 70 * GIB,
+    "reserved_unallocated_bytes": 3 * GIB,
 }
 _OTHERS = (
     (Cause.HOST_OOM, Phase.INIT),
@@ -298,14 +182,14 @@ _SEEN: Happening = (
     ),
 )
 _UNAVAILABLE: Happening = (
-    Ended(outcome=_CRASH),
+    Ended(outcome=CRASH),
     Diagnosed(
         cause=Cause.INFRASTRUCTURE,
         evidence=(Line(line=1, text="no GPUs are there", rule="gpu-unavailable"),),
     ),
 )
 _UNREACHABLE: Happening = (
-    Ended(outcome=_CRASH),
+    Ended(outcome=CRASH),
     Diagnosed(
         cause=Cause.INFRASTRUCTURE, evidence=(Line(line=1, text="NCCL network fault", rule="network-fault"),)
     ),
@@ -322,7 +206,7 @@ _SERIES: dict[str, Callable[[], Case]] = {
         for job in _JOBS
         for phase in _DEVICE_PHASES
         for figures in (_FIGURES, {})
-        if job != "wide" or (figures and phase in _ENGINE)
+        if job != "wide" or (figures and phase in ENGINE_PHASES)
     },
     **{
         f"for ever {cause.value} {phase.value}, {job}": _for_ever(job, cause, phase)
@@ -385,47 +269,47 @@ _STORIES: dict[str, Callable[[], Case]] = {
     "a bug": _story(known(), _OOM, fails(Cause.CODE, Phase.FORWARD)),
     "nothing is known of the failure": _story(known(), fails(Cause.UNKNOWN, Phase.NONE)),
     "a full disk": _story(known(), fails(Cause.DISK, Phase.CHECKPOINT)),
-    "a failure is seen while it runs": _story(known(), _SEEN, (), ended("failure"), _OOM[1:], _COMPLETE),
-    "the user ends it and goes on": _story(known(), ended("user"), RESUME, _OOM, _COMPLETE),
+    "a failure is seen while it runs": _story(known(), _SEEN, (), ended("failure"), _OOM[1:], COMPLETE),
+    "the user ends it and goes on": _story(known(), ended("user"), RESUME, _OOM, COMPLETE),
     "it gave up and the user goes on": _story(
         known(Recovery(relaunches=1)), _OOM, _OOM, RESUME, _OOM, _OOM, RESUME, _OOM
     ),
     "hung, resumed, hung": _story(known(), hung(), hung(), RESUME, hung(), hung()),
-    "memory is held": _story(known(), (Ended(outcome=_CRASH, held="pid 7 holds 3 GiB"),), RESUME, _OOM),
+    "memory is held": _story(known(), (Ended(outcome=CRASH, held="pid 7 holds 3 GiB"),), RESUME, _OOM),
     "the goal, then stop": _story(known(goal=_STOPS), (*steps(1, 5), *goal(5)), ended("goal")),
-    "the goal, marginal, to the end": _story(known(), (*steps(1, 5), *goal(5, marginal=True)), _COMPLETE),
+    "the goal, marginal, to the end": _story(known(), (*steps(1, 5), *goal(5, marginal=True)), COMPLETE),
     "out of memory after the goal": _story(
         known(),
         (*steps(1, 20), *goal(20), *steps(21, 25), *fails(Cause.GPU_OOM, Phase.ROLLOUT, step=25)),
-        _COMPLETE,
+        COMPLETE,
     ),
-    "room is left": _story(_with_knobs(known(), **_ROOMY), (*steps(1, 20), *goal(20)), _COMPLETE),
+    "room is left": _story(with_knobs(known(), **_ROOMY), (*steps(1, 20), *goal(20)), COMPLETE),
     "a climb": _story(
-        _with_knobs(known(_CLIMB), **_ROOMY),
+        with_knobs(known(_CLIMB), **_ROOMY),
         (*steps(1, 20, saved=True), *goal(20)),
         ended("climb"),
         (*steps(21, 40, saved=True), *goal(40)),
         ended("climb"),
         (*steps(41, 60, saved=True), *goal(60)),
-        _COMPLETE,
+        COMPLETE,
     ),
     "a climb that fails": _story(
-        _with_knobs(known(_CLIMB), **_ROOMY),
+        with_knobs(known(_CLIMB), **_ROOMY),
         (*steps(1, 20, saved=True), *goal(20)),
         ended("climb"),
         fails(Cause.GPU_OOM, Phase.BACKWARD, step=20, **_FIGURES),
-        (*steps(21, 22, saved=True), *_COMPLETE),
+        (*steps(21, 22, saved=True), *COMPLETE),
     ),
     "a climb that is lost": _story(
-        _with_knobs(known(_CLIMB), **_ROOMY),
+        with_knobs(known(_CLIMB), **_ROOMY),
         (*steps(1, 20, saved=True), *goal(20)),
         ended("climb"),
         lost(step=20),
         fails(Cause.GPU_OOM, Phase.BACKWARD, step=20, **_FIGURES),
-        _COMPLETE,
+        COMPLETE,
     ),
     "a climb before a checkpoint": _story(
-        _with_knobs(known(_CLIMB), **_ROOMY), (*steps(1, 20), *goal(20)), (), _COMPLETE
+        with_knobs(known(_CLIMB), **_ROOMY), (*steps(1, 20), *goal(20)), (), COMPLETE
     ),
     "no time is left": lambda: _times(known(Recovery(duration_s=7200.0)), [_OOM] * 6, hours=1.0),
     "three relaunches": _story(known(Recovery(relaunches=3)), *[_OOM] * 5),
@@ -441,9 +325,9 @@ _STORIES: dict[str, Callable[[], Case]] = {
         )
     ),
     "a written job that overflows": _story(
-        _with_knobs(known(), tokens_per_microbatch=131_072, memory_fraction=0.9), _OOM, _OOM
+        with_knobs(known(), tokens_per_microbatch=131_072, memory_fraction=0.9), _OOM, _OOM
     ),
-    "earlier runs needed more": _story(_taught(mean=1.4), _OOM, _OOM),
-    "earlier runs needed less": _story(_taught(mean=0.6), _OOM, _OOM),
-    "a written job without a pool": _story(_with_knobs(known(), memory_fraction=0.1), _COMPLETE),
+    "earlier runs needed more": _story(taught(mean=1.4), _OOM, _OOM),
+    "earlier runs needed less": _story(taught(mean=0.6), _OOM, _OOM),
+    "a written job without a pool": _story(with_knobs(known(), memory_fraction=0.1), COMPLETE),
 }
