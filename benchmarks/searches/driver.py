@@ -11,10 +11,9 @@ from statistics import median
 import msgspec
 
 from autotune.orchestrator.run import journal
-from autotune.orchestrator.search.optuna_study import Study
-from autotune.orchestrator.search.proposer import Choice
+from autotune.orchestrator.search.optuna_study import Draws, Study
 from autotune.orchestrator.search.results import Ledger
-from autotune.orchestrator.search.surrogate import Estimated
+from autotune.policies.search.next_trial import forecast_of, next_trial, search_space
 from autotune.policies.search.space import neighbours
 from autotune.policies.values.events import Event, Tried
 from autotune.policies.values.types import Knobs
@@ -64,23 +63,15 @@ def _decisions(folder: Path, count: int) -> Costs:
     study = Study(folder / "study.journal", name="s", dimensions=start.dimensions)
     book = Book(history)
     ledger = Ledger(book)
-    guide = Estimated(start.world.accepted, base=start.knobs, dimensions=start.dimensions)
-    guide.learn(ledger)
+    space = search_space(start.profile, dimensions=start.dimensions, starts=(start.knobs,), min_gain=0.01)
+    forecast_of(ledger.trials, space)
     reload_s = time.process_time() - begun
-    choice = Choice(
-        ledger,
-        guide,
-        profile=start.profile,
-        dimensions=start.dimensions,
-        starts=(start.knobs,),
-        min_gain=0.01,
-    )
     decided, recorded = [], []
     number = max(e.attempt for e in history)
     for _ in range(_DECISIONS):
         begun = time.process_time()  # other programs of the machine do not count
-        guide.learn(ledger)
-        proposed = choice.next(())
+        past = ledger.trials
+        proposed = next_trial(past, space=space, forecast=forecast_of(past, space), sampler=Draws)
         if proposed is None:
             break
         trial = study.begin(proposed.knobs, why=proposed.by)

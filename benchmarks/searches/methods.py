@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 import optuna
 
-from autotune.orchestrator.search.optuna_study import distributions, parameters
-from autotune.orchestrator.search.proposer import Choice, Proposed
+from autotune.orchestrator.search.optuna_study import Draws, distributions, parameters
 from autotune.orchestrator.search.results import Ledger
-from autotune.orchestrator.search.surrogate import Estimated
 from autotune.policies.remedies.legality import objections
+from autotune.policies.search.next_trial import Proposed, forecast_of, next_trial, search_space
 from autotune.policies.search.space import assembled, legal
 from autotune.policies.search.trials import keeps_limits
 from autotune.policies.values.events import Result, Tried
@@ -46,19 +45,16 @@ def autotune(start: Start, book: Book, seed: int) -> Choose:
 def proposals(start: Start, book: Book) -> Callable[[], Proposed | None]:
     """Return what proposes this project's next trial after everything that the book holds."""
     ledger = Ledger(book)
-    guide = Estimated(start.world.accepted, base=start.knobs, dimensions=start.dimensions)
-    choice = Choice(
-        ledger,
-        guide,
-        profile=start.profile,
+    space = search_space(
+        start.profile,
         dimensions=start.dimensions,
         starts=(start.knobs,),
         min_gain=start.world.accepted.job.search.min_gain,
     )
 
     def propose() -> Proposed | None:
-        guide.learn(ledger)
-        return choice.next(())
+        history = ledger.trials
+        return next_trial(history, space=space, forecast=forecast_of(history, space), sampler=Draws)
 
     return propose
 

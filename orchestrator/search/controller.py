@@ -12,25 +12,21 @@ from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import Rig
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.search.scheduler import Search
-from autotune.orchestrator.search.surrogate import Estimated, Guide
 from autotune.orchestrator.search.trial import Bench
 from autotune.orchestrator.units import show_duration, show_rate
-from autotune.policies.search import trials
+from autotune.policies.search import schedule, trials
+from autotune.policies.search.next_trial import Forecast, forecast_of, search_space
 from autotune.policies.search.packing import gpus_of
 from autotune.policies.search.space import Dimension, assembled, legal, space
+from autotune.policies.search.trial_history import TrialHistory, has_trials, stable_start, start_result
 from autotune.policies.values.events import (
     Accepted,
-    Ended,
     Finished,
     History,
     Interrupted,
-    Progressed,
     Purpose,
-    Result,
     Stable,
-    Started,
     TrainingCompleted,
-    Tried,
     Verdict,
 )
 from autotune.policies.values.types import Job, Knobs
@@ -39,33 +35,42 @@ _STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs 
 _FIRST = "base"  # the name of the attempts that make the job stable
 
 
-def search(rig: Rig, *, exported: Callable[[], None], guide: Guide | None = None) -> Verdict:
+def search(
+    rig: Rig, *, exported: Callable[[], None], forecasts: Callable[[TrialHistory], Forecast] | None = None
+) -> Verdict:
     """Search from wherever the journal stands; returns the verdict, which is also its last row.
 
-    Without a `guide` the calibrated estimate says what may run and what is worth it.
+    Without `forecasts` the calibrated estimate says what may run and what is worth it.
     """
     journal, job, clock, audience = rig.journal, rig.job, rig.clock, rig.audience
     accepted = journal.history()[0]
     assert isinstance(accepted, Accepted)
     check(job, accepted)
     bench = Bench(rig, cluster=accepted.cluster)
-    if _trials_begun(journal.history()):
+    if has_trials(journal.history()):
         _reopen(rig)
     else:
         first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
         verdict = reconcile.run(msgspec.structs.replace(rig, job=first), conclude=False)
         if not isinstance(verdict, TrainingCompleted | Stable):
             return verdict
-    base = _stable(journal.history())
-    dimensions = space(job, accepted.profile, base.knobs)
+    base = stable_start(journal.history()).knobs
+    dimensions = space(job, accepted.profile, base)
+    varied = search_space(
+        accepted.profile,
+        dimensions=dimensions,
+        starts=(base, *presets(rig.framework, job, accepted, base, dimensions)),
+        min_gain=job.search.min_gain,
+        started=job.resume,
+    )
+    shown_already = start_result(journal.history(), headroom=job.goal.headroom)
     found = Search(
         bench,
-        dimensions=dimensions,
-        starts=(base.knobs, *presets(rig.framework, job, accepted, base.knobs, dimensions)),
-        guide=guide or Estimated(accepted, base=base.knobs, dimensions=dimensions),
+        space=varied,
+        forecasts=forecasts or (lambda history: forecast_of(history, varied)),
         exported=exported,
         shown=lambda progress: audience.watch(progress, now=clock.now()),
-        known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else _result(journal.history(), base, job),
+        known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else shown_already,
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
     audience.say(f"searching over {names}")
@@ -74,15 +79,14 @@ def search(rig: Rig, *, exported: Callable[[], None], guide: Guide | None = None
         audience.say(f"no further trial: {reason}")
         found.confirm()
     exported()
-    results = bench.ledger.results
+    results = bench.ledger.trials.results
     if rig.interrupts.by:
         return _finish(rig, Interrupted(by=rig.interrupts.by))
     left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
-    left = max(0, job.search.trials - trials.count(results))
+    left = max(0, job.search.trials - schedule.count(results))
     audience.say(f"left of the budget: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), found.importance(), say=audience.say)
-    tight = any(trials.exceeds(r) for r in results if r.knobs == base.knobs)
-    return _finish(rig, Stable(marginal=tight and trials.winner(results, start=base.knobs) is None))
+    return _finish(rig, schedule.verdict_of(results, start=base))
 
 
 def presets(
@@ -140,7 +144,7 @@ def check(job: Job, accepted: Accepted) -> None:
 def summary(history: History, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
     """Say what a search found: the winner, the front, what each knob was worth, what it cost."""
     results = trials.tried(history)
-    start = _stable(history).knobs
+    start = stable_start(history).knobs
     best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
     if best is None:
         say("no configuration was measured that leaves goal.headroom free: the stable start remains")
@@ -182,39 +186,11 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
         say(f"time in attempts: {show_duration(sum(parts.values()))} ({words})")
 
 
-def _trials_begun(history: History) -> bool:
-    return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
-
-
 def _reopen(rig: Rig) -> None:
     """Take note that the user goes on with a search that was interrupted."""
     last = rig.journal.history()[-1]
     if isinstance(last, Finished) and isinstance(last.verdict, Interrupted):
         rig.record(reconcile.resumed(last.attempt))
-
-
-def _stable(history: History) -> Started:
-    """Return the attempt that made the job stable."""
-    ended = {e.attempt for e in history if isinstance(e, Ended)}
-    launches = [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in ended]
-    return launches[-1]
-
-
-def _result(history: History, base: Started, job: Job) -> Tried:
-    """Return what the stable attempt showed, as a trial that held for goal.steps."""
-    steps = [e for e in history if isinstance(e, Progressed) and e.attempt == base.attempt]
-    peaks = trials.highest(*(step.peaks for step in steps))
-    shown = Tried(
-        attempt=base.attempt,
-        trial=0,
-        knobs=base.knobs,
-        purpose=Purpose.CONFIRM,
-        result=Result.FITS,
-        headroom=trials.free_share(peaks),
-        constraints=trials.excess(peaks, headroom=job.goal.headroom),
-        reason="the stable start",
-    )
-    return trials.timed(shown, trials.speed(steps))
 
 
 def _finish(rig: Rig, verdict: Verdict) -> Verdict:

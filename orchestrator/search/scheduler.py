@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -11,21 +11,18 @@ from autotune.orchestrator.driver.attempt import POLL_S, abandon
 from autotune.orchestrator.driver.executor import Beside, Making, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.search.optuna_study import Study
-from autotune.orchestrator.search.proposer import Choice
-from autotune.orchestrator.search.surrogate import Guide
+from autotune.orchestrator.search.optuna_study import Draws, Study
 from autotune.orchestrator.search.trial import Bench, Trial
 from autotune.orchestrator.units import show_duration
-from autotune.policies.recovery.decide import backoff_s
-from autotune.policies.search import trials
-from autotune.policies.search.space import Dimension
+from autotune.policies.search import schedule, trials
+from autotune.policies.search.next_trial import Forecast, SearchSpace, next_trial
+from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Accepted, Ended, Purpose, Result, Started, Tried
 from autotune.policies.values.evidence import Lost
 from autotune.policies.values.types import Knobs
 
 _AT_A_TIME = 8  # starts and ends of attempts; more only take processors from the trials that run
 _POLLS_PER_S = 40.0  # of all trials together: each costs the driver and a supervisor some milliseconds
-_PAIRS = 2  # runs of the stable start and of the winner under the same conditions
 
 
 class Search:
@@ -35,36 +32,28 @@ class Search:
         self,
         bench: Bench,
         *,
-        dimensions: tuple[Dimension, ...],
-        starts: Sequence[Knobs],
-        guide: Guide,
+        space: SearchSpace,
+        forecasts: Callable[[TrialHistory], Forecast],
         exported: Callable[[], None],
         shown: Callable[[Progress], None],
         known: Tried | None = None,
     ) -> None:
-        """Search around `starts[0]`; `known` is what it showed already, if that counts as a trial."""
-        self._bench, self._rig, self._guide = bench, bench.rig, guide
+        """Search in `space`; `known` is what its base showed already, if that counts as a trial."""
+        self._bench, self._rig = bench, bench.rig
         accepted = self._rig.journal.history()[0]
         assert isinstance(accepted, Accepted)
         self._exported, self._shown = exported, shown
         self._begun_at = seconds_of(accepted.at)
-        self._settings, self._base, self._ledger = bench.job.search, starts[0], bench.ledger
+        self._settings, self._space, self._ledger = bench.job.search, space, bench.ledger
         folder = self._rig.folder
-        self._study = Study(folder.path / "study.journal", name=folder.id, dimensions=dimensions)
+        self._study = Study(folder.path / "study.journal", name=folder.id, dimensions=space.dimensions)
         self._known = known
-        self._choice = Choice(
-            bench.ledger,
-            guide,
-            profile=accepted.profile,
-            dimensions=dimensions,
-            starts=starts,
-            min_gain=self._settings.min_gain,
-            started=bench.job.resume,
-        )
+        self._forecasts = forecasts
+        self._forecast = forecasts(self._ledger.trials)
         self._running: list[Trial] = []
         self._beside = Beside(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
         self._exhausted = False
-        self._fruitless = -1  # results at which nothing was found that is worth a run
+        self._fruitless = -1  # results at which nothing was worth a run beside what is running
         self._again_at = 0.0  # not before then does a trial begin, after a loss
 
     # ------------------------------------------------------------------ the search
@@ -101,18 +90,22 @@ class Search:
                 if self._waits:
                     self._rig.clock.sleep(POLL_S)
                     continue
-                knobs = self._to_prove()
+                knobs = schedule.next_proof(self._results, self._settings, start=self._space.base)
                 if knobs is None:
                     break
                 self._prove(knobs)
         except Failure:
             self._abandon()
             raise
-        return trials.fastest(self._ledger.results, confirmed=True)
+        return trials.fastest(self._results, confirmed=True)
 
     def importance(self) -> dict[str, float]:
         """Return what each knob was worth."""
         return self._study.importance()
+
+    @property
+    def _results(self) -> tuple[Tried, ...]:
+        return self._ledger.trials.results
 
     @property
     def _elapsed_s(self) -> float:
@@ -127,26 +120,17 @@ class Search:
         """Return why no further trial begins; those under way count as run."""
         if self._exhausted:
             return "no configuration is left that is worth a run"
-        elapsed_s, running = self._elapsed_s, len(self._running)
-        reason = trials.why_end(self._ledger.results, self._settings, elapsed_s=elapsed_s, running=running)
-        if not reason and elapsed_s + self._proof_s() >= self._settings.duration_s:
-            return "the rest of search.duration is kept for the proof"
-        return reason
-
-    def _proof_s(self) -> float:
-        """Return the time that is kept for the proof: goal.steps of the fastest, start-ups included."""
-        timed = [r.seconds for r in self._ledger.results if r.purpose is Purpose.PROBE and r.seconds]
-        if not timed or not self._settings.confirm:
-            return 0.0
-        longer = max(1.0, self._bench.job.goal.steps / max(1, self._settings.probe_steps))
-        return min(
-            (self._settings.confirm + 1) * longer * sorted(timed)[len(timed) // 2],
-            0.5 * self._settings.duration_s,
+        return schedule.why_end(
+            self._results,
+            self._settings,
+            goal_steps=self._bench.job.goal.steps,
+            elapsed_s=self._elapsed_s,
+            running=len(self._running),
         )
 
     def _turn(self) -> None:
         """Give every running trial a turn."""
-        best = trials.fastest(self._ledger.results)
+        best = trials.fastest(self._results)
         for trial in list(self._running):
             self._advance(trial, best)
         if self._running and (progress := self._running[-1].progress) is not None:
@@ -166,7 +150,7 @@ class Search:
             trial.stop(by=by, reason=reason)
         while self._running:
             self._turn()
-        self._study.close_zombies(self._ledger.results)
+        self._study.close_zombies(self._results)
 
     def _abandon(self) -> None:
         if self._beside is not None:
@@ -187,23 +171,29 @@ class Search:
                 abandon(handle, grace_s=0.0)
             rig.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
         rig.runner.sweep(run=rig.folder.id)
-        self._study.close_zombies(self._ledger.results)
-        self._guide.learn(self._ledger)
+        self._study.close_zombies(self._results)
+        self._learn()
 
     # ------------------------------------------------------------------ what to try
 
     def _begin_next(self) -> bool:
         """Begin the next configuration that is worth a run; false where none is left."""
-        if self._running and self._fruitless == len(self._ledger.results):
+        if self._running and self._fruitless == len(self._results):
             return False
         while True:
-            proposed = self._choice.next([trial.knobs for trial in self._running])
+            proposed = next_trial(
+                self._ledger.trials,
+                space=self._space,
+                forecast=self._forecast,
+                sampler=Draws,
+                running=[trial.knobs for trial in self._running],
+            )
             if proposed is None:
                 # What runs may still teach that something else is worth a run.
-                self._exhausted, self._fruitless = not self._running, len(self._ledger.results)
+                self._exhausted, self._fruitless = not self._running, len(self._results)
                 return False
             number = self._study.begin(proposed.knobs, why=proposed.by)
-            if self._known is not None and proposed.knobs == self._base:
+            if self._known is not None and proposed.knobs == self._space.base:
                 self._take(msgspec.structs.replace(self._known, trial=number))
                 continue
             if not proposed.refused:
@@ -222,7 +212,7 @@ class Search:
 
     def _add(self, number: int, knobs: Knobs, purpose: Purpose) -> None:
         """Begin a trial; after a loss its calls are made in this thread, which alone may connect anew."""
-        results = self._ledger.results
+        results = self._results
         lost = bool(results) and results[-1].result is Result.LOST
         making: Making = here if lost or self._beside is None else self._beside
         trial = Trial(self._bench, number=number, knobs=knobs, purpose=purpose, making=making)
@@ -235,54 +225,40 @@ class Search:
         """Record a result, tell the study, and keep the best so far in its files."""
         if result.result is Result.FITS and (result.extrapolated or not result.constraints):
             # What the probe could not force, or no reading tells, the calibrated estimate does.
-            self._guide.learn(self._ledger)
-            foreseen = self._guide.expectations(result.knobs)
-            merged = {p: max(v, result.constraints.get(p, v)) for p, v in foreseen.items()}
-            result = msgspec.structs.replace(
-                result, constraints=result.constraints | {p: round(v, 4) for p, v in merged.items()}
-            )
-        before = trials.winner(self._ledger.results, start=self._base)
+            self._learn()
+            result = trials.with_expectations(result, self._forecast.expectations(result.knobs))
+        before = trials.winner(self._results, start=self._space.base)
         self._rig.record(result)
         self._study.tell(result)
         if result.result is Result.LOST:
             self._after_loss(result)
         elif result.result is not Result.GATED:
-            self._guide.learn(self._ledger)
-        best = trials.winner(self._ledger.results, start=self._base)
+            self._learn()
+        best = trials.winner(self._results, start=self._space.base)
         if best is not None and (before is None or best.knobs != before.knobs):
             self._exported()
 
     def _after_loss(self, result: Tried) -> None:
         """Wait, longer each time; give up where the cluster took the same configuration away too often."""
-        lost = sum(r.knobs == result.knobs and r.result is Result.LOST for r in self._ledger.results)
-        if lost > self._bench.job.recovery.infrastructure_retries:
+        retries = self._bench.job.recovery.infrastructure_retries
+        losses = schedule.losses(self._results, result.knobs, retries=retries)
+        if losses.too_many:
             raise Failure(
-                f"trial {result.trial} was lost {lost} times: {result.reason}", hint="resume the search later"
+                f"trial {result.trial} was lost {losses.count} times: {result.reason}",
+                hint="resume the search later",
             )
-        wait_s = backoff_s(lost)
-        self._again_at = max(self._again_at, self._rig.clock.now() + wait_s)
-        self._rig.audience.say(f"trial {result.trial} was lost; no trial begins for {show_duration(wait_s)}")
+        self._again_at = max(self._again_at, self._rig.clock.now() + losses.wait_s)
+        wait = show_duration(losses.wait_s)
+        self._rig.audience.say(f"trial {result.trial} was lost; no trial begins for {wait}")
+
+    def _learn(self) -> None:
+        """Let the forecast follow from everything on record."""
+        self._forecast = self._forecasts(self._ledger.trials)
 
     # ------------------------------------------------------------------ proof
 
-    def _to_prove(self) -> Knobs | None:
-        """Return what runs next for goal.steps: the fastest that did not, then the start and the winner."""
-        results, wanted = self._ledger.results, self._settings.confirm
-        proofs = [r for r in results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
-        judged = {r.knobs for r in proofs}
-        proven = judged - {r.knobs for r in proofs if not trials.keeps_limits(r)} - {self._base}
-        held = trials.fastest(results, confirmed=True)
-        waiting = trials.fastest(results, besides=judged)
-        if waiting is not None and len(proven) < wanted and (held is None or waiting.rate > held.rate):
-            return waiting.knobs
-        if not wanted or held is None or held.knobs == self._base:
-            return None
-        runs = {knobs: sum(r.knobs == knobs for r in proofs) for knobs in (self._base, held.knobs)}
-        fewest = min(runs, key=lambda knobs: runs[knobs])  # the start where both have as many
-        return fewest if runs[fewest] < _PAIRS else None
-
     def _prove(self, knobs: Knobs) -> None:
-        number = self._ledger.tried[knobs]
+        number = self._ledger.trials.tried[knobs]
         self._add(number, knobs, Purpose.CONFIRM)
         while self._running:
             self._turn()

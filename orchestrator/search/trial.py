@@ -135,7 +135,7 @@ class Trial:
         self._longest, steps = self._parts.pop(0)
         self._wanted = steps
         self._steps, self._failed = [], False
-        self._attempt = bench.ledger.next_attempt
+        self._attempt = bench.ledger.trials.last_attempt + 1
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
         start = intended(
             bench.rig,

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from autotune.policies.recovery.permissions import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
-from autotune.policies.remedies.ladder import LADDER, Rung, candidates
+from autotune.policies.remedies.ladder import Rung, climbed
 from autotune.policies.remedies.proposals import host
+from autotune.policies.values.events import Accepted, Policy
 from autotune.policies.values.evidence import Diagnosis, Remedy
 from autotune.policies.values.formatting import show_value
-from autotune.policies.values.types import KNOBS, Cause, Component, Knobs, Phase, Profile, Setting, Value
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.types import (
+    KNOBS,
+    Cause,
+    Cluster,
+    Component,
+    Job,
+    Knobs,
+    Phase,
+    Profile,
+    Setting,
+    Value,
+)
 
-_ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
 _ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
 
@@ -38,28 +51,69 @@ class Known(Value, frozen=True, kw_only=True):
 
 
 def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
-    """Return what would cure a failure, the most promising first; empty where no change of the job would."""
+    """Return what cures a failure, what recovery would take first; empty where no change of the job would.
+
+    Where the job's settings are known these are recovery's own remedies. Where they are not, the same ladder
+    gives directions, those last that presuppose what the log does not show.
+    """
+    found = {remedy.name: _cure(remedy, Knobs()) for remedy in _held_by_others(diagnosis)}
     exact = _exact(known, diagnosis)
+    if known.complete:
+        return tuple((found | exact).values())
+    directions = _directions(known, diagnosis, exact)
+    ranked = sorted(directions.values(), key=lambda cure: _presupposes(cure, diagnosis, known))
+    return (*found.values(), *ranked)
+
+
+def _held_by_others(diagnosis: Diagnosis) -> tuple[Remedy, ...]:
+    """Return what to do about memory that others hold, which no change of the job cures."""
+    if diagnosis.cause is not Cause.GPU_OOM:
+        return ()
+    nothing = Profile(framework="", knobs=Knobs(), supported={})
+    return tuple(host.free_before_relaunch(nothing, Knobs(), diagnosis))
+
+
+def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
+    """Return what recovery would take, in its order; of remedies with one name the first."""
+    if known.profile is None:
+        return {}
+    run = _failed_once(known.profile, diagnosis)
     found: dict[str, Cure] = {}
-    for rung in LADDER:
-        if rung.name in found or not _serves(rung, known, diagnosis):
-            continue
-        cure = exact.get(rung.name)
-        if cure is None and not known.complete:
-            cure = _neutral(rung.name, diagnosis, known)
-        if cure is not None:
-            found[rung.name] = cure
+    for remedy in by_ladder(run):
+        found.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
+    return found
+
+
+def _failed_once(profile: Profile, diagnosis: Diagnosis) -> Run:
+    """Return the history of a job as recovery would see it after its first attempt failed so."""
+    job = Job(name="", framework=profile.framework)
+    nowhere = Cluster(address="", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
+    accepted = Accepted(run="", job=job, profile=profile, cluster=nowhere, policy=Policy.LADDER)
+    attempt = Attempt(number=1, knobs=profile.knobs, step=diagnosis.step, diagnosis=diagnosis)
+    return Run(accepted=accepted, attempts=(attempt,))
+
+
+def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> dict[str, Cure]:
+    """Return the ladder's remedies for a failure: exact where a value is known, else which way to go."""
+    found: dict[str, Cure] = {}
+    knobs = Knobs() if known.profile is None else known.profile.knobs
+    for rung in climbed(diagnosis, knobs):
+        if rung.name not in found and _serves(rung, diagnosis):
+            cure = exact.get(rung.name) or _neutral(rung.name, diagnosis, known)
+            found |= {} if cure is None else {cure.name: cure}
     if fragmentation_excluded(diagnosis):
         found.pop("expandable_segments", None)
-    elif diagnosis.fragmentation and not known.complete and "expandable_segments" not in found:
+    elif diagnosis.fragmentation and "expandable_segments" not in found:
         cure = _neutral("expandable_segments", diagnosis, known)  # it helps in every phase
-        found |= {} if cure is None else {cure.name: cure}
-    order = list(found)
+        if cure is not None:
+            first = int(next(iter(found), "") == "tensor_parallel")  # the weights fill the card
+            found = dict([*list(found.items())[:first], (cure.name, cure), *list(found.items())[first:]])
     if not known.counts_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= found.keys():
         # Scripts without an RL framework count sequences, most often.
-        order.remove("reduce_tokens_per_mb")
+        order = [name for name in found if name != "reduce_tokens_per_mb"]
         order.insert(order.index("reduce_micro_batch") + 1, "reduce_tokens_per_mb")
-    return tuple(sorted((found[name] for name in order), key=lambda cure: _group(cure, diagnosis, known)))
+        found = {name: found[name] for name in order}
+    return found
 
 
 def fragmentation_excluded(diagnosis: Diagnosis) -> bool:
@@ -73,28 +127,13 @@ def fragmentation_excluded(diagnosis: Diagnosis) -> bool:
     )
 
 
-def _serves(rung: Rung, known: Known, diagnosis: Diagnosis) -> bool:
-    if known.profile is not None and known.complete:
-        return rung.serves(known.profile, diagnosis)
+def _serves(rung: Rung, diagnosis: Diagnosis) -> bool:
+    """Return whether a rung is for such a failure, wherever the job's parts are placed."""
     return (
         diagnosis.cause in rung.causes
         and diagnosis.phase in rung.phases
         and (not rung.components or diagnosis.component in rung.components)
     )
-
-
-def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
-    """Return the remedies whose new values follow from present ones, the mildest of each name."""
-    profile = known.profile
-    if profile is None:
-        nothing = Profile(framework="", knobs=Knobs(), supported={})
-        oom = diagnosis.cause is Cause.GPU_OOM
-        remedies = tuple(host.free_before_relaunch(nothing, Knobs(), diagnosis)) if oom else ()
-        return {remedy.name: _cure(remedy, Knobs()) for remedy in remedies}
-    found: dict[str, Cure] = {}
-    for remedy in candidates(profile, profile.knobs, diagnosis, started=True):
-        found.setdefault(remedy.name, _cure(remedy, profile.knobs))
-    return found
 
 
 def _cure(remedy: Remedy, knobs: Knobs) -> Cure:
@@ -152,41 +191,26 @@ def _price(slows: str) -> str:
     return "" if slows == "nothing" else slows
 
 
-def _group(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
-    """Return how well the evidence supports a cure beside its place on the ladder: less is better."""
-    if cure.name == "free_before_relaunch":
-        return 0
-    if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis):
-        return 1
-    if cure.name == "expandable_segments":
-        # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
-        return 1 if diagnosis.fragmentation else 2 if diagnosis.phase is Phase.COMM else 3
+def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
+    """Return how much a direction presupposes that the log does not show: less is better."""
     if diagnosis.cause is Cause.POOL_TOO_SMALL and diagnosis.phase is Phase.ROLLOUT:
         # An engine that had started lacks room for its requests, not for itself.
-        return 1 if cure.name == "reduce_concurrency" else 3
+        return int(cure.name != "reduce_concurrency")
+    if cure.name == "expandable_segments":
+        # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
+        return 0 if diagnosis.fragmentation or diagnosis.phase is Phase.COMM else 1
     if cure.exact:
-        return 2
+        return 0
     if cure.name == "reduce_mem_fraction":
         likely = known.engine or (known.engine is None and diagnosis.phase is Phase.COMM)
-        return 2 if likely or _is_engine(diagnosis) else 4
+        return 0 if likely or _is_engine(diagnosis) else 2
     if cure.name == "reduce_workers":
-        return 2 if diagnosis.phase is Phase.DATA or diagnosis.component is Component.DATA else 3
+        return 0 if diagnosis.phase is Phase.DATA or diagnosis.component is Component.DATA else 1
     if diagnosis.cause is Cause.HOST_OOM and cure.name in ("reduce_micro_batch", "reduce_concurrency"):
-        return 3
-    return 2
+        return 1
+    return 0
 
 
 def _is_engine(diagnosis: Diagnosis) -> bool:
     """Return whether it is the engine that failed."""
     return diagnosis.phase in _ROLLOUT or diagnosis.component in _ENGINE_PARTS
-
-
-def _weights_fill_the_card(diagnosis: Diagnosis) -> bool:
-    """Return whether a starting engine holds more than any share that people give to a pool."""
-    facts = diagnosis.facts
-    return (
-        diagnosis.phase is Phase.ROLLOUT_INIT
-        and facts.capacity_bytes is not None
-        and facts.allocated_bytes is not None
-        and facts.allocated_bytes >= _ABOVE_POOLS * facts.capacity_bytes
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,12 @@ from autotune.policies.values.types import HOST_LIMIT, Cause, Knobs, Placement
 RISK = 0.07
 _OPTIMISM = 0.5  # standard deviations by which a candidate may be faster than predicted
 _SPEEDS = 60  # results of each kind that the pace looks at
-_REMEMBERED = 16  # attempts of each kind that the calibration looks at: those before say nothing new
 _MARGIN = 1.5  # standard deviations kept free while looking around
 _ROUNDS, _KEPT = 6, 3
 _WEIGHTS = (0.03, 0.3, 3.0, 30.0)  # of what does not fit against the share of a step's seconds
 _SURELY, _AS_FAST = 2.0, 0.1  # standard deviations, and the share by which no model is off beyond them
 
-Moves = Callable[[Knobs], Sequence[Knobs]]
+Neighbours: TypeAlias = Callable[[Knobs], Sequence[Knobs]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Foresight:
 
     view: Outlook
     dimensions: tuple[Dimension, ...]
+    neighbours: Neighbours  # what one move leads to
     pace: Pace | None
     failed: tuple[Attempt, ...]
     asked: Estimates  # by the failed attempts, of each memory
@@ -60,6 +61,77 @@ class Foresight:
         """Return candidates as the pace sees them."""
         return offered(self.view.estimates(knobs) if found is None else found, knobs, self.dimensions)
 
+    def excess(self, knobs: Knobs) -> dict[str, float]:
+        """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
+        one = judged(self, (knobs,))
+        expected = _expected(self, one.found, one.seen)
+        out = {phase: value for phase, value in expected.items() if value > 0}
+        if one.risk[0] > RISK:
+            gpu = (one.seen.gpu[:, 0] + one.seen.gpu_error[:, 0]) / one.found.gpu_capacity[:, 0] - 1
+            host = (
+                float(((one.seen.host + one.seen.host_error)[:, 0]).max())
+                / (self.host_share * one.found.host_capacity)
+                - 1
+            )
+            worst = {phase.value: float(gpu[place]) for place, phase in enumerate(PHASES)} | {"host": host}
+            worst["pool"] = -float(one.seen.pool[0])
+            name = max(worst, key=lambda key: worst[key])
+            out[name] = max(out.get(name, 0.0), worst[name], 0.001)
+        if not out and not one.allowed[0]:
+            out["failed before"] = 0.001  # it needs no less of a memory than an attempt that ran out of it
+        return {name: round(value, 4) for name, value in out.items()}
+
+    def expectations(self, knobs: Knobs) -> dict[str, float]:
+        """Return by how much each phase's expected peak exceeds what it may use, in units of the limit."""
+        found = self.view.estimates((knobs,))
+        return _expected(self, found, predicted(self.view.calibration, found))
+
+    def much_slower(self, best: Knobs, knobs: Knobs) -> float:
+        """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
+        if self.pace is None:
+            return 0.0
+        both = self.offered((knobs, best))
+        more, error = slower(self.pace, both.part(slice(0, 1)), both.part(slice(1, 2)))
+        least = float(more[0] - _SURELY * error[0])
+        return least if least > _AS_FAST else 0.0
+
+    def proposals(self, centers: Sequence[Knobs], *, gain: float) -> tuple[Knobs, ...]:
+        """Return the candidates that are foreseen to fit and are worth a run, the fastest first.
+
+        From the centers, the fastest so far first, every single move is judged; the best by several weights
+        of fit against speed are moved again. Less than `gain` above the fastest so far is not worth a run.
+        """
+        known: dict[Knobs, int] = {}
+        slow, over, risky = np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool)
+        front = list(centers)
+        expanded: set[Knobs] = set()
+        reference = self.view.estimates(centers[:1])
+        center = offered(reference, centers[:1], self.dimensions)
+        for _ in range(_ROUNDS):
+            new = list(
+                dict.fromkeys(
+                    k for center in front for k in (center, *self.neighbours(center)) if k not in known
+                )
+            )
+            expanded.update(front)
+            if new:
+                one = judged(self, new)
+                known |= {k: len(known) + place for place, k in enumerate(new)}
+                slow = np.concatenate([slow, _hoped(self, new, one.found, reference, center)])
+                over = np.concatenate([over, one.over])
+                risky = np.concatenate([risky, ~one.allowed])
+            every = list(known)
+            front = []
+            for weight in _WEIGHTS:
+                order = _ranked(slow + weight * over)[:_KEPT]
+                front += [every[i] for i in order if every[i] not in expanded and every[i] not in front]
+            if not front:
+                break
+        enough = np.inf if self.pace is None else -gain
+        order = _ranked(np.where(risky, np.inf, slow))
+        every = list(known)
+        return tuple(every[i] for i in order.tolist() if not risky[i] and slow[i] <= enough)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
@@ -73,7 +145,12 @@ class Judged:
 
 
 def foreseen(
-    accepted: Accepted, events: Iterable[Event], results: Sequence[Tried], dimensions: Sequence[Dimension]
+    accepted: Accepted,
+    events: Iterable[Event],
+    results: Sequence[Tried],
+    dimensions: Sequence[Dimension],
+    *,
+    neighbours: Neighbours,
 ) -> Foresight | None:
     """Return the foresight after these events; None where no model is known or none is wanted."""
     run = fold((accepted, *events), trials=True)
@@ -97,6 +174,7 @@ def foreseen(
     return Foresight(
         view=view,
         dimensions=tuple(dimensions),
+        neighbours=neighbours,
         pace=pace,
         failed=failed,
         asked=asked,
@@ -111,11 +189,6 @@ def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
     before, latest = measured[:-_SPEEDS], measured[-_SPEEDS:]
     fastest = sorted(before, key=lambda r: r.rate, reverse=True)[:_SPEEDS]
     return [*fastest, *latest]
-
-
-def telling(failed: Sequence[int], held: Sequence[int]) -> set[int]:
-    """Return the numbers of the attempts worth remembering: the latest that failed and that held."""
-    return {*failed[-_REMEMBERED:], *held[:1], *held[-_REMEMBERED:]}
 
 
 def judged(sight: Foresight, knobs: Sequence[Knobs]) -> Judged:
@@ -136,33 +209,6 @@ def judged(sight: Foresight, knobs: Sequence[Knobs]) -> Judged:
     return Judged(found=found, seen=seen, risk=1 - fits, over=over, allowed=allowed)
 
 
-def excess(sight: Foresight, knobs: Knobs) -> dict[str, float]:
-    """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it may run."""
-    one = judged(sight, (knobs,))
-    expected = _expected(sight, one.found, one.seen)
-    out = {phase: value for phase, value in expected.items() if value > 0}
-    if one.risk[0] > RISK:
-        gpu = (one.seen.gpu[:, 0] + one.seen.gpu_error[:, 0]) / one.found.gpu_capacity[:, 0] - 1
-        host = (
-            float(((one.seen.host + one.seen.host_error)[:, 0]).max())
-            / (sight.host_share * one.found.host_capacity)
-            - 1
-        )
-        worst = {phase.value: float(gpu[place]) for place, phase in enumerate(PHASES)} | {"host": host}
-        worst["pool"] = -float(one.seen.pool[0])
-        name = max(worst, key=lambda key: worst[key])
-        out[name] = max(out.get(name, 0.0), worst[name], 0.001)
-    if not out and not one.allowed[0]:
-        out["failed before"] = 0.001  # it needs no less of a memory than an attempt that ran out of it
-    return {name: round(value, 4) for name, value in out.items()}
-
-
-def expectations(sight: Foresight, knobs: Knobs) -> dict[str, float]:
-    """Return by how much each phase's expected peak exceeds what it may use, in units of the limit."""
-    found = sight.view.estimates((knobs,))
-    return _expected(sight, found, predicted(sight.view.calibration, found))
-
-
 def _expected(sight: Foresight, found: Estimates, seen: Prediction) -> dict[str, float]:
     shares = seen.gpu[:, 0] / found.gpu_capacity[:, 0] - (1 - sight.headroom)
     out = {
@@ -173,50 +219,6 @@ def _expected(sight: Foresight, found: Estimates, seen: Prediction) -> dict[str,
     if np.isfinite(found.host_capacity):
         out["host"] = float(seen.host[:, 0].max()) / (HOST_LIMIT * found.host_capacity) - 1
     return out
-
-
-def much_slower(sight: Foresight, best: Knobs, knobs: Knobs) -> float:
-    """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
-    if sight.pace is None:
-        return 0.0
-    both = sight.offered((knobs, best))
-    more, error = slower(sight.pace, both.part(slice(0, 1)), both.part(slice(1, 2)))
-    least = float(more[0] - _SURELY * error[0])
-    return least if least > _AS_FAST else 0.0
-
-
-def proposals(sight: Foresight, centers: Sequence[Knobs], moves: Moves, *, gain: float) -> tuple[Knobs, ...]:
-    """Return the candidates that are foreseen to fit and are worth a run, the fastest first.
-
-    From the centers, the fastest so far first, every single move is judged; the best by several weights of
-    fit against speed are moved again. Less than `gain` above the fastest so far is not worth a run.
-    """
-    known: dict[Knobs, int] = {}
-    slow, over, risky = np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool)
-    front = list(centers)
-    expanded: set[Knobs] = set()
-    reference = sight.view.estimates(centers[:1])
-    center = offered(reference, centers[:1], sight.dimensions)
-    for _ in range(_ROUNDS):
-        new = list(dict.fromkeys(k for center in front for k in (center, *moves(center)) if k not in known))
-        expanded.update(front)
-        if new:
-            one = judged(sight, new)
-            known |= {k: len(known) + place for place, k in enumerate(new)}
-            slow = np.concatenate([slow, _hoped(sight, new, one.found, reference, center)])
-            over = np.concatenate([over, one.over])
-            risky = np.concatenate([risky, ~one.allowed])
-        every = list(known)
-        front = []
-        for weight in _WEIGHTS:
-            order = _ranked(slow + weight * over)[:_KEPT]
-            front += [every[i] for i in order if every[i] not in expanded and every[i] not in front]
-        if not front:
-            break
-    enough = np.inf if sight.pace is None else -gain
-    order = _ranked(np.where(risky, np.inf, slow))
-    every = list(known)
-    return tuple(every[i] for i in order.tolist() if not risky[i] and slow[i] <= enough)
 
 
 def _ranked(cost: Floats) -> NDArray[np.intp]:

@@ -23,10 +23,9 @@ from autotune.policies.values.events import (
     Unit,
 )
 from autotune.policies.values.evidence import Diagnosis, Peak
-from autotune.policies.values.types import Knobs, Phase, Profile, Search, Setting, Value, changed
+from autotune.policies.values.types import Knobs, Phase, Profile, Setting, Value, changed
 
 _WARM_UP_STEPS = 1  # compiles kernels, fills caches
-_LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
 _BLIND_EXCESS = 0.05  # of the limit: an out-of-memory message without figures
 _SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth its remaining steps
 _SIGMAS = 3.0
@@ -206,27 +205,6 @@ def gain(results: Sequence[Tried], *, start: Knobs) -> Gain | None:
     return None
 
 
-def count(results: Iterable[Tried]) -> int:
-    """Return how many trials of the budget are spent; runs for proof are of the same trials."""
-    return len({r.trial for r in results if r.result not in (Result.GATED, Result.LOST)})
-
-
-def why_end(results: Sequence[Tried], search: Search, *, elapsed_s: float, running: int = 0) -> str:
-    """Return why no further trial is begun beside those that run; empty while the search goes on."""
-    run = [r for r in results if r.result not in (Result.GATED, Result.LOST)]
-    if count(run) + running >= search.trials:
-        return f"all {search.trials} trials are spent"
-    if elapsed_s >= search.duration_s:
-        return f"the {search.duration_s:.0f} s of search.duration are over"
-    patience = max(_LEAST_PATIENCE, round(_PATIENCE_SHARE * search.trials))
-    if len(run) > patience:
-        before, after = fastest(run[:-patience]), fastest(run)
-        old, new = (0.0 if best is None else best.rate for best in (before, after))
-        if old and new < old * (1.0 + search.min_gain):
-            return f"no gain of {search.min_gain:.0%} in {patience} trials"
-    return ""
-
-
 def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]], proposed: Knobs) -> str:
     """Return the failure that `proposed` would repeat, in words; empty when none is known."""
     for failed, event in failures:
@@ -240,6 +218,14 @@ class Suspects(Value, frozen=True, kw_only=True):
 
     trial: int  # the first of them
     settings: dict[str, Setting]
+
+
+def with_expectations(result: Tried, expected: Mapping[str, float]) -> Tried:
+    """Return a result in which no phase is taken to need less than what is expected of it."""
+    merged = {phase: max(value, result.constraints.get(phase, value)) for phase, value in expected.items()}
+    return msgspec.structs.replace(
+        result, constraints=result.constraints | {p: round(v, 4) for p, v in merged.items()}
+    )
 
 
 def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:

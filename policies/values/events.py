@@ -165,7 +165,6 @@ class Purpose(StrEnum):
     """What a trial of a search is for."""
 
     PROBE = "probe"  # whether it fits, on the longest sequences that can be forced
-    SPEED = "speed"  # how fast it is, on the job's own lengths
     CONFIRM = "confirm"  # whether it holds for goal.steps
 
 

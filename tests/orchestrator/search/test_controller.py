@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import export
 from autotune.orchestrator.search import controller
-from autotune.orchestrator.search.surrogate import Blind
 from autotune.policies.search import trials
+from autotune.policies.search.next_trial import NoForecast
 from autotune.policies.values.events import (
     Accepted,
     Ended,
@@ -169,21 +169,22 @@ def test_what_time_cut_short_is_counted(tmp_path: Path) -> None:
 
 
 def test_nothing_is_chosen_anew_until_something_is_known(tmp_path: Path) -> None:
-    class Counting(Blind):
+    class Counting(NoForecast):
         asked = 0
 
-        def proposal(self, **_: object) -> None:
+        def proposals(self, centers: Sequence[Knobs], *, gain: float) -> tuple[Knobs, ...]:
             self.asked += 1
+            return ()
 
     def slow(world: World, command: Command) -> tuple[Script, Exit | None]:
         script, ended = formula(world, command)
         return [*script[:1], *[""] * 300, *script[1:]], ended
 
-    guide = Counting()
+    forecast = Counting()
     text = parallel(4).replace("vary: [tokens_per_microbatch, concurrency]", "vary: [recompute]")
-    night = Night(tmp_path, World(slow, at_once=4), text, guide=guide)
+    night = Night(tmp_path, World(slow, at_once=4), text, forecast=forecast)
     assert night.drive() == Stable()
-    assert guide.asked <= 3 * len(night.results)
+    assert forecast.asked <= 3 * len(night.results)
 
 
 def test_the_memory_of_what_a_dead_driver_left_is_awaited(tmp_path: Path) -> None:
@@ -225,13 +226,12 @@ def test_a_study_that_cannot_be_written_is_a_failure_of_the_place(tmp_path: Path
 
 
 def test_a_setting_that_the_job_does_not_run_with_is_not_tried_with_every_other(tmp_path: Path) -> None:
-    class Fond(Blind):
+    class Fond(NoForecast):
         """Foresees that recomputing everything is fastest, with whatever else."""
 
-        def proposal(self, *, permitted: Callable[[Knobs], bool], **_: object) -> Knobs | None:
+        def proposals(self, centers: Sequence[Knobs], *, gain: float) -> tuple[Knobs, ...]:
             start = replace(night.start, recompute="full")
-            every = (replace(start, tokens_per_microbatch=64 * n) for n in range(2, 40))
-            return next((knobs for knobs in every if permitted(knobs)), None)
+            return tuple(replace(start, tokens_per_microbatch=64 * n) for n in range(2, 40))
 
     def broken(world: World, command: Command) -> tuple[Script, Exit | None]:
         if settings(command).get("recompute") != "full":
@@ -240,7 +240,7 @@ def test_a_setting_that_the_job_does_not_run_with_is_not_tried_with_every_other(
         return [f"builtin: phase start name=init step=0\n{line}\n"], Exit(code=1)
 
     text = JOB.replace("concurrency]", "concurrency, recompute]")
-    night = Night(tmp_path, World(broken), text, guide=Fond())
+    night = Night(tmp_path, World(broken), text, forecast=Fond())
     assert night.drive() == Stable()
     refused = [r for r in night.results if r.result is Result.REFUSED]
     assert 1 <= len(refused) <= 4

@@ -23,8 +23,8 @@ from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.search import controller
-from autotune.orchestrator.search.surrogate import Blind, Guide
 from autotune.policies.search import trials
+from autotune.policies.search.next_trial import Forecast, NoForecast
 from autotune.policies.values.events import (
     Accepted,
     Ended,
@@ -80,7 +80,7 @@ def formula(world: World, command: Command) -> tuple[Script, Exit | None]:
     return [*opening, *lines, f"builtin: done steps={steps}\n"], Exit(code=0)
 
 
-_BLIND = Blind()
+_BLIND = NoForecast()
 
 
 class Heard(Unseen):
@@ -92,8 +92,10 @@ class Heard(Unseen):
 
 
 class Night:
-    def __init__(self, folder: Path, world: World, text: str = JOB, guide: Guide | None = _BLIND) -> None:
-        self.world, self.clock, self.guide = world, Hands(), guide
+    def __init__(
+        self, folder: Path, world: World, text: str = JOB, forecast: Forecast | None = _BLIND
+    ) -> None:
+        self.world, self.clock, self.forecast = world, Hands(), forecast
         self.run = directory.create(folder / "runs", job_text=text, asked=directory.Asked(mode="search"))
         self.job = parse(text)
         self.framework = frameworks.find(self.job.framework)
@@ -125,7 +127,9 @@ class Night:
                 interrupts=self.interrupts,
                 audience=Heard(self.told),
             )
-            return controller.search(rig, guide=self.guide, exported=self._count)
+            forecast = self.forecast
+            forecasts = None if forecast is None else lambda _: forecast
+            return controller.search(rig, forecasts=forecasts, exported=self._count)
 
     def _count(self) -> None:
         self.exports += 1
@@ -193,12 +197,12 @@ def test_out_of_memory_is_information(tmp_path: Path) -> None:
 
 
 def test_the_gate_is_never_passed(tmp_path: Path) -> None:
-    class Low(Blind):
+    class Low(NoForecast):
         def excess(self, knobs: Knobs) -> dict[str, float]:
             tokens = knobs.tokens_per_microbatch or 0
             return {"backward": tokens / 1500 - 1} if tokens > 1500 else {}
 
-    night = Night(tmp_path, World(formula), guide=Low())
+    night = Night(tmp_path, World(formula), forecast=Low())
     night.drive()
     started = [e.knobs.tokens_per_microbatch or 0 for e in night.history if isinstance(e, Started)]
     assert max(started) <= 1500
@@ -254,7 +258,7 @@ def test_ctrl_c_keeps_the_best_and_resume_goes_on(tmp_path: Path) -> None:
 def test_the_estimate_keeps_out_of_memory_rare_and_finds_the_best(tmp_path: Path) -> None:
     blind, guided = (
         Night(tmp_path / "blind", World(formula)),
-        Night(tmp_path / "guided", World(formula), guide=None),
+        Night(tmp_path / "guided", World(formula), forecast=None),
     )
     assert blind.drive() == Stable() and guided.drive() == Stable()
     best = [trials.fastest(night.results, confirmed=True) for night in (blind, guided)]
@@ -311,7 +315,7 @@ def test_more_trials_at_once_than_the_cluster_holds_are_refused() -> None:
 
 
 def test_what_no_reading_tells_the_estimate_does(tmp_path: Path) -> None:
-    class Sure(Blind):
+    class Sure(NoForecast):
         def expectations(self, knobs: Knobs) -> dict[str, float]:
             return {"backward": 0.2 if (knobs.tokens_per_microbatch or 0) > 500 else -0.3}
 
@@ -319,7 +323,7 @@ def test_what_no_reading_tells_the_estimate_does(tmp_path: Path) -> None:
         script, ended = formula(world, command)
         return [re.sub(r" peak_bytes=\d+ budget_bytes=\d+", "", str(piece)) for piece in script], ended
 
-    night = Night(tmp_path, World(unread), guide=Sure())
+    night = Night(tmp_path, World(unread), forecast=Sure())
     night.drive()
     best = night.winner
     assert best is not None and (best.knobs.tokens_per_microbatch or 0) <= 500
@@ -331,14 +335,14 @@ def outcomes(results: tuple[Tried, ...]) -> list[tuple[Knobs, Result, float | No
 
 
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.8])
-@pytest.mark.parametrize("guide", [_BLIND, None], ids=["blind", "estimate"])
+@pytest.mark.parametrize("forecast", [_BLIND, None], ids=["blind", "estimate"])
 def test_a_killed_search_ends_with_the_trials_of_one_that_was_not(
-    tmp_path: Path, share: float, guide: Guide | None
+    tmp_path: Path, share: float, forecast: Forecast | None
 ) -> None:
-    whole = Night(tmp_path / "whole", World(formula), guide=guide)
+    whole = Night(tmp_path / "whole", World(formula), forecast=forecast)
     whole.drive()
     kill_at = round(share * whole.world.ticks)
-    night = Night(tmp_path / "killed", World(formula, kill_at=kill_at), guide=guide)
+    night = Night(tmp_path / "killed", World(formula, kill_at=kill_at), forecast=forecast)
     with pytest.raises(Killed):
         night.drive()
     for life in night.world.lives.values():

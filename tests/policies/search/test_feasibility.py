@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from autotune.policies.search import feasibility
@@ -29,22 +28,26 @@ def measured(number: int, knobs: Knobs, rate: float) -> Tried:
     return Tried(trial=number, knobs=knobs, purpose=Purpose.PROBE, result=Result.FITS, tokens_per_second=rate)
 
 
+def moves(knobs: Knobs) -> tuple[Knobs, ...]:
+    return neighbours(ACCEPTED.profile, KNOBS, knobs, DIMENSIONS)
+
+
 def sight(*events: Event, results: tuple[Tried, ...] = (), first=ACCEPTED) -> feasibility.Foresight:
-    found = feasibility.foreseen(first, events, results, DIMENSIONS)
+    found = feasibility.foreseen(first, events, results, DIMENSIONS, neighbours=moves)
     assert found is not None
     return found
 
 
 def test_what_is_predicted_to_overflow_may_not_run() -> None:
     found = sight(*ran(1, KNOBS))
-    assert feasibility.excess(found, KNOBS) == {}
-    excess = feasibility.excess(found, TOO_MUCH)
+    assert found.excess(KNOBS) == {}
+    excess = found.excess(TOO_MUCH)
     assert excess and max(excess.values()) > 0
 
 
 def test_headroom_counts_as_well() -> None:
     generous = replace(ACCEPTED, job=replace(JOB, goal=Goal(headroom=0.4)))
-    assert feasibility.excess(sight(*ran(1, KNOBS), first=generous), KNOBS)
+    assert sight(*ran(1, KNOBS), first=generous).excess(KNOBS)
 
 
 def test_trials_that_run_at_once_share_the_memory_of_a_node() -> None:
@@ -53,14 +56,15 @@ def test_trials_that_run_at_once_share_the_memory_of_a_node() -> None:
         cluster=replace(ACCEPTED.cluster, gpus_per_node=8, host_memory_bytes=220 * GIB),
         job=replace(JOB, search=replace(JOB.search, parallel=2)),
     )
-    assert feasibility.excess(sight(*ran(1, KNOBS), first=halves), KNOBS)["host"] > 0
+    assert sight(*ran(1, KNOBS), first=halves).excess(KNOBS)["host"] > 0
     alone = replace(halves, job=JOB)
-    assert feasibility.excess(sight(*ran(1, KNOBS), first=alone), KNOBS) == {}
+    assert sight(*ran(1, KNOBS), first=alone).excess(KNOBS) == {}
 
 
 def test_without_a_model_or_by_the_ladder_nothing_is_foreseen() -> None:
-    assert feasibility.foreseen(accepted(model=None), (), (), DIMENSIONS) is None
-    assert feasibility.foreseen(replace(ACCEPTED, policy=Policy.LADDER), (), (), DIMENSIONS) is None
+    assert feasibility.foreseen(accepted(model=None), (), (), DIMENSIONS, neighbours=moves) is None
+    by_ladder = replace(ACCEPTED, policy=Policy.LADDER)
+    assert feasibility.foreseen(by_ladder, (), (), DIMENSIONS, neighbours=moves) is None
 
 
 def test_what_needs_no_less_than_a_failed_attempt_may_not_run() -> None:
@@ -73,8 +77,8 @@ def test_what_needs_no_less_than_a_failed_attempt_may_not_run() -> None:
     ]
     found = sight(*ran(1, KNOBS), *failed)
     bigger = replace(KNOBS, tokens_per_microbatch=24_576, dataloader_workers=None, concurrency=64)
-    assert feasibility.excess(found, bigger)
-    assert not feasibility.excess(found, replace(KNOBS, tokens_per_microbatch=5120, logprob_tokens=5120))
+    assert found.excess(bigger)
+    assert not found.excess(replace(KNOBS, tokens_per_microbatch=5120, logprob_tokens=5120))
 
 
 def test_attempts_on_the_jobs_own_lengths_say_nothing_of_the_worst_case() -> None:
@@ -82,50 +86,36 @@ def test_attempts_on_the_jobs_own_lengths_say_nothing_of_the_worst_case() -> Non
     forced = ran(1, KNOBS)
     own = ran(2, KNOBS, longest=False, used=little)
     with_both, alone = sight(*forced, *own), sight(*forced)
-    assert feasibility.expectations(with_both, TOO_MUCH) == feasibility.expectations(alone, TOO_MUCH)
-
-
-def moves(knobs: Knobs) -> tuple[Knobs, ...]:
-    return neighbours(ACCEPTED.profile, KNOBS, knobs, DIMENSIONS)
+    assert with_both.expectations(TOO_MUCH) == alone.expectations(TOO_MUCH)
 
 
 def test_proposals_may_run_and_promise_a_gain() -> None:
     timid = replace(KNOBS, concurrency=16, memory_fraction=0.3)
     found = sight(*ran(1, timid), results=(measured(1, timid, 100.0),))
-    proposed = feasibility.proposals(found, (timid,), moves, gain=0.01)
+    proposed = found.proposals((timid,), gain=0.01)
     assert proposed and timid not in proposed
     assert len(set(proposed)) == len(proposed)
-    assert all(feasibility.excess(found, knobs) == {} for knobs in proposed[:20])
+    assert all(found.excess(knobs) == {} for knobs in proposed[:20])
 
 
 def test_nothing_is_proposed_where_nothing_is_hoped_to_be_faster() -> None:
     found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0),))
-    assert feasibility.proposals(found, (KNOBS,), moves, gain=50.0) == ()
+    assert found.proposals((KNOBS,), gain=50.0) == ()
 
 
 def test_what_is_surely_slower_is_told() -> None:
     slow = replace(KNOBS, concurrency=1)
     found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, slow, 5.0)))
-    assert feasibility.much_slower(found, KNOBS, slow) > 1
-    assert feasibility.much_slower(found, KNOBS, KNOBS) == 0
-    assert feasibility.much_slower(found, slow, KNOBS) == 0
+    assert found.much_slower(KNOBS, slow) > 1
+    assert found.much_slower(KNOBS, KNOBS) == 0
+    assert found.much_slower(slow, KNOBS) == 0
 
 
 def test_measured_speeds_move_what_is_hoped_for() -> None:
     """Two configurations that only differ in a knob that turned out to be slow."""
     eager = replace(KNOBS, recompute="off", tokens_per_microbatch=8192)
     found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, eager, 40.0)))
-    assert feasibility.much_slower(found, KNOBS, eager) > 0.5
-
-
-@pytest.mark.parametrize("count", [0, 5, 100])
-def test_few_attempts_are_remembered_the_failures_among_them(count: int) -> None:
-    numbers = range(1, count + 1)
-    failed = [n for n in numbers if n % 10 == 0]
-    kept = feasibility.telling(failed, [n for n in numbers if n % 10])
-    assert len(kept) <= 40
-    assert kept >= {n for n in failed if n > count - 20}
-    assert not count or {1, count} <= kept
+    assert found.much_slower(KNOBS, eager) > 0.5
 
 
 def test_speeds_in_another_unit_say_nothing_of_the_pace() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.search import trials
+from autotune.policies.search import schedule, trials
 from autotune.policies.values.events import (
     Diagnosed,
     Ended,
@@ -73,8 +73,12 @@ def test_what_was_measured_in_another_unit_is_not_compared() -> None:
 
 def test_a_search_in_steps_ends_without_gain_like_one_in_tokens() -> None:
     search = Search(trials=40, duration_s=100.0)
-    assert "no gain" in trials.why_end([counted(n, 0.05) for n in range(20)], search, elapsed_s=0)
-    assert not trials.why_end([counted(n, 0.05 * n) for n in range(1, 21)], search, elapsed_s=0)
+    assert "no gain" in schedule.why_end(
+        [counted(n, 0.05) for n in range(20)], search, goal_steps=4, elapsed_s=0
+    )
+    assert not schedule.why_end(
+        [counted(n, 0.05 * n) for n in range(1, 21)], search, goal_steps=4, elapsed_s=0
+    )
 
 
 def test_rows_of_earlier_versions_are_read() -> None:
@@ -133,13 +137,13 @@ def test_a_gain_says_how_far_runs_of_one_configuration_are_apart() -> None:
 def test_a_search_ends_with_its_budget_or_without_gain() -> None:
     search = Search(trials=20, duration_s=100.0)
     many = [result(n, 100.0) for n in range(1, 21)]
-    assert "all 20 trials" in trials.why_end(many, search, elapsed_s=0)
-    assert "duration" in trials.why_end(many[:2], search, elapsed_s=100)
-    assert "no gain" in trials.why_end(many[:12], search, elapsed_s=0)
+    assert "all 20 trials" in schedule.why_end(many, search, goal_steps=4, elapsed_s=0)
+    assert "duration" in schedule.why_end(many[:2], search, goal_steps=4, elapsed_s=100)
+    assert "no gain" in schedule.why_end(many[:12], search, goal_steps=4, elapsed_s=0)
     rising = [result(n, 100.0 * n) for n in range(1, 13)]
-    assert trials.why_end(rising, search, elapsed_s=0) == ""
+    assert schedule.why_end(rising, search, goal_steps=4, elapsed_s=0) == ""
     gated = [result(n, None, of=Result.GATED) for n in range(30, 60)]
-    assert trials.why_end([*rising, *gated], search, elapsed_s=0) == ""
+    assert schedule.why_end([*rising, *gated], search, goal_steps=4, elapsed_s=0) == ""
 
 
 def test_what_asks_for_no_less_than_a_failure_is_known_to_fail() -> None:
@@ -221,14 +225,14 @@ def test_the_fastest_besides_some_is_compared_in_the_unit_of_all() -> None:
 def test_runs_for_proof_and_losses_are_no_trials_of_the_budget() -> None:
     every = [result(1, 100.0), proven(1, 100.0), result(2, None, of=Result.FAILS)]
     every += [result(3, None, of=Result.LOST), result(4, None, of=Result.GATED)]
-    assert trials.count(every) == 2
-    assert not trials.why_end(every, Search(trials=4), elapsed_s=0, running=1)
-    assert "all 4 trials" in trials.why_end(every, Search(trials=4), elapsed_s=0, running=2)
+    assert schedule.count(every) == 2
+    assert not schedule.why_end(every, Search(trials=4), goal_steps=4, elapsed_s=0, running=1)
+    assert "all 4 trials" in schedule.why_end(every, Search(trials=4), goal_steps=4, elapsed_s=0, running=2)
 
 
 def test_what_runs_is_no_trial_without_gain() -> None:
     every = [result(1, 100.0), result(2, 90.0)]
-    assert trials.why_end(every, Search(trials=40), elapsed_s=0, running=30) == ""
+    assert schedule.why_end(every, Search(trials=40), goal_steps=4, elapsed_s=0, running=30) == ""
 
 
 def test_time_of_trials_without_a_result_is_counted() -> None:

@@ -1,0 +1,140 @@
+"""What recovery may take for a failure of memory, by the ladder's order alone and without an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.repeats import repeats
+from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.types import Cause, Effect, Knobs, Phase, Recovery, Value
+
+_CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new step
+_COMBINED = 3  # cures that may be joined so that an earlier failure does not come back
+
+
+class Failure(Value, frozen=True, kw_only=True):
+    """The last failure of a run, with what was already done against equal ones in a row before it."""
+
+    knobs: Knobs
+    diagnosis: Diagnosis  # its streak counts them
+    climbed: tuple[Remedy, ...] = ()  # the ladder's remedies already used in a long streak
+
+
+def last_failure(run: Run) -> Failure | None:
+    """Return the last failure of a run; None where its last attempt has no diagnosis."""
+    last = run.attempts[-1]
+    if last.diagnosis is None:
+        return None
+    streak = _streak(run)
+    return Failure(
+        knobs=last.knobs,
+        diagnosis=msgspec.structs.replace(last.diagnosis, streak=len(streak)),
+        climbed=_climbed(streak),
+    )
+
+
+def by_ladder(run: Run) -> Iterator[Remedy]:
+    """Yield the permitted remedies that repeat no earlier failure, in the order in which they are taken."""
+    failure = last_failure(run)
+    if failure is None:
+        return
+    remedies = list(permitted(run, failure.knobs, failure.diagnosis))
+    # The streak's own remedies come last, and only then: they may still have room when all others are used.
+    remedies.sort(key=lambda remedy: _used(remedy, failure.climbed))
+    for remedy in remedies:
+        whole = _without_relapse(run, failure.knobs, remedy, _COMBINED)
+        if whole is not None:
+            yield whole
+
+
+def _streak(run: Run) -> list[Attempt]:
+    """Return the equal failures in a row without a new step, newest first."""
+    streak: list[Attempt] = []
+    for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
+        if attempt.diagnosis is None or (streak and _failure(attempt) != _failure(streak[0])):
+            break
+        streak.append(attempt)
+        if attempt.new_step:
+            break
+    return streak
+
+
+def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
+    """Return the ladder's remedies already used in a long streak."""
+    # The remedy that led to the oldest of them answered another failure; one that a wrong estimate sized too
+    # small says nothing against its rung.
+    used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None and not a.remedy.predicted)
+    return used if len(streak) >= _CLIMB_AFTER else ()
+
+
+def _failure(attempt: Attempt) -> tuple[Cause, Phase] | None:
+    return None if attempt.diagnosis is None else (attempt.diagnosis.cause, attempt.diagnosis.phase)
+
+
+def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
+    """Return whether a remedy moves again what one of `climbed` moved."""
+    return any(
+        remedy.name == other.name and remedy.changes.keys() <= other.changes.keys() for other in climbed
+    )
+
+
+def permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Yield the legal remedies that change something and that the job's `recovery` allows, cheapest first."""
+    recovery = run.accepted.job.recovery
+    for remedy in candidates(run.accepted.profile, knobs, diagnosis, started=started_before(run)):
+        if remedy.changes and not denied(recovery, remedy):
+            yield remedy
+
+
+def denied(recovery: Recovery, remedy: Remedy) -> bool:
+    """Return whether `recovery.allow` or `recovery.deny` rules a remedy out."""
+    names = {remedy.name, remedy.effect.value, *remedy.changes}
+    return remedy.effect not in recovery.allow or not names.isdisjoint(recovery.deny)
+
+
+def started_before(run: Run) -> bool:
+    """Return whether a checkpoint may exist that the next attempt continues."""
+    return run.accepted.job.resume or run.best_step is not None
+
+
+def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Remedy | None:
+    """Return the remedy with what keeps earlier failures from coming back; None where nothing does."""
+    proposed = remedy.apply(knobs)
+    relapse = relapse_of(run, proposed)
+    if relapse is None:
+        return remedy
+    if relapse.diagnosis is None or depth == 0 or relapse is run.attempts[-1]:
+        return None
+    for other in permitted(run, proposed, relapse.diagnosis):
+        if not set(other.changes).isdisjoint(remedy.changes):
+            continue
+        joined = Remedy(
+            name=remedy.name,
+            changes=remedy.changes | other.changes,
+            reason=f"{remedy.reason}; so that {relapse.diagnosis.phase.value} still fits: {other.reason}",
+            frees=remedy.frees,
+            slows="; ".join(dict.fromkeys(text for text in (remedy.slows, other.slows) if text)),
+            effect=max(remedy.effect, other.effect, key=list(Effect).index),
+        )
+        whole = _without_relapse(run, knobs, joined, depth - 1)
+        if whole is not None:
+            return whole
+    return None
+
+
+def relapse_of(run: Run, proposed: Knobs) -> Attempt | None:
+    """Return the earlier attempt whose failure `proposed` would repeat."""
+    for attempt in reversed(run.attempts):
+        if attempt.diagnosis is None or not attempt.out_of_memory:
+            continue
+        if repeats(run.accepted.profile, attempt.knobs, attempt.diagnosis, proposed):
+            # A failure after many steps may come again later; a planned restart is its cure.
+            restarts = proposed.restart_every
+            if restarts is not None and restarts != attempt.knobs.restart_every:
+                continue
+            return attempt
+    return None

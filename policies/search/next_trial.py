@@ -1,0 +1,242 @@
+"""next_trial(history) -> the configuration that a search runs next: the only brain of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+from autotune.policies.search import trials
+from autotune.policies.search.feasibility import foreseen
+from autotune.policies.search.space import Dimension, assembled, legal, neighbours
+from autotune.policies.search.trial_history import TrialHistory
+from autotune.policies.values.events import Purpose, Result, Tried
+from autotune.policies.values.types import Knobs, Profile, Setting, Value
+
+_DRAWS = 40  # of the sampler in one decision, before the space counts as searched
+_SAMPLER_EVERY = 3  # so many trials the sampler comes first, whatever the estimate says
+
+
+class Proposed(Value, frozen=True, kw_only=True):
+    """A configuration to try."""
+
+    knobs: Knobs
+    by: str  # start | estimate | sampler
+    refused: str = ""  # why it may not run; only of a start, which is on record then
+    excess: dict[str, float] = {}  # by how much it is foreseen to overflow, in units of the limits
+
+
+class Draws(Protocol):
+    """Proposals of a sampler, one after another."""
+
+    def next(self) -> Mapping[str, Setting]:
+        """Return a value for every dimension."""
+
+    def refuse(self, *, violation: float) -> None:
+        """Tell the sampler by how much the last proposal violates what is allowed."""
+
+
+class Sampler(Protocol):
+    """Opens the proposals of one decision; they follow from the arguments alone."""
+
+    def __call__(
+        self,
+        dimensions: Sequence[Dimension],
+        results: Sequence[Tried],
+        running: Sequence[Knobs],
+        *,
+        near: Knobs | None,
+        seed: int,
+    ) -> Draws:
+        """Return proposals after these results; with `near` each moves only some knobs away from it."""
+
+
+class Forecast(Protocol):
+    """What is predicted of configurations before they run."""
+
+    def excess(self, knobs: Knobs) -> dict[str, float]:
+        """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
+
+    def expectations(self, knobs: Knobs) -> dict[str, float]:
+        """Return by how much each phase is expected to exceed what it may use; empty where unknown."""
+
+    def much_slower(self, best: Knobs, knobs: Knobs) -> float:
+        """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
+
+    def proposals(self, centers: Sequence[Knobs], *, gain: float) -> Sequence[Knobs]:
+        """Return the candidates worth a run, the most promising first."""
+
+
+class NoForecast:
+    """The forecast where no model is known, or none is wanted: nothing is predicted."""
+
+    def excess(self, knobs: Knobs) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def expectations(self, knobs: Knobs) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def much_slower(self, best: Knobs, knobs: Knobs) -> float:
+        """Return 0."""
+        return 0.0
+
+    def proposals(self, centers: Sequence[Knobs], *, gain: float) -> Sequence[Knobs]:
+        """Return nothing."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """What stays the same during a search."""
+
+    profile: Profile
+    dimensions: tuple[Dimension, ...]
+    starts: tuple[Knobs, ...]  # tried first; the first of them is the stable start
+    min_gain: float  # share above the fastest so far that is worth a run
+    started: bool  # trials continue a checkpoint
+    neighbours: Callable[[Knobs], tuple[Knobs, ...]]  # what one move leads to
+
+    @property
+    def base(self) -> Knobs:
+        """The stable start, around which is searched."""
+        return self.starts[0]
+
+
+def search_space(
+    profile: Profile,
+    *,
+    dimensions: Sequence[Dimension],
+    starts: Sequence[Knobs],
+    min_gain: float,
+    started: bool = False,
+) -> SearchSpace:
+    """Return the space of a search around `starts[0]`."""
+    dimensions, starts = tuple(dimensions), tuple(dict.fromkeys(starts))
+
+    @cache
+    def near(knobs: Knobs) -> tuple[Knobs, ...]:
+        return neighbours(profile, starts[0], knobs, dimensions)
+
+    return SearchSpace(
+        profile=profile,
+        dimensions=dimensions,
+        starts=starts,
+        min_gain=min_gain,
+        started=started,
+        neighbours=near,
+    )
+
+
+def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:
+    """Return the calibrated estimate after what has run; without a known model one that predicts nothing."""
+    found = foreseen(
+        history.accepted, history.evidence, history.results, space.dimensions, neighbours=space.neighbours
+    )
+    return NoForecast() if found is None else found
+
+
+def next_trial(
+    history: TrialHistory,
+    *,
+    space: SearchSpace,
+    forecast: Forecast,
+    sampler: Sampler,
+    running: Sequence[Knobs] = (),
+) -> Proposed | None:
+    """Return the next configuration of a search; None where none is worth a run beside what is running.
+
+    The starts come first, then what the cluster took away; then the forecast and the sampler propose, the
+    sampler first every third time, so that no wrong estimate hides a part of the space for good.
+    """
+    known = _Known(
+        history=history,
+        space=space,
+        forecast=forecast,
+        running=tuple(running),
+        suspects=trials.suspects(history.results, start=space.base),
+    )
+    for knobs in _waiting(known):
+        why, excess = ("", {}) if knobs == space.base else known.refusal(knobs)
+        return Proposed(knobs=knobs, by="start", refused=why, excess=excess)
+    best = trials.fastest(history.results)
+    sources: list[tuple[str, Callable[[], Knobs | None]]] = [
+        ("estimate", lambda: _estimated(known, best)),
+        ("sampler", lambda: _drawn(known, best, sampler)),
+    ]
+    if (len(history.tried) + len(running)) % _SAMPLER_EVERY == 0:
+        sources.reverse()
+    for name, source in sources:
+        proposed = source()
+        if proposed is not None:
+            return Proposed(knobs=proposed, by=name)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Everything that one decision depends on."""
+
+    history: TrialHistory
+    space: SearchSpace
+    forecast: Forecast
+    running: tuple[Knobs, ...]
+    suspects: tuple[trials.Suspects, ...]
+
+    def refusal(self, knobs: Knobs) -> tuple[str, dict[str, float]]:
+        """Return why a configuration is not run, and by how much it is foreseen to overflow."""
+        why = self.objection(knobs)
+        if why:
+            return why, {"known": 0.01}
+        excess = self.forecast.excess(knobs)
+        if excess:
+            phase = max(excess, key=lambda name: excess[name])
+            return f"foreseen to exceed {phase} by {excess[phase]:.1%}", excess
+        return "", {}
+
+    def objection(self, knobs: Knobs) -> str:
+        """Return why a configuration need not run, by what is known without a forecast."""
+        if knobs in self.history.tried:
+            return f"the same as trial {self.history.tried[knobs]}"
+        if knobs in self.running:
+            return "the same as a trial under way"
+        if not legal(self.space.profile, self.space.base, knobs, started=self.space.started):
+            return "the framework does not accept it"
+        failures = self.history.failures.values()
+        failure = trials.known_to_fail(self.space.profile, failures, knobs)
+        return failure or trials.suspected(self.suspects, knobs)
+
+
+def _waiting(known: _Known) -> Iterator[Knobs]:
+    """Yield the start configurations without a result, then those that were lost with the cluster."""
+    results = known.history.results
+    judged = {r.knobs for r in results if r.result is not Result.LOST}
+    lost = [r.knobs for r in results if r.result is Result.LOST and r.purpose is not Purpose.CONFIRM]
+    for knobs in dict.fromkeys([*known.space.starts, *lost]):
+        if knobs not in judged and knobs not in known.running:
+            yield knobs
+
+
+def _estimated(known: _Known, best: Tried | None) -> Knobs | None:
+    base = known.space.base
+    centers = (base,) if best is None else tuple(dict.fromkeys((best.knobs, base)))
+    candidates = known.forecast.proposals(centers, gain=known.space.min_gain)
+    return next((knobs for knobs in candidates if not known.objection(knobs)), None)
+
+
+def _drawn(known: _Known, best: Tried | None, sampler: Sampler) -> Knobs | None:
+    space, results = known.space, known.history.results
+    near = None if best is None else best.knobs
+    draws = sampler(
+        space.dimensions, results, known.running, near=near, seed=len(results) + len(known.running)
+    )
+    for _ in range(_DRAWS):
+        knobs = assembled(space.profile, space.base, space.dimensions, draws.next())
+        why, excess = known.refusal(knobs)
+        slower = 0.0 if why or near is None else known.forecast.much_slower(near, knobs)
+        if not why and not slower:
+            return knobs
+        draws.refuse(violation=max(excess.values(), default=slower))
+    return None

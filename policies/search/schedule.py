@@ -1,0 +1,92 @@
+"""When the trials of a search begin, wait and end, and which configurations are proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autotune.policies.recovery.decide import backoff_s
+from autotune.policies.search import trials
+from autotune.policies.values.events import Purpose, Result, Stable, Tried
+from autotune.policies.values.types import Knobs, Search, Value
+
+_LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
+_PAIRS = 2  # runs of the stable start and of the winner under the same conditions
+_PROOF_SHARE = 0.5  # of search.duration, at most, that is kept for the proof
+
+
+def count(results: Iterable[Tried]) -> int:
+    """Return how many trials of the budget are spent; runs for proof are of the same trials."""
+    return len({r.trial for r in results if r.result not in (Result.GATED, Result.LOST)})
+
+
+def why_end(
+    results: Sequence[Tried], search: Search, *, goal_steps: int, elapsed_s: float, running: int = 0
+) -> str:
+    """Return why no further trial is begun beside those that run; empty while the search goes on."""
+    run = [r for r in results if r.result not in (Result.GATED, Result.LOST)]
+    if count(run) + running >= search.trials:
+        return f"all {search.trials} trials are spent"
+    if elapsed_s >= search.duration_s:
+        return f"the {search.duration_s:.0f} s of search.duration are over"
+    patience = max(_LEAST_PATIENCE, round(_PATIENCE_SHARE * search.trials))
+    if len(run) > patience:
+        before, after = trials.fastest(run[:-patience]), trials.fastest(run)
+        old, new = (0.0 if best is None else best.rate for best in (before, after))
+        if old and new < old * (1.0 + search.min_gain):
+            return f"no gain of {search.min_gain:.0%} in {patience} trials"
+    if elapsed_s + _proof_s(results, search, goal_steps=goal_steps) >= search.duration_s:
+        return "the rest of search.duration is kept for the proof"
+    return ""
+
+
+def _proof_s(results: Sequence[Tried], search: Search, *, goal_steps: int) -> float:
+    """Return the seconds kept for the proof: goal.steps of the fastest, start-ups included."""
+    timed = [r.seconds for r in results if r.purpose is Purpose.PROBE and r.seconds]
+    if not timed or not search.confirm:
+        return 0.0
+    longer = max(1.0, goal_steps / max(1, search.probe_steps))
+    return min(
+        (search.confirm + 1) * longer * sorted(timed)[len(timed) // 2], _PROOF_SHARE * search.duration_s
+    )
+
+
+def next_proof(results: Sequence[Tried], search: Search, *, start: Knobs) -> Knobs | None:
+    """Return what runs next for goal.steps: the fastest that did not, then the start and the winner in turn.
+
+    None: enough is proven.
+    """
+    proofs = [r for r in results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
+    judged = {r.knobs for r in proofs}
+    proven = judged - {r.knobs for r in proofs if not trials.keeps_limits(r)} - {start}
+    held = trials.fastest(results, confirmed=True)
+    waiting = trials.fastest(results, besides=judged)
+    if waiting is not None and len(proven) < search.confirm and (held is None or waiting.rate > held.rate):
+        return waiting.knobs
+    if not search.confirm or held is None or held.knobs == start:
+        return None
+    runs = {knobs: sum(r.knobs == knobs for r in proofs) for knobs in (start, held.knobs)}
+    fewest = min(runs, key=lambda knobs: runs[knobs])  # the start where both have as many
+    return fewest if runs[fewest] < _PAIRS else None
+
+
+class Losses(Value, frozen=True, kw_only=True):
+    """What the cluster took away of one configuration."""
+
+    count: int
+    wait_s: float  # before the next trial begins
+    too_many: bool
+
+
+def losses(results: Iterable[Tried], knobs: Knobs, *, retries: int) -> Losses:
+    """Return how often a configuration was lost, and whether that is more often than `retries` allow."""
+    lost = sum(r.knobs == knobs and r.result is Result.LOST for r in results)
+    return Losses(count=lost, wait_s=backoff_s(lost), too_many=lost > retries)
+
+
+def verdict_of(results: Sequence[Tried], *, start: Knobs) -> Stable:
+    """Return the verdict of a search that came to its end.
+
+    It is marginal where the stable start leaves too little headroom and nothing better was measured.
+    """
+    tight = any(trials.exceeds(r) for r in results if r.knobs == start)
+    return Stable(marginal=tight and trials.winner(results, start=start) is None)

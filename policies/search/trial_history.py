@@ -1,0 +1,137 @@
+"""The history of a search, folded: results, failures, and the attempts that the estimate learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from autotune.policies.search import trials
+from autotune.policies.values.events import (
+    Accepted,
+    Diagnosed,
+    Ended,
+    Event,
+    History,
+    Progressed,
+    Purpose,
+    Result,
+    Started,
+    Tried,
+)
+from autotune.policies.values.evidence import Cancelled, Lost
+from autotune.policies.values.types import Knobs, Value
+
+_REMEMBERED = 16  # attempts of each kind that the calibration looks at: those before say nothing new
+
+
+class TrialHistory(Value, frozen=True, kw_only=True):
+    """The history of a search, folded."""
+
+    accepted: Accepted
+    results: tuple[Tried, ...] = ()  # in the order of the journal
+    tried: dict[Knobs, int] = {}  # configurations that ran to a result -> trial
+    failures: dict[int, tuple[Knobs, Diagnosed]] = {}  # attempts that ran out of a memory
+    attempts: dict[int, tuple[Event, ...]] = {}  # the rows of each
+    complete: tuple[int, ...] = ()  # attempts that nobody outside cut short, in the order of their ends
+    last_attempt: int = 0
+
+    @property
+    def evidence(self) -> tuple[Event, ...]:
+        """The rows of the attempts that say most about the job's memory.
+
+        What was cut short from outside is left out: a search that was killed chooses as if it was not.
+        """
+        failed = [number for number in self.complete if number in self.failures]
+        held = [number for number in self.complete if number not in self.failures]
+        return tuple(event for number in sorted(informative(failed, held)) for event in self.attempts[number])
+
+
+def trial_history(history: History) -> TrialHistory:
+    """Return the history folded; raises ValueError where it does not begin with Accepted."""
+    if not history or not isinstance(history[0], Accepted):
+        raise ValueError("a history begins with Accepted")
+    return extended(TrialHistory(accepted=history[0]), history[1:])
+
+
+def extended(past: TrialHistory, events: Iterable[Event]) -> TrialHistory:
+    """Return the folded history with these events appended."""
+    results, tried = list(past.results), dict(past.tried)
+    failures, attempts, complete = dict(past.failures), dict(past.attempts), dict.fromkeys(past.complete)
+    last = past.last_attempt
+    for event in events:
+        match event:
+            case Accepted():
+                pass
+            case Tried():
+                results.append(event)
+                if event.result not in (Result.GATED, Result.LOST):
+                    tried.setdefault(event.knobs, event.trial)
+            case Started():
+                last = max(last, event.attempt)
+                attempts[event.attempt] = (event,)
+            case _ if event.attempt in attempts:
+                rows = (*attempts[event.attempt], event)
+                attempts[event.attempt] = rows
+                if isinstance(event, Ended) and not _cut_short(event):
+                    complete[event.attempt] = None
+                if isinstance(event, Diagnosed) and event.cause.is_memory:
+                    failures[event.attempt] = (_knobs(rows), event)
+            case _:
+                pass
+    return msgspec.structs.replace(
+        past,
+        results=tuple(results),
+        tried=tried,
+        failures=failures,
+        attempts=attempts,
+        complete=tuple(complete),
+        last_attempt=last,
+    )
+
+
+def informative(failed: list[int], held: list[int]) -> set[int]:
+    """Return the numbers of the attempts worth remembering: the latest that failed and that held."""
+    return {*failed[-_REMEMBERED:], *held[:1], *held[-_REMEMBERED:]}
+
+
+def has_trials(history: History) -> bool:
+    """Return whether a search has begun its trials."""
+    return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
+
+
+def stable_start(history: History) -> Started:
+    """Return the attempt that made the job stable; raises IndexError where none has ended."""
+    ended = {e.attempt for e in history if isinstance(e, Ended)}
+    return [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in ended][-1]
+
+
+def start_result(history: History, *, headroom: float) -> Tried:
+    """Return what the attempt that made the job stable showed, as a trial that held for goal.steps."""
+    start = stable_start(history)
+    steps = [e for e in history if isinstance(e, Progressed) and e.attempt == start.attempt]
+    peaks = trials.highest(*(step.peaks for step in steps))
+    result = Tried(
+        attempt=start.attempt,
+        trial=0,
+        knobs=start.knobs,
+        purpose=Purpose.CONFIRM,
+        result=Result.FITS,
+        headroom=trials.free_share(peaks),
+        constraints=trials.excess(peaks, headroom=headroom),
+        reason="the stable start",
+    )
+    return trials.timed(result, trials.speed(steps))
+
+
+def _knobs(rows: tuple[Event, ...]) -> Knobs:
+    first = rows[0]
+    assert isinstance(first, Started)
+    return first.knobs
+
+
+def _cut_short(event: Ended) -> bool:
+    outcome = event.outcome
+    return isinstance(outcome, Lost) or (
+        isinstance(outcome, Cancelled) and outcome.by in ("user", "deadline")
+    )

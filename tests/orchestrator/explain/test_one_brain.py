@@ -1,0 +1,134 @@
+"""`explain` and `launch` answer a failure alike: the first exact cure is what `decide` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.config.loader import assumed, parse
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.explain.advice import Cure, Known, prescribe
+from autotune.policies.recovery.decide import decide
+from autotune.policies.values.events import (
+    Accepted,
+    Diagnosed,
+    Ended,
+    Event,
+    Finish,
+    GaveUp,
+    Launch,
+    Policy,
+    Progressed,
+    Started,
+)
+from autotune.policies.values.evidence import Crashed, Diagnosis, Facts, Remedy
+from autotune.policies.values.types import Cause, Component, Phase, Recovery
+
+GIB = 1 << 30
+REPOSITORY = Path(__file__).parents[3]
+JOBS = {path.stem: path for path in sorted((REPOSITORY / "configs").glob("*.yaml"))}
+LOGS = sorted((REPOSITORY / "tests" / "policies" / "logs").glob("*/*.log"))
+
+sizes = st.integers(0, 80 * GIB)
+diagnoses = st.builds(
+    Diagnosis,
+    cause=st.sampled_from([cause for cause in Cause if cause.is_memory]),
+    phase=st.sampled_from(Phase),
+    component=st.sampled_from(Component),
+    step=st.none() | st.integers(1, 50),
+    fragmentation=st.booleans(),
+    facts=st.builds(
+        Facts,
+        requested_bytes=st.none() | sizes,
+        free_bytes=st.none() | sizes,
+        capacity_bytes=st.none() | st.just(80 * GIB),
+        allocated_bytes=st.none() | sizes,
+        reserved_unallocated_bytes=st.none() | sizes,
+        outside_bytes=st.none() | sizes,
+    ),
+)
+
+
+@cache
+def job(name: str) -> Accepted:
+    """Return a job of `configs/` as a launch by the ladder accepts it."""
+    written = parse(JOBS[name].read_text())
+    cluster = assumed(written)
+    profile = FRAMEWORKS[written.framework].profile(written, cluster)
+    plain = replace(written, recovery=Recovery())
+    return Accepted(run="7c1e", job=plain, profile=profile, cluster=cluster, policy=Policy.LADDER)
+
+
+@cache
+def logged() -> tuple[Diagnosis, ...]:
+    """Return the diagnoses of the labelled logs that are failures of memory."""
+    found = (diagnose(scan([log.read_bytes()])) for log in LOGS)
+    return tuple(diagnosis for diagnosis in found if diagnosis.cause.is_memory)
+
+
+def history(accepted: Accepted, diagnosis: Diagnosis) -> tuple[Event, ...]:
+    fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
+    steps = () if diagnosis.step is None else (Progressed(attempt=1, step=diagnosis.step),)
+    return (
+        accepted,
+        Started(attempt=1, knobs=accepted.profile.knobs),
+        *steps,
+        Ended(attempt=1, outcome=Crashed(exit_code=1), step=diagnosis.step),
+        Diagnosed(attempt=1, **fields),
+    )
+
+
+def taken(accepted: Accepted, diagnosis: Diagnosis) -> Remedy | None:
+    """Return the remedy that a launch takes; None where it gives up."""
+    action = decide(history(accepted, diagnosis))
+    if isinstance(action, Launch):
+        return action.remedy
+    assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
+    return None
+
+
+def exact(found: tuple[Cure, ...]) -> Iterator[Cure]:
+    return (cure for cure in found if cure.exact and cure.changes)
+
+
+def alike(name: str, diagnosis: Diagnosis) -> None:
+    accepted = job(name)
+    remedy = taken(accepted, diagnosis)
+    first = next(exact(prescribe(diagnosis, Known(profile=accepted.profile, complete=True))), None)
+    if remedy is None or first is None:
+        assert remedy is None and first is None
+        return
+    assert (first.name, first.changes, first.reason) == (remedy.name, remedy.changes, remedy.reason)
+
+
+@given(st.sampled_from(sorted(JOBS)), diagnoses)
+def test_the_first_exact_cure_is_the_remedy_that_the_ladder_takes(name: str, diagnosis: Diagnosis) -> None:
+    alike(name, diagnosis)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_labelled_logs_are_answered_alike(name: str) -> None:
+    assert len(logged()) > 20
+    for diagnosis in logged():
+        alike(name, diagnosis)
+
+
+@given(st.sampled_from(sorted(JOBS)), diagnoses)
+def test_what_is_exact_is_never_what_recovery_may_not_take(name: str, diagnosis: Diagnosis) -> None:
+    """Every exact cure is taken once those before it are denied."""
+    accepted = job(name)
+    cures = list(exact(prescribe(diagnosis, Known(profile=accepted.profile, complete=True))))
+    for before, cure in pairwise(cures):
+        denied = tuple(c.name for c in cures[: cures.index(before) + 1])
+        strict = replace(accepted, job=replace(accepted.job, recovery=Recovery(deny=denied)))
+        remedy = taken(strict, diagnosis)
+        assert remedy is not None and (remedy.name, remedy.changes) == (cure.name, cure.changes)

@@ -1,0 +1,79 @@
+"""When a search proves, waits and ends."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from autotune.policies.search import schedule
+from autotune.policies.values.events import Purpose, Result, Stable, Tried
+from autotune.policies.values.types import Knobs, Search
+
+START, FAST, FASTER = (Knobs(tokens_per_microbatch=n) for n in (1024, 2048, 4096))
+SEARCH = Search(trials=20, confirm=2, probe_steps=5, duration_s=10_000.0)
+
+
+def probe(knobs: Knobs, rate: float, **fields: object) -> Tried:
+    found = Tried(
+        trial=0, knobs=knobs, purpose=Purpose.PROBE, result=Result.FITS, tokens_per_second=rate, seconds=100.0
+    )
+    return replace(found, **fields)
+
+
+def proof(knobs: Knobs, rate: float, **fields: object) -> Tried:
+    return probe(knobs, rate, purpose=Purpose.CONFIRM, **fields)
+
+
+def proofs(*results: Tried) -> list[Knobs]:
+    """Return what is proven from here, where every proof shows the speed of its probe."""
+    every, order = list(results), list[Knobs]()
+    while (knobs := schedule.next_proof(every, SEARCH, start=START)) is not None:
+        order.append(knobs)
+        rate = next(r.rate for r in results if r.knobs == knobs)
+        every.append(proof(knobs, rate))
+    return order
+
+
+def test_the_fastest_is_proven_first_then_in_turn_with_the_start() -> None:
+    probes = (probe(START, 100.0), probe(FAST, 150.0), probe(FASTER, 200.0))
+    assert proofs(*probes) == [FASTER, START, START, FASTER]
+
+
+def test_a_proof_that_fails_leaves_its_place_to_the_next() -> None:
+    probes = (probe(START, 100.0), probe(FAST, 150.0), probe(FASTER, 200.0))
+    failed = proof(FASTER, 0.0, result=Result.FAILS, tokens_per_second=None)
+    assert proofs(*probes, failed)[0] == FAST
+
+
+def test_nothing_is_proven_where_the_start_is_fastest_or_none_is_wanted() -> None:
+    assert proofs(probe(FAST, 50.0), proof(START, 100.0)) == []
+    none = replace(SEARCH, confirm=0)
+    assert schedule.next_proof([probe(FAST, 150.0)], none, start=START) is None
+
+
+def test_the_time_of_the_proof_is_kept() -> None:
+    every = [probe(START, 100.0), probe(FAST, 150.0)]
+
+    def why(elapsed_s: float, *, goal_steps: int, search: Search = SEARCH) -> str:
+        return schedule.why_end(every, search, goal_steps=goal_steps, elapsed_s=elapsed_s)
+
+    assert why(8_700.0, goal_steps=20) == ""  # three runs of four times a probe
+    assert why(8_900.0, goal_steps=20) == "the rest of search.duration is kept for the proof"
+    assert why(8_900.0, goal_steps=20, search=replace(SEARCH, confirm=0)) == ""
+    assert why(4_900.0, goal_steps=20_000) == ""  # never more than half of the night
+    assert why(5_000.0, goal_steps=20_000)
+
+
+def test_each_loss_of_a_configuration_waits_longer_until_there_were_too_many() -> None:
+    def after(lost: int) -> schedule.Losses:
+        every = [probe(FAST, 0.0, result=Result.LOST)] * lost + [probe(START, 0.0, result=Result.LOST)]
+        return schedule.losses(every, FAST, retries=2)
+
+    assert [after(n).wait_s for n in (1, 2, 3)] == [30.0, 60.0, 120.0]
+    assert [after(n).too_many for n in (1, 2, 3)] == [False, False, True]
+
+
+def test_a_tight_start_is_marginal_until_something_better_is_measured() -> None:
+    tight = probe(START, 100.0, constraints={"backward": 0.01})
+    assert schedule.verdict_of([tight], start=START) == Stable(marginal=True)
+    assert schedule.verdict_of([tight, probe(FAST, 90.0)], start=START) == Stable()
+    assert schedule.verdict_of([probe(START, 100.0)], start=START) == Stable()
