@@ -27,7 +27,7 @@ class Status(StrEnum):
     IMPOSSIBLE = "impossible"  # never worked, or would change what is trained
 
 
-class Advice(Value, frozen=True, kw_only=True):
+class Advice(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A remedy of the public guides as it stands in the framework's current code."""
 
     remedy: str  # a name of autotune.policies.remedies.ladder, or the guide's own words where none exists
@@ -46,10 +46,16 @@ class Framework(Protocol):
 
     name: str
     traces: tuple[str, ...]  # texts that only logs of this framework contain
-    advice: tuple[Advice, ...]  # what the guides say beyond, or against, the supported knobs
-    presets: Mapping[str, Mapping[str, Any]]  # name -> settings that a guide offers as a start
     saves_by_time: bool  # where the job says nothing of checkpoints; the others are told a number of steps
     announces_end: bool  # a line says that the training is done; without it, exit code 0 is no success
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the guides say beyond, or against, the supported knobs."""
+
+    @property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings that a guide offers as a start, by name."""
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""

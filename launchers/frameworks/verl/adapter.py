@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from autotune.launchers.base import Advice, Problem
+from autotune.launchers.frameworks.core.data import rows
 from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
 from autotune.launchers.frameworks.verl import knobs as verl_knobs
-from autotune.launchers.frameworks.verl.advice import ADVICE
 from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.markers import TRACES, marker_of
 from autotune.launchers.frameworks.verl.overrides import override
@@ -27,8 +28,12 @@ class Verl:
     saves_by_time = False
     announces_end = False
     traces: tuple[str, ...] = TRACES
-    advice: tuple[Advice, ...] = ADVICE
     presets: Mapping[str, Mapping[str, Any]] = PRESETS
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What verl's guide says beyond, or against, the supported knobs."""
+        return rows(__package__, "advice.yaml", Advice)
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""

@@ -3,14 +3,13 @@
 import pytest
 
 from autotune.launchers.base import Status
-from autotune.launchers.frameworks.verl.advice import ADVICE
 from autotune.policies.values.types import Job
 
 from .verl_jobs import CLUSTER, GRPO, VERL, written_jobs
 
 
 def test_every_piece_of_advice_is_complete() -> None:
-    for row in ADVICE:
+    for row in VERL.advice:
         assert row.reason and row.setting
         assert row.status is not Status.REPLACED or row.instead, row
 
@@ -54,7 +53,7 @@ def test_every_piece_of_advice_is_complete() -> None:
     ],
 )
 def test_every_setting_of_the_guide_has_a_row(name) -> None:
-    assert any(name in row.setting for row in ADVICE)
+    assert any(name in row.setting for row in VERL.advice)
 
 
 def test_the_templates_of_the_guide_are_starts() -> None:

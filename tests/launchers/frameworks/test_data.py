@@ -1,0 +1,101 @@
+"""The data files of the adapters: what a wrong one says, and that the present ones hold what they should."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Advice, Status
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.core import data
+from autotune.policies.remedies.ladder import LADDER
+from autotune.policies.values.types import KNOBS, Phase
+
+PACKAGE = frameworks.__name__
+FILES = sorted(
+    file.name for file in resources.files(PACKAGE).iterdir() if file.name.endswith((".yaml", ".yml"))
+)
+ROW = "- {remedy: recompute, phase: backward, setting: --x, status: works, reason: it frees}\n"
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Write a data file and return what reads it."""
+
+    def write(text: str) -> str:
+        (tmp_path / "rows.yaml").write_text(text)
+        monkeypatch.setattr(data.resources, "files", lambda _: tmp_path)
+        return "rows.yaml"
+
+    return write
+
+
+def test_a_row_is_decoded(written) -> None:
+    (row,) = data.rows(PACKAGE, written(ROW), Advice)
+    assert row.status is Status.WORKS and row.setting == "--x" and row.instead == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (ROW + ROW.replace("reason", "reasons"), "rows.yaml, row 2: "),
+        (ROW + ROW.replace("reason: it frees, ", "").replace(", reason: it frees", ""), "`reason`"),
+        (ROW.replace("it frees", "7"), "rows.yaml, row 1: Expected `str`, got `int` - at `$.reason`"),
+        (ROW.replace("works", "worked"), "row 1: Invalid enum value 'worked' - at `$.status`"),
+        ("a: b\n", "rows.yaml: expected a list"),
+        ("- {", "rows.yaml: "),
+    ],
+)
+def test_a_wrong_row_is_named(written, text: str, says: str) -> None:
+    with pytest.raises(data.DataError) as error:
+        data.rows(PACKAGE, written(text), Advice)
+    assert says in str(error.value) and "rows.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("first: [a]\nsecond: [1]\n", "rows.yaml, second: Expected `str`, got `int` - at `$[0]`"),
+        ("first: [a]\n1: [b]\n", "rows.yaml, 1: Expected `str`, got `int`"),
+        ("- a\n", "rows.yaml: expected a mapping"),
+    ],
+)
+def test_a_wrong_entry_is_named(written, text: str, says: str) -> None:
+    with pytest.raises(data.DataError) as error:
+        data.table(PACKAGE, written(text), tuple[str, ...])
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_says_nothing_twice_and_explains_itself(file: str) -> None:
+    text = (resources.files(PACKAGE) / file).read_text()
+    assert text.startswith("# ")
+    assert _repeated_keys(yaml.compose(text)) == []
+
+
+def _repeated_keys(node: Any) -> list[str]:
+    """Return the keys that a mapping holds twice, of which a reader would only see the last."""
+    if isinstance(node, yaml.SequenceNode):
+        return [key for item in node.value for key in _repeated_keys(item)]
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    keys = [key.value for key, _ in node.value]
+    return [key for key in set(keys) if keys.count(key) > 1] + [
+        key for _, value in node.value for key in _repeated_keys(value)
+    ]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_advice_is_complete(name: str) -> None:
+    phases = {*Phase, "any"}
+    names = {*KNOBS, *(rung.name for rung in LADDER)}
+    rows = FRAMEWORKS[name].advice
+    assert len(set(rows)) == len(rows)
+    for row in rows:
+        assert row.phase in phases and row.setting and row.reason, row
+        assert "_" not in row.remedy or row.remedy in names, row  # a misspelt name of a remedy
+        assert row.status is not Status.REPLACED or row.instead, row
