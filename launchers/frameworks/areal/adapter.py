@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -11,12 +12,12 @@ import msgspec
 from autotune.launchers.base import Advice, Problem
 from autotune.launchers.frameworks.areal import lines
 from autotune.launchers.frameworks.areal import overrides as areal_words
-from autotune.launchers.frameworks.areal.advice import ADVICE, PRESETS
 from autotune.launchers.frameworks.areal.checks import problems
 from autotune.launchers.frameworks.areal.config import Config, overrides
 from autotune.launchers.frameworks.areal.engines import Site, allocation_mode, pinned, settings_for
 from autotune.launchers.frameworks.areal.profile import profile_of
 from autotune.launchers.frameworks.areal.recover import recover_settings
+from autotune.launchers.frameworks.core.data import rows, table
 from autotune.policies.values.evidence import Marker
 from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile
 
@@ -53,8 +54,16 @@ class Areal:
         "areal.infra.",
         "StatsLogger INFO",
     )
-    advice: tuple[Advice, ...] = ADVICE
-    presets: Mapping[str, Mapping[str, Any]] = PRESETS
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What AReaL's guide says beyond, or against, the supported knobs."""
+        return rows(__package__, "advice.yaml", Advice)
+
+    @cached_property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings that the guide offers as a start, by name."""
+        return table(__package__, "presets.yaml", dict[str, Any])
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""

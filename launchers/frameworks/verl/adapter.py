@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any
 
 from autotune.launchers.base import Advice, Problem
-from autotune.launchers.frameworks.core.data import rows
+from autotune.launchers.frameworks.core.data import rows, table
 from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
 from autotune.launchers.frameworks.verl import knobs as verl_knobs
 from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.markers import TRACES, marker_of
 from autotune.launchers.frameworks.verl.overrides import override
-from autotune.launchers.frameworks.verl.presets import PRESETS
 from autotune.launchers.frameworks.verl.printed_config import printed
 from autotune.policies.values.evidence import Marker
 from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile
@@ -28,12 +27,16 @@ class Verl:
     saves_by_time = False
     announces_end = False
     traces: tuple[str, ...] = TRACES
-    presets: Mapping[str, Mapping[str, Any]] = PRESETS
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What verl's guide says beyond, or against, the supported knobs."""
         return rows(__package__, "advice.yaml", Advice)
+
+    @cached_property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings that the guide offers as a start, by name."""
+        return table(__package__, "presets.yaml", dict[str, Any])
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
