@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Problem
+from autotune.launchers.base import Advice, Problem
+from autotune.launchers.frameworks.core.data import rows
 from autotune.launchers.frameworks.core.flags import (
     Flags,
     arguments,
@@ -197,6 +198,11 @@ class MegatronRl:
                 "would bound the longest sequence; without them a token budget may fall below it"
             )
         return tuple(found)
+
+
+def common_advice() -> tuple[Advice, ...]:
+    """Return the advice on Megatron trainers and SGLang engines that holds for slime and for Relax."""
+    return rows(__package__, "advice.yaml", Advice)
 
 
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from autotune.launchers.base import Advice
-from autotune.launchers.frameworks.megatron.adapter import MegatronRl
-from autotune.launchers.frameworks.megatron.advice import COMMON
+from autotune.launchers.frameworks.core.data import rows, table
+from autotune.launchers.frameworks.megatron.adapter import MegatronRl, common_advice
 from autotune.launchers.frameworks.megatron.flag_names import RELAX, SGLANG, SGLANG_0_5_9, TRAINER
 from autotune.launchers.frameworks.megatron.job import Dialect
 from autotune.launchers.frameworks.megatron.names import MEGATRON
-from autotune.launchers.frameworks.relax.advice import ADVICE
 
 _DIALECT = Dialect(
     name="relax",
@@ -72,22 +72,13 @@ class Relax(MegatronRl):
         "relax/utils/",
         "Actor training failed at step ",
     )
-    advice: tuple[Advice, ...] = (*COMMON, *ADVICE)
-    # The guide's quick reference, with what its flags need today.
-    presets: Mapping[str, Mapping[str, Any]] = {
-        "memory-first": {
-            "colocate": True,
-            "recompute-granularity": "full",
-            "recompute-method": "uniform",
-            "recompute-num-layers": 1,
-            "use-dynamic-batch-size": True,
-            "max-tokens-per-gpu": 8192,
-            "recompute-loss-function": True,
-            "log-probs-chunk-size": 1024,
-            "optimizer-cpu-offload": True,
-            "overlap-cpu-optimizer-d2h-h2d": True,
-            "use-precision-aware-optimizer": True,
-            "update-weight-buffer-size": 268435456,
-            "sglang-mem-fraction-static": 0.7,
-        },
-    }
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What Relax's guide says beyond, or against, the supported knobs."""
+        return (*common_advice(), *rows(__package__, "advice.yaml", Advice))
+
+    @cached_property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings that the guide offers as a start, by name."""
+        return table(__package__, "presets.yaml", dict[str, Any])

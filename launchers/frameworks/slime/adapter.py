@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from autotune.launchers.base import Advice
-from autotune.launchers.frameworks.megatron.adapter import MegatronRl
-from autotune.launchers.frameworks.megatron.advice import COMMON
+from autotune.launchers.frameworks.core.data import rows, table
+from autotune.launchers.frameworks.megatron.adapter import MegatronRl, common_advice
 from autotune.launchers.frameworks.megatron.flag_names import SGLANG, SGLANG_0_5_15, SLIME, TRAINER
 from autotune.launchers.frameworks.megatron.job import Dialect
 from autotune.launchers.frameworks.megatron.names import MEGATRON
-from autotune.launchers.frameworks.slime.advice import ADVICE
 
 _DIALECT = Dialect(
     name="slime",
@@ -59,19 +59,13 @@ class Slime(MegatronRl):
     entry = ("{python}", "train.py")  # in slime's own folder; train_async.py only where the job says so
     trial_off: Mapping[str, Any] = {"wandb-run-id": None}
     traces: tuple[str, ...] = ("slime/backends/", "slime/ray/", "slime/rollout/", "slime/utils/", "SLIME_")
-    advice: tuple[Advice, ...] = (*COMMON, *ADVICE)
-    # docs/en/get_started/quick_start.md and examples/qwen3-4B.md
-    presets: Mapping[str, Mapping[str, Any]] = {
-        "colocated": {
-            "colocate": True,
-            "tensor-model-parallel-size": 2,
-            "sequence-parallel": True,
-            "recompute-granularity": "full",
-            "recompute-method": "uniform",
-            "recompute-num-layers": 1,
-            "use-dynamic-batch-size": True,
-            "max-tokens-per-gpu": 9216,
-            "rollout-num-gpus-per-engine": 2,
-            "sglang-mem-fraction-static": 0.7,
-        },
-    }
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What slime's documentation says beyond, or against, the supported knobs."""
+        return (*common_advice(), *rows(__package__, "advice.yaml", Advice))
+
+    @cached_property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings that the guide offers as a start, by name."""
+        return table(__package__, "presets.yaml", dict[str, Any])
