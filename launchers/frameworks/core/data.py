@@ -16,7 +16,7 @@ class DataError(ValueError):
 
 def rows(package: str, file: str, row: type[T]) -> tuple[T, ...]:
     """Return the rows of a file that is one list; raises DataError for a wrong key or type."""
-    content = _document(package, file)
+    content = _content(package, file)
     if not isinstance(content, list):
         raise DataError(f"{file}: expected a list of rows")
     return tuple(
@@ -26,7 +26,7 @@ def rows(package: str, file: str, row: type[T]) -> tuple[T, ...]:
 
 def table(package: str, file: str, value: type[T]) -> dict[str, T]:
     """Return the entries of a file that is one mapping, by name; raises DataError for a wrong key or type."""
-    content = _document(package, file)
+    content = _content(package, file)
     if not isinstance(content, dict):
         raise DataError(f"{file}: expected a mapping of entries")
     return {
@@ -35,7 +35,12 @@ def table(package: str, file: str, value: type[T]) -> dict[str, T]:
     }
 
 
-def _document(package: str, file: str) -> Any:
+def document(package: str, file: str, kind: type[T]) -> T:
+    """Return a file as one value; raises DataError for a wrong key or type."""
+    return _decoded(_content(package, file), kind, file)
+
+
+def _content(package: str, file: str) -> Any:
     try:
         return msgspec.yaml.decode(resources.files(package).joinpath(file).read_bytes())
     except msgspec.DecodeError as error:
