@@ -11,6 +11,7 @@ import yaml
 from autotune.launchers import frameworks
 from autotune.launchers.base import Advice, Status
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.areal import keys as areal_keys
 from autotune.launchers.frameworks.core import data
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.types import KNOBS, Phase
@@ -99,3 +100,10 @@ def test_advice_is_complete(name: str) -> None:
         assert row.phase in phases and row.setting and row.reason, row
         assert "_" not in row.remedy or row.remedy in names, row  # a misspelt name of a remedy
         assert row.status is not Status.REPLACED or row.instead, row
+
+
+def test_every_type_of_areal_is_one_of_its_classes_or_plain() -> None:
+    classes = areal_keys.classes()
+    known = {"str", "int", "float", "bool", "list", "dict", *classes}
+    for name, fields in classes.items():
+        assert {kind.rstrip("?") for kind in fields.values()} <= known, name
