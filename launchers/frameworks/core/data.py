@@ -10,6 +10,10 @@ import msgspec
 T = TypeVar("T")
 
 
+class Words(frozenset[str]):
+    """Names that a data file writes as one text, apart by spaces: hundreds of them load at once."""
+
+
 class DataError(ValueError):
     """A data file that does not hold what its readers expect; the message names file and entry."""
 
@@ -49,6 +53,19 @@ def _content(package: str, file: str) -> Any:
 
 def _decoded(content: Any, kind: type[T], place: str) -> T:
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, kind, dec_hook=_words)
     except msgspec.ValidationError as error:
         raise DataError(f"{place}: {error}") from error
+
+
+def _words(kind: type, content: Any) -> Words:
+    if kind is not Words:
+        raise NotImplementedError(kind)
+    if not isinstance(content, str):
+        raise ValueError(f"Expected names apart by spaces, got `{type(content).__name__}`")  # noqa: TRY004
+    names = content.split()
+    words = Words(names)
+    if len(words) < len(names):
+        twice = sorted(name for name in words if names.count(name) > 1)
+        raise ValueError(f"Named twice: {', '.join(twice)}")
+    return words

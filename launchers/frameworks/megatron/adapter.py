@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,14 +44,18 @@ _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _PYTHONS = ("python", "python3")
 
 
-class MegatronRl:
+class MegatronRl(ABC):
     """One framework of the two, told apart by its dialect."""
 
     name: str
-    dialect: Dialect
     entry: tuple[str, ...]
     dropped: tuple[str, ...] = ()  # flags of a restart of the framework's own
     trial_off: Mapping[str, Any] = {}  # what a trial does not do or write
+
+    @property
+    @abstractmethod
+    def dialect(self) -> Dialect:
+        """In what the framework differs from the other."""
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's flags."""

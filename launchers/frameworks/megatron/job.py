@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from math import ceil
 
+import msgspec
+
+from autotune.launchers.frameworks.core.data import Words, document, table
 from autotune.launchers.frameworks.core.flags import Flags
 from autotune.policies.values.types import Job, Placement
 from autotune.policies.values.value import Value
 
 
-class Dialect(Value, frozen=True, kw_only=True):
+class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """In what slime and Relax, which share a trainer and an engine, differ."""
 
     name: str
     engine_version: str
-    names: frozenset[str]  # flags of the trainer and of Megatron
-    engine_names: frozenset[str]  # arguments of SGLang behind --sglang-
+    names: Words  # flags of the trainer and of Megatron
+    engine_names: Words = Words()  # arguments of SGLang behind --sglang-
     negatable: frozenset[str]  # flags with a --no- form
     removed: dict[
         str, str
@@ -32,6 +35,18 @@ class Dialect(Value, frozen=True, kw_only=True):
     disk_sync: bool
     per_token_context: bool  # context parallelism asks for --calculate-per-token-loss
     trainer_first: bool  # the trainer is built before the engines start
+
+
+def dialect_of(package: str, file: str) -> Dialect:
+    """Return the dialect of a data file, with the flags that both frameworks know and those of its engine."""
+    own = document(package, file, Dialect)
+    common = table(__package__, "flags.yaml", Words)
+    engine = table(__package__, "sglang_flags.yaml", Words)
+    return msgspec.structs.replace(
+        own,
+        names=Words(own.names.union(*common.values())),
+        engine_names=Words(engine["every"] | engine[own.engine_version]),
+    )
 
 
 class Shape(Value, frozen=True, kw_only=True):

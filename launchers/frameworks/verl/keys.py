@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 from functools import cache
 
-from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.core.data import Words, document
 from autotune.policies.values.value import Value
 
 
 class _Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys that several nodes share, as words: every node (`.` is the top) has every name."""
+    """Keys that several nodes share: every node (`.` is the top) has every name."""
 
-    nodes: str
-    names: str
+    nodes: Words
+    names: Words
 
 
 class _Known(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,6 +94,6 @@ def _expanded(*sections: tuple[_Row, ...]) -> frozenset[str]:
         name if node == "." else f"{node}.{name}"
         for section in sections
         for row in section
-        for node in row.nodes.split()
-        for name in row.names.split()
+        for node in row.nodes
+        for name in row.names
     )

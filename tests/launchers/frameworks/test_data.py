@@ -71,6 +71,23 @@ def test_a_wrong_entry_is_named(written, text: str, says: str) -> None:
     assert says in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("flags: [a, b]\n", "rows.yaml, flags: Expected names apart by spaces, got `list`"),
+        ("flags: yes\n", "rows.yaml, flags: Expected names apart by spaces, got `bool`"),
+        ("flags: a-b c a-b\n", "rows.yaml, flags: Named twice: a-b"),
+    ],
+)
+def test_names_are_one_text(written, text: str, says: str) -> None:
+    assert data.table(PACKAGE, written("flags: >-\n  a-b c\n  d\n"), data.Words) == {
+        "flags": {"a-b", "c", "d"}
+    }
+    with pytest.raises(data.DataError) as error:
+        data.table(PACKAGE, written(text), data.Words)
+    assert says in str(error.value)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_says_nothing_twice_and_explains_itself(file: str) -> None:
     text = (resources.files(PACKAGE) / file).read_text()
