@@ -8,16 +8,17 @@ from autotune.launchers.frameworks.core import tool_spellings
 from autotune.policies.values.knob_table import ENGINE_KNOBS
 from autotune.policies.values.types import KNOBS
 
-EVERY = (*tool_spellings.TOOLS, tool_spellings.PROCESS)
+EVERY = (*tool_spellings.every_tool(), tool_spellings.process())
 
 
 def tools(*names: str) -> tuple[tool_spellings.Tool, ...]:
-    return tuple(tool for tool in tool_spellings.TOOLS if tool.name in names)
+    return tuple(tool for tool in tool_spellings.every_tool() if tool.name in names)
 
 
 def test_every_row_spells_a_knob() -> None:
     for tool in EVERY:
         assert all(row.knob in KNOBS and row.words for row in tool.spellings), tool.name
+        assert all(row.saving is not False for row in tool.spellings), f"{tool.name}: quote `off`"
 
 
 @pytest.mark.parametrize(
