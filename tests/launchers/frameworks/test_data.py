@@ -6,12 +6,11 @@ from importlib import resources
 from typing import Any
 
 import pytest
-import yaml
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Advice, Status
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.launchers.frameworks.areal import keys as areal_keys
+from autotune.launchers.frameworks.areal import keys
 from autotune.launchers.frameworks.core import data
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.types import KNOBS, Phase
@@ -43,10 +42,10 @@ def test_a_row_is_decoded(written) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (ROW + ROW.replace("reason", "reasons"), "rows.yaml, row 2: "),
+        (ROW + ROW.replace("reason", "reasons"), "rows.yaml, line 2: "),
         (ROW + ROW.replace("reason: it frees, ", "").replace(", reason: it frees", ""), "`reason`"),
-        (ROW.replace("it frees", "7"), "rows.yaml, row 1: Expected `str`, got `int` - at `$.reason`"),
-        (ROW.replace("works", "worked"), "row 1: Invalid enum value 'worked' - at `$.status`"),
+        (ROW.replace("it frees", "7"), "rows.yaml, line 1: Expected `str`, got `int` - at `$.reason`"),
+        (ROW.replace("works", "worked"), "line 1: Invalid enum value 'worked' - at `$.status`"),
         ("a: b\n", "rows.yaml: expected a list"),
         ("- {", "rows.yaml: "),
     ],
@@ -60,8 +59,9 @@ def test_a_wrong_row_is_named(written, text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("first: [a]\nsecond: [1]\n", "rows.yaml, second: Expected `str`, got `int` - at `$[0]`"),
-        ("first: [a]\n1: [b]\n", "rows.yaml, 1: Expected `str`, got `int`"),
+        ("first: [a]\nsecond: [1]\n", "rows.yaml, line 2, second: Expected `str`, got `int` - at `$[0]`"),
+        ("first: [a]\nfirst: [b]\n", "rows.yaml, line 2, first: named twice"),
+        ("first: [{a: b, a: c}]\n", "rows.yaml, line 1, first: a key is named twice"),
         ("- a\n", "rows.yaml: expected a mapping"),
     ],
 )
@@ -74,9 +74,9 @@ def test_a_wrong_entry_is_named(written, text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("flags: [a, b]\n", "rows.yaml, flags: Expected names apart by spaces, got `list`"),
-        ("flags: yes\n", "rows.yaml, flags: Expected names apart by spaces, got `bool`"),
-        ("flags: a-b c a-b\n", "rows.yaml, flags: Named twice: a-b"),
+        ("flags: [a, b]\n", "rows.yaml, line 1, flags: Expected names apart by spaces, got `list`"),
+        ("flags: yes\n", "rows.yaml, line 1, flags: Expected names apart by spaces, got `bool`"),
+        ("flags: a-b c a-b\n", "rows.yaml, line 1, flags: Named twice: a-b"),
     ],
 )
 def test_names_are_one_text(written, text: str, says: str) -> None:
@@ -89,22 +89,10 @@ def test_names_are_one_text(written, text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_says_nothing_twice_and_explains_itself(file: str) -> None:
-    text = (resources.files(PACKAGE) / file).read_text()
-    assert text.startswith("# ")
-    assert _repeated_keys(yaml.compose(text)) == []
-
-
-def _repeated_keys(node: Any) -> list[str]:
-    """Return the keys that a mapping holds twice, of which a reader would only see the last."""
-    if isinstance(node, yaml.SequenceNode):
-        return [key for item in node.value for key in _repeated_keys(item)]
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    keys = [key.value for key, _ in node.value]
-    return [key for key in set(keys) if keys.count(key) > 1] + [
-        key for _, value in node.value for key in _repeated_keys(value)
-    ]
+def test_a_file_explains_itself_and_names_no_key_twice(file: str) -> None:
+    head = (resources.files(PACKAGE) / file).read_text().split("\n\n")[0]
+    assert head.count("\n# ") >= 2 and head.startswith("# ")
+    assert data.document(PACKAGE, file, Any)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -120,7 +108,7 @@ def test_advice_is_complete(name: str) -> None:
 
 
 def test_every_type_of_areal_is_one_of_its_classes_or_plain() -> None:
-    classes = areal_keys.classes()
+    classes = keys.classes()
     known = {"str", "int", "float", "bool", "list", "dict", *classes}
     for name, fields in classes.items():
         assert {kind.rstrip("?") for kind in fields.values()} <= known, name
