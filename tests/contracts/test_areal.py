@@ -13,7 +13,7 @@ import yaml
 
 from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.areal.backend import BackendError, parse
-from autotune.launchers.frameworks.areal.config import DEFAULTS
+from autotune.launchers.frameworks.areal.config import defaults
 from autotune.launchers.frameworks.areal.keys import classes, kind_of
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
@@ -66,7 +66,7 @@ def test_the_table_of_settings_is_areals_own(ask):
 
 
 def test_the_defaults_are_areals_own(ask):
-    assert ask("defaults", names=list(DEFAULTS)) == DEFAULTS
+    assert ask("defaults", names=list(defaults())) == defaults()
 
 
 @pytest.mark.parametrize("kind", JOBS)

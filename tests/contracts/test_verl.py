@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks.verl import keys as verl_keys
-from autotune.launchers.frameworks.verl.config import _DEFAULTS, _FOLLOWS, _MEGATRON_DEFAULTS, Config
+from autotune.launchers.frameworks.verl.config import Config, defaults
 from autotune.launchers.frameworks.verl.knobs import read
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
@@ -152,13 +152,14 @@ def test_every_change_composes_and_validates(name, judged) -> None:
 def test_the_tables_hold_what_verl_composes(engine: str) -> None:
     composed = json.loads(run("verl", _VALUES, engine))
     assert set(composed) == verl_keys.configured(engine)
-    defaults = {**_DEFAULTS, **(_MEGATRON_DEFAULTS if engine == "megatron" else {})}
-    for key in (set(defaults) & set(composed)) - {"model_engine"}:
-        assert composed[key] == defaults[key], key
+    table = defaults()
+    ours = {**table.both, **(table.megatron if engine == "megatron" else {})}
+    for key in (set(ours) & set(composed)) - {"model_engine"}:
+        assert composed[key] == ours[key], key
     # Fields that only dataclasses know have their default there; all others are in a configuration.
     both = verl_keys.configured("dp") | verl_keys.configured("megatron")
-    assert set(defaults) - both <= verl_keys.addable("dp")
-    for key, followed in _FOLLOWS.items():
+    assert set(ours) - both <= verl_keys.addable("dp")
+    for key, followed in table.follows.items():
         assert followed in str(composed[key]) or engine == "megatron", key
 
 

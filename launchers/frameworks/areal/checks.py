@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from autotune.launchers.base import Problem
@@ -18,21 +19,10 @@ from autotune.launchers.frameworks.areal.backend import (
 from autotune.launchers.frameworks.areal.config import overrides
 from autotune.launchers.frameworks.areal.engines import Site
 from autotune.launchers.frameworks.areal.keys import fields, is_section, kind_of, leaves
+from autotune.launchers.frameworks.core.data import table
 from autotune.policies.values.types import Job
+from autotune.policies.values.value import Value
 
-# Keys of the guides and of earlier releases, with what became of them.
-MOVED = {
-    "max_concurrent_rollouts": "rollout.max_concurrent_rollouts",
-    "weight_update_mode": "actor.weight_update_mode",
-    "mb_spec": "actor.mb_spec",
-    "async_training": "rollout.max_head_offpolicyness",
-    "mem_fraction_static": "sglang.mem_fraction_static",
-    "behav_imp_weight_cap": "actor.rejection_sampling",
-    "behave_imp_weight_cap": "actor.rejection_sampling",
-    "behave_imp_weight_mode": "actor.rejection_sampling",
-    "weight_chunked_mem_mb": "",
-}
-_GONE = {"weight_chunked_mem_mb": "it is no setting; actor.weight_update_mode=disk needs no such buffer"}
 _HYDRA = ("defaults", "hydra")
 _CHOICES = {  # the parser takes any text, AReaL fails once the models are loaded
     "actor.weight_update_mode": ("xccl", "disk"),
@@ -44,6 +34,19 @@ _NAMES = ("experiment_name", "trial_name")
 _FILES = ("saver", "evaluator", "stats_logger")  # and recover, which is filled in
 _NAME = re.compile(r"\w+(\.\w+)*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+class _Moved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of a key: the setting that took its place, or a hint where nothing did."""
+
+    today: str = ""
+    hint: str = ""
+
+
+@cache
+def moved() -> dict[str, _Moved]:
+    """Return the keys of guides and of earlier releases that AReaL no longer knows, by their last part."""
+    return table(__package__, "moved.yaml", _Moved)
 
 
 def problems(job: Job) -> Iterator[Problem]:
@@ -103,7 +106,7 @@ def _is_own(root: str, document: dict[str, Any]) -> bool:
     A name like one of AReaL's is a misspelt one only where the file lacks that one.
     """
     known = fields("") or {}
-    if root in known or root in MOVED or root in _GONE:
+    if root in known or root in moved():
         return False
     meant = difflib.get_close_matches(root, known, n=1, cutoff=0.75)
     return not meant or meant[0] in document
@@ -112,10 +115,9 @@ def _is_own(root: str, document: dict[str, Any]) -> bool:
 def suggestion(name: str) -> str:
     """Return what an unknown setting probably stands for, or the empty string."""
     section, _, last = name.rpartition(".")
-    if last in _GONE:
-        return _GONE[last]
-    if last in MOVED and MOVED[last] != name:
-        return f"it is `{MOVED[last]}` today"
+    move = moved().get(last)
+    if move is not None and move.today != name:
+        return move.hint or f"it is `{move.today}` today"
     known = list(leaves())
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
     siblings = [f"{section}.{key}" for key in fields(section) or {}] if section else []

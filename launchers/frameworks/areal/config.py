@@ -5,69 +5,16 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
 from autotune.launchers.frameworks.areal.keys import kind_of
+from autotune.launchers.frameworks.core.data import document
 from autotune.policies.values.types import Job
+from autotune.policies.values.value import Value
 
-# Defaults of the settings that are read here (areal/api/cli_args.py 1.0.4); all others are null, false or 0.
-DEFAULTS: dict[str, Any] = {
-    "cluster.fileroot": "/tmp/areal/",  # noqa: S108 - AReaL's own default
-    "cluster.n_nodes": 32,
-    "cluster.n_gpus_per_node": 8,
-    "cluster.name_resolve.type": "nfs",
-    "cluster.name_resolve.nfs_record_root": "/tmp/areal/name_resolve",  # noqa: S108 - AReaL's own default
-    "allocation_mode": "",
-    "total_train_epochs": 1,
-    "train_dataset.batch_size": 1,
-    "train_dataset.num_workers": 0,
-    "gconfig.n_samples": 1,
-    "gconfig.max_new_tokens": 16384,
-    "gconfig.max_tokens": 32768,
-    "rollout.consumer_batch_size": 1,
-    "rollout.max_head_offpolicyness": 0,
-    "rollout.setup_timeout": 300.0,
-    "rollout._version": "v1",
-    "rollout.scheduling_strategy.type": "separation",
-    "rollout.agent.mode": "inline",
-    "sglang.mem_fraction_static": 0.9,
-    "sglang.context_length": 32768,
-    "sglang.max_prefill_tokens": 32768,
-    "sglang.chunked_prefill_size": -1,
-    "sglang.dtype": "bfloat16",
-    "sglang.kv_cache_dtype": "auto",
-    "vllm.gpu_memory_utilization": 0.9,
-    "vllm.max_model_len": 32768,
-    "vllm.dtype": "bfloat16",
-    "recover.mode": "disabled",
-    "recover.retries": 3,
-    "stats_logger.wandb.mode": "disabled",
-    "stats_logger.wandb.id_suffix": "train",
-    "actor.kl_ctl": 0.1,
-    "actor.weight_update_mode": "xccl",
-    "actor.prox_logp_method": "recompute",
-    "actor.ppo_n_minibatches": 4,
-    "critic.ppo_n_minibatches": 4,
-    "actor._version": "v1",
-}
-_ENGINE_DEFAULTS: dict[str, Any] = {
-    "mb_spec.n_mbs": 1,
-    "dtype": "bfloat16",
-    "optimizer_dtype": "float32",
-    "optimizer.type": "adam",
-    "lora_rank": 32,
-    "archon.ac_mode": "selective",
-    "megatron.recompute_granularity": "full",
-    "megatron.recompute_method": "uniform",
-    "megatron.recompute_num_layers": 1,
-    "megatron.main_grads_dtype": "float32",
-    "megatron.ddp.use_distributed_optimizer": True,
-    "scheduling_strategy.type": "separation",
-}
-DEFAULTS |= {
-    f"{role}.{key}": value for role in ("actor", "ref", "critic") for key, value in _ENGINE_DEFAULTS.items()
-}
+_ENGINES = ("actor", "ref", "critic")
 _FALSE = {"bool": False}
 # Texts that OmegaConf's typed nodes take for numbers and truths.
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -75,6 +22,22 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _TRUTHS = {"true": True, "false": False}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 _DEPTH = 20  # of references to references
+
+
+class _Defaults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What areal_defaults.yaml holds."""
+
+    settings: dict[str, Any]
+    engines: dict[str, Any]  # below each of _ENGINES
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """Return the defaults of the settings that are read here, by dotted name."""
+    known = document(__package__, "defaults.yaml", _Defaults)
+    return known.settings | {
+        f"{role}.{key}": value for role in _ENGINES for key, value in known.engines.items()
+    }
 
 
 class Config:
@@ -90,7 +53,7 @@ class Config:
         found, value = self._find(name)
         if found and value != "???":
             return _typed(value, kind_of(name) or "") if isinstance(value, str) else value
-        return DEFAULTS.get(name, _FALSE.get(kind_of(name) or ""))
+        return defaults().get(name, _FALSE.get(kind_of(name) or ""))
 
     def number(self, name: str) -> int | None:
         """Return a whole number, or None where the setting holds none."""
@@ -153,7 +116,7 @@ class Config:
             whole = _REFERENCE.fullmatch(value)
             if whole:
                 found, target = self._raw(whole[1])
-                return self._resolved(target, depth + 1) if found else DEFAULTS.get(whole[1])
+                return self._resolved(target, depth + 1) if found else defaults().get(whole[1])
             return _REFERENCE.sub(lambda m: str(self._resolved(m[0], depth + 1)), value)
         if isinstance(value, dict):
             return {key: self._resolved(each, depth + 1) for key, each in value.items()}
@@ -235,7 +198,7 @@ def longest(config: Config) -> tuple[int, bool]:
 
     Where prompts have no limit, or a workflow takes several turns, only the engine's own limits remain.
     """
-    limit = config.number("gconfig.max_tokens") or DEFAULTS["gconfig.max_tokens"]
+    limit = config.number("gconfig.max_tokens") or defaults()["gconfig.max_tokens"]
     engine = (
         "vllm.max_model_len" if config.text("rollout.backend").startswith("vllm") else "sglang.context_length"
     )

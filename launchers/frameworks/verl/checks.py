@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.verl import keys
 from autotune.launchers.frameworks.verl.config import ACTOR, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import critic_tokens, names
@@ -12,42 +14,36 @@ from autotune.launchers.frameworks.verl.launch import is_own
 from autotune.launchers.frameworks.verl.limits import rollout_sizes, sequence_sizes
 from autotune.launchers.frameworks.verl.overrides import bare, prefix
 from autotune.policies.values.types import Job
+from autotune.policies.values.value import Value
 
-_FSDP = f"{ACTOR}.fsdp_config"
-# Settings of the guides and of older versions that verl 0.9.1 does not know, each with what to write today.
-GONE = {
-    f"{_FSDP}.cpu_offload": f"write {_FSDP}.param_offload and {_FSDP}.optimizer_offload",
-    f"{_FSDP}.offload_params": f"write {_FSDP}.param_offload, or with fsdp2 {_FSDP}.offload_policy",
-    f"{ACTOR}.megatron.grad_offload": "it was removed: megatron.param_offload frees the gradient buffers too",
-    "critic.megatron.grad_offload": "it was removed: megatron.param_offload frees the gradient buffers too",
-    f"{REF}.megatron.grad_offload": "it was removed",
-    "critic.model.fsdp_config.param_offload": "write critic.fsdp.param_offload",
-    "critic.model.fsdp_config.optimizer_offload": "write critic.fsdp.optimizer_offload",
-    "critic.fsdp_config.param_offload": "write critic.fsdp.param_offload",
-    "critic.fsdp_config.optimizer_offload": "write critic.fsdp.optimizer_offload",
-    f"{ACTOR}.model_engine": "write model_engine, a setting of the whole job",
-    "global_profiler.enabled": f"write global_profiler.tool and {ACTOR}.profiler.enable",
-    f"{ROLLOUT}.update_weights_bucket_megabytes": "it is now "
-    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
-    "trainer.use_legacy_worker_impl": "it was removed: leave it out",
-    **{
-        f"reward_model.overlong_buffer.{name}": f"write +reward.reward_kwargs.overlong_buffer_cfg.{name}"
-        for name in ("enable", "len", "penalty_factor", "log")
-    },
+
+class _Unread(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why verl does not read a setting, and in which jobs it does not."""
+
+    why: str
+    when: str = "always"  # a name of UNREAD_WHEN
+
+
+# The predicates that verl_unread.yaml names.
+UNREAD_WHEN: dict[str, Callable[[Config], bool]] = {
+    "always": lambda config: True,
+    # Where micro-batches are counted in sequences, the critic's configuration demands the setting.
+    "critic_counts_tokens": lambda config: config.critic and config.dynamic,
+    "engine_is_not_megatron": lambda config: not config.megatron,
+    "trainer_is_v1": lambda config: config.flag("trainer.use_v1"),
 }
-# Settings that verl 0.9.1 accepts and never reads, each with what to write instead.
-DEAD = {
-    "critic.ppo_max_token_len_per_gpu": "the trainer reads ++critic.ppo_infer_max_token_len_per_gpu for both "
-    "values and update",
-    "critic.ulysses_sequence_parallel_size": "the engine reads critic.fsdp.ulysses_sequence_parallel_size",
-    "critic.ppo_micro_batch_size_per_gpu": "the critic always fills micro-batches by tokens: "
-    "++critic.ppo_infer_max_token_len_per_gpu",
-    f"{REF}.entropy_from_logits_with_chunking": "only the actor's scoring computes entropy: "
-    f"{ACTOR}.entropy_from_logits_with_chunking",
-    f"{REF}.fsdp_config.param_offload": "the reference is always in host memory outside its own pass",
-    f"{MODEL}.tiled_mlp.enabled": "nothing passes it on",
-    "actor_rollout_ref.nccl_timeout": "process groups are made with torch's own timeout",
-}
+
+
+@cache
+def removed() -> dict[str, str]:
+    """Return the settings that verl no longer knows, each with a hint at what to write today."""
+    return table(__package__, "removed.yaml", str)
+
+
+@cache
+def unread() -> dict[str, _Unread]:
+    """Return the settings that verl accepts and never reads."""
+    return table(__package__, "unread.yaml", _Unread)
 
 
 def problems(job: Job) -> tuple[Problem, ...]:
@@ -71,18 +67,10 @@ def problems(job: Job) -> tuple[Problem, ...]:
 def ignored(config: Config) -> tuple[str, ...]:
     """Return a sentence for each setting of the job that has no effect."""
     return tuple(
-        f"{key} has no effect in verl 0.9.1: {why}"
-        for key, why in DEAD.items()
-        if config.has(key) and _is_dead(config, key)
+        f"{key} has no effect in verl 0.9.1: {setting.why}"
+        for key, setting in unread().items()
+        if config.has(key) and UNREAD_WHEN[setting.when](config)
     )
-
-
-def _is_dead(config: Config, key: str) -> bool:
-    if key == "critic.ppo_micro_batch_size_per_gpu":
-        return config.critic and config.dynamic  # else its configuration demands it
-    if key == "critic.ppo_max_token_len_per_gpu":
-        return config.flag("trainer.use_v1")
-    return not (config.megatron and "fsdp" in key)
 
 
 def _unknown_keys(config: Config) -> Iterator[Problem]:
@@ -91,15 +79,15 @@ def _unknown_keys(config: Config) -> Iterator[Problem]:
         if key in keys.configured(config.keys) or keys.is_node(key, config.keys):
             continue
         added = key in keys.addable(config.keys) or keys.is_open(key)
-        plain = prefix(spelled) in ("+", "++") and keys.is_plain(key) and key not in GONE
+        plain = prefix(spelled) in ("+", "++") and keys.is_plain(key) and key not in removed()
         if added or plain or config.engine not in ("dp", "megatron"):
             continue
         yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=_hint(config, key))
 
 
 def _hint(config: Config, key: str) -> str:
-    if key in GONE:
-        return GONE[key]
+    if key in removed():
+        return removed()[key]
     other = "megatron" if config.keys == "dp" else "dp"
     if key in keys.configured(other) | keys.addable(other):
         return f"it belongs to `model_engine: {other}`"

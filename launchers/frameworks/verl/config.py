@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.verl import keys
 from autotune.launchers.frameworks.verl.overrides import bare, overrides_in, prefix, value_of
 from autotune.policies.values.types import Job
+from autotune.policies.values.value import Value
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -16,108 +19,22 @@ REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 
-# The composed configuration of verl 0.9.1; keys that are not here default to nothing.
-_DEFAULTS: dict[str, Any] = {
-    "model_engine": "dp",
-    "algorithm.adv_estimator": "gae",
-    "algorithm.use_kl_in_reward": False,
-    "algorithm.rollout_correction.bypass_mode": False,
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    "data.train_batch_size": 1024,
-    "data.dataloader_num_workers": 8,
-    "trainer.nnodes": 1,
-    "trainer.n_gpus_per_node": 8,
-    "trainer.save_freq": -1,
-    "trainer.test_freq": -1,
-    "trainer.resume_mode": "auto",
-    "trainer.val_before_train": True,
-    "trainer.use_v1": True,
-    "trainer.v1.trainer_mode": "sync",
-    "trainer.logger": ["console", "wandb"],
-    "trainer.project_name": "verl_examples",
-    "trainer.experiment_name": "gsm8k",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 8,
-    f"{MODEL}.path": "~/models/deepseek-llm-7b-chat",
-    f"{MODEL}.enable_gradient_checkpointing": True,
-    f"{MODEL}.enable_activation_offload": False,
-    f"{MODEL}.use_remove_padding": True,
-    f"{MODEL}.use_fused_kernels": False,
-    f"{MODEL}.use_liger": False,
-    f"{MODEL}.lora_rank": 0,
-    f"{MODEL}.lora.rank": 0,
-    f"{MODEL}.lora.merge": False,
-    f"{ACTOR}.strategy": "fsdp",
-    f"{ACTOR}.use_dynamic_bsz": False,
-    f"{ACTOR}.ppo_mini_batch_size": 256,
-    f"{ACTOR}.ppo_max_token_len_per_gpu": 16384,
-    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
-    f"{ACTOR}.use_kl_loss": False,
-    f"{ACTOR}.entropy_coeff": 0,
-    f"{ACTOR}.calculate_entropy": False,
-    f"{ACTOR}.calculate_sum_pi_squared": False,
-    f"{ACTOR}.entropy_checkpointing": False,
-    f"{ACTOR}.entropy_from_logits_with_chunking": False,
-    f"{ACTOR}.fsdp_config.param_offload": False,
-    f"{ACTOR}.fsdp_config.optimizer_offload": False,
-    f"{ACTOR}.fsdp_config.offload_policy": False,
-    f"{ACTOR}.fsdp_config.fsdp_size": -1,
-    f"{ACTOR}.fsdp_config.model_dtype": "fp32",
-    f"{ACTOR}.fsdp_config.dtype": "bfloat16",
-    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
-    f"{ACTOR}.megatron.param_offload": False,
-    f"{ACTOR}.megatron.optimizer_offload": False,
-    f"{ACTOR}.megatron.tensor_model_parallel_size": 1,
-    f"{ACTOR}.megatron.pipeline_model_parallel_size": 1,
-    f"{ACTOR}.megatron.context_parallel_size": 1,
-    f"{ACTOR}.megatron.expert_model_parallel_size": 1,
-    f"{ACTOR}.megatron.use_distributed_optimizer": True,
-    f"{ACTOR}.optim.use_precision_aware_optimizer": False,
-    f"{ACTOR}.profiler.enable": False,
-    f"{ROLLOUT}.n": 1,
-    f"{ROLLOUT}.dtype": "bfloat16",
-    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
-    f"{ROLLOUT}.ignore_eos": False,
-    f"{ROLLOUT}.enforce_eager": False,
-    f"{ROLLOUT}.free_cache_engine": True,
-    f"{ROLLOUT}.tensor_model_parallel_size": 2,
-    f"{ROLLOUT}.data_parallel_size": 1,
-    f"{ROLLOUT}.pipeline_model_parallel_size": 1,
-    f"{ROLLOUT}.max_num_batched_tokens": 8192,
-    f"{ROLLOUT}.max_num_seqs": 256,
-    f"{ROLLOUT}.enable_chunked_prefill": True,
-    f"{ROLLOUT}.enable_sleep_mode": True,
-    f"{ROLLOUT}.nnodes": 0,
-    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 2048,
-    "critic.strategy": "fsdp",
-    "critic.ppo_infer_max_token_len_per_gpu": 32768,
-    "critic.ppo_max_token_len_per_gpu": 32768,
-    "critic.model.enable_gradient_checkpointing": True,
-    "critic.model.enable_activation_offload": False,
-    "critic.fsdp.param_offload": False,
-    "critic.fsdp.optimizer_offload": False,
-    "critic.fsdp.offload_policy": False,
-    "critic.fsdp.ulysses_sequence_parallel_size": 1,
-    "critic.megatron.param_offload": False,
-    "critic.megatron.optimizer_offload": False,
-    "critic.megatron.tensor_model_parallel_size": 1,
-    "critic.megatron.context_parallel_size": 1,
-}
-_MEGATRON_DEFAULTS: dict[str, Any] = {f"{ACTOR}.strategy": "megatron", "critic.strategy": "megatron"}
-# Keys whose default is the value of another one (`oc.select` in verl's YAML).
-_FOLLOWS = {
-    f"{ROLLOUT}.prompt_length": "data.max_prompt_length",
-    f"{ROLLOUT}.response_length": "data.max_response_length",
-    f"{ROLLOUT}.n_gpus_per_node": "trainer.n_gpus_per_node",
-    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
-    f"{ROLLOUT}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{REF}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
-    f"{REF}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{REF}.strategy": f"{ACTOR}.strategy",
-    "critic.use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
-}
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}$")
 _DEEPEST = 8  # references followed from one key
+
+
+class Defaults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The defaults of verl_defaults.yaml, by key."""
+
+    both: dict[str, Any]
+    megatron: dict[str, Any]
+    follows: dict[str, str]  # keys whose default is the value of another one
+
+
+@cache
+def defaults() -> Defaults:
+    """Return the defaults of verl 0.9.1; keys that are not there default to nothing."""
+    return document(__package__, "defaults.yaml", Defaults)
 
 
 class Config:
@@ -128,7 +45,9 @@ class Config:
         self._values = {bare(key): value_of(value) for key, value in self.spelled.items()}
         self.engine = str(self._values.get("model_engine") or _implied(job, self._values))
         self.keys = "megatron" if self.megatron else "dp"
-        self._defaults = _DEFAULTS | (_MEGATRON_DEFAULTS if self.megatron else {})
+        known = defaults()
+        self._defaults = known.both | (known.megatron if self.megatron else {})
+        self._follows = known.follows
 
     @property
     def megatron(self) -> bool:
@@ -147,13 +66,13 @@ class Config:
             if reference is None or depth >= _DEEPEST:
                 return value
             return self.get(reference[1], depth=depth + 1)
-        if key in _FOLLOWS and depth < _DEEPEST:
-            return self.get(_FOLLOWS[key], depth=depth + 1)
+        if key in self._follows and depth < _DEEPEST:
+            return self.get(self._follows[key], depth=depth + 1)
         return self._defaults.get(key)
 
     def followed(self, key: str) -> str:
         """Return the key whose value a key takes because the job does not set it; empty where none."""
-        return "" if self.has(key) else _FOLLOWS.get(key, "")
+        return "" if self.has(key) else self._follows.get(key, "")
 
     def flag(self, key: str) -> bool:
         """Return a key's truth."""

@@ -10,8 +10,10 @@ import pytest
 from autotune.launchers import frameworks
 from autotune.launchers.base import Advice, Status
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.launchers.frameworks.areal import keys
+from autotune.launchers.frameworks.areal import checks as areal_check
+from autotune.launchers.frameworks.areal import keys as areal_keys
 from autotune.launchers.frameworks.core import data
+from autotune.launchers.frameworks.verl import checks, config, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.types import KNOBS, Phase
 
@@ -108,7 +110,38 @@ def test_advice_is_complete(name: str) -> None:
 
 
 def test_every_type_of_areal_is_one_of_its_classes_or_plain() -> None:
-    classes = keys.classes()
+    classes = areal_keys.classes()
     known = {"str", "int", "float", "bool", "list", "dict", *classes}
     for name, fields in classes.items():
         assert {kind.rstrip("?") for kind in fields.values()} <= known, name
+
+
+def test_every_predicate_of_verls_unread_settings_is_named_and_every_name_is_one() -> None:
+    named = {setting.when for setting in checks.unread().values()}
+    assert named == set(checks.UNREAD_WHEN)
+
+
+def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:
+    known = {
+        key
+        for engine in ("dp", "megatron")
+        for read in (keys.configured, keys.addable)
+        for key in read(engine)
+    }
+    assert not set(checks.removed()) & known
+    assert set(checks.unread()) <= known
+    table = config.defaults()
+    assert {*table.both, *table.megatron, *table.follows, *table.follows.values()} <= known
+
+
+def test_moved_settings_of_areal_lead_to_known_ones() -> None:
+    for key, move in areal_check.moved().items():
+        assert bool(move.today) != bool(move.hint), key
+        assert not move.today or areal_keys.kind_of(move.today) is not None, key
+
+
+def test_presets_hold_literals_that_yaml_read_as_meant() -> None:
+    for framework in FRAMEWORKS.values():
+        for preset in framework.presets.values():
+            texts = [value for value in preset.values() if isinstance(value, str)]
+            assert not [text for text in texts if text.replace(".", "").replace("e-", "").isdigit()]
