@@ -18,9 +18,8 @@ from autotune.launchers.frameworks.areal.config import (
 )
 from autotune.launchers.frameworks.areal.keys import is_section, kind_of
 from autotune.launchers.frameworks.areal.workers import allocator, environment, host_allocator
+from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
 from autotune.policies.values.types import Job, Knobs, Setting
-
-LIMITED_GRAPHS = 32  # largest batch with a captured graph; SGLang captures up to 512 on large cards
 
 
 class Site:
@@ -149,7 +148,7 @@ def _write_graphs(site: Site, knobs: Knobs) -> dict[str, Any]:
     written: dict[str, Any] = {"sglang.disable_cuda_graph": mode == "off"}
     named = [name for name in ("sglang.cuda_graph_max_bs", "sglang.cuda_graph_bs") if site.config.has(name)]
     if mode == "limited" and not named:
-        written["sglang.cuda_graph_max_bs"] = LIMITED_GRAPHS
+        written["sglang.cuda_graph_max_bs"] = LARGEST_LIMITED_BATCH
     if mode == "full":
         written |= dict.fromkeys(named)
     return written

@@ -8,8 +8,9 @@ from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.engines import Site, budget, fraction_name, own_knobs
 from autotune.launchers.frameworks.areal.layout import layout_of, resident
 from autotune.launchers.frameworks.areal.recover import resumable, saves
-from autotune.launchers.frameworks.areal.workers import ALLOCATOR, HOST_ALLOCATORS, PRELOAD
+from autotune.launchers.frameworks.areal.workers import ALLOCATOR, PRELOAD
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.policies.values.types import (
     AtLeast,
     Cluster,
@@ -158,7 +159,7 @@ def _training(site: Site, supported: dict[str, Support], unsupported: dict[str, 
     else:
         place = "actor.scheduling_spec[].env_vars"
         supported["allocator"] = _offer(f"{place}.{ALLOCATOR}", Grid(values=("default", "expandable")))
-        supported["host_allocator"] = _offer(f"{place}.{PRELOAD}", Grid(values=("default", *HOST_ALLOCATORS)))
+        supported["host_allocator"] = _offer(f"{place}.{PRELOAD}", Grid(values=("default", *SONAMES)))
 
 
 def _parallel(site: Site, job: Job, supported: dict[str, Support], unsupported: dict[str, str]) -> None:

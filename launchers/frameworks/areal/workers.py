@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.launchers.frameworks.areal.config import Config
+from autotune.launchers.frameworks.core import host_allocators
 
 EXPANDABLE = "expandable_segments:True"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 PRELOAD = "LD_PRELOAD"
-# By the name that the loader of a node looks up, wherever that node and its architecture keep the file.
-HOST_ALLOCATORS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc.so.4"}
 _SPEC = "scheduling_spec"
 # areal/api/cli_args.py SchedulingSpec: what a worker gets where the job describes none
 _WORKER: dict[str, Any] = {"cpu": 8, "gpu": 0, "mem": 32, "port_count": 2, "task_type": "worker"}
@@ -25,8 +24,7 @@ def allocator(config: Config, env: Mapping[str, str]) -> str:
 
 def host_allocator(config: Config, env: Mapping[str, str]) -> str:
     """Return which allocator of host memory the trainers load."""
-    preloaded = _variable(config, env, PRELOAD)
-    return next((name for name in HOST_ALLOCATORS if name in preloaded), "default")
+    return host_allocators.preloaded(_variable(config, env, PRELOAD))
 
 
 def environment(
@@ -41,7 +39,7 @@ def environment(
     if device != allocator(config, env):
         wanted[ALLOCATOR] = EXPANDABLE if device == "expandable" else EXPANDABLE.replace("True", "False")
     if host != host_allocator(config, env):
-        wanted[PRELOAD] = HOST_ALLOCATORS.get(host, "")
+        wanted[PRELOAD] = host_allocators.SONAMES.get(host, "")
     written: dict[str, Any] = {}
     for role in roles:
         if role == "actor" or config.reference(f"{role}.{_SPEC}") is None:

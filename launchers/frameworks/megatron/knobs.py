@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any, TypeAlias
 
+from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
 from autotune.launchers.frameworks.core.flags import Flags, flags_of, spelled
 from autotune.launchers.frameworks.core.sglang_defaults import auto_fraction, tier
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, shape_of
@@ -14,11 +16,8 @@ from autotune.policies.values.types import KNOBS, Job, Knobs
 from autotune.policies.values.value import Value
 
 SERVER_CONCURRENCY = 512  # --sglang-server-concurrency, requests that the client keeps at one engine
-LIMITED_GRAPH = 32  # largest batch captured where graphs are limited
 SYNC_BUFFER = 512 << 20  # --update-weight-buffer-size
 MARGIN = 1 << 30  # Relax's --train-memory-margin-bytes
-# A bare name is looked up by the loader of the node itself, on x86 and on ARM.
-ALLOCATORS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc.so.4"}
 _ENVIRONMENT = "train-env-vars"
 _PACKED = ("tokens_per_microbatch", "logprob_tokens")  # of no use without dynamic batching
 _COUNTED = ("microbatch_size",)  # of no use with it
@@ -110,7 +109,7 @@ def _graphs(flags: Flags, dialect: Dialect) -> str:
     if flags.on("sglang-disable-cuda-graph"):
         return "off"
     limit = flags.count(dialect.graph_limit)
-    return "limited" if 0 < limit <= LIMITED_GRAPH else "full"
+    return "limited" if 0 < limit <= LARGEST_LIMITED_BATCH else "full"
 
 
 def _recompute(flags: Flags, shape: Shape) -> str:
@@ -126,8 +125,7 @@ def _recompute(flags: Flags, shape: Shape) -> str:
 
 
 def _allocator(environment: Mapping[str, Any]) -> str:
-    preloaded = str(environment.get("LD_PRELOAD", ""))
-    return next((name for name in ALLOCATORS if name in preloaded), "default")
+    return host_allocators.preloaded(str(environment.get("LD_PRELOAD", "")))
 
 
 def _is_expandable(environment: Mapping[str, Any], dialect: Dialect) -> bool:
@@ -187,11 +185,11 @@ def _write_concurrency(value: int, context: Context) -> dict[str, Any]:
 def _write_graphs(value: str, context: Context) -> dict[str, Any]:
     limit = context.dialect.graph_limit
     captured = context.flags.count(limit)
-    small = captured if 0 < captured <= LIMITED_GRAPH else None
+    small = captured if 0 < captured <= LARGEST_LIMITED_BATCH else None
     if value == "full":
         return {"sglang-disable-cuda-graph": False, **({limit: None} if small else {})}
     if value == "limited":
-        return {"sglang-disable-cuda-graph": False, limit: small or LIMITED_GRAPH}
+        return {"sglang-disable-cuda-graph": False, limit: small or LARGEST_LIMITED_BATCH}
     return {"sglang-disable-cuda-graph": True}
 
 
@@ -257,7 +255,7 @@ def _environment(context: Context, changes: Mapping[str, str | None]) -> dict[st
 
 
 def _write_host_allocator(value: str, context: Context) -> dict[str, Any]:
-    return _environment(context, {"LD_PRELOAD": ALLOCATORS.get(value)})
+    return _environment(context, {"LD_PRELOAD": host_allocators.SONAMES.get(value)})
 
 
 def _write_allocator(value: str, context: Context) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.flags import Flags
+from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup
-from autotune.launchers.frameworks.megatron.knobs import ALLOCATORS, most_concurrent
+from autotune.launchers.frameworks.megatron.knobs import most_concurrent
 from autotune.policies.values.types import (
     AtLeast,
     AtMost,
@@ -70,7 +71,7 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
         "logprob_tokens": _support("log-probs-max-tokens-per-gpu", Grid(minimum=64, multiple=64)),
         "param_offload": _support("offload-train", Grid(values=_TWO)),
         "sync_mode": _support("update-weight-transport", Grid(values=("memory", "disk"))),
-        "host_allocator": _support("train-env-vars", Grid(values=("default", *ALLOCATORS))),
+        "host_allocator": _support("train-env-vars", Grid(values=("default", *SONAMES))),
         "allocator": _support("train-env-vars", Grid(values=("default", "expandable"))),
         "weights_backup": _support("disable-weights-backuper", Grid(values=(True, False))),
         "memory_margin": _support(

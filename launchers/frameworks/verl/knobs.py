@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
+from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.types import Knobs, changed
 
-LIMITED_GRAPHS = (1, 2, 4, 8, 16, 32)  # batch sizes that the guide still captures
-# Sonames: the loader of every node, x86 or ARM, finds them in its own path and goes on where there are none.
-ALLOCATORS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc.so.4"}
 SNAPSHOT_TOOL = "torch_memory"
 _REQUESTS = 256  # at once where max_num_seqs is null: vLLM's default on cards below 70 GiB (arg_utils.py)
 _CPU_ADAM = f"{ACTOR}.optim.override_optimizer_config"
@@ -161,8 +161,7 @@ def _nodes(config: Config) -> tuple[str, ...]:
 
 
 def _allocator(config: Config) -> str:
-    preloaded = config.text(f"{ENV_VARS}.LD_PRELOAD")
-    return next((name for name in ALLOCATORS if name in preloaded), "default")
+    return host_allocators.preloaded(config.text(f"{ENV_VARS}.LD_PRELOAD"))
 
 
 # --------------------------------------------------------------------------- writing
@@ -215,9 +214,9 @@ def _write_batched(config: Config, value: Any) -> tuple[str, Any]:
 def _write_allocator(config: Config, value: Any) -> tuple[str, Any]:
     key = f"{ENV_VARS}.LD_PRELOAD"
     others = [
-        each for each in config.text(key).split(":") if each and not any(name in each for name in ALLOCATORS)
+        each for each in config.text(key).split(":") if each and host_allocators.preloaded(each) == "default"
     ]
-    return key, ":".join([*([ALLOCATORS[value]] if value in ALLOCATORS else []), *others])
+    return key, ":".join([*([SONAMES[value]] if value in SONAMES else []), *others])
 
 
 _SINGLE: dict[str, Callable[[Config, Any], tuple[str, Any]]] = {
@@ -273,9 +272,9 @@ def _write_recompute(config: Config, mode: str) -> Found:
 def _write_graphs(config: Config, mode: str) -> Found:
     found: Found = {f"{ROLLOUT}.enforce_eager": mode == "off"}
     if mode != "off" and config.rollout == "sglang":
-        found[f"{_SGLANG}.cuda_graph_max_bs"] = LIMITED_GRAPHS[-1] if mode == "limited" else None
+        found[f"{_SGLANG}.cuda_graph_max_bs"] = LARGEST_LIMITED_BATCH if mode == "limited" else None
     elif mode != "off":
-        found[f"{ROLLOUT}.cudagraph_capture_sizes"] = list(LIMITED_GRAPHS) if mode == "limited" else None
+        found[f"{ROLLOUT}.cudagraph_capture_sizes"] = list(LIMITED_BATCHES) if mode == "limited" else None
     return found
 
 

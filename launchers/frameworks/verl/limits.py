@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, ROLLOUT, Config
-from autotune.launchers.frameworks.verl.knobs import ALLOCATORS, names, requests
+from autotune.launchers.frameworks.verl.knobs import names, requests
 from autotune.policies.values.types import (
     AtLeast,
     Constraint,
@@ -76,7 +77,7 @@ def offered(config: Config, shape: Model | None) -> dict[str, Support]:
             Grid(values=(True,) if config.dynamic or not _has_budget(config) else (False, True)),
         ),
         "host_allocator": _support(
-            config, f"{ENV_VARS}.LD_PRELOAD", Grid(values=("default", *ALLOCATORS)), effect=Effect.EXACT
+            config, f"{ENV_VARS}.LD_PRELOAD", Grid(values=("default", *SONAMES)), effect=Effect.EXACT
         ),
         "dataloader_workers": _support(
             config, "data.dataloader_num_workers", Grid(minimum=0, maximum=64, multiple=1)
