@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,8 +69,9 @@ def context_of(
         return Context(tools=tools, model=shape, known=_of_tools(tools, text))
     settings, note = _printed(found, reading.head)
     job = Job(name="log", framework=found.name, settings=settings, shape=shape)
-    capacity = diagnosis.facts.capacity_bytes or 0
-    profile, why = _profile(found, job, capacity if diagnosis.cause.resource == "gpu" else 0)
+    on_device = diagnosis.cause.resource == "gpu"
+    cluster = _cluster((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
+    profile, why = _profile(found, job, cluster)
     note = note or (why if settings else "")
     if profile is None:
         return Context(framework=found, tools=tools, model=shape, known=_of_tools(tools, text), note=note)
@@ -82,6 +84,8 @@ def context_of(
     known = Known(
         profile=profile if settings else None,
         complete=bool(settings) and not unseen,
+        job=job if shape is not None else None,
+        cluster=cluster if cluster.gpu_memory_bytes else None,
         offered=frozenset(_offers(found)) | _advised(found).keys(),
         fixed=frozenset() if settings else _fixed(tool_spellings.present(tools, text).knobs),
         engine=True,
@@ -101,9 +105,14 @@ def recognised(text: str, frameworks: Iterable[Framework]) -> Framework | None:
 
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
     """Return the cures of a failure, each in the words of what runs the job."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cures = prescribe(diagnosis, context.known)
+    except Exception:  # a layout that only a broken log can print, of which nothing can be estimated
+        cures = prescribe(diagnosis, msgspec.structs.replace(context.known, cluster=None))
     return tuple(
-        Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure))
-        for cure in prescribe(diagnosis, context.known)
+        Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure)) for cure in cures
     )
 
 
@@ -133,10 +142,13 @@ def _printed(framework: Framework, head: str) -> tuple[dict[str, Any], str]:
         return {}, _why(framework, error)
 
 
-def _profile(framework: Framework, job: Job, gpu_memory_bytes: int) -> tuple[Profile | None, str]:
-    cluster = Cluster(
+def _cluster(gpu_memory_bytes: int) -> Cluster:
+    return Cluster(
         address="", nodes=1, gpus_per_node=_GPUS, gpu_memory_bytes=gpu_memory_bytes, host_memory_bytes=0
     )
+
+
+def _profile(framework: Framework, job: Job, cluster: Cluster) -> tuple[Profile | None, str]:
     try:
         return framework.profile(job, cluster), ""
     except Exception as error:  # a log may print anything; the note says what happened
@@ -238,7 +250,8 @@ def _offers(framework: Framework) -> dict[str, Support]:
     """Return how the framework offers the knobs, in any job that its guides show."""
     found: dict[str, Support] = {}
     for preset in (*framework.presets.values(), {}):
-        profile, _ = _profile(framework, Job(name="log", framework=framework.name, settings=dict(preset)), 0)
+        job = Job(name="log", framework=framework.name, settings=dict(preset))
+        profile, _ = _profile(framework, job, _cluster(0))
         if profile is not None:
             found = profile.supported | found
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from autotune.policies.recovery.permissions import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
-from autotune.policies.remedies.ladder import Rung, climbed
+from autotune.policies.remedies.ladder import LADDER, Rung
 from autotune.policies.remedies.proposals import host
 from autotune.policies.values.events import Accepted, Policy
 from autotune.policies.values.evidence import Diagnosis, Remedy
@@ -23,6 +25,7 @@ from autotune.policies.values.types import (
     Value,
 )
 
+_ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
 _ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
 
@@ -44,6 +47,8 @@ class Known(Value, frozen=True, kw_only=True):
 
     profile: Profile | None = None  # the present knobs; those without a value are not known
     complete: bool = False  # every knob that the profile supports has its value
+    job: Job | None = None  # of that profile, with its model
+    cluster: Cluster | None = None  # with the size of its cards: then the estimate ranks what is exact
     offered: frozenset[str] = frozenset(KNOBS)  # what the tools seen in the log can change
     fixed: frozenset[str] = frozenset()  # what the log shows to be at its most saving value
     engine: bool | None = None  # whether an inference engine is seen; None: the log shows no tool at all
@@ -77,18 +82,36 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
     """Return what recovery would take, in its order; of remedies with one name the first."""
     if known.profile is None:
         return {}
-    run = _failed_once(known.profile, diagnosis)
     found: dict[str, Cure] = {}
-    for remedy in by_ladder(run):
+    for remedy in _remedies(_failed_once(known.profile, known, diagnosis)):
         found.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
     return found
 
 
-def _failed_once(profile: Profile, diagnosis: Diagnosis) -> Run:
+def _remedies(run: Run) -> Iterator[Remedy]:
+    """Yield what recovery takes after the last failure, then what it would take by the ladder alone."""
+    if run.accepted.policy is Policy.ESTIMATE:
+        from autotune.policies.recovery.next_remedy import (
+            next_remedy,  # numpy, for the few logs that show so much
+        )
+
+        remedy = next_remedy(run)
+        if remedy is not None:
+            yield remedy
+    yield from by_ladder(run)
+
+
+def _failed_once(profile: Profile, known: Known, diagnosis: Diagnosis) -> Run:
     """Return the history of a job as recovery would see it after its first attempt failed so."""
-    job = Job(name="", framework=profile.framework)
     nowhere = Cluster(address="", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
-    accepted = Accepted(run="", job=job, profile=profile, cluster=nowhere, policy=Policy.LADDER)
+    estimated = known.complete and known.job is not None and known.cluster is not None
+    accepted = Accepted(
+        run="",
+        job=known.job or Job(name="", framework=profile.framework),
+        profile=profile,
+        cluster=known.cluster or nowhere,
+        policy=Policy.ESTIMATE if estimated else Policy.LADDER,
+    )
     attempt = Attempt(number=1, knobs=profile.knobs, step=diagnosis.step, diagnosis=diagnosis)
     return Run(accepted=accepted, attempts=(attempt,))
 
@@ -96,8 +119,7 @@ def _failed_once(profile: Profile, diagnosis: Diagnosis) -> Run:
 def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> dict[str, Cure]:
     """Return the ladder's remedies for a failure: exact where a value is known, else which way to go."""
     found: dict[str, Cure] = {}
-    knobs = Knobs() if known.profile is None else known.profile.knobs
-    for rung in climbed(diagnosis, knobs):
+    for rung in LADDER:
         if rung.name not in found and _serves(rung, diagnosis):
             cure = exact.get(rung.name) or _neutral(rung.name, diagnosis, known)
             found |= {} if cure is None else {cure.name: cure}
@@ -105,9 +127,7 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
         found.pop("expandable_segments", None)
     elif diagnosis.fragmentation and "expandable_segments" not in found:
         cure = _neutral("expandable_segments", diagnosis, known)  # it helps in every phase
-        if cure is not None:
-            first = int(next(iter(found), "") == "tensor_parallel")  # the weights fill the card
-            found = dict([*list(found.items())[:first], (cure.name, cure), *list(found.items())[first:]])
+        found |= {} if cure is None else {cure.name: cure}
     if not known.counts_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= found.keys():
         # Scripts without an RL framework count sequences, most often.
         order = [name for name in found if name != "reduce_tokens_per_mb"]
@@ -192,13 +212,15 @@ def _price(slows: str) -> str:
 
 
 def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
-    """Return how much a direction presupposes that the log does not show: less is better."""
+    """Return how much a direction presupposes that the log does not show; below 0: its figures ask for it."""
     if diagnosis.cause is Cause.POOL_TOO_SMALL and diagnosis.phase is Phase.ROLLOUT:
         # An engine that had started lacks room for its requests, not for itself.
         return int(cure.name != "reduce_concurrency")
+    if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis):
+        return -2
     if cure.name == "expandable_segments":
         # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
-        return 0 if diagnosis.fragmentation or diagnosis.phase is Phase.COMM else 1
+        return -1 if diagnosis.fragmentation else 0 if diagnosis.phase is Phase.COMM else 1
     if cure.exact:
         return 0
     if cure.name == "reduce_mem_fraction":
@@ -214,3 +236,14 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
 def _is_engine(diagnosis: Diagnosis) -> bool:
     """Return whether it is the engine that failed."""
     return diagnosis.phase in _ROLLOUT or diagnosis.component in _ENGINE_PARTS
+
+
+def _weights_fill_the_card(diagnosis: Diagnosis) -> bool:
+    """Return whether a starting engine holds more than any share that people give to a pool."""
+    facts = diagnosis.facts
+    return (
+        diagnosis.phase is Phase.ROLLOUT_INIT
+        and facts.capacity_bytes is not None
+        and facts.allocated_bytes is not None
+        and facts.allocated_bytes >= _ABOVE_POOLS * facts.capacity_bytes
+    )

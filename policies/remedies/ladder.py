@@ -33,7 +33,6 @@ class Rung(Value, frozen=True, kw_only=True):
 
 _GPU = (Cause.GPU_OOM,)
 _ANY_PHASE = tuple(Phase)
-_ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
 _SHARED = (Placement.COLOCATED,)
 _APART = (Placement.SEPARATE, Placement.ASYNCHRONOUS)
 _ENGINE = (Component.ROLLOUT, Component.REWARD)
@@ -269,40 +268,16 @@ LADDER: tuple[Rung, ...] = (
 )
 
 
-def climbed(diagnosis: Diagnosis, knobs: Knobs) -> list[Rung]:
-    """Return the ladder in the order in which a failure climbs it: first what its own figures call for.
-
-    Where the message shows fragmentation that is the allocator: it costs nothing. Weights that fill the card
-    of a starting engine need more cards.
-    """
-    return sorted(LADDER, key=lambda rung: not _called_for(rung, diagnosis, knobs))
-
-
-def _called_for(rung: Rung, diagnosis: Diagnosis, knobs: Knobs) -> bool:
-    if rung.propose is host.expandable_segments:
-        return diagnosis.fragmentation
-    if rung.propose is training.tensor_parallel:
-        return _weights_fill_the_card(diagnosis, share=knobs.memory_fraction or 0.0)
-    return False
-
-
-def _weights_fill_the_card(diagnosis: Diagnosis, *, share: float) -> bool:
-    """Return whether a starting engine holds more than its `share`, and than people give to any pool."""
-    facts = diagnosis.facts
-    return (
-        diagnosis.phase is Phase.ROLLOUT_INIT
-        and facts.capacity_bytes is not None
-        and facts.allocated_bytes is not None
-        and facts.allocated_bytes >= max(_ABOVE_POOLS, share) * facts.capacity_bytes
-    )
-
-
 def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started: bool) -> Iterator[Remedy]:
-    """Yield the legal remedies for a failure, cheapest first."""
+    """Yield the legal remedies for a failure, cheapest first.
+
+    Where the message shows fragmentation, the allocator comes first: it costs nothing.
+    """
+    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis)]
+    if diagnosis.fragmentation:
+        rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
     seen: list[Remedy] = []
-    for rung in climbed(diagnosis, knobs):
-        if not rung.serves(profile, diagnosis):
-            continue
+    for rung in rungs:
         for remedy in rung.propose(profile, knobs, diagnosis):
             known = any(other.changes == remedy.changes for other in seen)
             if known or not _reaches(profile, remedy, diagnosis) or _elsewhere(profile, remedy, diagnosis):

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -32,6 +32,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.evidence import Crashed, Diagnosis, Facts, Remedy
 from autotune.policies.values.types import Cause, Component, Phase, Recovery
+from tests.policies.jobs import accepted as known_model
 
 GIB = 1 << 30
 REPOSITORY = Path(__file__).parents[3]
@@ -111,6 +112,7 @@ def alike(name: str, diagnosis: Diagnosis) -> None:
 
 
 @given(st.sampled_from(sorted(JOBS)), diagnoses)
+@settings(deadline=None)
 def test_the_first_exact_cure_is_the_remedy_that_the_ladder_takes(name: str, diagnosis: Diagnosis) -> None:
     alike(name, diagnosis)
 
@@ -122,7 +124,30 @@ def test_the_labelled_logs_are_answered_alike(name: str) -> None:
         alike(name, diagnosis)
 
 
+@given(diagnoses)
+@settings(max_examples=10, deadline=None)
+def test_where_the_estimate_ranks_it_ranks_both(diagnosis: Diagnosis) -> None:
+    accepted = known_model()
+    remedy = taken(accepted, diagnosis)
+    known = Known(profile=accepted.profile, complete=True, job=accepted.job, cluster=accepted.cluster)
+    first = next(exact(prescribe(diagnosis, known)), None)
+    if remedy is None or first is None:
+        assert remedy is None and first is None
+        return
+    assert (first.name, first.changes, first.reason) == (remedy.name, remedy.changes, remedy.reason)
+
+
+def test_the_estimate_speaks_for_a_job_whose_model_is_known() -> None:
+    facts = Facts(requested_bytes=2 * GIB, free_bytes=GIB, capacity_bytes=80 * GIB)
+    diagnosis = Diagnosis(
+        cause=Cause.GPU_OOM, phase=Phase.BACKWARD, component=Component.TRAINER, step=1, facts=facts
+    )
+    remedy = taken(known_model(), diagnosis)
+    assert remedy is not None and remedy.predicted
+
+
 @given(st.sampled_from(sorted(JOBS)), diagnoses)
+@settings(deadline=None)
 def test_what_is_exact_is_never_what_recovery_may_not_take(name: str, diagnosis: Diagnosis) -> None:
     """Every exact cure is taken once those before it are denied."""
     accepted = job(name)
