@@ -30,31 +30,31 @@ class Move(Value, frozen=True, kw_only=True):
 _BY_TRANSFERS = "every step, by transfers to and from the host"
 _TRANSFERS = "every step, by the transfers"
 _COMMUNICATION = "every pass, by communication"
-_PASS = "the memory of a pass grows with its tokens; the batch is the same, in more passes"  # noqa: S105
+_PASS = "smaller micro-batches, same global batch"  # noqa: S105
 _PIECES = "the logits of all tokens at once are the largest tensor of the phase"
 _SPLIT = "split every sequence over more ranks"
 _PART = "each rank holds a part of every sequence"
-_KEPT = "host memory keeps them while the devices do not need them"
+_KEPT = "they are in host memory while the devices do not need them"
 
 MOVES: dict[str, Move] = {
     "reduce_concurrency": Move(
-        frees="the engine's batches and live tokens",
-        slows="rollout, where the engine was not saturated",
+        frees="batch and KV-cache memory of running requests",
+        slows="rollout, if the engine was not saturated",
         turns={
             "concurrency": Turn(
                 action="lower `concurrency`, the requests the engine works on at once, for instance to half",
-                reason="batch and pool memory shrink with the requests; every sample is still made",
+                reason="fewer requests at once need less batch and KV memory; all samples are generated",
             ),
         },
     ),
     "reduce_mem_fraction": Move(
         frees="the engine's static share",
-        slows="rollout, when the pool holds fewer requests",
+        slows="rollout, if fewer requests fit in the KV cache",
         turns={
             "memory_fraction": Turn(
                 action="lower `memory_fraction`, the engine's static share of the card, for instance by 0.1",
                 reason="the engine's static share is taken from the memory that ran out",
-                slows="rollout, when the smaller pool holds fewer requests",
+                slows="rollout, if fewer requests fit in the KV cache",
             ),
         },
     ),
@@ -82,13 +82,13 @@ MOVES: dict[str, Move] = {
         },
     ),
     "reduce_tokens_per_mb": Move(
-        frees="activations and logits in proportion",
-        slows="the phase by a few per cent",
+        frees="activation and logit memory",
+        slows="the phase by a few percent",
         turns={
             "tokens_per_microbatch": Turn(
                 action="lower `tokens_per_microbatch`, for instance to half",
                 reason=_PASS,
-                slows="this phase by a few per cent",
+                slows="this phase by a few percent",
             ),
             "logprob_tokens": Turn(
                 action="lower `logprob_tokens`, the tokens of a scoring pass, for instance to half",
@@ -97,19 +97,19 @@ MOVES: dict[str, Move] = {
             ),
             "max_batched_tokens": Turn(
                 action="lower `max_batched_tokens`, what the engine prefills at once, for instance to half",
-                reason="the memory of a prefill grows with its tokens",
+                reason="smaller prefill batches need less memory",
                 slows="rollout, slightly",
             ),
         },
     ),
     "reduce_micro_batch": Move(
-        frees="activations and logits in proportion",
-        slows="the phase by a few per cent",
+        frees="activation and logit memory",
+        slows="the phase by a few percent",
         turns={
             "microbatch_size": Turn(
                 action="lower `microbatch_size`, for instance to half, and accumulate more gradients",
-                reason="the memory of a pass grows with its sequences; the batch is the same, in more passes",
-                slows="this phase by a few per cent",
+                reason=_PASS,
+                slows="this phase by a few percent",
             ),
         },
     ),
@@ -119,21 +119,21 @@ MOVES: dict[str, Move] = {
         turns={
             "recompute": Turn(
                 action="recompute activations in backward (gradient checkpointing)",
-                reason="backward computes the activations again, so that forward need not keep them",
+                reason="backward recomputes activations instead of keeping them",
                 slows="training by 20 to 30 %",
             ),
         },
     ),
     "loss_recompute": Move(
         frees="logits kept for backward",
-        slows="backward by a few per cent",
+        slows="backward by a few percent",
         turns={
             "loss_recompute": Turn(
                 action="recompute the loss in backward",
-                reason="the loss keeps logits for backward; computing it again keeps none",
+                reason="backward recomputes the loss instead of keeping its logits",
             ),
             "entropy_recompute": Turn(
-                reason="the entropy keeps a copy of the logits for backward; computing it again keeps none",
+                reason="backward recomputes the entropy instead of keeping a copy of the logits",
             ),
         },
     ),
@@ -181,7 +181,7 @@ MOVES: dict[str, Move] = {
         turns={
             "optimizer_offload": Turn(
                 action="offload the optimizer's state to the host",
-                reason="host memory keeps it while the devices do not need it",
+                reason="it is in host memory while the devices do not need it",
                 slows=_TRANSFERS,
             ),
             "optimizer_offload_fraction": Turn(

@@ -21,8 +21,8 @@ def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
         knobs,
         {"concurrency": fewer},
         reason=f"the engine works on {fewer} requests at once instead of {knobs.concurrency}; "
-        "every sample is still made",
-        frees="batch and pool memory in proportion to the requests",
+        "all samples are still generated",
+        frees="batch and KV-cache memory",
     )
 
 

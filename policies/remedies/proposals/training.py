@@ -37,7 +37,7 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
             knobs,
             {knob: fewer},
             reason=words.reason,
-            frees="activations and logits in proportion to the tokens",
+            frees="activation and logit memory",
             slows=words.slows,
         )
 
@@ -51,7 +51,7 @@ def reduce_micro_batch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
             knobs,
             "microbatch_size",
             diagnosis,
-            frees="activations and logits in proportion to the sequences",
+            frees="activation and logit memory",
         )
 
 
@@ -166,6 +166,6 @@ def _offload(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis, wh
         knobs,
         next(iter(MOVES[name].turns)),
         diagnosis,
-        reason=f"host memory keeps {what} while the devices do not need it",
+        reason=f"moves {what} to host memory while the devices do not need it",
         frees=what,
     )
