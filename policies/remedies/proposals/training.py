@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
 from autotune.policies.remedies.proposals import change, doubled, stepped
-from autotune.policies.remedies.step_size import next_values, shrink_share, smaller
+from autotune.policies.remedies.step_size import next_values, smaller
 from autotune.policies.values.evidence import Diagnosis, Remedy
 from autotune.policies.values.knob_table import Memory
 from autotune.policies.values.types import Cause, Component, Knobs, Phase, Profile
@@ -28,17 +28,9 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
         names = ("max_batched_tokens",)
     elif diagnosis.phase is Phase.LOG_PROB:
         names = ("logprob_tokens", "tokens_per_microbatch")
-    words = MOVES["reduce_tokens_per_mb"].turns["tokens_per_microbatch"]
     for knob in names:
-        fewer = smaller(profile, knobs, knob, share=shrink_share(diagnosis))
-        yield from change(
-            "reduce_tokens_per_mb",
-            profile,
-            knobs,
-            {knob: fewer},
-            reason=words.reason,
-            frees="activation and logit memory",
-            slows=words.slows,
+        yield from stepped(
+            "reduce_tokens_per_mb", profile, knobs, knob, diagnosis, frees="activation and logit memory"
         )
 
 

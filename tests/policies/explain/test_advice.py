@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.policies.explain.advice import Cure, Known, prescribe
-from autotune.policies.remedies.catalogue import MOVES, spoken
+from autotune.policies.remedies.catalogue import MOVES, spoken, spoken_for
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.evidence import Diagnosis, Facts
 from autotune.policies.values.types import KNOBS, Cause, Component, Grid, Knobs, Phase, Profile, Support
@@ -126,7 +126,10 @@ def test_every_remedy_of_the_ladder_has_a_direction_or_needs_the_job() -> None:
     }
     assert {rung.name for rung in LADDER if not spoken(rung.name)} == needs_the_job
     assert all(
-        any(turn.part is None for turn in spoken(name).values()) for name in MOVES.keys() - needs_the_job
+        spoken_for(name, phase, engine=engine)
+        for name in MOVES.keys() - needs_the_job
+        for phase in Phase
+        for engine in (False, True)
     )
 
 

@@ -180,8 +180,7 @@ PROPOSAL = '''
 
 def chunk_attention(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose attention in pieces."""
-    fewer = smaller(profile, knobs, "attention_chunk", share=shrink_share(diagnosis))
-    yield from change("chunk_attention", profile, knobs, {"attention_chunk": fewer})
+    yield from stepped("chunk_attention", profile, knobs, "attention_chunk", diagnosis)
 '''
 WORDS = """    "chunk_attention": Move(
         frees="scores",
