@@ -95,12 +95,6 @@ class Knob(Value, frozen=True, kw_only=True):
         """What a framework does where a switch or a mode has no value; None for numbers."""
         return False if self.unit is Unit.SWITCH else self.unset or None
 
-    @property
-    def trades_host_memory(self) -> bool:
-        """Whether it saves device memory at the cost of host memory."""
-        ways = {self.saves.get(Memory.GPU), self.saves.get(Memory.HOST)}
-        return ways == {Way.DOWN, Way.UP}
-
     def towards(self, memory: Memory) -> tuple[Setting, ...]:
         """Return the values of a switch or of a mode, from what asks for most of a memory to the least."""
         return self.order[::-1] if self.saves.get(memory) is Way.DOWN else self.order

@@ -114,7 +114,8 @@ def test_the_saving_way_asks_for_less_and_the_other_for_no_less(row: Knob) -> No
 
 def test_the_words_of_every_turn_follow_from_the_table() -> None:
     assert {name: {knob: turn_of(name, knob) for knob in move.turns} for name, move in MOVES.items()} == TURNS
-    assert {SAVING[row.name] for row in ROWS if row.trades_host_memory} == {
+    to_host = {Memory.GPU: Way.UP, Memory.HOST: Way.DOWN}
+    assert {SAVING[row.name] for row in ROWS if row.saves == to_host} == {
         "offload_activations",
         "offload_grads",
         "offload_optimizer",
