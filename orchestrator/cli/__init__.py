@@ -66,14 +66,14 @@ class Commands(click.Group):
 
 
 def _say(ctx: click.Context, failure: Failure) -> None:
-    from autotune.orchestrator.terminal.paint import painted
+    from autotune.orchestrator.terminal.widgets import echo
 
     if isinstance(failure, JobErrors):
         text = failure.message
     else:
         text = f"error: {failure.message}"
         text += f"\nhint: {failure.hint}" if failure.hint else ""
-    click.echo(painted(text, color=given(ctx).color), err=True, color=True)
+    echo(text, color=given(ctx).color, err=True)
 
 
 @click.group(

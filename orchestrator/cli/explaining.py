@@ -6,8 +6,6 @@ import difflib
 import sys
 from pathlib import Path
 
-import click
-
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.config.model_files import read_model
@@ -23,11 +21,9 @@ from autotune.orchestrator.explain.snapshot import (
     snapshot_text,
 )
 from autotune.orchestrator.explain.text_output import text
-from autotune.orchestrator.terminal.glyphs import shown_on, shows_glyphs
-from autotune.orchestrator.terminal.paint import painted
+from autotune.orchestrator.terminal.widgets import echo
 
 _MAGIC_BYTES = 16
-_ASCII = {"→": "->", "×": "x", "·": "|", "…": "..."}
 
 
 def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options) -> ExitCode:
@@ -48,7 +44,7 @@ def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, o
         if options.json:
             _write(line + b"\n")
         else:
-            _say(("\n" if index else "") + shown, options)
+            echo(("\n" if index else "") + shown, color=options.color)
         if not is_answer:
             code = ExitCode.NO
     return code
@@ -60,7 +56,7 @@ def show_rule(name: str, *, options: Options) -> None:
     if options.json:
         _write(shown.encode() + b"\n")
     else:
-        _say(shown, options)
+        echo(shown, color=options.color)
 
 
 def _framework(name: str) -> str:
@@ -69,13 +65,6 @@ def _framework(name: str) -> str:
     near = difflib.get_close_matches(name, FRAMEWORKS, n=1, cutoff=0.5)
     hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(sorted(FRAMEWORKS))}"
     raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
-
-
-def _say(shown: str, options: Options) -> None:
-    if not shows_glyphs(sys.stdout):
-        encoding = sys.stdout.encoding or "ascii"
-        shown = shown_on(shown, sys.stdout, glyphs=_ASCII).encode(encoding, "replace").decode(encoding)
-    click.echo(painted(shown, color=options.color, stream=sys.stdout), color=True)
 
 
 def _write(line: bytes) -> None:

@@ -29,6 +29,7 @@ def command(context: click.Context, framework: str) -> None:
     from autotune.orchestrator.config.fields import suggestion
     from autotune.orchestrator.errors import ExitCode, Failure
     from autotune.orchestrator.terminal import remedy_table
+    from autotune.orchestrator.terminal.widgets import echo
 
     try:
         found = frameworks.find(framework)
@@ -40,4 +41,4 @@ def command(context: click.Context, framework: str) -> None:
     if given(context).json:
         click.echo(msgspec.json.encode({"schema": 1, "framework": found.name, "rows": table}))
     else:
-        click.echo(remedy_table.text(found, table))
+        echo(remedy_table.text(found, table), color=given(context).color)

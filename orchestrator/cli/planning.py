@@ -15,9 +15,8 @@ from autotune.orchestrator.config.loader import assumed, load
 from autotune.orchestrator.planner import plan
 from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.run.command import command_of
-from autotune.orchestrator.terminal.glyphs import shown_on
-from autotune.orchestrator.terminal.paint import painted
 from autotune.orchestrator.terminal.plan_table import text
+from autotune.orchestrator.terminal.widgets import echo
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.types import Cluster, Job, Knobs
 
@@ -39,7 +38,7 @@ def show(job_file: Path, *, options: Options) -> None:
         click.echo(msgspec.json.encode(found))
         return
     whole = text(found, file=str(job_file), verbose=bool(options.verbose))
-    click.echo(painted(shown_on(whole, sys.stdout), color=options.color, stream=sys.stdout), color=True)
+    echo(whole, color=options.color)
 
 
 def _cluster(job: Job) -> Cluster:

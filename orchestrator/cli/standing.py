@@ -13,7 +13,7 @@ from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.run.journal import owner
-from autotune.orchestrator.terminal.glyphs import shown_on
+from autotune.orchestrator.terminal.widgets import echo
 from autotune.orchestrator.units import show_duration
 from autotune.policies.values.events import (
     Accepted,
@@ -103,7 +103,7 @@ def show(options: Options, *, prefix: str | None, watch: bool) -> None:
         else:
             if watch and sys.stdout.isatty():
                 click.clear()
-            click.echo(table(found, now=now, attempts=bool(prefix)))
+            echo(table(found, now=now, attempts=bool(prefix)), color=options.color)
         if not watch or all(
             one.status not in ("STARTING", "RUNNING", "STABLE", "RECOVERING", "SEARCHING") for one in found
         ):
@@ -140,7 +140,7 @@ def table(found: list[Standing], *, now: float, attempts: bool) -> str:
         for attempt in found[0].attempts:
             took = show_duration(attempt.seconds)
             lines.append(f"  ↳{attempt.attempt}  {attempt.change}   {took}   {attempt.status}")
-    return shown_on("\n".join(lines), sys.stdout)
+    return "\n".join(lines)
 
 
 def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStanding, ...]:

@@ -18,9 +18,15 @@ from rich.text import Text
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.terminal.colour import wants_color
-from autotune.orchestrator.terminal.glyphs import shows_glyphs
-from autotune.orchestrator.terminal.layout import apart, bar, cut, in_ascii
+from autotune.orchestrator.terminal.widgets import (
+    PIPED_WIDTH,
+    ascii_text,
+    memory_bar,
+    supports_unicode,
+    truncated,
+    two_ends,
+    wants_color,
+)
 from autotune.orchestrator.units import show_duration, show_gib, show_rate
 from autotune.policies.values.events import (
     Accepted,
@@ -65,14 +71,14 @@ class Console:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._live_wanted = stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
-        self._ascii = not shows_glyphs(stream)
+        self._ascii = not supports_unicode(stream)
         colored = wants_color(color, stream)
         self._terminal = Terminal(
             file=stream,
             force_terminal=colored or self._live_wanted,
             color_system="standard" if colored else None,
             no_color=not colored,
-            width=width or (None if stream.isatty() else 100),
+            width=width or (None if stream.isatty() else PIPED_WIDTH),
             highlight=False,
             soft_wrap=True,
         )
@@ -206,7 +212,7 @@ class Console:
             self._dated(f"{words}{last}, after {show_duration(event.seconds)}")
         else:
             title = f"#{event.attempt}  {self._titles.get(event.attempt, self._title)}"
-            self._line(apart(title, show_duration(event.seconds), self._terminal.width))
+            self._line(two_ends(title, show_duration(event.seconds), width=self._terminal.width))
             if self._goal is not None:
                 self._line(
                     Text(
@@ -250,7 +256,7 @@ class Console:
     def _tried(self, event: Tried) -> None:
         self.close()
         good = event.result is Result.FITS
-        mark = "✓" if good else "·" if event.result in (Result.GATED, Result.SLOW) else "✗"
+        mark = "✓" if good else "–" if event.result in (Result.GATED, Result.SLOW) else "✗"
         words = messages.tried(event, before=self._first)
         self._line(Text(f"{mark} trial {event.trial}  {words}", style="green" if good else ""))
 
@@ -337,8 +343,10 @@ class Console:
 
     def _region(self, progress: Progress, now: float) -> Group:
         lines = [
-            apart(
-                f"#{self._number}  {self._title}", show_duration(now - self._started_at), self._terminal.width
+            two_ends(
+                f"#{self._number}  {self._title}",
+                show_duration(now - self._started_at),
+                width=self._terminal.width,
             )
         ]
         phases = [messages.peaks(progress.peaks)] if progress.peaks else []
@@ -350,9 +358,13 @@ class Console:
         sample = progress.sample
         if sample:
             cards = [c for c in sample.gpus if c.of_attempt] or sample.gpus
-            lines += [bar(f"GPU {c.index}", c.used_bytes, c.total_bytes) for c in cards[:2]]
-            lines.append(bar("host", sample.host_used_bytes, sample.host_total_bytes))
-        return Group(*(self._plain(cut(line, self._terminal.width)) for line in lines[:6]))
+            lines += [
+                memory_bar(f"GPU {c.index}", used_bytes=c.used_bytes, total_bytes=c.total_bytes)
+                for c in cards[:2]
+            ]
+            used, total = sample.host_used_bytes, sample.host_total_bytes
+            lines.append(memory_bar("host", used_bytes=used, total_bytes=total))
+        return Group(*(self._plain(truncated(line, width=self._terminal.width)) for line in lines[:6]))
 
     def _point(self, text: Text) -> None:
         """Say a point of an attempt's story: indented on a terminal, dated elsewhere."""
@@ -366,7 +378,7 @@ class Console:
         if not self._live_wanted:
             self._dated(words)
             return
-        for line in textwrap.wrap(words, width=max(40, min(self._terminal.width, 100) - 6)):
+        for line in textwrap.wrap(words, width=max(40, min(self._terminal.width, PIPED_WIDTH) - 6)):
             self._line(Text(f"      {line}"))
 
     def _dated(self, words: str, *, style: str = "") -> None:
@@ -382,7 +394,7 @@ class Console:
             self._terminal.print(self._plain(text))
 
     def _plain(self, text: Text) -> Text:
-        return in_ascii(text) if self._ascii else text
+        return ascii_text(text) if self._ascii else text
 
 
 def _of(of: int | None) -> str:

@@ -1,0 +1,185 @@
+"""Pieces of terminal output: colour, glyphs and their ASCII fallback, lines and tables.
+
+rich is imported where it is used: `explain` and error messages start without it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from autotune.orchestrator.units import show_gib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+# Every glyph of the output and what replaces it on a stream without UTF-8.
+ASCII: Mapping[str, str] = {
+    "✓": "ok",
+    "✗": "x",
+    "→": "->",
+    "↳": "#",
+    "·": "|",
+    "×": "x",
+    "…": "...",
+    "█": "#",
+    "░": ".",
+    "–": "-",
+    "±": "+-",
+}
+PIPED_WIDTH = 100  # of prose where no terminal says how wide it is
+_UNBOUNDED = 10_000
+_BAR_CELLS = 24
+_MARGINAL, _FULL = 0.9, 0.95  # of a memory: yellow, red
+_STYLES = (
+    (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
+    (re.compile(r"^warning:", re.MULTILINE), {"fg": "yellow"}),
+    (re.compile(r"^(hint|help):", re.MULTILINE), {"fg": "cyan"}),
+    (re.compile(r"^(info|note):", re.MULTILINE), {"dim": True}),
+    (re.compile(r"^\s*-->.*$", re.MULTILINE), {"fg": "cyan"}),
+    (re.compile(r"\^+$", re.MULTILINE), {"fg": "red"}),
+)
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def supports_unicode(stream: TextIO) -> bool:
+    """Return whether a stream takes UTF-8."""
+    return "utf" in (getattr(stream, "encoding", None) or "ascii").lower()
+
+
+def wants_color(color: str, stream: TextIO) -> bool:
+    """Return whether a stream gets colour, by --color, NO_COLOR, FORCE_COLOR and TERM."""
+    if color != "auto":
+        return color == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Return the columns of a terminal, or $COLUMNS; None for a pipe or a file."""
+    if stream.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
+    return None
+
+
+def echo(text: str, *, color: str, err: bool = False) -> None:
+    """Print a text on stdout or stderr with the colours and the glyphs that the stream takes."""
+    stream = sys.stderr if err else sys.stdout
+    text = encodable(text, stream)
+    click.echo(highlighted(text) if wants_color(color, stream) else text, err=err, color=True)
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """Return a text that a stream can encode: glyphs in ASCII, `?` for what has none."""
+    if supports_unicode(stream):
+        return text
+    encoding = getattr(stream, "encoding", None) or "ascii"
+    for glyph, word in ASCII.items():
+        text = text.replace(glyph, word)
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def highlighted(text: str) -> str:
+    """Return a message with the colours of its prefixes, places and carets."""
+    for pattern, style in _STYLES:
+        text = pattern.sub(lambda match, style=style: click.style(match[0], **style), text)  # type: ignore[misc]
+    return text
+
+
+# ---------------------------------------------------------------------- lines
+
+
+def ascii_text(text: Text) -> Text:
+    """Return a styled text with its glyphs in ASCII."""
+    from rich.text import Text
+
+    for glyph, word in ASCII.items():
+        if glyph in text.plain:
+            text = Text(word, style=text.style).join(text.split(glyph, allow_blank=True))
+    return text
+
+
+def two_ends(left: str, right: str, *, width: int) -> Text:
+    """Return a line with a text at each end, 100 columns wide at most."""
+    from rich.text import Text
+
+    gap = max(1, min(width, PIPED_WIDTH) - len(left) - len(right))
+    return Text.assemble((left, "bold"), " " * gap, (right, "dim"))
+
+
+def truncated(text: Text, *, width: int) -> Text:
+    """Return a text cut to one line."""
+    text.truncate(max(10, width), overflow="ellipsis")
+    return text
+
+
+def memory_bar(name: str, *, used_bytes: int, total_bytes: int) -> Text:
+    """Return a bar of how full a memory is; yellow from 90 %, red from 95 %."""
+    from rich.text import Text
+
+    share = used_bytes / total_bytes if total_bytes else 0.0
+    style = "red" if share >= _FULL else "yellow" if share >= _MARGINAL else ""
+    cells = ("█" * round(share * _BAR_CELLS)).ljust(_BAR_CELLS, "░")
+    return Text.assemble(
+        f"    {name:6}", (cells, style), f"  {show_gib(used_bytes)} / {show_gib(total_bytes)}"
+    )
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def table(
+    rows: Iterable[Sequence[str]],
+    *,
+    head: Sequence[str] = (),
+    right: Sequence[int] = (),
+    wrap: Mapping[int, int] | None = None,
+    gap: int = 2,
+) -> Table:
+    """Return a table without lines.
+
+    Columns in `right` are flush right. Columns in `wrap` may become as narrow as given there; every other one
+    keeps its cells whole, so that a path or a command can be copied.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    body = [list(row) for row in rows]
+    shown = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_header=bool(head), header_style="")
+    for index in range(max(map(len, [list(head), *body]), default=0)):
+        cells = [line[index] for line in (head, *body) if index < len(line)]
+        natural = max(map(cell_len, cells), default=0)
+        narrowest = min(natural, (wrap or {}).get(index, natural))
+        shown.add_column(
+            head[index] if index < len(head) else "",
+            justify="right" if index in right else "left",
+            min_width=narrowest,
+            no_wrap=narrowest == natural,
+        )
+    for line in body:
+        shown.add_row(*line)
+    return shown
+
+
+def rendered(renderable: RenderableType, *, width: int | None) -> str:
+    """Return plain lines, wrapped at `width`; None does not wrap."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(
+        file=file, width=width or _UNBOUNDED, color_system=None, highlight=False, markup=False, emoji=False
+    )
+    console.print(renderable, crop=False, overflow="ignore")
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip("\n").split("\n"))
