@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_value
+from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting
 from autotune.policies.values.events import (
     GaveUp,
     Infrastructure,
@@ -92,7 +92,7 @@ def setting_changes(before: Knobs, after: Knobs) -> str:
 
 def arrow(name: str, before: Setting, after: Setting) -> str:
     """Return one change of a knob."""
-    return f"{name} {show_value(before)} → {show_value(after)}"
+    return f"{name} {show_setting(name, before)} → {show_setting(name, after)}"
 
 
 def remedy_costs(remedy: Remedy) -> str:
@@ -108,7 +108,8 @@ def place(cluster: Cluster) -> str:
     nodes = f"{cluster.nodes} nodes × " if cluster.nodes > 1 else ""
     if cluster.gpus_per_node:
         cards = f"{nodes}{cluster.gpus_per_node} × {cluster.gpu_name or 'GPU'}"
-        return f"{cards} ({show_gib(cluster.gpu_memory_bytes)})"
+        memory = show_gib(cluster.gpu_memory_bytes) if cluster.gpu_memory_bytes else "memory unknown"
+        return f"{cards} ({memory})"
     return f"{nodes}no GPU · host {show_gib(cluster.host_memory_bytes, digits=1)}"
 
 

@@ -1,4 +1,4 @@
-"""What a launch would do, and why: predicted peaks, the first command, the ladder, where values come from."""
+"""What a launch would do, and why: predicted peaks, first command, remedies, sources of values."""
 
 from __future__ import annotations
 
@@ -174,12 +174,12 @@ def _error(view: Outlook) -> float:
 
 def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster, policy: Policy) -> str:
     if policy is Policy.LADDER:
-        return "the ladder alone was asked for"
+        return "`--policy ladder` makes none"
     if job.shape is None:
-        return "the model's shape is not known here: set `model:` to a folder with its config.json"
+        return "the model's shape is unknown; set `model:` to the folder of its config.json"
     if not (profile.trainer_budget_bytes or cluster.gpu_memory_bytes):
-        return "the size of a card is not known here: set `cluster.gpu_memory`"
-    return "the job's settings do not say enough"
+        return "the memory of a GPU is unknown; set `cluster.gpu_memory`"
+    return "the job's settings do not determine its memory"
 
 
 def _ladder(profile: Profile, knobs: Knobs, job: Job) -> list[RungPlan]:

@@ -6,6 +6,7 @@ import math
 import re
 
 from autotune.policies.values.formatting import show_gib as show_gib
+from autotune.policies.values.formatting import show_setting as show_setting
 from autotune.policies.values.formatting import show_value as show_value
 
 GIB = 1024**3

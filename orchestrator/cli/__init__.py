@@ -7,52 +7,72 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from autotune.orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.options import ENVIRONMENT_PREFIX, given, global_options
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 
-# In the order of use; each command is imported only when it is called or listed.
-COMMANDS = ("launch", "search", "plan", "explain", "status", "resume", "stop", "ladder")
+# In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
+COMMANDS: Mapping[str, str] = {
+    "launch": "Run the training to its end, recovering from memory failures.",
+    "search": "Find the fastest configuration that fits.",
+    "plan": "Show what launch would do, and why; start nothing.",
+    "explain": "Explain why a job died from its log, and what would fix it.",
+    "status": "List the runs, or the attempts of one run.",
+    "resume": "Continue an interrupted run.",
+    "stop": "Stop a run cleanly, from any terminal or host.",
+    "remedies": "List every remedy for a framework: setting, limits, cost.",
+}
+ALIASES: Mapping[str, str] = {"ladder": "remedies"}
 
 
 class Commands(click.Group):
-    """Imports its commands when they are needed, and turns failures into exit codes."""
+    """A group that imports a command when it is called and turns failures into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of use."""
+        """Return the names of the commands in the order of use."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by name."""
-        if cmd_name not in COMMANDS:
+        """Return a command by its name or alias; None for an unknown one."""
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"autotune.orchestrator.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"autotune.orchestrator.cli.{name}").command
+        command.short_help = COMMANDS[name]
+        # Without it click would put the command's name into the variables.
+        command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called; a misspelt one is answered with the nearest."""
+        """Return the command that is called; the error for an unknown one names the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(args[0], (*COMMANDS, *ALIASES), n=1, cutoff=0.5)
             if not near or "Did you mean" in error.format_message():
                 raise
             message = f"{error.format_message().rstrip('.')}. Did you mean '{near[0]}'?"
             raise click.UsageError(message, ctx=ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; say failures without a traceback and bugs with one."""
+        """Run the command; a failure is printed without a traceback, a bug with one."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Failure as failure:
-            _say(ctx, failure)
+            _print_failure(failure, color=given(ctx).color)
             ctx.exit(failure.code)
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
@@ -65,7 +85,7 @@ class Commands(click.Group):
             ctx.exit(ExitCode.BUG)
 
 
-def _say(ctx: click.Context, failure: Failure) -> None:
+def _print_failure(failure: Failure, *, color: str) -> None:
     from autotune.orchestrator.terminal.widgets import echo
 
     if isinstance(failure, JobErrors):
@@ -73,17 +93,21 @@ def _say(ctx: click.Context, failure: Failure) -> None:
     else:
         text = f"error: {failure.message}"
         text += f"\nhint: {failure.hint}" if failure.hint else ""
-    echo(text, color=given(ctx).color, err=True)
+    echo(text, color=color, err=True)
 
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": ENVIRONMENT_PREFIX,
+    },
     epilog="Documentation: README.md. Shell completion: _AUTOTUNE_COMPLETE=bash_source autotune",
 )
 @global_options
 def main() -> None:
-    """Run an LLM reinforcement-learning job, cure its out-of-memory failures, keep what holds.
+    """Run LLM reinforcement-learning jobs and recover from their out-of-memory failures.
 
     \b
     Example:

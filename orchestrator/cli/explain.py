@@ -10,32 +10,32 @@ from autotune.orchestrator.cli.options import given, global_options
 
 _CODES = """\b
 Exit codes:
-  0    every log got a cause
-  1    a log shows no failure that a rule knows
+  0    a cause was found in every log
+  1    a log has no failure that a rule recognises
   2    a log cannot be read, or an option is wrong
   101  a bug in autotune"""
 
 
-@click.command("explain", short_help="Say why a log's job died and what would cure it.", epilog=_CODES)
+@click.command("explain", epilog=_CODES)
 @click.argument("logs", metavar="[LOG...|-]", nargs=-1)
 @click.option(
     "--model",
     metavar="PATH",
     type=click.Path(path_type=Path),
-    envvar="AUTOTUNE_MODEL",
-    help="The model's config.json or its folder: tells what a request was.",
+    show_envvar=True,
+    help="The model's config.json or its folder: explains what the failed allocation was for.",
 )
 @click.option(
     "--framework",
     metavar="NAME",
-    envvar="AUTOTUNE_FRAMEWORK",
-    help="The framework that wrote the logs (default: recognised).",
+    show_envvar=True,
+    help="The framework that wrote the logs (default: detected).",
 )
 @click.option(
     "--rule",
     metavar="ID",
-    envvar="AUTOTUNE_RULE",
-    help="Explain a rule or a cause instead of a log.",
+    show_envvar=True,
+    help="Explain a rule or a cause, not a log.",
 )
 @global_options
 @click.pass_context
@@ -46,7 +46,7 @@ def command(
     framework: str | None,
     rule: str | None,
 ) -> None:
-    """Say why a log's job died and what would cure it; needs no job, no cluster and no GPU.
+    """Explain why a job died from its log, and what would fix it. Needs no job, cluster or GPU.
 
     \b
     Example:
@@ -57,10 +57,10 @@ def command(
 
     options = given(context)
     if rule is not None and logs:
-        raise click.UsageError("--rule explains a rule; leave out the logs")
+        raise click.UsageError("--rule takes no logs")
     if rule is not None:
         explaining.show_rule(rule, options=options)
     elif not logs:
-        raise click.UsageError("name a log, or `-` for standard input")
+        raise click.UsageError("no log given; name one, or `-` for standard input")
     else:
         context.exit(explaining.show(logs, model=model, framework=framework, options=options))

@@ -10,16 +10,14 @@ from autotune.orchestrator.cli.wish import Wish, launching
 CODES = """\b
 Exit codes:
   0    the training is complete, or `then: stop` was reached
-  1    gave up, or the job failed by itself (code, configuration, disk)
+  1    no configuration fits, or the job itself failed (code, configuration, disk)
   2    the job file or an option is wrong
-  3    infrastructure: the cluster, its memory, or the run's folder; `autotune resume`, later
+  3    infrastructure failed: the cluster, its memory or the run's folder; later, `autotune resume`
   101  a bug in autotune
-  130  interrupted, 143 terminated; `autotune resume` continues"""
+  130  interrupted; 143 terminated; `autotune resume` continues the run"""
 
 
-@click.command(
-    "launch", short_help="Run the training to its end, recovering from memory failures.", epilog=CODES
-)
+@click.command("launch", epilog=CODES)
 @launching("launch")
 @global_options
 @click.pass_context

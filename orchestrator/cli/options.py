@@ -1,4 +1,4 @@
-"""The options every command has, with one meaning and one variable of the environment each."""
+"""The options that every command has. Each one reads AUTOTUNE_<OPTION>, like every option of a command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import msgspec
 from click.core import ParameterSource
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+ENVIRONMENT_PREFIX = "AUTOTUNE"
 _META = "autotune.options"
 
 
 class Options(msgspec.Struct):
-    """The global options as they were given, on the group or on the command."""
+    """The global options, wherever they were written: before the command or after it."""
 
     json: bool = False
     color: str = "auto"
@@ -31,7 +32,7 @@ def given(context: click.Context) -> Options:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Keep a value that was written; a flag wins over the environment wherever it stands."""
+    """Store the value of a global option; a flag wins over the environment wherever it stands."""
     assert parameter.name is not None
     source = context.get_parameter_source(parameter.name)
     flags: set[str] = context.meta.setdefault(f"{_META}.flags", set())
@@ -49,31 +50,31 @@ def global_options(command: _F) -> _F:
         click.option(
             "--runs-dir",
             type=click.Path(path_type=Path, file_okay=False),
-            envvar="AUTOTUNE_RUNS_DIR",
-            help="Where runs are kept (default: runs).",
+            help="Folder of the runs (default: runs).",
             **shared,
         ),
         click.option(
             "--color",
             type=click.Choice(["auto", "always", "never"]),
-            envvar="AUTOTUNE_COLOR",
-            help="When to colour (default: auto).",
+            help="When to use colour (default: auto).",
             **shared,
         ),
-        click.option("--json", is_flag=True, envvar="AUTOTUNE_JSON", help="Print JSON on stdout.", **shared),
-        click.option(
-            "-q", "--quiet", count=True, envvar="AUTOTUNE_QUIET", help="Say only what failed.", **shared
-        ),
+        click.option("--json", is_flag=True, help="Print JSON on stdout.", **shared),
+        click.option("-q", "--quiet", count=True, help="Print errors only.", **shared),
         click.option(
             "-v",
             "--verbose",
             count=True,
-            envvar="AUTOTUNE_VERBOSE",
-            help="Also say every step, and the log lines that decided.",
+            help="Also print every step and the log lines behind each diagnosis.",
             **shared,
         ),
         click.version_option(
-            None, "-V", "--version", package_name="autotune", message="autotune %(version)s"
+            None,
+            "-V",
+            "--version",
+            package_name="autotune",
+            message="autotune %(version)s",
+            allow_from_autoenv=False,  # AUTOTUNE_VERSION in an image must not print it
         ),
     ):
         command = decorator(command)
@@ -81,7 +82,7 @@ def global_options(command: _F) -> _F:
 
 
 def run_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the ids of runs that begin with what was typed, the latest first; for shell completion."""
+    """Return the run ids that start with `incomplete`, the latest first; for shell completion."""
     folder = context.params.get("runs_dir") or given(context).runs_dir
     entries = sorted(folder.glob("*/job.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent.name for file in entries if file.parent.name.startswith(incomplete)]

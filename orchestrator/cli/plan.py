@@ -10,16 +10,16 @@ from autotune.orchestrator.cli.options import given, global_options
 
 _CODES = """\b
 Exit codes:
-  0    the question is answered
-  2    the job file is wrong"""
+  0    the plan is printed
+  2    the job file or an option is wrong"""
 
 
-@click.command("plan", short_help="What launch would do, and why; no effects.", epilog=_CODES)
+@click.command("plan", epilog=_CODES)
 @click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path))
 @global_options
 @click.pass_context
 def command(context: click.Context, job_file: Path) -> None:
-    """Show predicted peaks, the first command and the ladder that would be climbed; starts nothing.
+    """Show the predicted memory peaks, the first command and the remedies in order; start nothing.
 
     \b
     Example:

@@ -16,7 +16,7 @@ from autotune.orchestrator.planner import plan
 from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.terminal.plan_table import text
-from autotune.orchestrator.terminal.widgets import echo
+from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.types import Cluster, Job, Knobs
 
@@ -37,7 +37,7 @@ def show(job_file: Path, *, options: Options) -> None:
     if options.json:
         click.echo(msgspec.json.encode(found))
         return
-    whole = text(found, file=str(job_file), verbose=bool(options.verbose))
+    whole = text(found, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout))
     echo(whole, color=options.color)
 
 

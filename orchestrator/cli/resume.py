@@ -8,12 +8,12 @@ from autotune.orchestrator.cli.launch import CODES
 from autotune.orchestrator.cli.options import given, global_options, run_ids
 
 
-@click.command("resume", short_help="Continue an interrupted run.", epilog=CODES)
+@click.command("resume", epilog=CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None) -> None:
-    """Continue an interrupted run; RUN is an id or its beginning, by default the latest.
+    """Continue an interrupted run. RUN is an id or the start of one; default: the latest run.
 
     \b
     Example:

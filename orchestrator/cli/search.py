@@ -9,27 +9,25 @@ from autotune.orchestrator.cli.options import given, global_options
 from autotune.orchestrator.cli.wish import Wish, launching
 
 
-@click.command("search", short_help="Among the configurations that fit, find the fastest.", epilog=CODES)
+@click.command("search", epilog=CODES)
 @launching("search")
 @click.option(
     "--trials",
     type=click.IntRange(min=1),
     metavar="N",
-    envvar="AUTOTUNE_TRIALS",
     show_envvar=True,
-    help="Most configurations to run.",
+    help="Maximum number of trials.",
 )
 @click.option(
     "--duration",
     metavar="D",
-    envvar="AUTOTUNE_DURATION",
     show_envvar=True,
-    help="Longest time, such as 8h.",
+    help="Time limit for the search, e.g. 8h.",
 )
 @global_options
 @click.pass_context
 def command(context: click.Context, wish: Wish) -> None:
-    """Make the job stable, then try what is faster until the budget is spent.
+    """Make the job stable, then find the fastest configuration within the budget.
 
     \b
     Example:

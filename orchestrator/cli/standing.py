@@ -1,4 +1,4 @@
-"""How runs stand: read from their journals, shown as tables or JSON."""
+"""The status of runs, read from their journals: tables or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.run.journal import owner
-from autotune.orchestrator.terminal.widgets import echo
+from autotune.orchestrator.terminal import widgets
+from autotune.orchestrator.terminal.widgets import rendered
 from autotune.orchestrator.units import show_duration
 from autotune.policies.values.events import (
     Accepted,
@@ -36,10 +37,11 @@ from autotune.policies.values.events import (
 from autotune.policies.values.types import Knobs, Value
 
 _REPEAT_S = 2.0
+_HEAD = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
 
 
 class AttemptStanding(Value, frozen=True, kw_only=True):
-    """One attempt as status shows it."""
+    """One attempt in `autotune status`."""
 
     attempt: int
     change: str
@@ -48,7 +50,7 @@ class AttemptStanding(Value, frozen=True, kw_only=True):
 
 
 class Standing(Value, frozen=True, kw_only=True):
-    """One run as status shows it."""
+    """One run in `autotune status`."""
 
     run: str
     name: str = ""
@@ -58,11 +60,12 @@ class Standing(Value, frozen=True, kw_only=True):
     total_s: float = 0.0
     running_s: float = 0.0
     status: str = "STARTING"
+    running: bool = False  # a driver is at work on it
     attempts: tuple[AttemptStanding, ...] = ()
 
 
 def standing(run: directory.Run, *, now: float) -> Standing:
-    """Return how a run stands."""
+    """Return the status of a run."""
     history = run.history()
     driven = owner(run.path) is not None
     if not history or not isinstance(history[0], Accepted):
@@ -72,6 +75,7 @@ def standing(run: directory.Run, *, now: float) -> Standing:
             name=job.name if job is not None else "",
             framework=job.framework if job is not None else "",
             status="STARTING" if driven else "NOT STARTED",
+            running=driven,
         )
     accepted = history[0]
     over = isinstance(history[-1], Finished)
@@ -86,80 +90,76 @@ def standing(run: directory.Run, *, now: float) -> Standing:
         total_s=max(0.0, end - seconds_of(accepted.at)),
         running_s=sum(a.seconds for a in attempts),
         status=_status(history, driven=driven),
+        running=driven and not over,
         attempts=attempts,
     )
 
 
 def show(options: Options, *, prefix: str | None, watch: bool) -> None:
-    """Print the table of runs, or one run with its attempts."""
+    """Print the table of runs, or one run with its attempts; with `watch` until no run is driven."""
     while True:
         now = time.time()
         chosen = (
             (directory.find(options.runs_dir, prefix),) if prefix else directory.runs(options.runs_dir)[::-1]
         )
-        found = [standing(run, now=now) for run in chosen]
+        shown = [standing(run, now=now) for run in chosen]
         if options.json:
-            click.echo(msgspec.json.encode(found[0] if prefix else found))
+            click.echo(msgspec.json.encode(shown[0] if prefix else shown))
         else:
             if watch and sys.stdout.isatty():
                 click.clear()
-            echo(table(found, now=now, attempts=bool(prefix)), color=options.color)
-        if not watch or all(
-            one.status not in ("STARTING", "RUNNING", "STABLE", "RECOVERING", "SEARCHING") for one in found
-        ):
+            width = widgets.width_of(sys.stdout)
+            widgets.echo(table(shown, now=now, attempts=bool(prefix), width=width), color=options.color)
+        if not watch or not any(run.running for run in shown):
             return
         time.sleep(_REPEAT_S)
 
 
-def table(found: list[Standing], *, now: float, attempts: bool) -> str:
-    """Return runs as a table."""
-    if not found:
+def table(standings: list[Standing], *, now: float, attempts: bool, width: int | None = None) -> str:
+    """Return runs as a table in `width` columns, None does not wrap; with `attempts` those of the first."""
+    if not standings:
         return "no runs yet: `autotune launch job.yaml` starts one"
-    head = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
-    rows = [head]
-    for one in found:
-        submitted = _ago(now - seconds_of(one.submitted)) if one.submitted else "-"
-        times = (show_duration(one.total_s), show_duration(one.running_s))
-        rows.append(
-            (
-                one.run,
-                one.name,
-                one.framework,
-                one.cluster,
-                submitted,
-                *times,
-                str(len(one.attempts)),
-                one.status,
-            )
+    rows = [
+        (
+            run.run,
+            run.name,
+            run.framework,
+            run.cluster,
+            _ago(now - seconds_of(run.submitted)) if run.submitted else "-",
+            show_duration(run.total_s),
+            show_duration(run.running_s),
+            str(len(run.attempts)),
+            run.status,
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        for run in standings
     ]
-    if attempts:
-        for attempt in found[0].attempts:
-            took = show_duration(attempt.seconds)
-            lines.append(f"  ↳{attempt.attempt}  {attempt.change}   {took}   {attempt.status}")
-    return "\n".join(lines)
+    shown = rendered(widgets.table(rows, head=_HEAD, wrap={1: 12, 4: 6}), width=width)
+    if not attempts or not standings[0].attempts:
+        return shown
+    of_run = [
+        (f"  ↳{attempt.attempt}", attempt.change, show_duration(attempt.seconds), attempt.status)
+        for attempt in standings[0].attempts
+    ]
+    return f"{shown}\n{rendered(widgets.table(of_run, right=(2,), wrap={1: 20, 3: 20}), width=width)}"
 
 
 def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStanding, ...]:
-    out = []
+    attempts = []
     before = first
     for start in (e for e in history if isinstance(e, Started)):
         rows = tuple(e for e in history if e.attempt == start.attempt)
         ended = next((e for e in rows if isinstance(e, Ended)), None)
         change = messages.setting_changes(before, start.knobs) or (
-            "as written" if start.knobs == first else "same again"
+            "as written" if start.knobs == first else "same settings again"
         )
         seconds = ended.seconds if ended is not None else max(0.0, now - seconds_of(start.at))
-        out.append(
+        attempts.append(
             AttemptStanding(
                 attempt=start.attempt, change=change, seconds=seconds, status=_attempt_status(rows, ended)
             )
         )
         before = start.knobs
-    return tuple(out)
+    return tuple(attempts)
 
 
 def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:

@@ -8,19 +8,19 @@ from autotune.orchestrator.cli.options import given, global_options, run_ids
 
 _CODES = """\b
 Exit codes:
-  0    the question is answered
-  2    there is no such run"""
+  0    the table is printed
+  2    there is no such run, or an option is wrong"""
 
 
-@click.command("status", short_help="Table of runs, or one run's attempts.", epilog=_CODES)
+@click.command("status", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @click.option(
-    "--watch", is_flag=True, envvar="AUTOTUNE_WATCH", help="Repeat every two seconds until the run is over."
+    "--watch", is_flag=True, show_envvar=True, help="Refresh every two seconds until the run is over."
 )
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None, watch: bool) -> None:
-    """Show every run, or the attempts of one.
+    """List all runs, or the attempts of one. RUN is an id or the start of one.
 
     \b
     Example:

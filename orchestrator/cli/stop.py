@@ -8,17 +8,17 @@ from autotune.orchestrator.cli.options import given, global_options, run_ids
 
 _CODES = """\b
 Exit codes:
-  0    nothing of the run is left
-  2    there is no such run
-  3    its driver or its cluster does not answer"""
+  0    no process of the run is left
+  2    there is no such run, or an option is wrong
+  3    the run's driver or its cluster does not respond"""
 
 
-@click.command("stop", short_help="End a run cleanly, from another terminal or host.", epilog=_CODES)
+@click.command("stop", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None) -> None:
-    """End a run cleanly; RUN is an id or its beginning, by default the latest.
+    """Stop a run cleanly. RUN is an id or the start of one; default: the latest run.
 
     \b
     Example:

@@ -1,102 +1,140 @@
-"""A plan for people."""
+"""A plan as text for people."""
 
 from __future__ import annotations
 
 import shlex
 import textwrap
+from collections.abc import Iterable
 
 from autotune.orchestrator.messages import arrow, place
-from autotune.orchestrator.planner import PhasePlan, Plan
-from autotune.orchestrator.units import show_gib, show_value
+from autotune.orchestrator.planner import PhasePlan, Plan, RungPlan
+from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
+from autotune.orchestrator.units import show_gib, show_setting
 
-_COLUMNS = {
-    "weights": "weights",
-    "optimizer": "optimizer",
-    "grads": "gradients",
-    "activ.": "activations",
-    "logits": "logits",
-    "kv pool": "kv_pool",
+_PARTS = {
+    "weights": ("weights",),
+    "optim.": ("optimizer",),
+    "grads": ("gradients",),
+    "activ.": ("activations",),
+    "logits": ("logits",),
+    "kv pool": ("kv_pool",),
+    "others": ("buffers", "graphs", "residue", "outside"),
 }
-_OTHERS = ("buffers", "graphs", "residue", "outside")
 _MARKS = {"fits": "✓ fits", "marginal": "! marginal", "overflows": "✗ overflows", "unknown": ""}
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
+_SHORT_COMMAND = 8  # arguments
+_INDENT = "  "
 
 
-def text(plan: Plan, *, file: str, verbose: bool) -> str:
-    """Return the whole plan."""
-    host = (
-        f" · host {show_gib(plan.cluster.host_memory_bytes, digits=0)}"
-        if plan.cluster.host_memory_bytes
-        else ""
-    )
-    where = (
-        place(plan.cluster) if plan.cluster.gpus_per_node or plan.cluster.host_memory_bytes else "any cluster"
-    )
-    lines = [
-        f"{plan.name} · {plan.framework} on ray · {where}{host if plan.cluster.gpus_per_node else ''}",
-        "",
-    ]
+def text(plan: Plan, *, file: str, verbose: bool, width: int | None = None) -> str:
+    """Return the plan of the job in `file`; tables fit into `width` columns, None does not wrap them."""
+    lines = [f"{plan.name} · {plan.framework} on ray · {_where(plan)}", ""]
     lines += [f"warning: {warning}" for warning in plan.warnings]
     lines += [""] if plan.warnings else []
-    lines += _estimate(plan)
-    why = plan.reason.replace("as written", "not as written:", 1) if plan.first else plan.reason
-    lines += ["", *textwrap.wrap(f"first attempt: {why}", width=100, subsequent_indent="  ")]
-    lines += [f"  {arrow(name, a, b)}" for name, (a, b) in plan.first.items()]
-    lines += _command(plan.command, verbose=verbose)
-    lines += ["", "if it runs out of memory, in this order"]
-    phase = ""
-    for rung in plan.ladder:
-        label = rung.phase if rung.phase != phase else ""
-        phase = rung.phase
-        changes = ", ".join(arrow(name, a, b) for name, (a, b) in rung.changes.items())
-        slower = f", slows {rung.slows}" if rung.slows and rung.slows != "nothing" else ""
-        lines.append(f"  {label:<13} {rung.remedy:<21} {changes:<48} {rung.effect.value}{slower}".rstrip())
+    lines += _estimate(plan, width)
+    lines += ["", *_first_attempt(plan, width)]
+    lines += _command(plan.command, verbose=verbose, width=width or PIPED_WIDTH)
+    lines += ["", "if it runs out of memory, in this order", *_remedies(plan.ladder, width)]
     if verbose:
-        lines += ["", "where values come from"]
-        lines += [f"  {k.knob:<27} {show_value(k.value):<12} {k.source:<13} {k.setting}" for k in plan.knobs]
-        lines += ["", "why not"]
-        lines += [f"  {name:<27} {why}" for name, why in plan.unsupported.items()]
+        knobs = ((_INDENT + k.knob, show_setting(k.knob, k.value), k.source, k.setting) for k in plan.knobs)
+        unsupported = ((_INDENT + name, why) for name, why in plan.unsupported.items())
+        lines += ["", "where the values come from", rendered(table(knobs), width=width)]
+        lines += ["", "not available", rendered(table(unsupported, wrap={1: 30}), width=width)]
     lines += ["", f"Nothing was launched. Run it: autotune launch {shlex.quote(file)}"]
     return "\n".join(lines)
 
 
-def _estimate(plan: Plan) -> list[str]:
+def _where(plan: Plan) -> str:
+    cluster = plan.cluster
+    if not cluster.gpus_per_node:
+        return place(cluster) if cluster.host_memory_bytes else "any cluster"
+    host = cluster.host_memory_bytes
+    return place(cluster) + (f" · host {show_gib(host, digits=0)}" if host else "")
+
+
+def _estimate(plan: Plan, width: int | None) -> list[str]:
     if not plan.phases:
-        return [f"no prediction: {plan.note}; the ladder decides"]
+        return [f"no memory estimate: {plan.note}", "Without one, remedies follow their fixed order."]
     small = all((phase.capacity_bytes or phase.total_bytes) < _SMALL_BYTES for phase in plan.phases)
     unit, scale = ("MiB", _MIB) if small else ("GiB", _GIB)
-    source = f"calibrated by {plan.calibrated_by} earlier runs" if plan.calibrated_by else "uncalibrated"
-    lines = [f"predicted peak per device, {unit} ({source}, ±{plan.error or 0:.0%})"]
-    lines.append("phase        " + "".join(f"{name:>10}" for name in (*_COLUMNS, "others", "total")))
-    lines += [_row(phase, scale) for phase in plan.phases]
+    runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
+    source = f"calibrated by {runs}" if plan.calibrated_by else "uncalibrated"
     host = max(phase.host_bytes for phase in plan.phases)
     of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}" if plan.cluster.host_memory_bytes else ""
-    lines.append(f"host memory of a node: {show_gib(host, digits=1)}{of}")
-    return lines
+    return [
+        f"predicted peak per device, {unit} ({source}, ±{plan.error or 0:.0%})",
+        _peaks(plan.phases, scale, width),
+        f"host memory of a node: {show_gib(host, digits=1)}{of}",
+    ]
 
 
-def _row(phase: PhasePlan, scale: float) -> str:
-    def cell(size: float) -> str:
-        return f"{'–' if size < 0.05 * scale else format(size / scale, ',.1f'):>10}"
+def _peaks(phases: Iterable[PhasePlan], scale: float, width: int | None) -> str:
+    """Return the table of peaks, with narrow gaps and marks where `width` asks for it."""
+    head = ("phase", *_PARTS, "total", "", "")
+    right = range(1, len(head) - 1)
+    rows = [_row(phase, scale) for phase in phases]
+    wide = rendered(table(rows, head=head, right=right), width=None)
+    if width is None or max(map(len, wide.split("\n"))) <= width:
+        return wide
+    short = [(*row[:-1], row[-1][:1]) for row in rows]
+    return rendered(table(short, head=head, right=right, gap=1), width=None)
 
-    cells = "".join(cell(phase.parts[part]) for part in _COLUMNS.values())
-    others = sum(phase.parts[part] for part in _OTHERS)
-    share = f"  {phase.total_bytes / phase.capacity_bytes:5.0%}" if phase.capacity_bytes else ""
-    sums = f"{cell(others)}{cell(phase.total_bytes)}{share}"
-    return f"{phase.phase:<13}{cells}{sums}  {_MARKS[phase.verdict]}".rstrip()
+
+def _row(phase: PhasePlan, scale: float) -> tuple[str, ...]:
+    sizes = [sum(phase.parts[part] for part in parts) for parts in _PARTS.values()]
+    cells = ("–" if size < 0.05 * scale else f"{size / scale:,.1f}" for size in (*sizes, phase.total_bytes))
+    share = f"{phase.total_bytes / phase.capacity_bytes:.0%}" if phase.capacity_bytes else ""
+    return (phase.phase, *cells, share, _MARKS[phase.verdict])
 
 
-def _command(argv: tuple[str, ...], *, verbose: bool) -> list[str]:
-    """Return the command, one setting a line; without `-v` its beginning."""
-    most = len(argv) if verbose else 8
-    words = [shlex.quote(word) for word in argv[:most]]
-    lines, line = [], "  "
-    for word in words:
-        if len(line) + len(word) > 98 and line.strip():
+def _first_attempt(plan: Plan, width: int | None) -> list[str]:
+    why = _why_changed(plan) if plan.first else plan.reason
+    changes = [f"{_INDENT}{arrow(name, before, after)}" for name, (before, after) in plan.first.items()]
+    return [
+        *textwrap.wrap(f"first attempt: {why}", width=width or PIPED_WIDTH, subsequent_indent=_INDENT),
+        *changes,
+    ]
+
+
+def _why_changed(plan: Plan) -> str:
+    """Return which memory the job as written would exceed most."""
+    excess = [
+        (phase.total_bytes - phase.capacity_bytes, f"{phase.phase} would need", "the device has")
+        for phase in plan.phases
+        if phase.capacity_bytes
+    ]
+    if plan.cluster.host_memory_bytes:
+        host = max((phase.host_bytes for phase in plan.phases), default=0.0)
+        excess.append((host - plan.cluster.host_memory_bytes, "the host would need", "it has"))
+    missing, who, available = max(excess, default=(0.0, "", ""))
+    if missing <= 0:
+        return plan.reason
+    return f"changed from your job, because {who} {show_gib(missing)} more than {available}"
+
+
+def _command(argv: tuple[str, ...], *, verbose: bool, width: int) -> list[str]:
+    """Return the command in lines that a shell takes; without `verbose` its beginning."""
+    shown = len(argv) if verbose else _SHORT_COMMAND
+    lines, line = [], _INDENT
+    for word in map(shlex.quote, argv[:shown]):
+        if len(line) + len(word) > width - 2 and line.strip():
             lines.append(f"{line.rstrip()} \\")
-            line = "    "
+            line = _INDENT * 2
         line += f"{word} "
-    left = len(argv) - most
-    lines.append(line.rstrip() + (f" …    (all {len(argv)} words: -v)" if left > 0 else ""))
-    return lines
+    more = f" …    (-v prints all {len(argv)} arguments)" if len(argv) > shown else ""
+    return [*lines, line.rstrip() + more]
+
+
+def _remedies(ladder: Iterable[RungPlan], width: int | None) -> list[str]:
+    rows: list[tuple[str, str, str]] = []
+    phase = ""
+    for rung in ladder:
+        if rung.phase != phase:
+            phase = rung.phase
+            rows.append((phase, "", ""))
+        changes = ", ".join(arrow(name, before, after) for name, (before, after) in rung.changes.items())
+        cost = f"; slows {rung.slows}" if rung.slows and rung.slows != "nothing" else ""
+        rows.append((_INDENT + rung.remedy, changes, f"{rung.effect.value}{cost}"))
+    body = rendered(table(rows, wrap={1: 32, 2: 20}), width=None if width is None else width - len(_INDENT))
+    return textwrap.indent(body, _INDENT).split("\n")

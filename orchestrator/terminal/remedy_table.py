@@ -1,7 +1,8 @@
-"""The ladder of one framework as a table: what may change, where, under which name, and at what price."""
+"""The remedies of one framework as a table: setting, limits, effect and cost of each."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from autotune import configs
 from autotune.launchers.base import Advice, Framework, Status
 from autotune.orchestrator.config.loader import load
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.units import show_value
+from autotune.orchestrator.terminal.widgets import rendered, table
+from autotune.orchestrator.units import show_setting
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.types import (
@@ -36,8 +38,9 @@ _MEMORY = {
     Cause.SHM: "shm",
     Cause.OBJECT_STORE: "object store",
 }
-# What a table of settings is drawn for when no job is at hand.
-_USUAL = Cluster(
+_INDENT = " " * 4
+# The cluster of the profiles, because there is no job.
+_CLUSTER = Cluster(
     address="auto", nodes=1, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
 )
 
@@ -57,25 +60,25 @@ class Row(Value, frozen=True, kw_only=True):
 
 
 def rows(framework: Framework) -> tuple[Row, ...]:
-    """Return the remedies in the order of the ladder, then what the public guides say beyond them."""
+    """Return the remedies in the order of the ladder, then the other advice of public guides."""
     starts = ({}, *framework.presets.values())
     jobs = [
         *_examples(framework),
         *(Job(name="ladder", framework=framework.name, settings=dict(s)) for s in starts),
     ]
-    profiles = [framework.profile(job, _USUAL) for job in jobs]
+    profiles = [framework.profile(job, _CLUSTER) for job in jobs]
     names = dict.fromkeys(rung.name for rung in LADDER)
-    found = [row for name in names for row in _of_remedy(name, profiles)]
-    return (*found, *map(_of_guide, framework.advice))
+    remedies = [row for name in names for row in _of_remedy(name, profiles)]
+    return (*remedies, *map(_of_guide, framework.advice))
 
 
 def _examples(framework: Framework) -> Iterator[Job]:
-    """Yield the example jobs that come with autotune, which say more than an empty job."""
+    """Yield the example jobs that come with autotune: they set more knobs than an empty job."""
     for file in sorted(Path(configs.__path__[0]).glob(f"{framework.name}*.yaml")):
         try:
             yield load(file)
         except Failure:
-            continue  # it names files of a cluster
+            continue  # it needs files of a cluster
 
 
 def _of_guide(advice: Advice) -> Row:
@@ -92,44 +95,50 @@ def _of_guide(advice: Advice) -> Row:
     )
 
 
-def text(framework: Framework, table: tuple[Row, ...]) -> str:
-    """Return the table for people: a remedy's setting and status, and beneath it what it does."""
-    head = ("REMEDY", "STATUS", "SETTING")
-    cells = [head, *((row.remedy, row.status, row.setting) for row in table)]
-    widths = [max(len(row[column]) for row in cells) for column in range(2)]
-    lines = [f"{framework.name}: what may change when memory runs out, in the order of the ladder", ""]
-    for row, cell in zip((None, *table), cells, strict=True):
-        lines.append("  ".join(c.ljust(w) for c, w in zip(cell, (*widths, 0), strict=True)).rstrip())
-        if row is None:
-            continue
-        price = f"{row.effect or '?'}; slows {row.cost or '?'}" if row.effect or row.cost else ""
-        for label, note in (
-            ("cures", "" if row.status == Status.IMPOSSIBLE.value else row.phase),
-            ("frees", price if row.status == Status.WORKS.value else ""),
-            ("limits", row.constraint),
-            ("note" if row.status == Status.WORKS.value else "why", row.reason),
-        ):
-            lines += [f"    {label:<7}{note}"] if note else []
+def text(framework: Framework, rows: tuple[Row, ...], *, width: int | None = None) -> str:
+    """Return the table for people: a remedy with its setting, and beneath it what it does.
+
+    Notes are wrapped at `width` columns; None does not wrap them.
+    """
+    heads = [(row.remedy, row.status, row.setting) for row in rows]
+    head, *body = rendered(table(heads, head=("REMEDY", "STATUS", "SETTING")), width=None).split("\n")
+    lines = [f"Remedies for {framework.name} when memory runs out, in the order of their cost", "", head]
+    room = None if width is None else width - len(_INDENT)
+    for row, line in zip(rows, body, strict=True):
+        notes = rendered(table(_notes(row), wrap={1: 40}), width=room)
+        lines += [line, *textwrap.indent(notes, _INDENT).split("\n")]
     return "\n".join(lines)
 
 
+def _notes(row: Row) -> list[tuple[str, str]]:
+    works = row.status == Status.WORKS.value
+    notes = (
+        ("for", "" if row.status == Status.IMPOSSIBLE.value else row.phase),
+        ("frees", row.effect if works else ""),
+        ("slows", row.cost if works else ""),
+        ("limits", row.constraint),
+        ("note" if works else "why", row.reason),
+    )
+    return [(label, note) for label, note in notes if note]
+
+
 def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
-    """Return a remedy's rows; a knob that only some jobs offer is shown as those jobs have it."""
+    """Return one row per knob of a remedy, from the first profile that supports the knob."""
     move = MOVES[name]
     phase, memory = _where(name, ())
     shared = {"memory": memory, "remedy": name, "effect": move.frees, "cost": move.slows}
     if not move.turns:
-        note = "names pid and user of who holds the card; nothing of the job changes"
+        note = "reports the process that holds the GPU, with its pid and user; the job stays as it is"
         return [
             Row(**shared, phase=phase, setting="-", constraint="", status=Status.WORKS.value, reason=note)
         ]
-    found = []
+    rows = []
     for knob in move.turns:
         profile = next((p for p in profiles if knob in p.supported), profiles[0])
         support = profile.supported.get(knob)
         if support is None:
             why = profile.unsupported.get(knob, "the framework has no such setting")
-            found.append(
+            rows.append(
                 Row(
                     **shared,
                     phase=phase,
@@ -140,9 +149,10 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
                 )
             )
             continue
-        limits = [_grid(support.grid), *(_limit(c) for c in profile.constraints if _concerns(c, knob))]
+        limits = [_grid(knob, support.grid)]
+        limits += [_limit(knob, c) for c in profile.constraints if _concerns(c, knob)]
         limits.append("" if support.effect.value == "exact" else "results differ by rounding")
-        found.append(
+        rows.append(
             Row(
                 **shared,
                 phase=_where(name, support.phases)[0],
@@ -151,55 +161,56 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
                 status=Status.WORKS.value,
             )
         )
-    return found
+    return rows
 
 
 def _where(name: str, only: tuple[Phase, ...]) -> tuple[str, str]:
-    """Return the failures that a remedy answers, on the devices in these phases `only`, and the memories."""
+    """Return the failures that a remedy is for, gpu-oom in the phases `only`, and the memory that it frees."""
     phases: dict[Cause, set[Phase]] = {}
     for rung in LADDER:
         for cause in rung.causes if rung.name == name else ():
             phases.setdefault(cause, set()).update(set(rung.phases) - {Phase.NONE})
-    answers = []
+    failures = []
     for cause, every in phases.items():
-        found = every & set(only) if only and cause is Cause.GPU_OOM else every
-        if not found:
+        reached = every & set(only) if only and cause is Cause.GPU_OOM else every
+        if not reached:
             continue
-        where = (
-            "any phase" if len(found) == len(Phase) - 1 else " ".join(p.value for p in Phase if p in found)
-        )
-        answers.append(f"{cause.value} in {where}")
-    return "; ".join(answers), " ".join(dict.fromkeys(_MEMORY[cause] for cause in phases))
+        names = " ".join(phase.value for phase in Phase if phase in reached)
+        where = "any phase" if len(reached) == len(Phase) - 1 else names
+        failures.append(f"{cause.value} in {where}")
+    return "; ".join(failures), " ".join(dict.fromkeys(_MEMORY[cause] for cause in phases))
 
 
-def _grid(grid: Grid) -> str:
+def _grid(knob: str, grid: Grid) -> str:
     if grid.values:
-        return "one of " + ", ".join(show_value(value) for value in grid.values)
+        return "one of " + ", ".join(show_setting(knob, value) for value in grid.values)
     bounds = (
         ("at least", grid.minimum),
         ("at most", grid.maximum),
         ("in steps of", None if grid.multiple == 1 else grid.multiple),
     )
-    return ", ".join(f"{words} {_number(value)}" for words, value in bounds if value is not None)
+    return ", ".join(f"{bound} {_number(knob, value)}" for bound, value in bounds if value is not None)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+def _number(knob: str, value: float) -> str:
+    shown = show_setting(knob, value)
+    return f"{value:,.0f}" if value >= 1000 and shown.isdecimal() else shown
 
 
 def _concerns(constraint: Constraint, knob: str) -> bool:
     return constraint.knob == knob
 
 
-def _limit(constraint: Constraint) -> str:
+def _limit(knob: str, constraint: Constraint) -> str:
     match constraint:
         case AtLeast(value=value, why=why):
-            return f"at least {_number(value)}: {why}"
+            return f"at least {_number(knob, value)}: {why}"
         case AtMost(value=value, why=why):
-            return f"at most {_number(value)}: {why}"
+            return f"at most {_number(knob, value)}: {why}"
         case Divides(of=of, why=why):
             return f"divides {of}: {why}"
         case Requires(value=value, other=other, values=values, why=why):
-            return f"{show_value(value)} needs {other} = {' or '.join(map(show_value, values))}: {why}"
+            needed = " or ".join(show_setting(other, value) for value in values)
+            return f"{show_setting(knob, value)} needs {other} = {needed}: {why}"
         case FixedDuringRun(why=why):
-            return f"not once a checkpoint exists: {why}"
+            return f"fixed once a checkpoint exists: {why}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _GIB = 1 << 30
 _MIB = 1 << 20
+_BYTE_KNOBS = frozenset(("sync_buffer", "memory_margin"))
 
 
 def show_gib(size: float, *, digits: int = 2) -> str:
@@ -20,3 +21,18 @@ def show_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def show_size(size: int) -> str:
+    """Return `2 GiB` or `512 MiB` where that is exact, else the size as `show_gib` does."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
+        if size and size % unit == 0:
+            return f"{size // unit:,} {name}"
+    return show_gib(size)
+
+
+def show_setting(knob: str, value: object) -> str:
+    """Return a knob's value as `show_value` does, and sizes with their unit."""
+    if knob in _BYTE_KNOBS and isinstance(value, int):
+        return show_size(value)
+    return show_value(value)

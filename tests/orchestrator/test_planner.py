@@ -57,5 +57,31 @@ def test_the_built_in_demo_is_found_too_big_before_it_starts() -> None:
 def test_people_are_told_where_values_come_from_and_why_not() -> None:
     shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml"), "-v"])
     assert shown.exit_code == 0
-    assert "where values come from" in shown.stdout and "why not" in shown.stdout
+    assert "where the values come from" in shown.stdout and "not available" in shown.stdout
     assert "Nothing was launched." in shown.stdout
+
+
+def test_a_change_before_the_first_launch_has_its_reason_and_each_knob_once() -> None:
+    shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml")])
+    first, rest = shown.stdout.split("first attempt: ")[1].split("if it runs out of memory")
+    assert first.startswith("changed from your job, because log_prob would need ")
+    assert "MiB more than the device has" in first and "as written" not in first
+    assert all(first.count(f"{knob} ") == 1 for knob in ("tokens_per_microbatch", "logprob_tokens"))
+    assert "sync_buffer 16 MiB → 8 MiB" in rest
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_plan_fits_a_terminal_and_cuts_no_command(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.chdir(CONFIGS.parent)
+    shown = CliRunner().invoke(main, ["plan", "configs/builtin-cpu.yaml"])
+    assert max(map(len, shown.stdout.splitlines())) <= width
+    assert "183%" in shown.stdout and "…" not in shown.stdout
+    whole = CliRunner().invoke(main, ["plan", "configs/verl-grpo-qwen2.5-7b.yaml", "-v"]).stdout
+    assert "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu" in whole and "…" not in whole
+
+
+def test_a_plan_away_from_the_cluster_says_what_is_unknown() -> None:
+    shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml")])
+    assert "8 × GPU (memory unknown)" in shown.stdout
+    assert "no memory estimate: the model's shape is unknown; set `model:`" in shown.stdout

@@ -54,7 +54,7 @@ OWN = {
     "resume": set[str](),
     "stop": set[str](),
     "explain": {"--model", "--framework", "--rule"},
-    "ladder": set[str](),
+    "remedies": set[str](),
 }
 
 
@@ -72,19 +72,37 @@ def commands() -> dict[str, click.Command]:
 
 def test_the_surface_is_frozen() -> None:
     found = commands()
-    assert tuple(found) == COMMANDS and set(found) == set(OWN)
+    assert tuple(found) == tuple(COMMANDS) and set(found) == set(OWN)
     for name, command in found.items():
         context = click.Context(command, help_option_names=["-h", "--help"])
         options = {o for p in command.get_params(context) if isinstance(p, click.Option) for o in p.opts}
         assert options == GLOBAL | OWN[name], name
 
 
-def test_every_option_reads_its_variable() -> None:
-    for name, command in commands().items():
+def test_every_option_reads_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, command in {**commands(), "": main}.items():
+        context = click.Context(command, **command.context_settings)
         for parameter in command.params:
-            if isinstance(parameter, click.Option) and parameter.name not in ("version", "help"):
-                long = next(o for o in parameter.opts if o.startswith("--"))
-                assert parameter.envvar == "AUTOTUNE_" + long[2:].upper().replace("-", "_"), (name, long)
+            if not isinstance(parameter, click.Option):
+                continue
+            long = next(o for o in parameter.opts if o.startswith("--"))
+            variable = "AUTOTUNE_" + long[2:].upper().replace("-", "_")
+            monkeypatch.setenv(variable, "value")
+            read = None if long == "--version" else "value"
+            assert parameter.resolve_envvar_value(context) == read, (name, long)
+            shown = parameter.get_help_record(context)
+            assert shown is not None and (variable in shown[1]) == (read is not None), (name, long)
+
+
+def test_a_variable_sets_the_option_of_a_command(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, env={"AUTOTUNE_DRY_RUN": "1", "AUTOTUNE_VERSION": "1"})
+    assert seen.code == 0 and "Nothing was launched." in seen.err
+
+
+def test_ladder_is_an_alias_of_remedies() -> None:
+    context = click.Context(main)
+    assert main.get_command(context, "ladder") is main.get_command(context, "remedies")
+    assert "ladder" not in main.list_commands(context)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -122,9 +140,10 @@ def test_a_flag_wins_over_the_environment_wherever_it_stands(
 def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
     program = (
         "import sys, time; begun = time.perf_counter()\n"
-        "from autotune.orchestrator.cli import main\n"
+        "from autotune.orchestrator.cli import COMMANDS, main\n"
         "main(['--help'], standalone_mode=False)\n"
         "heavy = {'ray', 'optuna', 'jinja2', 'rich', 'torch', 'yaml'} & set(sys.modules)\n"
+        "heavy |= {f'autotune.orchestrator.cli.{name}' for name in COMMANDS} & set(sys.modules)\n"
         "print(heavy, file=sys.stderr); print(time.perf_counter() - begun, file=sys.stderr)\n"
     )
     times = []

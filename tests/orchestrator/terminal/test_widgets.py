@@ -1,0 +1,53 @@
+"""Tables, glyphs and colours of the terminal output."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from autotune.orchestrator.terminal.widgets import (
+    ASCII,
+    ascii_text,
+    encodable,
+    memory_bar,
+    rendered,
+    table,
+    width_of,
+)
+
+ROWS = [("a", "memory_fraction 0.8 → 0.64, concurrency 256 → 128", "exact"), ("bb", "one", "numeric")]
+
+
+def test_a_table_aligns_its_columns_and_does_not_wrap_without_a_width() -> None:
+    lines = rendered(table(ROWS, head=("X", "CHANGE", "EFFECT"), wrap={1: 10}), width=None).split("\n")
+    assert lines[0].index("EFFECT") == lines[1].index("exact") == lines[2].index("numeric")
+    assert len(lines) == 3 and all(line == line.rstrip() for line in lines)
+
+
+def test_only_the_named_columns_wrap() -> None:
+    shown = rendered(table(ROWS, wrap={1: 20}), width=40)
+    assert max(map(len, shown.split("\n"))) <= 40 and "…" not in shown
+    assert " ".join(shown.split()).startswith("a memory_fraction 0.8 → 0.64, exact concurrency")
+    whole = rendered(table(ROWS), width=20)
+    assert ROWS[0][1] in whole
+
+
+def test_markup_and_emoji_codes_in_cells_are_text() -> None:
+    assert rendered(table([("[red]x", ":warning:")]), width=None) == "[red]x  :warning:"
+
+
+def test_every_glyph_has_one_ascii_form() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    text = "".join(ASCII)
+    assert encodable(text, stream) == "".join(ASCII.values())
+    assert encodable("ü", stream) == "?"
+    bar = memory_bar("host", used_bytes=1 << 30, total_bytes=2 << 30)
+    assert ascii_text(bar).plain == f"    host  {'#' * 12}{'.' * 12}  1.00 GiB / 2.00 GiB"
+
+
+def test_the_width_is_the_terminals_or_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert width_of(io.StringIO()) is None
+    monkeypatch.setenv("COLUMNS", "72")
+    assert width_of(io.StringIO()) == 72
