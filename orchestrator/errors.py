@@ -1,4 +1,4 @@
-"""What can be wrong outside the job itself; every error carries its exit code and a hint."""
+"""Expected errors of autotune and their exit codes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class ExitCode(IntEnum):
     """The exit codes of `autotune`."""
 
     OK = 0
-    NO = 1  # the answer is no: gave up, the job's own failure
-    USAGE = 2  # autotune's own input is wrong
+    NO = 1  # the answer is no: no configuration fits, or the job itself failed
+    USAGE = 2  # the job file or an option is wrong
     INFRASTRUCTURE = 3
     BUG = 101
     INTERRUPTED = 130
     TERMINATED = 143
 
 
-class Failure(Exception):  # noqa: N818 - named as the user meets it
-    """An expected failure, told in one line with a hint and never with a traceback."""
+class Failure(Exception):  # noqa: N818 - named as in "infrastructure failure"
+    """An expected failure: one line, a hint and an exit code; no traceback."""
 
     def __init__(self, message: str, *, hint: str = "", code: ExitCode = ExitCode.INFRASTRUCTURE) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class Failure(Exception):  # noqa: N818 - named as the user meets it
 
 
 class Complaint(Value, frozen=True, kw_only=True):
-    """One mistake in a text the user wrote, with its place."""
+    """One mistake in the user's input, with its position."""
 
     message: str
     file: str
@@ -42,7 +42,7 @@ class Complaint(Value, frozen=True, kw_only=True):
     about: str = "job"
 
     def render(self) -> str:
-        """Return the mistake with its place, the source line, carets and the hint."""
+        """Return the mistake with its position, the source line, carets and the hint."""
         margin = " " * len(str(self.line))
         shown, column = _clip(self.text, self.column)
         carets = "^" * max(1, min(self.width, len(shown) - column + 1))
@@ -65,7 +65,7 @@ def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:
 
 
 class JobErrors(Failure):
-    """Everything that is wrong with a job file, in order of line."""
+    """All mistakes of a job file, in order of line."""
 
     def __init__(self, complaints: tuple[Complaint, ...]) -> None:
         self.complaints = tuple(sorted(complaints, key=lambda c: (c.line, c.column)))

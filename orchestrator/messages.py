@@ -1,4 +1,4 @@
-"""What a run's events mean in words, without colour or layout."""
+"""The text of a run's events, without colour or layout."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from autotune.policies.values.evidence import (
 from autotune.policies.values.types import Cause, Cluster, Knobs, Phase, Setting, changed
 
 _CAUSES = {
-    Cause.CODE: "code: an error of the job itself,",
-    Cause.CONFIG: "config: a setting that the job refuses,",
-    Cause.UNKNOWN: "unknown: no rule matches,",
+    Cause.CODE: "code: the job's own code failed",
+    Cause.CONFIG: "config: the job refused a setting",
+    Cause.UNKNOWN: "unknown: no rule matches",
 }
-_RULES = {"autotune-restarted": "config: the job began anew instead of continuing its checkpoint,"}
+_RULES = {"autotune-restarted": "config: the job started over instead of resuming from its checkpoint"}
 _TRAIN = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+_MARGINAL = " with little free memory"
 _SHOWN = {"rollout", "log_prob", "train"}
-_SPARE = ", with little memory to spare,"
-# Words for the phases that do not read well after "in".
-_PHASES = {
+# Phases that need more than "in" and their name.
+_PLACES = {
     Phase.INIT: "while starting",
     Phase.ROLLOUT_INIT: "while starting the rollout engine",
     Phase.COMM: "in communication",
@@ -51,24 +51,27 @@ _PHASES = {
 
 def where(diagnosis: Diagnosis) -> str:
     """Return `gpu-oom in backward, step 2, rank 2`."""
-    first = diagnosis.evidence[0].rule if diagnosis.evidence else ""
-    parts = [_RULES.get(first, _CAUSES.get(diagnosis.cause, str(diagnosis.cause)))]
-    if diagnosis.phase is not Phase.NONE:
-        parts[0] += f" {_PHASES.get(diagnosis.phase, f'in {diagnosis.phase}')}"
+    rule = diagnosis.evidence[0].rule if diagnosis.evidence else ""
+    sentence = _RULES.get(rule) or _CAUSES.get(diagnosis.cause)
+    place_ = _place(diagnosis.phase)
+    parts = [sentence, place_] if sentence else [f"{diagnosis.cause} {place_}".strip()]
     if diagnosis.step is not None:
         parts.append(f"step {diagnosis.step}")
     if diagnosis.rank is not None:
         parts.append(f"rank {diagnosis.rank}")
-    return ", ".join(parts).replace(",,", ",").rstrip(",")
+    return ", ".join(part for part in parts if part)
 
 
-def seen(finding: Finding) -> str:
-    """Return what a failure line says, as far as a rule knows it."""
-    if finding.cause is None:
-        return f"{finding.line.text.strip()[:120]} (line {finding.line.line})"
-    phase = finding.phase
-    words = f" {_PHASES.get(phase, f'in {phase}')}" if phase is not Phase.NONE else ""
-    return f"{finding.cause}{words} (line {finding.line.line})"
+def _place(phase: Phase) -> str:
+    return "" if phase is Phase.NONE else _PLACES.get(phase, f"in {phase}")
+
+
+def failure_line(finding: Finding) -> str:
+    """Return `gpu-oom in backward (line 5)`, or the line itself where its rule names no cause."""
+    text = finding.line.text.strip()[:120]
+    if finding.cause is not None:
+        text = f"{finding.cause} {_place(finding.phase)}".strip()
+    return f"{text} (line {finding.line.line})"
 
 
 def figures(facts: Facts) -> str:
@@ -104,7 +107,7 @@ def remedy_costs(remedy: Remedy) -> str:
 
 
 def place(cluster: Cluster) -> str:
-    """Return `4 × H100 (79.19 GiB)` or what stands for it without GPUs."""
+    """Return `4 × H100 (79.19 GiB)`, or `no GPU · host 24.0 GiB`."""
     nodes = f"{cluster.nodes} nodes × " if cluster.nodes > 1 else ""
     if cluster.gpus_per_node:
         cards = f"{nodes}{cluster.gpus_per_node} × {cluster.gpu_name or 'GPU'}"
@@ -114,7 +117,7 @@ def place(cluster: Cluster) -> str:
 
 
 def peaks(values: dict[str, Peak]) -> str:
-    """Return the peaks that matter in one line; the passes of training are one row for people."""
+    """Return the main peaks in one line; forward, backward and optimizer are one entry, `train`."""
     rows: dict[str, Peak] = {}
     for phase, peak in values.items():
         row = "train" if phase in _TRAIN else phase
@@ -133,21 +136,21 @@ def outcome(value: Outcome) -> str:
     """Return how an attempt ended."""
     match value:
         case Completed():
-            return "the training is complete"
+            return "training complete"
         case Crashed(exit_code=code, signal=signal):
             if signal is not None:
-                return f"ended by signal {signal}"
+                return f"killed by signal {signal}"
             if code == 0:
-                return "ended with exit code 0 before its last step"
-            return f"ended with exit code {code}" if code is not None else "ended"
+                return "exited with code 0 before its last step"
+            return f"exited with code {code}" if code is not None else "ended"
         case Hung(silent_s=silent):
-            return f"hung: silent for {show_duration(silent)}"
+            return f"hung: no output or activity for {show_duration(silent)}"
         case Lost(reason=reason):
             return f"lost: {reason}"
         case Cancelled(by=by):
             return {
                 "user": "stopped",
-                "failure": "stopped after its failure",
+                "failure": "stopped after the failure",
                 "goal": "stopped at the goal",
             }.get(by, f"stopped by {by}")
         case _:
@@ -155,7 +158,7 @@ def outcome(value: Outcome) -> str:
 
 
 def tried(result: Tried, *, before: Knobs | None) -> str:
-    """Return what a search learned about one configuration."""
+    """Return the result of a trial: purpose, result, speed, free memory and change."""
     change = setting_changes(before, result.knobs) if before is not None else ""
     parts = [f"{result.purpose.value}: {result.result.value}"]
     if result.unit is not None:
@@ -165,7 +168,7 @@ def tried(result: Tried, *, before: Knobs | None) -> str:
         parts.append(f"{result.headroom:.1%} free")
     if result.reason:
         parts.append(result.reason)
-    parts.append(change or "as the job")
+    parts.append(change or "as written")
     return "   ".join(parts)
 
 
@@ -175,15 +178,13 @@ def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
     took = show_duration(seconds)
     match value:
         case TrainingCompleted(marginal=marginal):
-            return f"Complete{_SPARE if marginal else ''} after {tries} in {took}"
+            return f"Training complete{_MARGINAL if marginal else ''} after {tries} in {took}"
         case Stable(marginal=marginal):
-            return (
-                f"{'Stable, with little memory to spare,' if marginal else 'Stable'} after {tries} in {took}"
-            )
+            return f"Stable{_MARGINAL if marginal else ''} after {tries} in {took}"
         case GaveUp(reason=reason):
             return f"gave up after {tries}: {reason}"
         case NeedsHuman(diagnosis=diagnosis):
-            return f"stopped after {tries}: {where(diagnosis)}"
+            return f"failed after {tries}: {where(diagnosis)}"
         case Infrastructure(reason=reason):
             return reason
         case Interrupted(by=by):

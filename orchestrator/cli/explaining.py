@@ -1,4 +1,4 @@
-"""Explains logs one after the other: text or JSON on stdout."""
+"""Prints the explanation of each log, as text or JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ _MAGIC_BYTES = 16
 
 
 def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options) -> ExitCode:
-    """Print an explanation of every log; returns whether all of them got a cause."""
+    """Print the explanation of every log; returns OK if a cause was found in all of them, else NO.
+
+    Raises Failure for a log that cannot be read and an unknown framework.
+    """
     check(names)
-    known = _framework(framework) if framework is not None else None
+    wanted = _framework(framework) if framework is not None else None
     shape = read_model(model) if model is not None else None
     code = ExitCode.OK
     for index, name in enumerate(names):
@@ -38,9 +41,9 @@ def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, o
             shown, line = snapshot_text(name, snapshot), snapshot_document(name, snapshot)
             is_answer = bool(snapshot.devices)
         else:
-            found = explain(read(name), framework=known, model=shape)
-            shown, line = text(found, verbose=options.verbose > 0), document(found)
-            is_answer = found.is_answer
+            explanation = explain(read(name), framework=wanted, model=shape)
+            shown, line = text(explanation, verbose=options.verbose > 0), document(explanation)
+            is_answer = explanation.is_answer
         if options.json:
             _write(line + b"\n")
         else:
@@ -51,7 +54,7 @@ def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, o
 
 
 def show_rule(name: str, *, options: Options) -> None:
-    """Print what a rule or a cause means."""
+    """Print what a rule or a cause means; raises Failure for an unknown one."""
     shown = explain_rule(name, as_json=options.json)
     if options.json:
         _write(shown.encode() + b"\n")
@@ -63,7 +66,7 @@ def _framework(name: str) -> str:
     if name in FRAMEWORKS:
         return name
     near = difflib.get_close_matches(name, FRAMEWORKS, n=1, cutoff=0.5)
-    hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(sorted(FRAMEWORKS))}"
+    hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(sorted(FRAMEWORKS))}"
     raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
 
 

@@ -1,4 +1,4 @@
-"""What `launch` and `resume` share: a place to run, the loop, and what is said at the end."""
+"""Drives a run for `launch`, `search` and `resume`: opens the cluster, runs the loop, prints the result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CAPACITY_TOLERANCE = 0.03
 
 
 def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
-    """Return the place where a job runs, the same one where it ran before."""
+    """Return the cluster of a job, the same one as `before`; raises Unreachable."""
     from autotune.launchers.runners.cluster.runner import RayRunner
 
     spec = job.cluster
@@ -57,7 +57,7 @@ def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
 
 
 def drive(run: directory.Run, *, options: Options) -> ExitCode:
-    """Drive a run from wherever it stands to its end; returns the exit code."""
+    """Run or continue a run to its end and return the exit code; raises Failure."""
     console = Console(
         sys.stderr,
         runs_dir=options.runs_dir,
@@ -70,7 +70,7 @@ def drive(run: directory.Run, *, options: Options) -> ExitCode:
         if options.json:
             sys.stdout.buffer.write(encode(event) + b"\n")
             sys.stdout.buffer.flush()
-        console.tell(event)
+        console.print_event(event)
         if isinstance(event, GoalReached):
             _export(run)
 
@@ -92,7 +92,7 @@ def drive(run: directory.Run, *, options: Options) -> ExitCode:
 
 
 def end(run: directory.Run, *, options: Options) -> None:
-    """End what a dead driver left of a run, and record that it was stopped."""
+    """Stop what a dead driver left running, and record that the run was stopped; raises Failure."""
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
     with Journal(run.path) as journal, listening() as interrupts:
         interrupts.note(signal.SIGTERM)
@@ -112,7 +112,7 @@ def _drive(run: directory.Run, journal: Journal, console: Console, interrupts: I
     except Unreachable as unreachable:
         if interrupts.by:
             console.say(f"stopped by {interrupts.by} before anything was started")
-            console.say(f"hint: `autotune resume {run.id}` goes on from here")
+            console.say(f"hint: `autotune resume {run.id}` continues the run")
             return Interrupted(by=interrupts.by)
         raise _unreachable(unreachable, run) from None
     try:
@@ -141,17 +141,17 @@ def _drive(run: directory.Run, journal: Journal, console: Console, interrupts: I
 
 
 def _learn(journal: Journal) -> None:
-    """Keep what the run taught about the memory of such jobs."""
+    """Store the run's calibration of the memory estimate for later runs of such jobs."""
     history = journal.history()
     if not any(isinstance(event, Progressed) for event in history):
         return
-    taught = learned(fold(history))
-    if taught is not None:
-        calibration_cache.keep(taught)
+    calibration = learned(fold(history))
+    if calibration is not None:
+        calibration_cache.keep(calibration)
 
 
 def _conduct(rig: Rig) -> Verdict:
-    """Launch or search, as the run was asked for."""
+    """Run the mode of the run, launch or search, and return its verdict."""
     if rig.folder.asked.mode == "launch":
         return reconcile.run(rig)
     from autotune.orchestrator.search import controller
@@ -188,7 +188,7 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a later reader needs to know."""
+    """Return the versions of Python, autotune, Ray, torch and SGLang, for the journal."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -202,23 +202,23 @@ def versions() -> dict[str, str]:
 
 
 def _match(job: Job, cluster: Cluster) -> None:
-    """Refuse a cluster that is not what the job says."""
+    """Raise Failure where the cluster is smaller than the job says, or its GPUs differ."""
     spec = job.cluster
     if spec.nodes > cluster.nodes:
         raise Failure(
-            f"the job wants {spec.nodes} nodes, the cluster has {cluster.nodes}",
-            hint="set `cluster.nodes`, or add nodes and run `autotune launch` again",
+            f"the job needs {spec.nodes} nodes; the cluster has {cluster.nodes}",
+            hint="lower `cluster.nodes`, or add nodes and launch again",
         )
     if spec.gpus_per_node is not None and spec.gpus_per_node > cluster.gpus_per_node:
         raise Failure(
-            f"the job wants {spec.gpus_per_node} GPUs per node, the cluster has {cluster.gpus_per_node}",
-            hint="set `cluster.gpus_per_node`, or leave it out to use what is there",
+            f"the job needs {spec.gpus_per_node} GPUs per node; the cluster has {cluster.gpus_per_node}",
+            hint="lower `cluster.gpus_per_node`, or remove it to use all GPUs",
         )
     for key, written, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
         if written and measured and abs(written - measured) > _CAPACITY_TOLERANCE * measured:
             raise Failure(
-                f"`cluster.{key}` is {show_gib(written)} in the job, the cluster has {show_gib(measured)}",
-                hint="leave it out to measure it",
+                f"`cluster.{key}` is {show_gib(written)} in the job; the cluster has {show_gib(measured)}",
+                hint="remove it from the job; autotune then measures it",
                 code=ExitCode.USAGE,
             )
 
@@ -233,7 +233,7 @@ def _export(run: directory.Run) -> None:
 
 
 def _summarise(run: directory.Run, verdict: Verdict, console: Console) -> None:
-    """Write the stable configuration of a run that succeeded, and say what changed."""
+    """Write the stable configuration of a run that succeeded, and print what changed."""
     if not isinstance(verdict, (TrainingCompleted, Stable)):
         return
     _export(run)
@@ -258,10 +258,11 @@ def exit_code(verdict: Verdict) -> ExitCode:
 
 
 def _unreachable(error: Unreachable, run: directory.Run) -> Failure:
-    go_on = f"`autotune resume {run.id}` goes on from here"
-    return Failure(error.message, hint=f"{error.hint}; then {go_on}" if error.hint else go_on)
+    resume = f"`autotune resume {run.id}`"
+    hint = f"{error.hint}, then run {resume}" if error.hint else f"{resume} continues the run"
+    return Failure(error.message, hint=hint)
 
 
 def under_ray_job() -> bool:
-    """Whether this process is the entry point of a Ray job, whose working directory vanishes."""
+    """Return whether this process is the entry point of a Ray job, whose working directory is temporary."""
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ

@@ -1,4 +1,4 @@
-"""What is known of one log, as one value: the text and the JSON document show the same."""
+"""The analysis of one log, as one value for the text and the JSON document."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from autotune.policies.values.types import Cause, Value
 _HOLDER = re.compile(r"Process (\d{1,9}) has (\d{1,9}(?:\.\d{1,4})?) (GiB|MiB|KiB|bytes) memory in use")
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 _PREDICTED = 4  # cures
-_SAME_MESSAGE = 8  # lines over which one failure says itself several times
-_SAME = 0.05  # of a size: the failed process itself, seen from outside
+_SAME_MESSAGE = 8  # lines within which one failure repeats its message
+_SAME = 0.05  # relative difference of two sizes of the same process
 
 
 class Holder(Value, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Holder(Value, frozen=True, kw_only=True):
 
 
 class Explanation(Value, frozen=True, kw_only=True):
-    """Why a log's job died and what would cure it."""
+    """Why a job died, and what would fix it."""
 
     file: str
     diagnosis: Diagnosis
@@ -49,7 +49,7 @@ class Explanation(Value, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> Line:
-        """The line that says it best: the first with the requested size, else the first."""
+        """The line to print: the first with the requested size, else the first."""
         requested = self.diagnosis.facts.requested_bytes
         lines = self.diagnosis.evidence
         if requested:
@@ -64,7 +64,7 @@ class Explanation(Value, frozen=True, kw_only=True):
 
 
 def explain(reading: Reading, *, framework: str | None, model: Model | None) -> Explanation:
-    """Return the explanation of a log."""
+    """Return the explanation of a log; its cause is UNKNOWN where no rule matches."""
     diagnosis = diagnose(reading.evidence)
     context = context_of(reading, diagnosis, framework=framework, model=model)
     requested = diagnosis.facts.requested_bytes
@@ -92,12 +92,12 @@ def _predictions(
     context: Context, diagnosis: Diagnosis, remedies: tuple[Remedied, ...]
 ) -> dict[str, Prediction]:
     cures = (remedied.cure for remedied in remedies[:_PREDICTED])
-    found = {cure.name: predicted(context, diagnosis, cure) for cure in cures}
-    return {name: prediction for name, prediction in found.items() if prediction is not None}
+    predictions = {cure.name: predicted(context, diagnosis, cure) for cure in cures}
+    return {name: prediction for name, prediction in predictions.items() if prediction is not None}
 
 
 def _late(reading: Reading, diagnosis: Diagnosis, context: Context) -> str:
-    """Return what the steps before the failure show, as far as they are in what is kept of the log."""
+    """Return the trend of the steps before a memory failure; empty where the kept log shows none."""
     if not diagnosis.cause.is_oom:
         return ""
     last = reading.tail or reading.head
@@ -118,11 +118,11 @@ def _followers(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Finding, ...]:
     if not diagnosis.evidence or diagnosis.cause is Cause.UNKNOWN:
         return ()
     first = diagnosis.evidence[0].line
-    told = {line.text for line in diagnosis.evidence if line.line - first <= _SAME_MESSAGE}
+    repeated = {line.text for line in diagnosis.evidence if line.line - first <= _SAME_MESSAGE}
     return tuple(
         finding
         for finding in evidence.findings
-        if finding.line.line > first and finding.line.text not in told
+        if finding.line.line > first and finding.line.text not in repeated
     )
 
 
@@ -140,6 +140,6 @@ def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
         own = (facts.allocated_bytes or 0) + (facts.reserved_unallocated_bytes or 0)
         nearest = min(holders, key=lambda holder: abs(holder.held_bytes - own), default=None)
         if nearest is None or nearest.held_bytes < (1 - _SAME) * own:
-            return ()  # none of them can be the failed one: the list is of another name space
+            return ()  # the list is of another pid namespace: none is the failed process
         holders.remove(nearest)
     return tuple(holder for holder in holders if holder.held_bytes)

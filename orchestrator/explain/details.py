@@ -1,4 +1,4 @@
-"""What the figures of a failure say: who holds the card, what the request was, why it did not fit."""
+"""The details of a failure: what used the GPU, what the request was for, why it did not fit."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ _OLD_ADVICE = "max_split_size_mb"
 _HELD = 4  # processes listed
 
 
-def forensics(found: Explanation) -> list[str]:
-    """Return the info lines."""
-    lines = [_place(found)]
-    if found.diagnosis.cause is Cause.GPU_OOM:
-        lines += [_card(found), _request(found), *_others(found), *_fragmentation(found)]
-    if found.late:
-        lines.append(f"info: {found.late}")
+def forensics(explanation: Explanation) -> list[str]:
+    """Return the `info:` lines."""
+    lines = [_place(explanation)]
+    if explanation.diagnosis.cause is Cause.GPU_OOM:
+        lines += [
+            _card(explanation),
+            _request(explanation),
+            *_others(explanation),
+            *_fragmentation(explanation),
+        ]
+    if explanation.late:
+        lines.append(f"info: {explanation.late}")
     return [line for line in lines if line]
 
 
-def _place(found: Explanation) -> str:
-    diagnosis = found.diagnosis
+def _place(explanation: Explanation) -> str:
+    diagnosis = explanation.diagnosis
     parts = []
     if diagnosis.phase is not Phase.NONE:
         parts.append(f"phase `{diagnosis.phase}`")
@@ -36,15 +41,15 @@ def _place(found: Explanation) -> str:
         parts.append(f"rank {diagnosis.rank}")
     if diagnosis.step is not None:
         parts.append(f"step {diagnosis.step}")
-    if found.context.framework is not None:
-        parts.append(f"a log of {found.context.framework.name}")
-    elif found.context.tools:
-        parts.append(f"seen in the log: {', '.join(tool.name for tool in found.context.tools)}")
+    if explanation.context.framework is not None:
+        parts.append(f"framework `{explanation.context.framework.name}`")
+    elif explanation.context.tools:
+        parts.append(f"uses {', '.join(tool.name for tool in explanation.context.tools)}")
     return f"info: {', '.join(parts)}" if parts else ""
 
 
-def _card(found: Explanation) -> str:
-    facts, text = found.diagnosis.facts, found.shown.text
+def _card(explanation: Explanation) -> str:
+    facts, text = explanation.diagnosis.facts, explanation.shown.text
     if facts.capacity_bytes is None:
         return ""
     card = _CARD.search(text)
@@ -54,10 +59,10 @@ def _card(found: Explanation) -> str:
         (facts.outside_bytes, "outside PyTorch"),
         (facts.free_bytes, "free"),
     )
-    parts = [f"{_short(size, text)} {words}" for size, words in figures if size is not None]
+    parts = [f"{_short(size, text)} {label}" for size, label in figures if size is not None]
     whole = facts.outside_bytes is not None
     total = f"   = {show_gib(facts.capacity_bytes)}" if whole else f"   of {show_gib(facts.capacity_bytes)}"
-    device = "budget" if on_budget(found) else f"GPU{f' {card[1]}' if card else ''}"
+    device = "budget" if on_budget(explanation) else f"GPU{f' {card[1]}' if card else ''}"
     return f"info: {device}   {' · '.join(parts)}{total}"
 
 
@@ -66,48 +71,46 @@ def _short(size: int, text: str) -> str:
     return written.removesuffix(" GiB")
 
 
-def _request(found: Explanation) -> str:
-    request, requested = found.request, found.diagnosis.facts.requested_bytes
+def _request(explanation: Explanation) -> str:
+    request, requested = explanation.request, explanation.diagnosis.facts.requested_bytes
     if request is None or requested is None:
         return ""
-    written = figure(requested, found.shown.text)
+    written = figure(requested, explanation.shown.text)
     if request.assumed:
         return (
-            f"info: {written} is what {request.formula} take: {request.meaning} "
-            "(predicted; the log does not show the tokens)"
+            f"info: {written} matches {request.formula}: {request.meaning} "
+            "(predicted; the log does not show the token count)"
         )
     return f"info: {written} = {request.formula}: {request.meaning}"
 
 
-def _others(found: Explanation) -> list[str]:
-    if not found.holders:
+def _others(explanation: Explanation) -> list[str]:
+    if not explanation.holders:
         return []
-    ordered = sorted(found.holders, key=lambda holder: -holder.held_bytes)
+    ordered = sorted(explanation.holders, key=lambda holder: -holder.held_bytes)
     shown = ", ".join(f"pid {holder.pid} {show_gib(holder.held_bytes)}" for holder in ordered[:_HELD])
     more = f" and {len(ordered) - _HELD} more" if len(ordered) > _HELD else ""
-    return [f"info: other processes hold memory of this card: {shown}{more}; an engine of the job may be one"]
+    return [f"info: other processes use memory of this GPU: {shown}{more}; one may be the job's engine"]
 
 
 def _about(size: int, text: str) -> str:
-    """Return a size as the log prints it; one that only follows from its figures is marked."""
+    """Return a size as the log prints it, or with `about` where it is derived from other figures."""
     written = figure(size, text)
     return written if written in text else f"about {written}"
 
 
-def _fragmentation(found: Explanation) -> list[str]:
-    diagnosis = found.diagnosis
-    facts, text = diagnosis.facts, found.shown.text
+def _fragmentation(explanation: Explanation) -> list[str]:
+    diagnosis = explanation.diagnosis
+    facts, text = diagnosis.facts, explanation.shown.text
     idle, requested = facts.reserved_unallocated_bytes, facts.requested_bytes
     lines = []
     if diagnosis.fragmentation and idle is not None and requested is not None:
-        enough = (
-            "more than the request" if idle >= requested else "with the free memory enough for the request"
-        )
-        expandable = any(remedied.cure.name == "expandable_segments" for remedied in found.remedies)
-        cure = "" if expandable else "; `expandable_segments` is on already, or not offered here"
+        enough = "more than the request" if idle >= requested else "enough together with the free memory"
+        expandable = any(remedied.cure.name == "expandable_segments" for remedied in explanation.remedies)
+        remark = "" if expandable else "; `expandable_segments` is already on or not available here"
         lines.append(
             f"info: fragmentation: {_about(idle, text)} is reserved but unallocated, {enough}, "
-            f"in pieces too small for it{cure}"
+            f"in pieces too small for it{remark}"
         )
     elif fragmentation_excluded(diagnosis) and idle is not None:
         lines.append(
@@ -116,7 +119,6 @@ def _fragmentation(found: Explanation) -> list[str]:
         )
     if _OLD_ADVICE in text:
         lines.append(
-            f"info: the message's own advice, `{_OLD_ADVICE}`, is of an older PyTorch; "
-            "`expandable_segments` does its work since torch 2.1"
+            f"info: the message recommends `{_OLD_ADVICE}`, which `expandable_segments` replaced in torch 2.1"
         )
     return lines

@@ -29,24 +29,24 @@ _HOST_USE = re.compile(r"was running was (\d[\d.]* ?[KMGT]i?B) / (\d[\d.]* ?[KMG
 _HOST_WHO = {
     "ray-memory-monitor": "Ray killed a worker",
     "kernel-oom-kill": "the kernel killed a process",
-    "cgroup-oom-event": "the container's limit killed a process",
+    "cgroup-oom-event": "the container's memory limit killed a process",
     "slurm-oom-kill": "Slurm killed a task",
     "kubernetes-oom-killed": "Kubernetes killed a container",
-    "pinned-memory": "no page-locked host memory was left",
-    "sglang-host-memory": "the engine asks for more host memory than there is",
+    "pinned-memory": "a pinned allocation failed",
+    "sglang-host-memory": "the engine asked for more host memory than the node has",
 }
 _SIZE = re.compile(r"\d{1,20}(?:\.\d{1,9})? ?(?:[KMGT]i?B|bytes|B)\b")
 _LONGEST = 160
 
 
-def phase_words(found: Explanation) -> str:
-    """Return the phase as people say it; empty where it is not known."""
-    phase = found.diagnosis.phase
+def phase_name(explanation: Explanation) -> str:
+    """Return the name of the phase in plain words; empty where it is unknown."""
+    phase = explanation.diagnosis.phase
     if phase is Phase.NONE:
         return ""
-    words = _PHASES.get(phase, phase.value)
-    part = _PARTS.get(found.diagnosis.component)
-    return f"{part} {words}" if part else words
+    name = _PHASES.get(phase, phase.value)
+    part = _PARTS.get(explanation.diagnosis.component)
+    return f"{part} {name}" if part else name
 
 
 def figure(size: int, text: str) -> str:
@@ -57,35 +57,35 @@ def figure(size: int, text: str) -> str:
     return show_gib(size)
 
 
-def on_budget(found: Explanation) -> bool:
+def on_budget(explanation: Explanation) -> bool:
     """Return whether the device is a byte budget in host memory, as in the built-in job without a GPU."""
-    return found.diagnosis.facts.device == "cpu-budget"
+    return explanation.diagnosis.facts.device == "cpu-budget"
 
 
-def headline(found: Explanation) -> str:
-    """Return what happened, in one line without its cause's name."""
-    diagnosis = found.diagnosis
-    text = found.shown.text if diagnosis.evidence else ""
-    phase = phase_words(found)
+def headline(explanation: Explanation) -> str:
+    """Return what happened, in one line without the name of the cause."""
+    diagnosis = explanation.diagnosis
+    text = explanation.shown.text if diagnosis.evidence else ""
+    phase = phase_name(explanation)
     where = f" in {phase}" if phase else ""
     match diagnosis.cause:
         case Cause.GPU_OOM:
-            memory = "its memory budget" if on_budget(found) else "GPU memory"
-            return f"{phase or 'the job'} ran out of {memory}{_missing(found, text)}"
+            memory = "its memory budget" if on_budget(explanation) else "GPU memory"
+            return f"{phase or 'the job'} ran out of {memory}{_missing(explanation, text)}"
         case Cause.HOST_OOM:
-            return _host(found, text, where)
+            return _host(explanation, text, where)
         case Cause.KV_POOL:
-            return "the engine's token pool ran dry and the engine crashed"
+            return "the engine's KV cache is full and the engine crashed"
         case Cause.POOL_TOO_SMALL:
             return (
-                "the engine's pool is too small to start, so it must grow"
+                "the engine cannot start: its memory pool is too small and must grow"
                 if phase != "rollout"
-                else ("the engine's pool has no room left for its requests")
+                else ("the engine's memory pool is too small for its requests")
             )
         case Cause.SHM:
             return f"shared memory (/dev/shm) ran out{where}"
         case Cause.OBJECT_STORE:
-            return f"Ray's object store is full{where}{_missing(found, text)}"
+            return f"Ray's object store is full{where}{_missing(explanation, text)}"
         case Cause.DISK:
             return (
                 f"a disk is full{where}"
@@ -93,22 +93,22 @@ def headline(found: Explanation) -> str:
                 else (f"a file could not be written{where}")
             )
         case Cause.HANG:
-            return f"nothing moved any more{where}: {_message(text)}"
+            return f"the job hung{where}: {_message(text)}"
         case Cause.INFRASTRUCTURE:
             return f"the cluster failed, not the job: {_message(text)}"
         case Cause.CONFIG:
-            return f"a setting is refused: {_message(text)}"
+            return f"the job refused a setting: {_message(text)}"
         case Cause.CODE:
             return f"the job's own code failed: {_message(text)}"
         case _:
             return "no rule matches"
 
 
-def span(found: Explanation) -> tuple[int, int]:
-    """Return which characters of the first line of evidence say it: the requested size, else the message."""
-    line = found.shown
+def span(explanation: Explanation) -> tuple[int, int]:
+    """Return the characters to underline in the shown line: the requested size, else the message."""
+    line = explanation.shown
     text = plain(line.text)
-    requested = found.diagnosis.facts.requested_bytes
+    requested = explanation.diagnosis.facts.requested_bytes
     if requested:
         for match in _SIZE.finditer(text):
             if _is_size(match[0], requested):
@@ -125,17 +125,17 @@ def _is_size(written: str, size: int) -> bool:
     return size_bytes(number + ("B" if unit == "bytes" else unit)) == size
 
 
-def _missing(found: Explanation, text: str) -> str:
-    facts = found.diagnosis.facts
+def _missing(explanation: Explanation, text: str) -> str:
+    facts = explanation.diagnosis.facts
     if facts.requested_bytes is None:
         return ""
     needed = f": needed {figure(facts.requested_bytes, text)}"
     return needed if facts.free_bytes is None else f"{needed}, {figure(facts.free_bytes, text)} was free"
 
 
-def _host(found: Explanation, text: str, where: str) -> str:
-    rule = found.diagnosis.evidence[0].rule if found.diagnosis.evidence else ""
-    texts = " ".join(line.text for line in found.diagnosis.evidence)
+def _host(explanation: Explanation, text: str, where: str) -> str:
+    rule = explanation.diagnosis.evidence[0].rule if explanation.diagnosis.evidence else ""
+    texts = " ".join(line.text for line in explanation.diagnosis.evidence)
     use = _HOST_USE.search(texts)
     who = _HOST_WHO.get(rule, "")
     if use is not None:
@@ -143,7 +143,7 @@ def _host(found: Explanation, text: str, where: str) -> str:
         return f"{who or 'host memory ran out'}: host memory {use[1]} of {use[2]}{share}"
     if who:
         return f"{who}{where}: host memory ran out"
-    return f"host memory ran out{where}{_missing(found, text)}"
+    return f"host memory ran out{where}{_missing(explanation, text)}"
 
 
 def _message(text: str) -> str:

@@ -21,14 +21,14 @@ _FACTS = (
 )
 
 
-def document(found: Explanation) -> bytes:
-    """Return one line of JSON."""
-    diagnosis = found.diagnosis
-    framework = found.context.framework
+def document(explanation: Explanation) -> bytes:
+    """Return an explanation as one line of JSON."""
+    diagnosis = explanation.diagnosis
+    framework = explanation.context.framework
     return msgspec.json.encode(
         {
             "schema": SCHEMA,
-            "file": found.file,
+            "file": explanation.file,
             "cause": diagnosis.cause,
             "is_oom": diagnosis.cause.is_oom,
             "resource": diagnosis.cause.resource,
@@ -44,28 +44,30 @@ def document(found: Explanation) -> bytes:
                 for line in diagnosis.evidence
             ],
             "consequences": diagnosis.consequences,
-            "consequence_ranks": ranks(found),
+            "consequence_ranks": ranks(explanation),
             "request": None
-            if found.request is None
-            else {"formula": found.request.formula, "meaning": found.request.meaning},
-            "holders": [{"pid": holder.pid, "held_bytes": holder.held_bytes} for holder in found.holders],
+            if explanation.request is None
+            else {"formula": explanation.request.formula, "meaning": explanation.request.meaning},
+            "holders": [
+                {"pid": holder.pid, "held_bytes": holder.held_bytes} for holder in explanation.holders
+            ],
             "framework": framework.name if framework is not None else None,
-            "tools": [tool.name for tool in found.context.tools],
-            "remedies": [_remedy(remedied, found) for remedied in found.remedies],
-            "lines": found.lines,
+            "tools": [tool.name for tool in explanation.context.tools],
+            "remedies": [_remedy(remedied, explanation) for remedied in explanation.remedies],
+            "lines": explanation.lines,
         }
     )
 
 
-def ranks(found: Explanation) -> list[int]:
+def ranks(explanation: Explanation) -> list[int]:
     """Return the other ranks that failed after the first."""
-    others = {follower.rank for follower in found.followers} - {None, found.diagnosis.rank}
+    others = {follower.rank for follower in explanation.followers} - {None, explanation.diagnosis.rank}
     return sorted(rank for rank in others if rank is not None)
 
 
-def _remedy(remedied: Remedied, found: Explanation) -> dict[str, Any]:
+def _remedy(remedied: Remedied, explanation: Explanation) -> dict[str, Any]:
     cure = remedied.cure
-    prediction = found.predictions.get(cure.name)
+    prediction = explanation.predictions.get(cure.name)
     return {
         "name": cure.name,
         "reason": cure.reason,

@@ -1,4 +1,4 @@
-"""Reads a log once: its evidence, and what its beginning and end tell of the job."""
+"""Reads a log in one pass: its evidence, its beginning and its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAIL_BYTES = 256 << 10
 
 
 class Reading(Value, frozen=True, kw_only=True):
-    """A log as far as it is kept."""
+    """What is kept of a log."""
 
     name: str  # as the user gave it
     evidence: Evidence
@@ -35,7 +35,7 @@ class Reading(Value, frozen=True, kw_only=True):
 
 
 class _Tap:
-    """Passes chunks on and keeps the first and the last of them."""
+    """Yields the chunks of a file and keeps the first and the last of them."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -58,16 +58,16 @@ class _Tap:
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raise a Failure that names every log which cannot be read."""
+    """Raise a Failure that names every log that cannot be read."""
     problems = [problem for name in names if name != STDIN and (problem := _problem(Path(name)))]
     if names.count(STDIN) > 1:
-        problems.append("`-` is standard input and can be read once")
+        problems.append("`-` is standard input and can be read only once")
     if problems:
         raise Failure("; ".join(problems), hint="`-` reads standard input", code=ExitCode.USAGE)
 
 
 def read(name: str) -> Reading:
-    """Return a log, or standard input for `-`, read in one pass."""
+    """Return a log, or standard input for `-`, read in one pass; raises Failure if it cannot be read."""
     if name == STDIN:
         return read_from(sys.stdin.buffer, name="stdin")
     try:
@@ -80,14 +80,14 @@ def read(name: str) -> Reading:
 
 
 def first_bytes(name: str, count: int) -> bytes:
-    """Return the first bytes of a file; nothing of what can be read once only."""
+    """Return the first bytes of a regular file; empty for a pipe, which can be read only once."""
     try:
         if name == STDIN or not Path(name).is_file():
             return b""
         with Path(name).open("rb", buffering=0) as file:
             return file.read(count) or b""
     except OSError:
-        return b""  # `read` tells why
+        return b""  # `read` raises the Failure
 
 
 def read_from(file: BinaryIO, *, name: str) -> Reading:
@@ -111,7 +111,7 @@ def _problem(path: Path) -> str:
         if not path.exists():
             return f"`{shown}` does not exist"
         if not os.access(path, os.R_OK):  # opening it would drain a named pipe
-            return f"`{shown}` may not be read by you"
+            return f"no permission to read `{shown}`"
     except OSError as error:
         return f"cannot read `{shown}`: {(error.strerror or str(error)).lower()}"
     return ""

@@ -1,4 +1,4 @@
-"""Explains a rule, or a cause: what it recognises, why it is told apart, what cures it."""
+"""Explains a rule or a cause: what it means, how it is recognised, which remedies apply."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from autotune.policies.values.evidence import Diagnosis
 from autotune.policies.values.types import Cause, Component, Phase
 
 _CAUSES: dict[Cause, str] = {
-    Cause.GPU_OOM: "a card ran out of memory while the job ran",
-    Cause.HOST_OOM: "a node ran out of ordinary memory; moving more to the host makes it worse",
-    Cause.KV_POOL: "the engine's pool of tokens ran dry and it crashed; a retraction alone is harmless",
-    Cause.POOL_TOO_SMALL: "the engine refuses to start: its pool would be too small, so its share must grow",
-    Cause.SHM: "shared memory is full: data loaders and Ray put their batches there",
+    Cause.GPU_OOM: "a GPU ran out of memory",
+    Cause.HOST_OOM: "a node ran out of host memory; offloading more to the host makes it worse",
+    Cause.KV_POOL: "the engine's KV cache is full and the engine crashed; a retraction alone is harmless",
+    Cause.POOL_TOO_SMALL: "the engine cannot start: its pool would be too small, so its share must grow",
+    Cause.SHM: "shared memory (/dev/shm) is full; data loaders and Ray keep their batches there",
     Cause.OBJECT_STORE: "Ray's object store is full",
     Cause.DISK: "a disk is full or cannot be written",
-    Cause.HANG: "the job fell silent and did no work any more",
-    Cause.INFRASTRUCTURE: "the cluster took the job away: a node, a card or the network failed",
-    Cause.CONFIG: "a framework refuses a setting",
+    Cause.HANG: "the job hung: no output and no activity",
+    Cause.INFRASTRUCTURE: "the cluster failed: a node, a GPU or the network",
+    Cause.CONFIG: "the framework refuses a setting",
     Cause.CODE: "the job's own code failed",
     Cause.UNKNOWN: "no rule explains the failure",
 }
@@ -34,8 +34,8 @@ _FATAL = {
     ALWAYS: "always ends the job",
     NEVER: "does not end the job by itself",
 }
-_UNLESS = "ends the job unless it makes progress afterwards: such a line can be a warning"
-_SHOWN = 4  # cures of a phase
+_UNLESS = "ends the job unless it makes progress afterwards (the line can be a warning)"
+_SHOWN = 4  # remedies of a phase
 _PHASES = (
     Phase.ROLLOUT_INIT,
     Phase.ROLLOUT,
@@ -53,7 +53,7 @@ _ENGINE = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
 
 
 def explain_rule(name: str, *, as_json: bool) -> str:
-    """Return what a rule or a cause means; raises Failure for an unknown one."""
+    """Return the meaning of a rule or a cause; raises Failure for an unknown name."""
     rule = BY_NAME.get(name)
     if rule is not None:
         return _rule_json(rule) if as_json else _rule_text(rule)
@@ -67,13 +67,13 @@ def explain_rule(name: str, *, as_json: bool) -> str:
 
 
 def cures_by_phase(cause: Cause, phases: tuple[Phase, ...]) -> dict[Phase, tuple[Cure, ...]]:
-    """Return what cures a cause in each phase, when nothing is known of the job."""
+    """Return the remedies for a cause in each phase, for a job of which nothing is known."""
     known = Known(engine=True)
-    found = {}
+    remedies = {}
     for phase in phases:
         component = Component.ROLLOUT if phase in _ENGINE else Component.TRAINER
-        found[phase] = prescribe(Diagnosis(cause=cause, phase=phase, component=component), known)
-    return {phase: list_of for phase, list_of in found.items() if list_of}
+        remedies[phase] = prescribe(Diagnosis(cause=cause, phase=phase, component=component), known)
+    return {phase: cures for phase, cures in remedies.items() if cures}
 
 
 def _rule_text(rule: Rule) -> str:
@@ -85,7 +85,7 @@ def _rule_text(rule: Rule) -> str:
     if rule.component is not Component.UNKNOWN:
         lines.append(f"  part     {rule.component}")
     if rule.weak:
-        lines.append("  weak     any other cause in the log explains it")
+        lines.append("  weak     applies only if the log shows no other cause")
     if rule.cause is None:
         return "\n".join(lines)
     lines.append(f"  memory   {_memory(rule.cause)}")
@@ -106,19 +106,19 @@ def _cause_text(cause: Cause) -> str:
 def _cure_lines(cause: Cause, phases: tuple[Phase, ...]) -> list[str]:
     by_phase = cures_by_phase(cause, phases)
     if not by_phase:
-        return ["", "No setting of a job cures it."]
-    names = {phase: [cure.name for cure in found][:_SHOWN] for phase, found in by_phase.items()}
+        return ["", "No setting of the job fixes it."]
+    names = {phase: [cure.name for cure in cures][:_SHOWN] for phase, cures in by_phase.items()}
     same: dict[tuple[str, ...], list[Phase]] = {}
-    for phase, found in names.items():
-        same.setdefault(tuple(found), []).append(phase)
-    lines = ["", "what cures it, the most promising first"]
-    for found_names, of in same.items():
+    for phase, shared in names.items():
+        same.setdefault(tuple(shared), []).append(phase)
+    lines = ["", "remedies, the most promising first"]
+    for shared_names, of in same.items():
         where = ", ".join(of) if len(of) < len(phases) or len(phases) == 1 else "in every phase"
-        lines.append(f"  {where}: {', '.join(found_names)}")
-    shown = Counter(name for found in names.values() for name in found)
-    cure_of = {cure.name: cure for found in by_phase.values() for cure in found}
+        lines.append(f"  {where}: {', '.join(shared_names)}")
+    shown = Counter(name for of_phase in names.values() for name in of_phase)
+    cure_of = {cure.name: cure for cures in by_phase.values() for cure in cures}
     width = max(len(name) for name in shown)
-    lines += ["", "what they do"]
+    lines += ["", "what each one does"]
     lines += [f"  {name.ljust(width)}  {cure_of[name].action}: {cure_of[name].reason}" for name in shown]
     return lines
 
@@ -132,7 +132,7 @@ def _meaning(rule: Rule) -> str:
 def _memory(cause: Cause) -> str:
     if cause.resource == "none":
         return "not a memory failure"
-    return f"{cause.resource}{'' if cause.is_oom else '; not an out-of-memory, a refusal'}"
+    return f"{cause.resource}{'' if cause.is_oom else '; the engine refuses to start'}"
 
 
 def _rule_json(rule: Rule) -> str:
@@ -168,7 +168,8 @@ def _cause_json(cause: Cause) -> str:
 
 
 def _names(cause: Cause, phases: tuple[Phase, ...]) -> dict[str, list[str]]:
-    return {phase.value: [c.name for c in found] for phase, found in cures_by_phase(cause, phases).items()}
+    by_phase = cures_by_phase(cause, phases)
+    return {phase.value: [cure.name for cure in cures] for phase, cures in by_phase.items()}
 
 
 def _json(document: object) -> str:

@@ -1,4 +1,4 @@
-"""What may be shown of a log: no secrets, no terminal's commands, no endless lines."""
+"""Text of a log made safe to print: without secrets, control sequences and endless lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}
 
 
 def plain(text: str) -> str:
-    """Return text of a log as it may reach a terminal or a file."""
+    """Return text of a log with secrets masked and control characters replaced."""
     text = _ESCAPES.sub("", text) if "\x1b" in text else text
     text = text.replace("\t", " ")
     if not text.isprintable():

@@ -1,4 +1,4 @@
-"""A PyTorch memory snapshot explained without a GPU: who held the memory at the peak, and how torn it was."""
+"""Explains a PyTorch memory snapshot without a GPU: what held the memory, and how fragmented it was."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _MOMENTS = {
 
 
 def is_snapshot(head: bytes) -> bool:
-    """Return whether a file that begins so is a pickle, and not a log."""
+    """Return whether a file that begins with `head` is a pickle, not a log."""
     return head[:1] == _PICKLE and len(head) > 1 and head[1] in _PROTOCOLS
 
 
 def explain_snapshot(path: Path) -> Snapshot:
-    """Return what a snapshot tells; raises Failure where the file is something else."""
+    """Return the contents of a snapshot; raises Failure if the file is not one."""
     if path.stat().st_size > LARGEST_BYTES:
         raise _refused(path, f"it is larger than {show_gib(LARGEST_BYTES)}")
     command = [sys.executable, "-P", "-m", _READER, str(path.absolute())]
@@ -50,27 +50,27 @@ def explain_snapshot(path: Path) -> Snapshot:
     try:
         reason = msgspec.json.decode(reader.stdout, type=str)
     except msgspec.DecodeError:
-        reason = "reading it took more memory or time than a snapshot of its size may"
+        reason = "reading it took too much memory or time"
     raise _refused(path, plain(reason))
 
 
 def _refused(path: Path, reason: str) -> Failure:
     return Failure(
-        f"{plain(str(path))} is no memory snapshot that can be read: {reason}",
-        hint="a snapshot is what torch.cuda.memory._dump_snapshot writes",
+        f"{plain(str(path))} is not a readable memory snapshot: {reason}",
+        hint="torch.cuda.memory._dump_snapshot writes one",
         code=ExitCode.USAGE,
     )
 
 
-def cause(found: Snapshot) -> Cause:
-    """Return the cause that a snapshot shows: a request that failed, or none."""
-    return Cause.GPU_OOM if any(device.moment == "oom" for device in found.devices) else Cause.UNKNOWN
+def cause(snapshot: Snapshot) -> Cause:
+    """Return GPU_OOM if the snapshot holds a failed request, else UNKNOWN."""
+    return Cause.GPU_OOM if any(device.moment == "oom" for device in snapshot.devices) else Cause.UNKNOWN
 
 
-def snapshot_document(name: str, found: Snapshot) -> bytes:
-    """Return one line of JSON, with the names of a log's document where they apply."""
-    why = cause(found)
-    failed = next((device for device in found.devices if device.moment == "oom"), None)
+def snapshot_document(name: str, snapshot: Snapshot) -> bytes:
+    """Return a snapshot as one line of JSON, with the fields of a log's document where they apply."""
+    why = cause(snapshot)
+    failed = next((device for device in snapshot.devices if device.moment == "oom"), None)
     return msgspec.json.encode(
         {
             "schema": 1,
@@ -94,18 +94,18 @@ def snapshot_document(name: str, found: Snapshot) -> bytes:
                     ),
                     labels={plain(label): size for label, size in device.labels.items()},
                 )
-                for device in found.devices
+                for device in snapshot.devices
             ],
-            "settings": {plain(key): plain(value) for key, value in found.settings.items()},
+            "settings": {plain(key): plain(value) for key, value in snapshot.settings.items()},
         }
     )
 
 
-def snapshot_text(name: str, found: Snapshot) -> str:
-    """Return the explanation as people read it."""
-    if not found.devices:
+def snapshot_text(name: str, snapshot: Snapshot) -> str:
+    """Return the explanation of a snapshot as text."""
+    if not snapshot.devices:
         return f"unknown: {plain(name)} is an empty snapshot: no memory and no records\n"
-    return "\n".join(line for device in found.devices for line in _device(plain(name), device))
+    return "\n".join(line for device in snapshot.devices for line in _device(plain(name), device))
 
 
 def _device(name: str, device: DeviceMemory) -> Iterable[str]:
@@ -113,8 +113,8 @@ def _device(name: str, device: DeviceMemory) -> Iterable[str]:
     figures = f"{used} was in use, {idle} reserved but unused"
     if device.requested_bytes is not None:
         if device.device_free_bytes is not None:
-            figures += f", {show_gib(device.device_free_bytes)} free on the card"
-        wanted = f"GPU {device.device} could not give {show_gib(device.requested_bytes)}"
+            figures += f", {show_gib(device.device_free_bytes)} free on the GPU"
+        wanted = f"GPU {device.device} could not allocate {show_gib(device.requested_bytes)}"
         yield f"error[{Cause.GPU_OOM}]: {wanted}: {figures}"
     else:
         yield f"GPU {device.device}: {figures}"
@@ -123,7 +123,7 @@ def _device(name: str, device: DeviceMemory) -> Iterable[str]:
         f"info: {_MOMENTS[device.moment]}: {device.allocations:,} allocations; "
         f"{device.events:,} events recorded, peak {show_gib(device.peak_bytes)}"
     )
-    yield f"info: {_torn(device)}"
+    yield f"info: {_fragmentation(device)}"
     yield f"info: by phase   {_shares(device.phases)}"
     if device.labels:
         yield f"info: by category   {_shares({plain(label): size for label, size in device.labels.items()})}"
@@ -134,16 +134,16 @@ def _device(name: str, device: DeviceMemory) -> Iterable[str]:
         yield f"{_INDENT}and {rest} more (--json)"
 
 
-def _torn(device: DeviceMemory) -> str:
+def _fragmentation(device: DeviceMemory) -> str:
     if not device.free_pieces:
-        return "not fragmentation: all that is reserved is in use"
+        return "not fragmentation: all reserved memory is in use"
     largest = show_gib(device.largest_free_bytes)
     idle = f"{show_gib(device.unallocated_bytes)} unused in {device.free_pieces:,}"
     pieces = f"{idle} {'piece' if device.free_pieces == 1 else f'pieces, the largest {largest}'}"
     if device.requested_bytes is None:
         return pieces
     if device.fragmented:
-        return f"fragmented: {pieces}; `expandable_segments` could have served the request"
+        return f"fragmented: {pieces}; `expandable_segments` could have satisfied the request"
     if device.largest_free_bytes >= device.requested_bytes:
         return f"{pieces}, which was large enough but belongs to another stream or pool"
     return f"not fragmentation: {pieces}, so `expandable_segments` would not help"

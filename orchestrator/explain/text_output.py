@@ -1,4 +1,4 @@
-"""An explanation as people read it: what happened, where, why it is so, what to do."""
+"""An explanation as text: what happened, where, why, and what to do."""
 
 from __future__ import annotations
 
@@ -21,36 +21,40 @@ _PARTS = (Component.CRITIC, Component.REF, Component.REWARD)
 _COUNTED = 100  # the scan keeps no more
 _PLACES = 3  # of consequences
 _ELSE = {
-    Cause.CODE: "this is no memory failure; the traceback ends at the line above",
-    Cause.CONFIG: "this is no memory failure; correct the setting that the line above names",
-    Cause.HANG: "look for the rank that says nothing: the others waited for it until their timeout",
-    Cause.DISK: "make room, or write elsewhere; no memory setting cures this",
-    Cause.INFRASTRUCTURE: "start it again once the cluster is well; no memory setting cures this",
+    Cause.CODE: "not a memory failure; the traceback ends at the line above",
+    Cause.CONFIG: "not a memory failure; correct the setting named above",
+    Cause.HANG: "find the rank that printed nothing: the others waited for it until they timed out",
+    Cause.DISK: "free disk space or write elsewhere; no memory setting fixes this",
+    Cause.INFRASTRUCTURE: "start the job again once the cluster is healthy; no memory setting fixes this",
 }
 _INDENT = " " * 12
 
 
-def text(found: Explanation, *, verbose: bool = False) -> str:
+def text(explanation: Explanation, *, verbose: bool = False) -> str:
     """Return the explanation of one log."""
-    if not found.is_answer:
-        return "\n".join(_unknown(found))
-    lines = [f"error[{found.diagnosis.cause}]: {headline(found)}", *_excerpt(found), *_consequences(found)]
-    lines += forensics(found)
-    lines += _note(found)
-    lines += _help(found, most=len(found.remedies) if verbose else _CURES)
-    lines += _advice(found)
-    lines += ["", f"why these? autotune explain --rule {found.diagnosis.cause}"]
+    if not explanation.is_answer:
+        return "\n".join(_unknown(explanation))
+    lines = [
+        f"error[{explanation.diagnosis.cause}]: {headline(explanation)}",
+        *_excerpt(explanation),
+        *_consequences(explanation),
+    ]
+    lines += forensics(explanation)
+    lines += _note(explanation)
+    lines += _help(explanation, most=len(explanation.remedies) if verbose else _CURES)
+    lines += _advice(explanation)
+    lines += ["", f"why these? autotune explain --rule {explanation.diagnosis.cause}"]
     return "\n".join(lines)
 
 
-def _excerpt(found: Explanation) -> list[str]:
-    line = found.shown
+def _excerpt(explanation: Explanation) -> list[str]:
+    line = explanation.shown
     number = str(line.line)
     margin = " " * len(number)
-    begin, end = span(found)
+    begin, end = span(explanation)
     shown, at, until = clipped(plain(line.text), (begin, end), width=_WIDTH)
     return [
-        f"{margin}--> {found.file}:{line.line}:{begin + 1}",
+        f"{margin}--> {explanation.file}:{line.line}:{begin + 1}",
         f"{margin} |",
         f"{number} | {shown}",
         f"{margin} | {' ' * at}{'^' * max(1, until - at)}",
@@ -58,31 +62,31 @@ def _excerpt(found: Explanation) -> list[str]:
     ]
 
 
-def _consequences(found: Explanation) -> list[str]:
-    count = len(found.followers)
+def _consequences(explanation: Explanation) -> list[str]:
+    count = len(explanation.followers)
     if not count:
         return []
     all_of = f"{count + 1}" if count < _COUNTED else f"more than {_COUNTED}"
-    same = [other for other in found.followers if other.cause is found.diagnosis.cause]
-    others, rank = ranks(found), found.diagnosis.rank
-    places = ", ".join(str(other.line.line) for other in _one_per_rank(found.followers)[:_PLACES])
-    where = f" ({found.file}:{places})"
-    if others and rank is not None and len(same) < len(found.followers):
+    same = [other for other in explanation.followers if other.cause is explanation.diagnosis.cause]
+    others, rank = ranks(explanation), explanation.diagnosis.rank
+    places = ", ".join(str(other.line.line) for other in _one_per_rank(explanation.followers)[:_PLACES])
+    where = f" ({explanation.file}:{places})"
+    if others and rank is not None and len(same) < len(explanation.followers):
         verb = "died" if len(others) > 1 else "failed"
-        return [f"info: first failure of {all_of}; {_listed(others)} {verb} because rank {rank} did{where}"]
-    if others and len(same) == len(found.followers):
-        return [f"info: first failure of {all_of}; {_listed(others)} failed in the same way{where}"]
+        return [f"info: first of {all_of} failures; {_listed(others)} {verb} because rank {rank} did{where}"]
+    if others and len(same) == len(explanation.followers):
+        return [f"info: first of {all_of} failures; {_listed(others)} failed in the same way{where}"]
     rest = (
         "the other follows from it or repeats it" if count == 1 else "the others follow from it or repeat it"
     )
-    return [f"info: first failure of {all_of}; {rest}{where}"]
+    return [f"info: first of {all_of} failures; {rest}{where}"]
 
 
 def _one_per_rank(followers: tuple[Finding, ...]) -> list[Finding]:
-    seen: dict[object, Finding] = {}
+    first: dict[object, Finding] = {}
     for follower in followers:
-        seen.setdefault(follower.rank if follower.rank is not None else follower.line.rule, follower)
-    return list(seen.values())
+        first.setdefault(follower.rank if follower.rank is not None else follower.line.rule, follower)
+    return list(first.values())
 
 
 def _listed(numbers: list[int]) -> str:
@@ -94,92 +98,93 @@ def _listed(numbers: list[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _note(found: Explanation) -> list[str]:
+def _note(explanation: Explanation) -> list[str]:
     lines = []
-    if found.diagnosis.cause is Cause.HOST_OOM:
+    if explanation.diagnosis.cause is Cause.HOST_OOM:
         lines.append(
-            "note: this is host memory, not the GPUs'; offloading more to the host would make this worse"
+            "note: host memory ran out, not GPU memory; offloading more to the host would make it worse"
         )
-    if found.diagnosis.cause is Cause.POOL_TOO_SMALL and found.diagnosis.phase.value != "rollout":
-        lines.append("note: lowering the engine's share of the card would make this worse")
-    if found.context.note:
-        lines.append(f"note: {plain(found.context.note)}")
+    if explanation.diagnosis.cause is Cause.POOL_TOO_SMALL and explanation.diagnosis.phase.value != "rollout":
+        lines.append("note: a smaller share of the GPU for the engine would make it worse")
+    if explanation.context.note:
+        lines.append(f"note: {plain(explanation.context.note)}")
     return lines
 
 
-def _help(found: Explanation, *, most: int) -> list[str]:
+def _help(explanation: Explanation, *, most: int) -> list[str]:
     lines: list[str] = []
-    for remedied in found.remedies[:most]:
+    for remedied in explanation.remedies[:most]:
         cure = remedied.cure
-        default = " (from the default: the log does not show it)" if remedied.assumed else ""
+        default = " (assuming the default; the log does not show the value)" if remedied.assumed else ""
         lines.append(
-            f"help: {'or ' if lines else ''}{plain(cure.action)}{default}{_predicted(found, cure.name)}"
+            f"help: {'or ' if lines else ''}{plain(cure.action)}{default}{_predicted(explanation, cure.name)}"
         )
         label = max(len(name) for name in ("why", "slows" if cure.slows else "", *dict(remedied.words)))
         lines.append(f"{_INDENT}{'why'.ljust(label)}  {plain(cure.reason)}")
         if cure.slows:
             lines.append(f"{_INDENT}{'slows'.ljust(label)}  {plain(cure.slows)}")
-        for name, words in remedied.words:
+        for name, commands in remedied.words:
             lines += [
                 f"{_INDENT}{(name if index == 0 else '').ljust(label)}  {plain(line)}"
-                for index, line in enumerate(words)
+                for index, line in enumerate(commands)
             ]
-    for place, words_of in found.ceilings:
-        lines.append(f"hint: or give it more, where the memory is set ({place}): {words_of}")
+    for place, setting in explanation.ceilings:
+        lines.append(f"hint: or raise the limit where it is set ({place}): {setting}")
     if not lines:
-        lines.append(f"hint: {_ELSE.get(found.diagnosis.cause, 'no setting of the job cures this')}")
+        lines.append(f"hint: {_ELSE.get(explanation.diagnosis.cause, 'no setting of the job fixes this')}")
     return lines
 
 
-def _predicted(found: Explanation, name: str) -> str:
-    prediction = found.predictions.get(name)
+def _predicted(explanation: Explanation, name: str) -> str:
+    prediction = explanation.predictions.get(name)
     if prediction is None:
         return ""
     before, after = (size / GIB for size in (prediction.before_bytes, prediction.after_bytes))
     return f" (predicted {prediction.phase} peak {before:.1f} → {after:.1f} GiB)"
 
 
-def _advice(found: Explanation) -> list[str]:
-    """Return what guides recommend for such a failure and what became of it."""
-    framework = found.context.framework
+def _advice(explanation: Explanation) -> list[str]:
+    """Return the advice of public guides for such a failure that no longer holds, and why."""
+    framework = explanation.context.framework
     if framework is None:
         return []
-    names = {remedied.cure.name for remedied in found.remedies[:_CURES]}
-    phase = found.diagnosis.phase.value
+    names = {remedied.cure.name for remedied in explanation.remedies[:_CURES]}
+    phase = explanation.diagnosis.phase.value
     rows = [
         row
         for row in framework.advice
         if row.status is not Status.WORKS
         and (row.phase == phase or (row.phase == "any" and row.remedy in names))
-        and not _is_of_another(row, found.diagnosis.component)
+        and not _is_of_another(row, explanation.diagnosis.component)
     ]
     return [_outdated(row) for row in rows[:_ADVICE]]
 
 
 def _is_of_another(row: Advice, component: Component) -> bool:
-    """Return whether advice is about a part of the job that did not fail."""
+    """Return whether advice is for a component that did not fail."""
     return any(f"{part}." in row.setting for part in _PARTS if part is not component)
 
 
 def _outdated(row: Advice) -> str:
-    became = f"today it is {_typed(row.instead)}" if row.instead else f"it is {row.status}"
-    return f"note: guides say {_typed(row.setting)}: {became}; {plain(row.reason)}"
+    today = f"use {_typed(row.instead)} instead" if row.instead else f"it is {row.status}"
+    return f"note: guides recommend {_typed(row.setting)}: {today}; {plain(row.reason)}"
 
 
-def _typed(words: str) -> str:
+def _typed(advice: str) -> str:
     """Return a setting in backticks, a sentence as it is."""
-    shown = plain(words)
+    shown = plain(advice)
     return shown if ", " in shown or "; " in shown else f"`{shown}`"
 
 
-def _unknown(found: Explanation) -> list[str]:
+def _unknown(explanation: Explanation) -> list[str]:
     rules = len(RULES)
-    killed = any(line.rule == "killed" for line in found.diagnosis.evidence)
-    errors = [line for line in found.diagnosis.evidence if line.text][-_ERRORS:]
+    killed = any(line.rule == "killed" for line in explanation.diagnosis.evidence)
+    errors = [line for line in explanation.diagnosis.evidence if line.text][-_ERRORS:]
     if not errors:
+        searched = f"{explanation.lines:,} lines, {rules} rules"
         return [
-            f"unknown: no failure in {found.file}: no line of {found.lines:,} matches any of {rules} rules",
-            "hint: the message may be in another file, such as a Ray worker's .err or the node's kernel log",
+            f"unknown: found no known failure in {explanation.file} ({searched})",
+            "hint: look in other files, e.g. the .err files of Ray's workers or the node's kernel log",
         ]
     lines = [
         f"unknown: no rule matches. Last {len(errors)} distinct errors:"
@@ -188,13 +193,11 @@ def _unknown(found: Explanation) -> list[str]:
     ]
     for line in errors:
         shown = clipped(plain(line.text).strip(), (0, 1), width=_WIDTH)[0]
-        lines.append(f"  {found.file}:{line.line}  {shown}")
+        lines.append(f"  {explanation.file}:{line.line}  {shown}")
     if killed:
         lines.append(
-            "hint: something killed a process and nothing says what; if it was for host memory, "
-            "the node knows: `dmesg -T | grep -i oom`"
+            "hint: a process was killed and the log does not say why; if host memory ran out, "
+            "`dmesg -T | grep -i oom` on the node shows it"
         )
-    lines.append(
-        f"hint: not a memory failure as far as {rules} rules can tell; add a rule: CONTRIBUTING.md#a-new-rule"
-    )
+    lines.append(f"hint: none of {rules} rules recognises it; to add one, see CONTRIBUTING.md#a-new-rule")
     return lines

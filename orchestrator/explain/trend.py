@@ -1,4 +1,4 @@
-"""Failures after steps that went well: what the steps before them tell."""
+"""Trends in the steps before a late failure: growing memory, longer sequences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEPT = 200  # steps
 
 
 def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDone, ...]:
-    """Return the steps that lines of a log report, the last ones."""
+    """Return the last steps that the lines of a log report."""
     if framework is None:
         return ()
     markers = (framework.marker(line) for line in lines)
@@ -29,7 +29,7 @@ def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDon
 
 
 def what_changed(steps: tuple[StepDone, ...]) -> str:
-    """Return what grew before a late failure; empty where the steps do not show it."""
+    """Return what grew before a late failure; empty where the steps show no growth."""
     return _growth(steps) or _longest(steps)
 
 
@@ -41,7 +41,7 @@ def _growth(steps: tuple[StepDone, ...]) -> str:
             first, last = steps[-len(values)].step, steps[-1].step
             return (
                 f"memory grew from step to step: `{name}` {values[0]:g} → {values[-1]:g} "
-                f"over steps {first} to {last}; a leak, or what a sleeping engine leaves"
+                f"over steps {first} to {last}; a leak, or memory that a sleeping engine keeps"
             )
     return ""
 
@@ -51,7 +51,7 @@ def _longest(steps: tuple[StepDone, ...]) -> str:
         before = max(values[:-1])
         if values[-1] >= before * (1 + _LONGER):
             return (
-                f"the last batch that was logged is the longest so far: `{name}` {values[-1]:g}, "
+                f"the last logged batch has the longest sequences so far: `{name}` {values[-1]:g}, "
                 f"at most {before:g} before"
             )
     return ""

@@ -76,7 +76,7 @@ def search(
     audience.say(f"searching over {names}")
     reason = found.drive()
     if reason:
-        audience.say(f"no further trial: {reason}")
+        audience.say(f"no more trials: {reason}")
         found.confirm()
     exported()
     results = bench.ledger.trials.results
@@ -84,7 +84,7 @@ def search(
         return _finish(rig, Interrupted(by=rig.interrupts.by))
     left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
     left = max(0, job.search.trials - schedule.count(results))
-    audience.say(f"left of the budget: {left} of {job.search.trials} trials, {show_duration(left_s)}")
+    audience.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), found.importance(), say=audience.say)
     return _finish(rig, schedule.verdict_of(results, start=base))
 
@@ -115,39 +115,39 @@ def check(job: Job, accepted: Accepted) -> None:
         if name not in profile.supported:
             raise Failure(
                 f"search.vary: {profile.framework} does not offer `{name}`",
-                hint=profile.unsupported.get(name, "see `autotune ladder`"),
+                hint=profile.unsupported.get(name, f"see `autotune remedies {profile.framework}`"),
                 code=ExitCode.USAGE,
             )
     varied = space(job, profile, profile.knobs)
     if not varied and job.search.vary:
         raise Failure(
-            f"search.vary: nothing of {', '.join(job.search.vary)} can be varied",
-            hint="name knobs of two legal values or more that `recovery.allow` and `recovery.deny` permit",
+            f"search.vary: none of {', '.join(job.search.vary)} can be varied",
+            hint="choose knobs with at least two allowed values that `recovery.allow`/`deny` do not exclude",
             code=ExitCode.USAGE,
         )
     if not varied:
         raise Failure(
-            "the job leaves no knob open that a search could vary",
-            hint="name some in `search.vary`, such as `vary: [tokens_per_microbatch, memory_fraction]`",
+            "the search has no knob to vary",
+            hint="list some in `search.vary`, e.g. `vary: [tokens_per_microbatch, memory_fraction]`",
             code=ExitCode.USAGE,
         )
     gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
     own = gpus_of(profile)
     if gpus and job.search.parallel * own > gpus:
         raise Failure(
-            f"search.parallel: {job.search.parallel} trials of {own} GPUs each, the cluster has {gpus}",
+            f"search.parallel: {job.search.parallel} trials need {own} GPUs each; the cluster has {gpus}",
             hint=f"set `search.parallel: {max(1, gpus // own)}`",
             code=ExitCode.USAGE,
         )
 
 
 def summary(history: History, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
-    """Say what a search found: the winner, the front, what each knob was worth, what it cost."""
+    """Report a search through `say`: the winner, the Pareto front, each knob's importance and the cost."""
     results = trials.tried(history)
     start = stable_start(history).knobs
     best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
     if best is None:
-        say("no configuration was measured that leaves goal.headroom free: the stable start remains")
+        say("no measured configuration leaves `goal.headroom` free: the stable start remains the best")
     elif compared is None:
         say(f"fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}")
     else:
@@ -159,8 +159,8 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
         )
         if compared.apart > _STEADY:
             say(
-                f"  runs of one configuration were up to {compared.apart:.1f}x apart: the machine was busy "
-                "with something else; trust the order more than the figures"
+                f"  runs of the same configuration differed by up to {compared.apart:.1f}x: "
+                "the machine was busy; rely on the order, not on the figures"
             )
     for result in trials.front(results):
         say(
@@ -169,7 +169,7 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
         )
     if importance:
         worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items() if share >= 0.005)
-        say(f"what each knob was worth: {worth}")
+        say(f"importance of each knob: {worth}")
     accepted = history[0]
     assert isinstance(accepted, Accepted)
     cluster, job = accepted.cluster, accepted.job

@@ -198,7 +198,10 @@ class Trial:
         if by and by == self._stop_by:
             return None
         if ended.held:
-            raise Failure(f"memory did not come back: {ended.held}", hint="free it; then go on")
+            raise Failure(
+                f"memory was not released: {ended.held}",
+                hint=f"stop what holds it, then run `autotune resume {self._bench.rig.folder.id}`",
+            )
         if by == "slow":
             self._speed = trials.speed(self._steps)
             return self._result(Result.SLOW)
@@ -214,7 +217,10 @@ class Trial:
         reason = found.evidence[0].text.strip()[:160] if found.evidence else found.cause.value
         if found.cause is Cause.DISK:
             # No configuration is to blame: the next would meet the same disk.
-            raise Failure(f"attempt {self._attempt}: {reason}", hint="free space on the disk; then go on")
+            raise Failure(
+                f"attempt {self._attempt}: {reason}",
+                hint=f"free space on the disk, then run `autotune resume {self._bench.rig.folder.id}`",
+            )
         if found.cause.is_memory:
             where = f"{found.cause.value} in {found.phase.value}"
             return self._result(Result.FAILS, reason=where, failure=found)

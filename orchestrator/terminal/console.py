@@ -1,11 +1,11 @@
-"""Events -> the terminal: a live region and permanent lines on a TTY, a dated line per event elsewhere."""
+"""Prints events: a live region and permanent lines on a TTY, one line per event elsewhere."""
 
 from __future__ import annotations
 
 import os
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, assert_never
@@ -38,6 +38,7 @@ from autotune.policies.values.events import (
     Finished,
     GaveUp,
     GoalReached,
+    Infrastructure,
     Interrupted,
     NeedsHuman,
     Progressed,
@@ -57,7 +58,7 @@ _STEP_LINES_S = 10.0
 
 
 class Console:
-    """Tells the story of one run on a stream."""
+    """Prints the events of one run on a stream; a quiet one prints only how the run failed."""
 
     def __init__(
         self,
@@ -70,12 +71,12 @@ class Console:
         width: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._live_wanted = stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
+        self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
         self._ascii = not supports_unicode(stream)
         colored = wants_color(color, stream)
         self._terminal = Terminal(
             file=stream,
-            force_terminal=colored or self._live_wanted,
+            force_terminal=colored or self._is_live,
             color_system="standard" if colored else None,
             no_color=not colored,
             width=width or (None if stream.isatty() else PIPED_WIDTH),
@@ -83,33 +84,34 @@ class Console:
             soft_wrap=True,
         )
         self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
+        self._silent = False
         self._live: Live | None = None
         self._run = ""
         self._first: Knobs | None = None
         self._knobs: Knobs | None = None
         self._title = ""
-        self._number = self._speaking_of = 0
+        self._number = self._attempt = 0
         self._titles: dict[int, str] = {}  # of attempts: a search may run several at once
         self._started_at = 0.0
         self._accepted_at = 0.0
         self._gpus = 0
         self._goal: GoalReached | None = None
         self._last: Progressed | None = None
-        self._trained = False
-        self._said_at = self._stepped_at = 0.0
+        self._has_steps = False
+        self._printed_at = self._step_printed_at = 0.0
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ interface
 
     def replay(self, events: tuple[Event, ...]) -> None:
-        """Remember events that were told before, silently."""
-        quiet, self._quiet = self._quiet, True
+        """Take in the events of an earlier driver without printing them."""
+        self._silent = True
         for event in events:
-            self.tell(event)
-        self._quiet = quiet
+            self.print_event(event)
+        self._silent = False
 
-    def tell(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
-        """Say what an event means."""
-        self._speaking_of = event.attempt or self._number
+    def print_event(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
+        """Print what an event means."""
+        self._attempt = event.attempt or self._number
         match event:
             case Accepted():
                 self._accepted(event)
@@ -118,14 +120,14 @@ class Console:
             case Progressed():
                 self._progressed(event)
             case FailureSeen():
-                self._dated(f"failure seen: {messages.seen(event.finding)}")
+                self._dated(f"failure detected: {messages.failure_line(event.finding)}")
             case GoalReached():
                 self._goal = event
                 self._dated(self._goal_line(event), style="yellow" if event.marginal else "green")
             case StopRequested():
                 reason = f": {event.reason}" if event.reason and event.by != "failure" else ""
                 self._dated(f"stopping{reason}")
-                if self._live_wanted and event.by == "user":
+                if self._is_live and event.by == "user":
                     self._line(Text(f"^C  stopping attempt #{event.attempt} …", style="yellow"))
             case Ended():
                 self._ended(event)
@@ -141,19 +143,19 @@ class Console:
                 assert_never(event)
 
     def say(self, text: str) -> None:
-        """Say something beside the events."""
+        """Print a message that is no event."""
         self._line(Text(text))
 
     def watch(self, progress: Progress, *, now: float) -> None:
-        """Show where the running attempt is."""
-        if self._quiet:
+        """Show the progress of the running attempt: in the live region, or as a line a minute."""
+        if self._quiet or self._silent:
             return
-        if self._live_wanted:
+        if self._is_live:
             if self._live is None:
                 self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
                 self._live.start()
             self._live.update(self._region(progress, now), refresh=True)
-        elif now - self._said_at >= _HEARTBEAT_S:
+        elif now - self._printed_at >= _HEARTBEAT_S:
             step = "no step yet" if progress.step is None else f"step {progress.step}{_of(progress.of)}"
             phase = "" if progress.phase is Phase.NONE else f", {progress.phase}"
             self._dated(
@@ -161,7 +163,7 @@ class Console:
             )
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the live region."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -184,7 +186,7 @@ class Console:
 
     def _started(self, event: Started) -> None:
         self._number, self._started_at = event.attempt, seconds_of(event.at)
-        # Trials are no steps of one another: each is compared with the job as written.
+        # Trials do not build on each other: each is compared with the job as written.
         before = (self._first if event.trial is not None else self._knobs) or event.knobs
         self._title = messages.setting_changes(before, event.knobs) or (
             "as written" if event.knobs == self._first else "same settings again"
@@ -192,24 +194,24 @@ class Console:
         self._titles[event.attempt] = self._title
         self._knobs, self._goal, self._last = event.knobs, None, None
         # A job that resumes has a checkpoint from the start; any other only after a step.
-        continues = event.resume and (self._trained or event.attempt == 1)
-        self._dated(f"started: {self._title}" + (", from the last checkpoint" if continues else ""))
+        resumes = event.resume and (self._has_steps or event.attempt == 1)
+        self._dated(f"started: {self._title}" + (", resuming from the last checkpoint" if resumes else ""))
 
     def _progressed(self, event: Progressed) -> None:
-        self._last, self._trained = event, True
-        due = self._verbose or self._now() - self._stepped_at >= _STEP_LINES_S
+        self._last, self._has_steps = event, True
+        due = self._verbose or self._now() - self._step_printed_at >= _STEP_LINES_S
         if due or event.resumed_from is not None:
-            self._stepped_at = self._now()
-            resumed = "" if event.resumed_from is None else f" (continued after step {event.resumed_from})"
+            self._step_printed_at = self._now()
+            resumed = "" if event.resumed_from is None else f" (resumed after step {event.resumed_from})"
             took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
             self._dated(f"step {event.step}{_of(event.of)}{took}{resumed}")
 
     def _ended(self, event: Ended) -> None:
         self.close()
-        words = messages.outcome(event.outcome)
+        outcome = messages.outcome(event.outcome)
         last = "" if event.step is None else f", last step {event.step}"
-        if not self._live_wanted:
-            self._dated(f"{words}{last}, after {show_duration(event.seconds)}")
+        if not self._is_live:
+            self._dated(f"{outcome}{last} ({show_duration(event.seconds)})")
         else:
             title = f"#{event.attempt}  {self._titles.get(event.attempt, self._title)}"
             self._line(two_ends(title, show_duration(event.seconds), width=self._terminal.width))
@@ -221,14 +223,14 @@ class Console:
                     )
                 )
             if isinstance(event.outcome, Completed):
-                self._line(Text(f"    ✓ {words}{last}{_speed(self._last)}", style="green"))
+                self._line(Text(f"    ✓ {outcome}{last}{_speed(self._last)}", style="green"))
             elif isinstance(event.outcome, Lost):
-                self._line(Text(f"    ! {words}{last}", style="yellow"))
+                self._line(Text(f"    ! {outcome}{last}", style="yellow"))
             elif isinstance(event.outcome, Cancelled) and event.outcome.by == "user":
                 took = "" if event.stop_s is None else f" in {show_duration(event.stop_s)}"
-                self._line(Text(f"    {words}{took}{last}", style="dim"))
+                self._line(Text(f"    {outcome}{took}{last}", style="dim"))
         if event.held:
-            self._point(Text(f"✗ memory did not come back: {event.held}", style="red"))
+            self._point(Text(f"✗ memory was not released: {event.held}", style="red"))
 
     def _diagnosed(self, event: Diagnosed) -> None:
         line = event.evidence[0].line if event.evidence else None
@@ -239,7 +241,7 @@ class Console:
         if detail:
             self._detail(detail)
         if self._verbose and event.evidence:
-            self._detail("\n".join(f"line {found.line}: {found.text.strip()}" for found in event.evidence))
+            self._detail("\n".join(f"line {line.line}: {line.text.strip()}" for line in event.evidence))
 
     def _decided(self, event: Decided) -> None:
         if event.remedy is not None and self._knobs is not None:
@@ -250,66 +252,65 @@ class Console:
         else:
             wait = f", in {show_duration(event.not_before_s)}" if event.not_before_s else ""
             self._point(Text(f"→ {event.reason}{wait}"))
-        if self._live_wanted:
+        if self._is_live:
             self._line(Text(""))
 
     def _tried(self, event: Tried) -> None:
         self.close()
         good = event.result is Result.FITS
         mark = "✓" if good else "–" if event.result in (Result.GATED, Result.SLOW) else "✗"
-        words = messages.tried(event, before=self._first)
-        self._line(Text(f"{mark} trial {event.trial}  {words}", style="green" if good else ""))
+        result = messages.tried(event, before=self._first)
+        self._line(Text(f"{mark} trial {event.trial}  {result}", style="green" if good else ""))
 
     def _finished(self, event: Finished) -> None:
         self.close()
         seconds = max(0.0, seconds_of(event.at) - self._accepted_at)
-        words = messages.verdict(event.verdict, attempts=self._number, seconds=seconds)
+        text = messages.verdict(event.verdict, attempts=self._number, seconds=seconds)
         self._line(Text(""))
         match event.verdict:
             case TrainingCompleted(marginal=marginal) | Stable(marginal=marginal):
                 hours = f" ({self._gpus * seconds / 3600:.1f} GPU-hours)" if self._gpus else ""
-                self._line(
-                    Text(
-                        f"{'!' if marginal else '✓'} {words}{hours}.", style="yellow" if marginal else "green"
-                    )
-                )
+                mark, style = ("!", "yellow") if marginal else ("✓", "green")
+                self._line(Text(f"{mark} {text}{hours}.", style=style))
                 self._offer(event.verdict.faster)
-            case GaveUp(nearest=nearest, would_help=help_):
-                self._line(Text(f"✗ {words}", style="red"))
-                if nearest:
-                    self._line(Text(f"  {nearest}"))
-                if help_:
-                    self._line(
-                        Text("  would fit, but changes training or the cluster, so it is yours to decide:")
-                    )
-                    self._line(Text(f"    {' · '.join(help_)}"))
-            case NeedsHuman(diagnosis=diagnosis):
-                self._line(Text(f"✗ {words}", style="red"))
-                for line in diagnosis.evidence[:3]:
-                    self._line(
-                        Text.assemble(
-                            "  ", (self._log(self._number, line.line), "cyan"), f"  {line.text[:160]}"
-                        )
-                    )
             case Interrupted():
-                self._line(Text(f"! {words}", style="yellow"))
-                self._hint(f"continues at attempt #{self._number + 1}")
+                self._line(Text(f"! {text}", style="yellow"))
+                self._line(self._resume_hint(f"continues at attempt #{self._number + 1}"))
+            case GaveUp() | NeedsHuman() | Infrastructure():
+                self._line(Text(f"✗ {text}", style="red"), error=True)
+                for line in self._failure_details(event.verdict):
+                    self._line(line, error=True)
             case _:
-                self._line(Text(f"✗ {words}", style="red"))
-                self._line(Text("  The run is safe; nothing was lost."))
-                self._hint("goes on from here")
+                assert_never(event.verdict)
+
+    def _failure_details(self, verdict: GaveUp | NeedsHuman | Infrastructure) -> Iterator[Text]:
+        """Yield what the user can use to go on from a run that failed."""
+        match verdict:
+            case GaveUp(nearest=nearest, would_help=would_help):
+                if nearest:
+                    yield Text(f"  {nearest}")
+                if would_help:
+                    yield Text("  These would fit, but they change the training or need more hardware, so")
+                    yield Text("  autotune does not apply them:")
+                    yield Text(f"    {' · '.join(would_help)}")
+            case NeedsHuman(diagnosis=diagnosis):
+                for line in diagnosis.evidence[:3]:
+                    log = self._log(self._number, line.line)
+                    yield Text.assemble("  ", (log, "cyan"), f"  {line.text[:160]}")
+            case Infrastructure():
+                yield self._resume_hint("continues the run")
 
     def _offer(self, faster: Remedy | None) -> None:
-        """Say what the memory that stayed free would allow."""
+        """Print the faster configuration that the free memory allows."""
         if faster is not None:
             self._line(
                 Text.assemble(
-                    "  faster    ", ("recovery: {climb: true}", "cyan"), f" would try: {faster.reason}"
+                    "  faster    set ", ("recovery: {climb: true}", "cyan"), f" to try: {faster.reason}"
                 )
             )
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
-        """Show what changed from the job, and what can be done with it."""
+        """Print what changed from the job, and the command that reuses it."""
         if rows:
             self._line(Text("Changed from your job:"))
             widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -325,8 +326,8 @@ class Console:
 
     # ------------------------------------------------------------------ layout
 
-    def _hint(self, what: str) -> None:
-        self._line(Text.assemble("  hint: ", (f"`autotune resume {self._run}`", "cyan"), f" {what}"))
+    def _resume_hint(self, effect: str) -> Text:
+        return Text.assemble("  hint: ", (f"`autotune resume {self._run}`", "cyan"), f" {effect}")
 
     def _goal_line(self, event: GoalReached) -> str:
         mark, word = ("!", "marginal") if event.marginal else ("✓", "stable")
@@ -367,30 +368,30 @@ class Console:
         return Group(*(self._plain(truncated(line, width=self._terminal.width)) for line in lines[:6]))
 
     def _point(self, text: Text) -> None:
-        """Say a point of an attempt's story: indented on a terminal, dated elsewhere."""
-        if self._live_wanted:
+        """Print a point of an attempt: indented on a terminal, with a timestamp elsewhere."""
+        if self._is_live:
             self._line(Text.assemble("    ", text))
         else:
             self._dated(text.plain.strip(), style=str(text.style))
 
-    def _detail(self, words: str) -> None:
-        """Explain a point: wrapped under it on a terminal, dated elsewhere."""
-        if not self._live_wanted:
-            self._dated(words)
+    def _detail(self, text: str) -> None:
+        """Print the details of a point: wrapped beneath it on a terminal, with a timestamp elsewhere."""
+        if not self._is_live:
+            self._dated(text)
             return
-        for line in textwrap.wrap(words, width=max(40, min(self._terminal.width, PIPED_WIDTH) - 6)):
+        for line in textwrap.wrap(text, width=max(40, min(self._terminal.width, PIPED_WIDTH) - 6)):
             self._line(Text(f"      {line}"))
 
-    def _dated(self, words: str, *, style: str = "") -> None:
-        self._said_at = self._now()
-        if self._live_wanted:
+    def _dated(self, text: str, *, style: str = "") -> None:
+        self._printed_at = self._now()
+        if self._is_live:
             return
-        stamp = datetime.fromtimestamp(self._said_at, UTC).strftime("%H:%M:%SZ")
-        attempt = f"#{self._speaking_of} " if self._speaking_of else ""
-        self._line(Text(f"{stamp} {attempt}{words}", style=style))
+        stamp = datetime.fromtimestamp(self._printed_at, UTC).strftime("%H:%M:%SZ")
+        attempt = f"#{self._attempt} " if self._attempt else ""
+        self._line(Text(f"{stamp} {attempt}{text}", style=style))
 
-    def _line(self, text: Text) -> None:
-        if not self._quiet:
+    def _line(self, text: Text, *, error: bool = False) -> None:
+        if not self._silent and (error or not self._quiet):
             self._terminal.print(self._plain(text))
 
     def _plain(self, text: Text) -> Text:

@@ -165,7 +165,7 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
 
 
 def _where(name: str, only: tuple[Phase, ...]) -> tuple[str, str]:
-    """Return the failures that a remedy is for, gpu-oom in the phases `only`, and the memory that it frees."""
+    """Return the failures that a remedy is for, gpu-oom in the phases `only`, and the memory it frees."""
     phases: dict[Cause, set[Phase]] = {}
     for rung in LADDER:
         for cause in rung.causes if rung.name == name else ():

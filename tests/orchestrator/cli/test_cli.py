@@ -189,6 +189,15 @@ def test_quiet_says_nothing_but_the_result(home: Path) -> None:
     assert seen.err == "" and seen.out.endswith("stable.yaml\n")
 
 
+@pytest.mark.parametrize(
+    ("play", "error"), [("never_fits", "gave up"), ("own_failure", "failed after 1 attempt")]
+)
+def test_quiet_prints_how_a_run_failed_and_nothing_before(play: str, error: str, home: Path) -> None:
+    seen = run("launch", "-q", "job.yaml", cwd=home, play=play)
+    assert seen.code == 1 and seen.out == ""
+    assert seen.err.startswith(f"✗ {error}") and seen.err.count("✗") == 1 and "started" not in seen.err
+
+
 def test_the_stable_job_launches_again_as_written(home: Path) -> None:
     stable = run("launch", "job.yaml", cwd=home, play="tight_memory").out.strip()
     again = run("launch", stable, "--json", cwd=home, play="tight_memory")
@@ -241,7 +250,7 @@ def test_stop_and_status_after_the_driver_was_killed(home: Path) -> None:
     assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "INTERRUPTED"
     assert run("stop", cwd=home, play="forever").code == 0
     assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "STOPPED"
-    assert "is over already" in run("stop", cwd=home).err
+    assert "has already finished" in run("stop", cwd=home).err
 
 
 def test_resume_after_ctrl_c_and_after_the_end(home: Path) -> None:

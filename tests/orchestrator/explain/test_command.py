@@ -31,10 +31,10 @@ def call(*arguments: str, text: str | None = None) -> Result:
         ((HOST, TRAINING), 0, "error[gpu-oom]"),
         ((HOST, OTHER), 1, "unknown: "),
         ((str(LOGS / "healthy.log"),), 1, "unknown: "),
-        ((), 2, "name a log"),
+        ((), 2, "no log given; name one"),
         (("no.log",), 2, "does not exist"),
         ((str(LOGS),), 2, "is a folder"),
-        (("--rule", "gpu-oom", HOST), 2, "leave out the logs"),
+        (("--rule", "gpu-oom", HOST), 2, "--rule takes no logs"),
         (("--rule", "torch-cuda"), 2, "did you mean `torch-cuda-oom`?"),
         (("--model", "no.json", HOST), 2, "does not exist"),
         (("--framework", "sline", HOST), 2, "unknown framework"),
@@ -60,7 +60,7 @@ def test_json_is_one_line_per_log() -> None:
 @pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
 def test_every_framework_can_be_named(framework: str) -> None:
     seen = call("--framework", framework, TRAINING)
-    assert seen.exit_code == 0 and f"a log of {framework}" in seen.output
+    assert seen.exit_code == 0 and f"framework `{framework}`" in seen.output
 
 
 def test_a_pipe_with_a_name_is_read_once(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_snapshot_is_told_in_text_and_json(tmp_path: Path, protocol: int):
     found = explain_snapshot(path)
     assert cause(found) is Cause.GPU_OOM
     text = snapshot_text("snapshot.pickle", found)
-    assert text.startswith("error[gpu-oom]: GPU 0 could not give 64.0 MiB: 140.0 MiB was in use")
+    assert text.startswith("error[gpu-oom]: GPU 0 could not allocate 64.0 MiB: 140.0 MiB was in use")
     assert "not fragmentation" in text
     assert "/app/models/attention.py:88 forward" in text
     document = msgspec.json.decode(snapshot_document("snapshot.pickle", found))
@@ -114,7 +114,7 @@ def test_a_hostile_pickle_is_refused_and_never_run(tmp_path: Path, name: str):
     with pytest.raises(Failure) as refused:
         explain_snapshot(path)
     assert refused.value.code is ExitCode.USAGE
-    assert "is no memory snapshot that can be read" in refused.value.message
+    assert "is not a readable memory snapshot" in refused.value.message
     assert len(refused.value.message) < 1000
     assert not (tmp_path / "touched").exists()
 

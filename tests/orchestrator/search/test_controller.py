@@ -271,8 +271,8 @@ def test_a_full_disk_ends_the_search_and_blames_no_configuration(tmp_path: Path)
     ("vary", "deny", "message"),
     [
         ("[cuda_graphs, overlap]", "[]", "knob"),
-        ("[recompute]", "[recompute]", "nothing of recompute can be varied"),
-        ("[]", "[]", "leaves no knob open"),
+        ("[recompute]", "[recompute]", "none of recompute can be varied"),
+        ("[]", "[]", "no knob to vary"),
     ],
 )
 def test_a_search_of_nothing_is_refused(vary: str, deny: str, message: str) -> None:
