@@ -46,7 +46,7 @@ class Complaint(Value, frozen=True, kw_only=True):
         margin = " " * len(str(self.line))
         shown, column = _clip(self.text, self.column)
         carets = "^" * max(1, min(self.width, len(shown) - column + 1))
-        out = [
+        lines = [
             f"error[{self.about}]: {self.message}",
             f"{margin}--> {self.file}:{self.line}:{self.column}",
             f"{margin} |",
@@ -54,8 +54,8 @@ class Complaint(Value, frozen=True, kw_only=True):
             f"{margin} | {' ' * (column - 1)}{carets}",
         ]
         if self.hint:
-            out.append(f"hint: {self.hint}")
-        return "\n".join(out)
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
 
 
 def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:

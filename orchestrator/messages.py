@@ -49,16 +49,16 @@ _PLACES = {
 }
 
 
-def where(diagnosis: Diagnosis) -> str:
+def diagnosis(value: Diagnosis) -> str:
     """Return `gpu-oom in backward, step 2, rank 2`."""
-    rule = diagnosis.evidence[0].rule if diagnosis.evidence else ""
-    sentence = _RULES.get(rule) or _CAUSES.get(diagnosis.cause)
-    place_ = _place(diagnosis.phase)
-    parts = [sentence, place_] if sentence else [f"{diagnosis.cause} {place_}".strip()]
-    if diagnosis.step is not None:
-        parts.append(f"step {diagnosis.step}")
-    if diagnosis.rank is not None:
-        parts.append(f"rank {diagnosis.rank}")
+    rule = value.evidence[0].rule if value.evidence else ""
+    sentence = _RULES.get(rule) or _CAUSES.get(value.cause)
+    place = _place(value.phase)
+    parts = [sentence, place] if sentence else [f"{value.cause} {place}".strip()]
+    if value.step is not None:
+        parts.append(f"step {value.step}")
+    if value.rank is not None:
+        parts.append(f"rank {value.rank}")
     return ", ".join(part for part in parts if part)
 
 
@@ -106,14 +106,14 @@ def remedy_costs(remedy: Remedy) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def place(cluster: Cluster) -> str:
+def cluster(value: Cluster) -> str:
     """Return `4 × H100 (79.19 GiB)`, or `no GPU · host 24.0 GiB`."""
-    nodes = f"{cluster.nodes} nodes × " if cluster.nodes > 1 else ""
-    if cluster.gpus_per_node:
-        cards = f"{nodes}{cluster.gpus_per_node} × {cluster.gpu_name or 'GPU'}"
-        memory = show_gib(cluster.gpu_memory_bytes) if cluster.gpu_memory_bytes else "memory unknown"
+    nodes = f"{value.nodes} nodes × " if value.nodes > 1 else ""
+    if value.gpus_per_node:
+        cards = f"{nodes}{value.gpus_per_node} × {value.gpu_name or 'GPU'}"
+        memory = show_gib(value.gpu_memory_bytes) if value.gpu_memory_bytes else "memory unknown"
         return f"{cards} ({memory})"
-    return f"{nodes}no GPU · host {show_gib(cluster.host_memory_bytes, digits=1)}"
+    return f"{nodes}no GPU · host {show_gib(value.host_memory_bytes, digits=1)}"
 
 
 def peaks(values: dict[str, Peak]) -> str:
@@ -157,7 +157,7 @@ def outcome(value: Outcome) -> str:
             assert_never(value)
 
 
-def tried(result: Tried, *, before: Knobs | None) -> str:
+def trial(result: Tried, *, before: Knobs | None) -> str:
     """Return the result of a trial: purpose, result, speed, free memory and change."""
     change = setting_changes(before, result.knobs) if before is not None else ""
     parts = [f"{result.purpose.value}: {result.result.value}"]
@@ -183,8 +183,8 @@ def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
             return f"Stable{_MARGINAL if marginal else ''} after {tries} in {took}"
         case GaveUp(reason=reason):
             return f"gave up after {tries}: {reason}"
-        case NeedsHuman(diagnosis=diagnosis):
-            return f"failed after {tries}: {where(diagnosis)}"
+        case NeedsHuman(diagnosis=found):
+            return f"failed after {tries}: {diagnosis(found)}"
         case Infrastructure(reason=reason):
             return reason
         case Interrupted(by=by):

@@ -34,7 +34,7 @@ from autotune.policies.values.types import (
 )
 
 _SHOWN = 3  # remedies of a phase
-# Phases for people: the passes of training are one row, and a launch begins with what it holds at rest.
+# Rows of the table: forward, backward and optimizer are one, `train`.
 _ROWS: dict[str, tuple[Phase, ...]] = {
     "init": (Phase.INIT,),
     "rollout_init": (Phase.ROLLOUT_INIT,),
@@ -66,7 +66,7 @@ class PhasePlan(Value, frozen=True, kw_only=True):
 
 
 class RungPlan(Value, frozen=True, kw_only=True):
-    """A remedy that would be tried."""
+    """A remedy that a launch would try after a failure in `phase`."""
 
     phase: str
     remedy: str
@@ -77,7 +77,7 @@ class RungPlan(Value, frozen=True, kw_only=True):
 
 
 class KnobPlan(Value, frozen=True, kw_only=True):
-    """A knob's value and who set it."""
+    """A knob's value and its source."""
 
     knob: str
     value: Setting
@@ -86,7 +86,7 @@ class KnobPlan(Value, frozen=True, kw_only=True):
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """The answer of `autotune plan`."""
+    """What `launch` would do with a job."""
 
     schema: int = 1
     name: str
@@ -112,9 +112,9 @@ def plan(
     *,
     policy: Policy = Policy.ESTIMATE,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
-    shown: Callable[[Accepted, Knobs], tuple[str, ...]],
+    render: Callable[[Accepted, Knobs], tuple[str, ...]],
 ) -> Plan:
-    """Return what `launch` would do with a job on a cluster; `shown` renders the first command."""
+    """Return what `launch` would do with a job on a cluster; `render` returns the first command."""
     profile = framework.profile(job, cluster)
     accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster, policy=policy)
     accepted = msgspec.structs.replace(accepted, learned=recall(kind_of(fold((accepted,)))))
@@ -131,7 +131,7 @@ def plan(
         note="" if view is not None else _why_no_estimate(job, profile, cluster, policy),
         first=changed(profile.knobs, action.knobs),
         reason=action.reason,
-        command=shown(accepted, action.knobs),
+        command=render(accepted, action.knobs),
         ladder=tuple(_ladder(profile, action.knobs, job)),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
@@ -140,22 +140,22 @@ def plan(
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
-    found, seen, error = view.estimates((knobs,)), judged(view, knobs), _error(view)
+    estimates, ranked, error = view.estimates((knobs,)), judged(view, knobs), _error(view)
     rows = []
     for name, phases in _ROWS.items():
-        heaviest = max(phases, key=lambda phase: seen.gpu[phase])
-        place = PHASES.index(heaviest)
-        capacity = float(found.gpu_capacity[place, 0])
-        total = seen.gpu[heaviest]
-        known = capacity != float("inf")
+        heaviest = max(phases, key=lambda phase: ranked.gpu[phase])
+        index = PHASES.index(heaviest)
+        capacity = float(estimates.gpu_capacity[index, 0])
+        total = ranked.gpu[heaviest]
+        is_known = capacity != float("inf")
         rows.append(
             PhasePlan(
                 phase=name,
-                parts=dict(zip(PARTS, found.gpu_parts[place, :, 0].tolist(), strict=True)),
+                parts=dict(zip(PARTS, estimates.gpu_parts[index, :, 0].tolist(), strict=True)),
                 total_bytes=total,
-                capacity_bytes=capacity if known else None,
-                host_bytes=float(found.host[place, 0]),
-                verdict=_verdict(total, capacity, error) if known else "unknown",
+                capacity_bytes=capacity if is_known else None,
+                host_bytes=float(estimates.host[index, 0]),
+                verdict=_verdict(total, capacity, error) if is_known else "unknown",
             )
         )
     return tuple(rows)
@@ -168,8 +168,8 @@ def _verdict(total: float, capacity: float, error: float) -> str:
 
 
 def _error(view: Outlook) -> float:
-    found = view.estimates((view.run.accepted.profile.knobs,))
-    return round(float(found.error.mean()), 3)
+    estimates = view.estimates((view.run.accepted.profile.knobs,))
+    return round(float(estimates.error.mean()), 3)
 
 
 def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster, policy: Policy) -> str:
@@ -186,7 +186,7 @@ def _ladder(profile: Profile, knobs: Knobs, job: Job) -> list[RungPlan]:
     rungs = []
     for phase, component in _CLIMBED:
         diagnosis = Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component)
-        found = [r for r in candidates(profile, knobs, diagnosis, started=job.resume) if r.changes]
+        remedies = [r for r in candidates(profile, knobs, diagnosis, started=job.resume) if r.changes]
         rungs += [
             RungPlan(
                 phase=phase.value,
@@ -196,7 +196,7 @@ def _ladder(profile: Profile, knobs: Knobs, job: Job) -> list[RungPlan]:
                 reason=remedy.reason,
                 slows=remedy.slows,
             )
-            for remedy in found[:_SHOWN]
+            for remedy in remedies[:_SHOWN]
         ]
     return rungs
 

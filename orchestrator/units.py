@@ -1,4 +1,4 @@
-"""Sizes, durations and shares: read from what people write, written as people read."""
+"""Parses and formats sizes, durations, shares and rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def size_bytes(written: object) -> int:
-    """Return the bytes of `80GiB`, `79.1GiB`, `500 MB` or a plain number; ValueError otherwise."""
+    """Return the bytes of `80GiB`, `79.1GiB`, `500 MB` or a plain number; raises ValueError."""
     if isinstance(written, int) and not isinstance(written, bool) and written >= 0:
         return written
     match = _SIZE.fullmatch(written.strip()) if isinstance(written, str) else None
@@ -32,7 +32,7 @@ def size_bytes(written: object) -> int:
 
 
 def duration_s(written: object) -> float:
-    """Return the seconds of `20s`, `10m`, `8h`, `1h 30m` or a plain number; ValueError otherwise."""
+    """Return the seconds of `20s`, `10m`, `8h`, `1h 30m` or a plain number; raises ValueError."""
     if isinstance(written, (int, float)) and not isinstance(written, bool):
         if not math.isfinite(written) or written < 0:
             raise ValueError(written)
@@ -49,7 +49,7 @@ def duration_s(written: object) -> float:
 
 
 def share(written: object) -> float:
-    """Return `5%` or `0.05` as a number from 0 to 1; ValueError otherwise."""
+    """Return `5%` or `0.05` as a number from 0 to 1; raises ValueError."""
     if isinstance(written, (int, float)) and not isinstance(written, bool):
         value = float(written)
     elif isinstance(written, str) and _NUMBER.fullmatch(written.strip().removesuffix("%").strip()):

@@ -59,8 +59,8 @@ def command(
     if rule is not None and logs:
         raise click.UsageError("--rule takes no logs")
     if rule is not None:
-        explaining.show_rule(rule, options=options)
+        explaining.print_rule(rule, options=options)
     elif not logs:
         raise click.UsageError("no log given; name one, or `-` for standard input")
     else:
-        context.exit(explaining.show(logs, model=model, framework=framework, options=options))
+        context.exit(explaining.explain_logs(logs, model=model, framework=framework, options=options))

@@ -20,13 +20,15 @@ from autotune.orchestrator.explain.snapshot import (
     snapshot_document,
     snapshot_text,
 )
-from autotune.orchestrator.explain.text_output import text
+from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
 
 _MAGIC_BYTES = 16
 
 
-def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options) -> ExitCode:
+def explain_logs(
+    names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options
+) -> ExitCode:
     """Print the explanation of every log; returns OK if a cause was found in all of them, else NO.
 
     Raises Failure for a log that cannot be read and an unknown framework.
@@ -38,28 +40,28 @@ def show(names: tuple[str, ...], *, model: Path | None, framework: str | None, o
     for index, name in enumerate(names):
         if is_snapshot(first_bytes(name, _MAGIC_BYTES)):
             snapshot = explain_snapshot(Path(name))
-            shown, line = snapshot_text(name, snapshot), snapshot_document(name, snapshot)
+            text, line = snapshot_text(name, snapshot), snapshot_document(name, snapshot)
             is_answer = bool(snapshot.devices)
         else:
             explanation = explain(read(name), framework=wanted, model=shape)
-            shown, line = text(explanation, verbose=options.verbose > 0), document(explanation)
+            text, line = render_explanation(explanation, verbose=options.verbose > 0), document(explanation)
             is_answer = explanation.is_answer
         if options.json:
             _write(line + b"\n")
         else:
-            echo(("\n" if index else "") + shown, color=options.color)
+            echo(("\n" if index else "") + text, color=options.color)
         if not is_answer:
             code = ExitCode.NO
     return code
 
 
-def show_rule(name: str, *, options: Options) -> None:
+def print_rule(name: str, *, options: Options) -> None:
     """Print what a rule or a cause means; raises Failure for an unknown one."""
-    shown = explain_rule(name, as_json=options.json)
+    text = explain_rule(name, as_json=options.json)
     if options.json:
-        _write(shown.encode() + b"\n")
+        _write(text.encode() + b"\n")
     else:
-        echo(shown, color=options.color)
+        echo(text, color=options.color)
 
 
 def _framework(name: str) -> str:

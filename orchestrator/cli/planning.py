@@ -15,7 +15,7 @@ from autotune.orchestrator.config.loader import assumed, load
 from autotune.orchestrator.planner import plan
 from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.run.command import command_of
-from autotune.orchestrator.terminal.plan_table import text
+from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.types import Cluster, Job, Knobs
@@ -33,11 +33,11 @@ def show(job_file: Path, *, options: Options) -> None:
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in directory.shown_argv(command))
 
-    found = plan(job, framework, _cluster(job), recall=calibration_cache.recall, shown=shown)
+    found = plan(job, framework, _cluster(job), recall=calibration_cache.recall, render=shown)
     if options.json:
         click.echo(msgspec.json.encode(found))
         return
-    whole = text(found, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout))
+    whole = render_plan(found, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout))
     echo(whole, color=options.color)
 
 

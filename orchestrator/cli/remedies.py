@@ -43,4 +43,5 @@ def command(context: click.Context, framework: str) -> None:
     if given(context).json:
         click.echo(msgspec.json.encode({"schema": 1, "framework": adapter.name, "rows": rows}))
     else:
-        echo(remedy_table.text(adapter, rows, width=width_of(sys.stdout)), color=given(context).color)
+        text = remedy_table.render_remedies(adapter, rows, width=width_of(sys.stdout))
+        echo(text, color=given(context).color)

@@ -80,7 +80,7 @@ def drive(run: directory.Run, *, options: Options) -> ExitCode:
             console.replay(before)
             if before:
                 count = sum(isinstance(e, Started) for e in before)
-                console.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
+                console.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} so far")
             verdict = _drive(run, journal, console, interrupts)
             _summarise(run, verdict, console)
     finally:
@@ -192,13 +192,13 @@ def versions() -> dict[str, str]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    out = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in ("autotune", "ray", "torch", "sglang"):
         try:
-            out[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
-            out[name] = "not installed"
-    return out
+            by_name[name] = "not installed"
+    return by_name
 
 
 def _match(job: Job, cluster: Cluster) -> None:

@@ -95,22 +95,22 @@ def standing(run: directory.Run, *, now: float) -> Standing:
     )
 
 
-def show(options: Options, *, prefix: str | None, watch: bool) -> None:
+def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
     """Print the table of runs, or one run with its attempts; with `watch` until no run is driven."""
     while True:
         now = time.time()
         chosen = (
             (directory.find(options.runs_dir, prefix),) if prefix else directory.runs(options.runs_dir)[::-1]
         )
-        shown = [standing(run, now=now) for run in chosen]
+        standings = [standing(run, now=now) for run in chosen]
         if options.json:
-            click.echo(msgspec.json.encode(shown[0] if prefix else shown))
+            click.echo(msgspec.json.encode(standings[0] if prefix else standings))
         else:
             if watch and sys.stdout.isatty():
                 click.clear()
             width = widgets.width_of(sys.stdout)
-            widgets.echo(table(shown, now=now, attempts=bool(prefix), width=width), color=options.color)
-        if not watch or not any(run.running for run in shown):
+            widgets.echo(table(standings, now=now, attempts=bool(prefix), width=width), color=options.color)
+        if not watch or not any(run.running for run in standings):
             return
         time.sleep(_REPEAT_S)
 
@@ -133,14 +133,14 @@ def table(standings: list[Standing], *, now: float, attempts: bool, width: int |
         )
         for run in standings
     ]
-    shown = rendered(widgets.table(rows, head=_HEAD, wrap={1: 12, 4: 6}), width=width)
+    text = rendered(widgets.table(rows, head=_HEAD, wrap={1: 12, 4: 6}), width=width)
     if not attempts or not standings[0].attempts:
-        return shown
+        return text
     of_run = [
         (f"  ↳{attempt.attempt}", attempt.change, show_duration(attempt.seconds), attempt.status)
         for attempt in standings[0].attempts
     ]
-    return f"{shown}\n{rendered(widgets.table(of_run, right=(2,), wrap={1: 20, 3: 20}), width=width)}"
+    return f"{text}\n{rendered(widgets.table(of_run, right=(2,), wrap={1: 20, 3: 20}), width=width)}"
 
 
 def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStanding, ...]:
@@ -165,7 +165,7 @@ def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptSta
 def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:
     diagnosed = next((e for e in rows if isinstance(e, Diagnosed)), None)
     if diagnosed is not None:
-        return f"✗ {messages.where(diagnosed)}"
+        return f"✗ {messages.diagnosis(diagnosed)}"
     if ended is not None:
         return messages.outcome(ended.outcome)
     step = next((e for e in reversed(rows) if isinstance(e, Progressed)), None)

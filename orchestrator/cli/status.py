@@ -28,4 +28,4 @@ def command(context: click.Context, run: str | None, watch: bool) -> None:
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli import standing
 
-    standing.show(given(context), prefix=run, watch=watch)
+    standing.print_status(given(context), prefix=run, watch=watch)

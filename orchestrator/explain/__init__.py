@@ -1,1 +1,1 @@
-"""`autotune explain`: logs in, causes and cures out; needs no job, no cluster and no GPU."""
+"""`autotune explain`: the cause of a failure and its remedies, from a log alone."""

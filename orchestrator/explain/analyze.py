@@ -48,7 +48,7 @@ class Explanation(Value, frozen=True, kw_only=True):
     lines: int = 0
 
     @property
-    def shown(self) -> Line:
+    def main_line(self) -> Line:
         """The line to print: the first with the requested size, else the first."""
         requested = self.diagnosis.facts.requested_bytes
         lines = self.diagnosis.evidence

@@ -49,7 +49,7 @@ def _place(explanation: Explanation) -> str:
 
 
 def _card(explanation: Explanation) -> str:
-    facts, text = explanation.diagnosis.facts, explanation.shown.text
+    facts, text = explanation.diagnosis.facts, explanation.main_line.text
     if facts.capacity_bytes is None:
         return ""
     card = _CARD.search(text)
@@ -75,7 +75,7 @@ def _request(explanation: Explanation) -> str:
     request, requested = explanation.request, explanation.diagnosis.facts.requested_bytes
     if request is None or requested is None:
         return ""
-    written = figure(requested, explanation.shown.text)
+    written = figure(requested, explanation.main_line.text)
     if request.assumed:
         return (
             f"info: {written} matches {request.formula}: {request.meaning} "
@@ -101,7 +101,7 @@ def _about(size: int, text: str) -> str:
 
 def _fragmentation(explanation: Explanation) -> list[str]:
     diagnosis = explanation.diagnosis
-    facts, text = diagnosis.facts, explanation.shown.text
+    facts, text = diagnosis.facts, explanation.main_line.text
     idle, requested = facts.reserved_unallocated_bytes, facts.requested_bytes
     lines = []
     if diagnosis.fragmentation and idle is not None and requested is not None:

@@ -13,7 +13,7 @@ from autotune.policies.values.types import Cause, Component, Phase
 
 _PHASES = {
     Phase.INIT: "start-up",
-    Phase.ROLLOUT_INIT: "start of the rollout engine",
+    Phase.ROLLOUT_INIT: "start-up of the rollout engine",
     Phase.WEIGHT_SYNC: "weight sync",
     Phase.COMM: "communication",
     Phase.DATA: "data loading",
@@ -33,7 +33,7 @@ _HOST_WHO = {
     "slurm-oom-kill": "Slurm killed a task",
     "kubernetes-oom-killed": "Kubernetes killed a container",
     "pinned-memory": "a pinned allocation failed",
-    "sglang-host-memory": "the engine asked for more host memory than the node has",
+    "sglang-host-memory": "the engine asked for too much host memory",
 }
 _SIZE = re.compile(r"\d{1,20}(?:\.\d{1,9})? ?(?:[KMGT]i?B|bytes|B)\b")
 _LONGEST = 160
@@ -65,7 +65,7 @@ def on_budget(explanation: Explanation) -> bool:
 def headline(explanation: Explanation) -> str:
     """Return what happened, in one line without the name of the cause."""
     diagnosis = explanation.diagnosis
-    text = explanation.shown.text if diagnosis.evidence else ""
+    text = explanation.main_line.text if diagnosis.evidence else ""
     phase = phase_name(explanation)
     where = f" in {phase}" if phase else ""
     match diagnosis.cause:
@@ -106,7 +106,7 @@ def headline(explanation: Explanation) -> str:
 
 def span(explanation: Explanation) -> tuple[int, int]:
     """Return the characters to underline in the shown line: the requested size, else the message."""
-    line = explanation.shown
+    line = explanation.main_line
     text = plain(line.text)
     requested = explanation.diagnosis.facts.requested_bytes
     if requested:

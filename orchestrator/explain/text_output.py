@@ -30,7 +30,7 @@ _ELSE = {
 _INDENT = " " * 12
 
 
-def text(explanation: Explanation, *, verbose: bool = False) -> str:
+def render_explanation(explanation: Explanation, *, verbose: bool = False) -> str:
     """Return the explanation of one log."""
     if not explanation.is_answer:
         return "\n".join(_unknown(explanation))
@@ -48,7 +48,7 @@ def text(explanation: Explanation, *, verbose: bool = False) -> str:
 
 
 def _excerpt(explanation: Explanation) -> list[str]:
-    line = explanation.shown
+    line = explanation.main_line
     number = str(line.line)
     margin = " " * len(number)
     begin, end = span(explanation)
@@ -129,7 +129,7 @@ def _help(explanation: Explanation, *, most: int) -> list[str]:
                 for index, line in enumerate(commands)
             ]
     for place, setting in explanation.ceilings:
-        lines.append(f"hint: or raise the limit where it is set ({place}): {setting}")
+        lines.append(f"hint: or raise the limit ({place}): {setting}")
     if not lines:
         lines.append(f"hint: {_ELSE.get(explanation.diagnosis.cause, 'no setting of the job fixes this')}")
     return lines

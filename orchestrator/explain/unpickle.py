@@ -1,4 +1,4 @@
-"""Reads a pickled memory snapshot in a process of its own, which cannot run what the file holds nor grow."""
+"""Reads a pickled memory snapshot in a process with limited memory that executes nothing from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEXT = 200
 
 
 class _Builtins(pickle.Unpickler):
-    """Knows lists, dictionaries, tuples, strings and numbers; whatever else a file names is refused."""
+    """Unpickles lists, dictionaries, tuples, strings and numbers, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(
@@ -33,7 +33,7 @@ class _Builtins(pickle.Unpickler):
 
 
 def loaded(file: BinaryIO) -> object:
-    """Return what a pickle of builtin containers holds; raises ValueError for anything else."""
+    """Return the value of a pickle of builtin containers; raises ValueError for anything else."""
     try:
         return _Builtins(file).load()
     except MemoryError:
@@ -43,7 +43,7 @@ def loaded(file: BinaryIO) -> object:
 
 
 def summary(path: Path) -> Snapshot:
-    """Return what a snapshot's file tells; raises ValueError."""
+    """Return the summary of a snapshot file; raises ValueError if it is not one."""
     with path.open("rb") as file:
         raw = loaded(file)
     try:
@@ -53,7 +53,7 @@ def summary(path: Path) -> Snapshot:
 
 
 def main(path: Path) -> int:
-    """Write the summary, or what is wrong with the file, as JSON to stdout."""
+    """Write the summary, or the reason why the file cannot be read, as JSON to stdout."""
     size = path.stat().st_size
     bound = min(_MOST_BYTES, max(_LEAST_BYTES, _PER_BYTE * size))
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))

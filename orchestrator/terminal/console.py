@@ -180,7 +180,7 @@ class Console:
             Text.assemble(
                 "run ",
                 (event.run, "bold"),
-                f" · {event.job.name} · {event.job.framework} on ray · {messages.place(event.cluster)}\n",
+                f" · {event.job.name} · {event.job.framework} on ray · {messages.cluster(event.cluster)}\n",
             )
         )
 
@@ -235,7 +235,7 @@ class Console:
     def _diagnosed(self, event: Diagnosed) -> None:
         line = event.evidence[0].line if event.evidence else None
         log = self._log(event.attempt, line)
-        self._point(Text.assemble((f"✗ {messages.where(event)}", "red"), "   ", (log, "cyan")))
+        self._point(Text.assemble((f"✗ {messages.diagnosis(event)}", "red"), "   ", (log, "cyan")))
         numbers = messages.figures(event.facts)
         detail = numbers or (event.evidence[0].text.strip()[:160] if event.evidence else "")
         if detail:
@@ -259,7 +259,7 @@ class Console:
         self.close()
         good = event.result is Result.FITS
         mark = "✓" if good else "–" if event.result in (Result.GATED, Result.SLOW) else "✗"
-        result = messages.tried(event, before=self._first)
+        result = messages.trial(event, before=self._first)
         self._line(Text(f"{mark} trial {event.trial}  {result}", style="green" if good else ""))
 
     def _finished(self, event: Finished) -> None:

@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable
 
-from autotune.orchestrator.messages import arrow, place
+from autotune.orchestrator import messages
 from autotune.orchestrator.planner import PhasePlan, Plan, RungPlan
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
 from autotune.orchestrator.units import show_gib, show_setting
@@ -27,7 +27,7 @@ _SHORT_COMMAND = 8  # arguments
 _INDENT = "  "
 
 
-def text(plan: Plan, *, file: str, verbose: bool, width: int | None = None) -> str:
+def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = None) -> str:
     """Return the plan of the job in `file`; tables fit into `width` columns, None does not wrap them."""
     lines = [f"{plan.name} · {plan.framework} on ray · {_where(plan)}", ""]
     lines += [f"warning: {warning}" for warning in plan.warnings]
@@ -48,9 +48,9 @@ def text(plan: Plan, *, file: str, verbose: bool, width: int | None = None) -> s
 def _where(plan: Plan) -> str:
     cluster = plan.cluster
     if not cluster.gpus_per_node:
-        return place(cluster) if cluster.host_memory_bytes else "any cluster"
+        return messages.cluster(cluster) if cluster.host_memory_bytes else "any cluster"
     host = cluster.host_memory_bytes
-    return place(cluster) + (f" · host {show_gib(host, digits=0)}" if host else "")
+    return messages.cluster(cluster) + (f" · host {show_gib(host, digits=0)}" if host else "")
 
 
 def _estimate(plan: Plan, width: int | None) -> list[str]:
@@ -90,7 +90,7 @@ def _row(phase: PhasePlan, scale: float) -> tuple[str, ...]:
 
 def _first_attempt(plan: Plan, width: int | None) -> list[str]:
     why = _why_changed(plan) if plan.first else plan.reason
-    changes = [f"{_INDENT}{arrow(name, before, after)}" for name, (before, after) in plan.first.items()]
+    changes = [_INDENT + messages.arrow(knob, *values) for knob, values in plan.first.items()]
     return [
         *textwrap.wrap(f"first attempt: {why}", width=width or PIPED_WIDTH, subsequent_indent=_INDENT),
         *changes,
@@ -133,7 +133,9 @@ def _remedies(ladder: Iterable[RungPlan], width: int | None) -> list[str]:
         if rung.phase != phase:
             phase = rung.phase
             rows.append((phase, "", ""))
-        changes = ", ".join(arrow(name, before, after) for name, (before, after) in rung.changes.items())
+        changes = ", ".join(
+            messages.arrow(name, before, after) for name, (before, after) in rung.changes.items()
+        )
         cost = f"; slows {rung.slows}" if rung.slows and rung.slows != "nothing" else ""
         rows.append((_INDENT + rung.remedy, changes, f"{rung.effect.value}{cost}"))
     body = rendered(table(rows, wrap={1: 32, 2: 20}), width=None if width is None else width - len(_INDENT))

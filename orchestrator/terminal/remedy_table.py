@@ -95,7 +95,7 @@ def _of_guide(advice: Advice) -> Row:
     )
 
 
-def text(framework: Framework, rows: tuple[Row, ...], *, width: int | None = None) -> str:
+def render_remedies(framework: Framework, rows: tuple[Row, ...], *, width: int | None = None) -> str:
     """Return the table for people: a remedy with its setting, and beneath it what it does.
 
     Notes are wrapped at `width` columns; None does not wrap them.

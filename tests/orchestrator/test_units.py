@@ -29,7 +29,7 @@ def test_rates_keep_three_digits(rate: float, shown: str) -> None:
 def test_a_trial_is_told_in_the_unit_of_its_speed() -> None:
     bare = {"trial": 3, "knobs": Knobs(), "purpose": Purpose.PROBE, "result": Result.FITS}
     steps = Tried(steps_per_second=0.0123, noise=0.02, **bare)  # type: ignore[arg-type]
-    assert messages.tried(steps, before=None) == "probe: fits   0.0123 steps/s ±2%   as written"
+    assert messages.trial(steps, before=None) == "probe: fits   0.0123 steps/s ±2%   as written"
     tokens = Tried(tokens_per_second=20000.4, **bare)  # type: ignore[arg-type]
-    assert messages.tried(tokens, before=None) == "probe: fits   20,000 tok/s   as written"
-    assert messages.tried(Tried(**bare), before=None) == "probe: fits   as written"  # type: ignore[arg-type]
+    assert messages.trial(tokens, before=None) == "probe: fits   20,000 tok/s   as written"
+    assert messages.trial(Tried(**bare), before=None) == "probe: fits   as written"  # type: ignore[arg-type]

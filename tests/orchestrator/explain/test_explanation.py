@@ -19,7 +19,7 @@ from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.json_output import document
 from autotune.orchestrator.explain.reader import check, read, read_from
 from autotune.orchestrator.explain.rule_page import explain_rule
-from autotune.orchestrator.explain.text_output import text
+from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.values.evidence import Marker, StepDone
 from autotune.policies.values.types import Cause
@@ -70,7 +70,7 @@ def of(log: str | bytes, **options: Any) -> Explanation:
 @pytest.mark.usefixtures("scripted")
 def test_printed_settings_give_the_change_in_the_frameworks_words() -> None:
     found = of('settings {"tokens_per_microbatch": 8192, "recompute": "full"}\n' + OOM)
-    shown = text(found)
+    shown = render_explanation(found)
     assert "help: lower `tokens_per_microbatch` 8192 → 4096" in shown
     assert "scripted  tokens_per_microbatch: 4096" in shown
     remedies = {r.cure.name: r for r in found.remedies}
@@ -82,13 +82,13 @@ def test_printed_settings_give_the_change_in_the_frameworks_words() -> None:
 @pytest.mark.parametrize("line", ['settings {"stepz": 1}', "settings {torn", 'settings {"recompute": 7}'])
 def test_settings_that_make_no_job_fall_back_to_neutral_cures(line: str) -> None:
     found = of(f"{line}\n{OOM}")
-    assert found.context.framework is not None and found.remedies and "note: " in text(found)
+    assert found.context.framework is not None and found.remedies and "note: " in render_explanation(found)
     assert not any(remedied.cure.exact for remedied in found.remedies)
 
 
 @pytest.mark.usefixtures("scripted")
 def test_without_settings_the_framework_names_what_to_change() -> None:
-    shown = text(of(OOM))
+    shown = render_explanation(of(OOM))
     assert "lower `tokens_per_microbatch`, for instance to half" in shown
     assert "scripted  tokens_per_microbatch" in shown
 
@@ -98,7 +98,7 @@ def test_a_settings_file_that_is_not_shown_is_told() -> None:
     found = of(
         '+ train --config job.yaml\nsettings {"tokens_per_microbatch": 4096, "concurrency": 8}\n' + OOM
     )
-    assert "reads a file of settings" in text(found)
+    assert "reads a file of settings" in render_explanation(found)
     assert found.remedies[0].cure.changes == {"tokens_per_microbatch": 2048}
 
 
@@ -119,13 +119,13 @@ def test_late_failures_are_told_apart(steps: list[str], words: str) -> None:
 def test_another_holder_of_the_card_is_named() -> None:
     found = of(OOM)
     assert [(holder.pid, holder.held_bytes) for holder in found.holders] == [(11, 8 << 30)]
-    assert "pid 11 8.00 GiB" in text(found)
+    assert "pid 11 8.00 GiB" in render_explanation(found)
 
 
 def test_the_model_tells_what_a_request_is() -> None:
     model = read_model(LOGS / "config.json")
     found = of(OOM.replace("2.00 GiB", "13.91 GiB"), model=model)
-    assert "24,576 tokens × 151,936 vocab × 4 bytes" in text(found)
+    assert "24,576 tokens × 151,936 vocab × 4 bytes" in render_explanation(found)
     assert of(OOM, model=model).request is None
 
 
@@ -148,13 +148,13 @@ def test_secrets_and_escapes_stay_in_the_log() -> None:
         "\x1b[31m \x1b]0;owned\x07 \x9b31m \u202e HF_TOKEN=hf_abcdefghijklmnopqrstuvwx https://me:hunter2@x/"
     )
     found = of(OOM.replace("unallocated.\n", f"unallocated. {poison}\n"))
-    for shown in (text(found), document(found).decode()):
+    for shown in (render_explanation(found), document(found).decode()):
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
         assert "hunter2" not in shown and "hf_abc" not in shown
 
 
 def test_every_number_of_the_first_lines_is_in_the_log() -> None:
-    shown = text(of((LOGS / "training.log").read_text()))
+    shown = render_explanation(of((LOGS / "training.log").read_text()))
     for figure in ("13.91 GiB", "10.61 GiB", "65.62", "1.41", "79.19 GiB"):
         assert figure in shown
     assert "ranks 0, 1 and 3 died because rank 2 did (run.log:9, 10, 11)" in shown
@@ -164,7 +164,7 @@ def test_every_number_of_the_first_lines_is_in_the_log() -> None:
 @given(st.binary(max_size=3000), st.sampled_from([b"", OOM.encode()]), st.binary(max_size=500))
 def test_no_bytes_break_it(before: bytes, message: bytes, after: bytes) -> None:
     found = of(before + message + after)
-    assert text(found).replace("\n", "").isprintable()
+    assert render_explanation(found).replace("\n", "").isprintable()
     json.loads(document(found))
 
 

@@ -9,7 +9,7 @@ import pytest
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.reader import read_from
-from autotune.orchestrator.explain.text_output import text
+from autotune.orchestrator.explain.text_output import render_explanation
 
 _OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.22 GiB. GPU 2 has a total capacity of "
@@ -94,4 +94,4 @@ def test_broken_settings_never_break_the_answer(name: str, torn: str) -> None:
     settings, frames, _ = CASES.get(name, (_VERL, _VERL_FRAMES, ""))
     broken = settings.replace("=24576", torn).replace("=16384", torn).replace(" 18432", torn[1:] or " ")
     reading = read_from(io.BytesIO((broken + frames + _OOM).encode()), name="run.log")
-    assert text(explain(reading, framework=name, model=None)).startswith("error[gpu-oom]")
+    assert render_explanation(explain(reading, framework=name, model=None)).startswith("error[gpu-oom]")

@@ -383,7 +383,7 @@ def test_a_job_that_tells_no_tokens_is_searched_by_its_steps(tmp_path: Path) -> 
     assert [r for r in night.results if r.result is Result.SLOW]
     words = next(text for text in night.told if text.startswith("fastest"))
     assert f"trial {best.trial}, 0.05 steps/s, 1.59x the stable start (0.0314 steps/s; 2 runs" in words
-    assert "0.05 steps/s" in messages.tried(best, before=first.knobs)
+    assert "0.05 steps/s" in messages.trial(best, before=first.knobs)
     study = night.study().best_trial
     assert study.number == best.trial and study.value == best.rate
 
