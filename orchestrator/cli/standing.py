@@ -140,7 +140,7 @@ def table(standings: list[Standing], *, now: float, attempts: bool, width: int |
         (f"  ↳{attempt.attempt}", attempt.change, show_duration(attempt.seconds), attempt.status)
         for attempt in standings[0].attempts
     ]
-    return f"{text}\n{rendered(widgets.table(of_run, right=(2,), wrap={1: 20, 3: 20}), width=width)}"
+    return f"{text}\n{rendered(widgets.table(of_run, right=(2,), wrap={1: 32, 3: 20}), width=width)}"
 
 
 def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStanding, ...]:
