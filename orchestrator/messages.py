@@ -7,12 +7,14 @@ from typing import assert_never
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting
 from autotune.policies.values.events import (
     GaveUp,
+    GoalReached,
     Infrastructure,
     Interrupted,
     NeedsHuman,
     Stable,
     TrainingCompleted,
     Tried,
+    Unit,
     Verdict,
 )
 from autotune.policies.values.evidence import (
@@ -126,6 +128,22 @@ def peaks(values: dict[str, Peak]) -> str:
     fullest = max(rows, key=lambda row: _fullness(rows[row]), default="")
     shown = [row for row in rows if row in _SHOWN or row == fullest]
     return "   ".join(f"{row} {show_gib(rows[row].used_bytes)}" for row in shown if rows[row].used_bytes)
+
+
+def goal(event: GoalReached) -> str:
+    """Return `✓ stable at step 3   train 50.0 MiB   50.0% free   1,638 tok/s`."""
+    mark, word = ("!", "marginal") if event.marginal else ("✓", "stable")
+    parts = [f"{mark} {word} at step {event.step}", peaks(event.peaks)]
+    if any(peak.capacity_bytes for peak in event.peaks.values()):
+        parts.append(f"{event.headroom:.1%} free")
+    if event.tokens_per_second:
+        parts.append(show_rate(event.tokens_per_second, Unit.TOKENS))
+    return "   ".join(part for part in parts if part)
+
+
+def step_of(step: int, total: int | None) -> str:
+    """Return `3/20`, or `3` where the number of steps is unknown."""
+    return f"{step}/{total}" if total else str(step)
 
 
 def _fullness(peak: Peak) -> tuple[float, int]:

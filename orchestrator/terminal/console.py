@@ -18,16 +18,17 @@ from rich.text import Text
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.terminal.live_region import heartbeat, live_lines
 from autotune.orchestrator.terminal.widgets import (
     PIPED_WIDTH,
     ascii_text,
-    memory_bar,
+    rendered,
     supports_unicode,
-    truncated,
+    table,
     two_ends,
     wants_color,
 )
-from autotune.orchestrator.units import show_duration, show_gib, show_rate
+from autotune.orchestrator.units import show_duration, show_rate
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -51,7 +52,7 @@ from autotune.policies.values.events import (
     Unit,
 )
 from autotune.policies.values.evidence import Cancelled, Completed, Lost, Remedy
-from autotune.policies.values.types import Knobs, Phase
+from autotune.policies.values.types import Knobs
 
 _HEARTBEAT_S = 60.0
 _STEP_LINES_S = 10.0
@@ -123,7 +124,7 @@ class Console:
                 self._dated(f"failure detected: {messages.failure_line(event.finding)}")
             case GoalReached():
                 self._goal = event
-                self._dated(self._goal_line(event), style="yellow" if event.marginal else "green")
+                self._dated(messages.goal(event), style="yellow" if event.marginal else "green")
             case StopRequested():
                 reason = f": {event.reason}" if event.reason and event.by != "failure" else ""
                 self._dated(f"stopping{reason}")
@@ -154,13 +155,12 @@ class Console:
             if self._live is None:
                 self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
                 self._live.start()
-            self._live.update(self._region(progress, now), refresh=True)
+            title = f"#{self._number}  {self._title}"
+            width, seconds = self._terminal.width, now - self._started_at
+            lines = live_lines(progress, title=title, seconds=seconds, goal=self._goal, width=width)
+            self._live.update(Group(*map(self._plain, lines)), refresh=True)
         elif now - self._printed_at >= _HEARTBEAT_S:
-            step = "no step yet" if progress.step is None else f"step {progress.step}{_of(progress.of)}"
-            phase = "" if progress.phase is Phase.NONE else f", {progress.phase}"
-            self._dated(
-                f"running for {show_duration(now - self._started_at)}: {step}{phase}{_memory(progress)}"
-            )
+            self._dated(heartbeat(progress, seconds=now - self._started_at))
 
     def close(self) -> None:
         """Remove the live region."""
@@ -204,7 +204,7 @@ class Console:
             self._step_printed_at = self._now()
             resumed = "" if event.resumed_from is None else f" (resumed after step {event.resumed_from})"
             took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
-            self._dated(f"step {event.step}{_of(event.of)}{took}{resumed}")
+            self._dated(f"step {story.step_of(event.step, event.of)}{took}{resumed}")
 
     def _ended(self, event: Ended) -> None:
         self.close()
@@ -218,7 +218,7 @@ class Console:
             if self._goal is not None:
                 self._line(
                     Text(
-                        f"    {self._goal_line(self._goal)}",
+                        f"    {story.goal(self._goal)}",
                         style="yellow" if self._goal.marginal else "green",
                     )
                 )
@@ -313,13 +313,8 @@ class Console:
         """Print what changed from the job, and the command that reuses it."""
         if rows:
             self._line(Text("Changed from your job:"))
-            widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-            for knob, change, setting in rows:
-                self._line(
-                    Text.assemble(
-                        f"  {knob.ljust(widths[0])}   {change.ljust(widths[1])}   ", (setting, "dim")
-                    )
-                )
+            indented = [(f"  {knob}", change, setting) for knob, change, setting in rows]
+            self._line(Text(rendered(table(indented, gap=3), width=None)))
         else:
             self._line(Text("Nothing was changed from your job."))
         self._line(Text.assemble("  reuse     ", (f"autotune launch {stable}", "cyan")))
@@ -329,43 +324,9 @@ class Console:
     def _resume_hint(self, effect: str) -> Text:
         return Text.assemble("  hint: ", (f"`autotune resume {self._run}`", "cyan"), f" {effect}")
 
-    def _goal_line(self, event: GoalReached) -> str:
-        mark, word = ("!", "marginal") if event.marginal else ("✓", "stable")
-        parts = [f"{mark} {word} at step {event.step}", messages.peaks(event.peaks)]
-        if any(peak.capacity_bytes for peak in event.peaks.values()):
-            parts.append(f"{event.headroom:.1%} free")
-        if event.tokens_per_second:
-            parts.append(show_rate(event.tokens_per_second, Unit.TOKENS))
-        return "   ".join(part for part in parts if part)
-
     def _log(self, attempt: int, line: int | None) -> str:
         path = self._runs_dir / self._run / "attempts" / f"{attempt:04d}" / "run.log"
         return f"{path}:{line}" if line else str(path)
-
-    def _region(self, progress: Progress, now: float) -> Group:
-        lines = [
-            two_ends(
-                f"#{self._number}  {self._title}",
-                show_duration(now - self._started_at),
-                width=self._terminal.width,
-            )
-        ]
-        phases = [messages.peaks(progress.peaks)] if progress.peaks else []
-        phases += [f"{progress.phase} …"] if progress.phase is not Phase.NONE else []
-        step = "" if progress.step is None else f"step {progress.step}{_of(progress.of)}"
-        lines.append(Text(f"    {'   '.join([*phases, step])}"))
-        if self._goal is not None:
-            lines.append(Text(f"    {self._goal_line(self._goal)}", style="green"))
-        sample = progress.sample
-        if sample:
-            cards = [c for c in sample.gpus if c.of_attempt] or sample.gpus
-            lines += [
-                memory_bar(f"GPU {c.index}", used_bytes=c.used_bytes, total_bytes=c.total_bytes)
-                for c in cards[:2]
-            ]
-            used, total = sample.host_used_bytes, sample.host_total_bytes
-            lines.append(memory_bar("host", used_bytes=used, total_bytes=total))
-        return Group(*(self._plain(truncated(line, width=self._terminal.width)) for line in lines[:6]))
 
     def _point(self, text: Text) -> None:
         """Print a point of an attempt: indented on a terminal, with a timestamp elsewhere."""
@@ -398,16 +359,5 @@ class Console:
         return ascii_text(text) if self._ascii else text
 
 
-def _of(of: int | None) -> str:
-    return f"/{of}" if of else ""
-
-
 def _speed(event: Progressed | None) -> str:
     return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
-
-
-def _memory(progress: Progress) -> str:
-    sample = progress.sample
-    if sample is None:
-        return ""
-    return f", host {show_gib(sample.host_used_bytes)} of {show_gib(sample.host_total_bytes)}"

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.console import Console
+from autotune.orchestrator.terminal.live_region import heartbeat, live_lines
 from autotune.policies.values.events import (
     Ended,
     Finished,
     GaveUp,
+    GoalReached,
     Infrastructure,
     Interrupted,
     Stable,
     Verdict,
 )
-from autotune.policies.values.evidence import Crashed
+from autotune.policies.values.evidence import Crashed, Peak
+from autotune.policies.values.types import Phase
 
 AT = "2026-01-01T00:00:00Z"
 FAILED = Finished(verdict=GaveUp(reason="nothing left", would_help=("LoRA",)), at=AT)
@@ -52,3 +56,25 @@ def test_events_of_an_earlier_driver_are_not_printed_again(quiet: bool) -> None:
     assert stream.getvalue() == ""
     console.print_event(FAILED)
     assert "gave up" in stream.getvalue()
+
+
+def test_the_live_region_has_title_phases_and_goal() -> None:
+    progress = Progress(
+        phase=Phase.BACKWARD,
+        step=3,
+        of=20,
+        peaks={"rollout": Peak(used_bytes=1 << 30, capacity_bytes=2 << 30)},
+    )
+    goal = GoalReached(attempt=1, step=2, headroom=0.5, marginal=True, at=AT)
+    lines = live_lines(progress, title="#1  as written", seconds=62.0, goal=goal, width=60)
+    assert [line.plain for line in lines] == [
+        "#1  as written" + "1m 02s".rjust(46),
+        "    rollout 1.00 GiB   backward …   step 3/20",
+        "    ! marginal at step 2",
+    ]
+    assert str(lines[2].style) == "yellow"
+    assert all(
+        len(line.plain) <= 20 for line in live_lines(progress, title="#1", seconds=1, goal=None, width=20)
+    )
+    assert heartbeat(progress, seconds=62.0) == "running for 1m 02s: step 3/20, backward"
+    assert heartbeat(Progress(), seconds=1.0) == "running for 1.0s: no step yet"
