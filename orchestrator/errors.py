@@ -65,7 +65,7 @@ def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:
 
 
 class JobErrors(Failure):
-    """All mistakes of a job file, in order of line."""
+    """Everything that is wrong with a job file, in order of line."""
 
     def __init__(self, complaints: tuple[Complaint, ...]) -> None:
         self.complaints = tuple(sorted(complaints, key=lambda c: (c.line, c.column)))

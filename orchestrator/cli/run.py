@@ -57,7 +57,7 @@ def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
 
 
 def drive(run: directory.Run, *, options: Options) -> ExitCode:
-    """Run or continue a run to its end and return the exit code; raises Failure."""
+    """Drive a run from wherever it stands to its end; returns the exit code."""
     console = Console(
         sys.stderr,
         runs_dir=options.runs_dir,
@@ -80,7 +80,7 @@ def drive(run: directory.Run, *, options: Options) -> ExitCode:
             console.replay(before)
             if before:
                 count = sum(isinstance(e, Started) for e in before)
-                console.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} so far")
+                console.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
             verdict = _drive(run, journal, console, interrupts)
             _summarise(run, verdict, console)
     finally:
@@ -151,7 +151,7 @@ def _learn(journal: Journal) -> None:
 
 
 def _conduct(rig: Rig) -> Verdict:
-    """Run the mode of the run, launch or search, and return its verdict."""
+    """Launch or search, as the run was asked for."""
     if rig.folder.asked.mode == "launch":
         return reconcile.run(rig)
     from autotune.orchestrator.search import controller
@@ -233,7 +233,7 @@ def _export(run: directory.Run) -> None:
 
 
 def _summarise(run: directory.Run, verdict: Verdict, console: Console) -> None:
-    """Write the stable configuration of a run that succeeded, and print what changed."""
+    """Write the stable configuration of a run that succeeded, and say what changed."""
     if not isinstance(verdict, (TrainingCompleted, Stable)):
         return
     _export(run)

@@ -22,7 +22,7 @@ from autotune.orchestrator.cli.wish import Wish, launching
     "--duration",
     metavar="D",
     show_envvar=True,
-    help="Time limit for the search, e.g. 8h.",
+    help="Time limit for the search, such as 8h.",
 )
 @global_options
 @click.pass_context

@@ -68,7 +68,7 @@ _OPTIONS = (
         type=click.Choice(["estimate", "ladder"]),
         default="estimate",
         show_envvar=True,
-        help="Choose the next configuration by the memory estimate or by the fixed order of remedies.",
+        help="How the next configuration is chosen: by the memory estimate, or by the remedies' fixed order.",
     ),
 )
 
