@@ -9,7 +9,7 @@ from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import REMEDY_OF, effect_of
 from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.evidence import Diagnosis, Remedy
-from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.formatting import show_gib, show_setting
 from autotune.policies.values.types import Cause, Knobs, Setting, changed
 
 _BACK = "reduce_host_offload"
@@ -52,7 +52,8 @@ def step(
 def words(present: Knobs, changes: dict[str, Setting]) -> str:
     """Return `tokens_per_microbatch 24576 → 16384` for every change."""
     return ", ".join(
-        f"{knob} {_shown(getattr(present, knob))} → {_shown(value)}" for knob, value in changes.items()
+        f"{knob} {show_setting(knob, getattr(present, knob))} → {show_setting(knob, value)}"
+        for knob, value in changes.items()
     )
 
 
@@ -125,7 +126,3 @@ def _frees(ranked: Ranked, before: Ranked, diagnosis: Diagnosis) -> str:
     else:
         return ""
     return f"{show_gib(freed)} in {diagnosis.phase.value}, as predicted" if freed > 0 else ""
-
-
-def _shown(value: Setting) -> str:
-    return "default" if value is None else str(value)
