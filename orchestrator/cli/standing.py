@@ -169,7 +169,7 @@ def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:
     if ended is not None:
         return messages.outcome(ended.outcome)
     step = next((e for e in reversed(rows) if isinstance(e, Progressed)), None)
-    return "RUNNING" if step is None else f"RUNNING step {story.step_of(step.step, step.of)}"
+    return "RUNNING" if step is None else f"RUNNING step {messages.step_of(step.step, step.of)}"
 
 
 def _status(history: History, *, driven: bool) -> str:

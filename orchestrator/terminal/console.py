@@ -204,7 +204,7 @@ class Console:
             self._step_printed_at = self._now()
             resumed = "" if event.resumed_from is None else f" (resumed after step {event.resumed_from})"
             took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
-            self._dated(f"step {story.step_of(event.step, event.of)}{took}{resumed}")
+            self._dated(f"step {messages.step_of(event.step, event.of)}{took}{resumed}")
 
     def _ended(self, event: Ended) -> None:
         self.close()
@@ -218,7 +218,7 @@ class Console:
             if self._goal is not None:
                 self._line(
                     Text(
-                        f"    {story.goal(self._goal)}",
+                        f"    {messages.goal(self._goal)}",
                         style="yellow" if self._goal.marginal else "green",
                     )
                 )

@@ -21,10 +21,10 @@ def live_lines(
     """Return at most six lines of `width` columns: title and time, phases, goal, memory bars."""
     phases = [messages.peaks(progress.peaks)] if progress.peaks else []
     phases += [f"{progress.phase} …"] if progress.phase is not Phase.NONE else []
-    phases += [] if progress.step is None else [f"step {story.step_of(progress.step, progress.of)}"]
+    phases += [] if progress.step is None else [f"step {messages.step_of(progress.step, progress.of)}"]
     lines = [two_ends(title, show_duration(seconds), width=width), Text(f"    {'   '.join(phases)}")]
     if goal is not None:
-        lines.append(Text(f"    {story.goal(goal)}", style="yellow" if goal.marginal else "green"))
+        lines.append(Text(f"    {messages.goal(goal)}", style="yellow" if goal.marginal else "green"))
     sample = progress.sample
     if sample is not None:
         cards = [card for card in sample.gpus if card.of_attempt] or sample.gpus
@@ -36,7 +36,7 @@ def live_lines(
 
 def heartbeat(progress: Progress, *, seconds: float) -> str:
     """Return `running for 6m 12s: step 3/20, backward, host 213.00 GiB of 940.00 GiB`."""
-    step = "no step yet" if progress.step is None else f"step {story.step_of(progress.step, progress.of)}"
+    step = "no step yet" if progress.step is None else f"step {messages.step_of(progress.step, progress.of)}"
     parts = [step, "" if progress.phase is Phase.NONE else str(progress.phase)]
     sample = progress.sample
     if sample is not None:
