@@ -1,9 +1,7 @@
-"""Weight sync from card to card: trainer rank 0 broadcasts in one process group with all engines."""
+"""Weight sync from card to card, where it runs: in trainer rank 0, which broadcasts, and in the engines."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-from autotune.launchers.builtin.actors import gather
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -62,43 +60,3 @@ def send(weights: "Iterable[torch.Tensor]", *, group: "torch.distributed.Process
         full = whole(weight)
         if group is not None:
             torch.distributed.broadcast(full.contiguous(), src=0, group=group)
-
-
-class Broadcast:
-    """The main program's side: it tells trainers and engines what to send and to receive."""
-
-    def __init__(self, trainers: dict[str, Any], *, engines: dict[str, Any], backend: Backend) -> None:
-        self._trainers = trainers
-        self._engines = engines
-        self._backend = backend
-
-    def join(self, step: int) -> None:
-        """Bring trainer rank 0 and all engines into one process group."""
-        meeting = gather({"trainer-0": self._trainers["trainer-0"].address.remote()})["trainer-0"]
-        host, _, port = meeting.rpartition(":")
-        world_size = 1 + len(self._engines)
-        sender = self._trainers["trainer-0"].join_engines.remote(meeting, world_size, self._backend, step)
-        receivers = {
-            label: engine.join_update_group.remote(
-                master_address=host,
-                master_port=int(port),
-                rank_offset=rank,
-                world_size=world_size,
-                group=GROUP,
-                backend=self._backend,
-                step=step,
-            )
-            for rank, (label, engine) in enumerate(self._engines.items(), start=1)
-        }
-        gather({"trainer-0": sender} | receivers)
-
-    def sync(self, step: int) -> None:
-        """Send all weights; the engines' update must be open."""
-        plans = gather({label: rank.contents.remote(step) for label, rank in self._trainers.items()})
-        for index, tensors in enumerate(plans["trainer-0"]):
-            sent = {label: rank.send.remote(index, step) for label, rank in self._trainers.items()}
-            received = {
-                label: engine.receive.remote(tensors, group=GROUP, step=step)
-                for label, engine in self._engines.items()
-            }
-            gather(sent | received)

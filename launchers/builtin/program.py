@@ -12,7 +12,6 @@ import ray
 
 from autotune.launchers.builtin import checkpoint, lines
 from autotune.launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
-from autotune.launchers.builtin.broadcast import Broadcast
 from autotune.launchers.builtin.data import PromptSource
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from autotune.launchers.builtin.lines import StepFigures, Usage
@@ -21,6 +20,7 @@ from autotune.launchers.builtin.rollout import start_rollout_actor
 from autotune.launchers.builtin.rollouts import Answer, Sample, grouped, record, replay
 from autotune.launchers.builtin.settings import ConfigError, Settings, SettingsError
 from autotune.launchers.builtin.task import Prompt, request_seed, reward
+from autotune.launchers.builtin.weight_sync import Broadcast
 
 _GOODBYE_S = 5.0
 

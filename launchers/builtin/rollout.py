@@ -14,7 +14,6 @@ from autotune.launchers.builtin.engines.base import (
     EngineKind,
     EngineMemory,
     EngineOptions,
-    start_engine,
 )
 from autotune.launchers.builtin.records import PhaseFailure, describe, report
 
@@ -32,7 +31,7 @@ class RolloutActor:
     def __init__(self, kind: EngineKind, options: EngineOptions) -> None:
         self._options = options
         with self._reporting("rollout_init", step=0):
-            self._engine: Engine = start_engine(kind, options)
+            self._engine: Engine = _start_engine(kind, options)
 
     def ready(self) -> bool:
         """Return once the engine has started."""
@@ -179,3 +178,16 @@ def start_rollout_actor(
         )
         .remote(kind, options)
     )
+
+
+def _start_engine(kind: EngineKind, options: EngineOptions) -> Engine:
+    """Return a running engine; it fails with the reason when the engine cannot start."""
+    match kind:
+        case "sglang":
+            from autotune.launchers.builtin.engines.sglang_engine import SglangEngine
+
+            return SglangEngine(options)
+        case "light":
+            from autotune.launchers.builtin.engines.light import LightEngine
+
+            return LightEngine(options)

@@ -74,16 +74,3 @@ class Engine(Protocol):
 
     def shutdown(self) -> None:
         """End the engine and all its processes."""
-
-
-def start_engine(kind: EngineKind, options: EngineOptions) -> Engine:
-    """Return a running engine; it fails with the reason when the engine cannot start."""
-    match kind:
-        case "sglang":
-            from autotune.launchers.builtin.engines.sglang_engine import SglangEngine
-
-            return SglangEngine(options)
-        case "light":
-            from autotune.launchers.builtin.engines.light import LightEngine
-
-            return LightEngine(options)
