@@ -22,6 +22,12 @@ Matcher: TypeAlias = Callable[[bytes], Ends]
 Groups: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 
 
+def minimal(literals: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct literals, in order, that contain no other one: the shorter finds the longer."""
+    distinct = tuple(dict.fromkeys(literals))
+    return tuple(literal for literal in distinct if sum(shorter in literal for shorter in distinct) == 1)
+
+
 class Search:
     """Two groups of fixed strings to look for."""
 

@@ -194,6 +194,11 @@ STAGE = re.compile(
     r"Capturing cuda ?graphs?|Capture (target|cuda|CUDA|prefill)|Loading safetensors|Load weight (begin|end)|"
     r"Memory pool end|KV Cache is allocated|# GPU blocks"
 )
+# One of them is in every line of a stage.
+STAGE_LITERALS = (
+    "Capturing cuda", "Capture target", "Capture cuda", "Capture CUDA", "Capture prefill",
+    "Loading safetensors", "Load weight ", "Memory pool end", "KV Cache is allocated", "# GPU blocks",
+)  # fmt: skip
 _COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
     (component, re.compile(pattern, re.MULTILINE))
     for component, pattern in (

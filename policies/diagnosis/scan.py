@@ -9,15 +9,14 @@ from functools import partial
 import msgspec
 
 from autotune.policies.diagnosis.job_records import mark_of, record_of
-from autotune.policies.diagnosis.literal_search import Matcher, Search
+from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
 from autotune.policies.diagnosis.log_context import Waiting, above, below, follows, starting
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, rank_in, segments
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.message_figures import NOTHING, facts_of, filled
-from autotune.policies.diagnosis.needles import required, sharpest, without_covered
 from autotune.policies.diagnosis.phase_patterns import (
-    STAGE,
+    STAGE_LITERALS,
     asks_shared_memory,
     component_of,
     finer,
@@ -51,17 +50,12 @@ _OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may 
 _WRAPPED, _WIDEST = 60, 500  # characters of a row that may go on in the next one
 
 # A line that any rule but a harmless one matches, that marks a phase or a stage, holds one of them.
-SEARCHED = without_covered(
+SEARCHED = minimal(
     [
         "builtin: ",
-        *sorted(required(STAGE) or ()),
+        *STAGE_LITERALS,
         *NEEDLES,
-        *(
-            needle
-            for rule in RULES
-            if not rule.harmless
-            for needle in sorted(sharpest(rule.pattern, rule.needles))
-        ),
+        *(literal for rule in RULES if not rule.harmless for literal in rule.literals),
     ]
 )
 _search = Search(SEARCHED, WRONG)

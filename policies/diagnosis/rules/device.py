@@ -34,7 +34,7 @@ DEVICE: tuple[Rule, ...] = (
         "UserWarning: Failed to clone() tensor with name lm_head.weight. This may mean that this "
         "state_dict entry could point to invalid memory regions. Error: CUDA out of memory. "
         "Tried to allocate 502.00 MiB",
-        "state_dict",
+        "out of memory",
         phase=Phase.CHECKPOINT,
         component=Component.TRAINER,
     ),
@@ -46,9 +46,11 @@ DEVICE: tuple[Rule, ...] = (
         r"Failed to (?:cuMemCreate|CUDA malloc|allocate \S+ of device memory).*NCCL",
         UNLESS_PROGRESS,
         "node1:1004:1104 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
-        "'out of memory'",
+        "out of memory",
         "Failed to CUDA",
-        "NCCL",
+        "CUDA malloc",
+        "cuMemCreate",
+        "of device memory",
         phase=Phase.COMM,
     ),
     row(
@@ -61,8 +63,7 @@ DEVICE: tuple[Rule, ...] = (
         "[torch_memory_saver.cpp] CUresult error: 2 (out of memory) file=csrc/utils.h "
         "func=cu_mem_create line=187",
         "torch_memory_saver",
-        "cudaError error",
-        "CUresult error",
+        "out of memory",
     ),
     row(
         "sleep-mode-oom",
@@ -95,9 +96,9 @@ DEVICE: tuple[Rule, ...] = (
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
         "4294967296 bytes.",
         "RESOURCE_EXHAUSTED",
-        "out of memory in memory space",
         "ResourceExhaustedError",
         "OOM when allocating",
+        "out of memory",
         "Out of memory allocating",
     ),
     row(
@@ -116,7 +117,7 @@ DEVICE: tuple[Rule, ...] = (
         r"(CUDA|HIP|NPU) (driver |runtime )?[Ee]rror:? (\(2\) ?:? ?)?out of memory|cudaErrorMemoryAllocation|"
         r"hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|AcceleratorError: .*out of memory|"
         r"cuda runtime error \(2\) ?: ?out of memory|Triton Error \[\w+\]: out of memory|"
-        r"(?i:cuMemCreate|cuMemAlloc|cudaMalloc|hipMalloc)\w*\b.{0,160}out[ _]of[ _]memory|"
+        r"(?i:cuMemCreate|cuMemAlloc|cudaMalloc|hipMalloc)\w*\b.{0,160}out(?: of |_of_)memory|"
         r"rtMalloc.*failed.*memory|HIP_ERROR_OutOfMemory|"
         r"status: 2 cuMem\w+ failed|allocate_physical_memory_to_heap failed|"
         # CANN: its code, its resource and the number that the operators return
@@ -124,18 +125,18 @@ DEVICE: tuple[Rule, ...] = (
         r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file",
         UNLESS_PROGRESS,
         "torch.AcceleratorError: CUDA error: out of memory",
-        "rror: out of memory",
         "out of memory",
+        "OUT_OF_MEMORY",
+        "out_of_memory",
         "MemoryAllocation",
         "OutOfMemory",
-        "OUT_OF_MEMORY",
         "rtMalloc",
         "status: 2 cuMem",
         "_memory_to_heap failed",
         "EL0004: ",
         "allocate resource[",
         "error code is 207001",
-        "Memory_Allocation_Failure",
+        "Memory_Allocation",
         driver=True,
     ),
     row(
@@ -150,13 +151,13 @@ DEVICE: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "_ALLOC_FAILED",
-        "_DEVICE_ALLOCATION_FAILED",
+        "_DEVICE_ALLOCATION",
         "_ERROR_OUT_OF_",
-        "_OUT_OF_DEVICE_MEMORY",
-        "PT_DEVMEM Allocation",
+        "_OUT_OF_DEVICE",
+        "PT_DEVMEM",
         "Device out of memory",
         "_INSUFFICIENT_RESOURCES",
-        "insufficient resources when",
-        "_STATUS_NOT_INITIALIZED",
+        "CUDA error: ",
+        "CUBLAS_STATUS_NOT",
     ),
 )

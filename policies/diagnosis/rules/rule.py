@@ -12,14 +12,14 @@ BUILTIN_FAILURE = "builtin-failure"
 
 
 class Rule(Value, frozen=True, kw_only=True):
-    """A signature; `needles` are literals of which one is in every line that the pattern matches."""
+    """A signature; one of its `literals` is in every line that the pattern matches."""
 
     name: str
     cause: Cause | None  # None: a consequence of something else, or harmless
     pattern: re.Pattern[str]
     fatal: str
     example: str
-    needles: tuple[str, ...]
+    literals: tuple[str, ...]
     phase: Phase = Phase.NONE  # where the signature itself says it
     component: Component = Component.UNKNOWN
     weak: bool = False  # a symptom that any other cause explains
@@ -29,7 +29,7 @@ class Rule(Value, frozen=True, kw_only=True):
 
     def matches(self, line: str) -> bool:
         """Return whether the line shows this signature."""
-        return any(needle in line for needle in self.needles) and self.pattern.search(line) is not None
+        return any(literal in line for literal in self.literals) and self.pattern.search(line) is not None
 
 
 def row(
@@ -38,7 +38,7 @@ def row(
     pattern: str,
     fatal: str,
     example: str,
-    *needles: str,
+    *literals: str,
     phase: Phase = Phase.NONE,
     component: Component = Component.UNKNOWN,
     weak: bool = False,
@@ -53,7 +53,7 @@ def row(
         pattern=re.compile(pattern),
         fatal=fatal,
         example=example,
-        needles=needles,
+        literals=literals,
         phase=phase,
         component=component,
         weak=weak,
