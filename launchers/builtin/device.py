@@ -76,7 +76,6 @@ class Device:
         self.on_gpu = on_gpu
         self.baseline_bytes = baseline_bytes
         self.budget_bytes = budget_bytes
-        self.current_phase: str | None = None
         self.failed_phase: str | None = None
         self.failed_used_bytes: int | None = None
         self._readings: dict[str, PhaseReading] = {}
@@ -125,7 +124,6 @@ class Device:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Record seconds and peak of the block under `name`; entries of one name add up until `take`."""
-        self.current_phase = name
         self._peak_bytes = 0
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -147,7 +145,6 @@ class Device:
             self._sampling.clear()
             self._note()
             self._close(name, seconds=time.perf_counter() - started)
-            self.current_phase = None
 
     def take(self) -> dict[str, PhaseReading]:
         """Return the readings since the last call, by phase, and start anew."""

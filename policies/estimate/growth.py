@@ -18,7 +18,6 @@ class Growth(Value, frozen=True, kw_only=True):
     """What one phase's peaks did over the steps of an attempt."""
 
     settled_bytes: float  # early peak, after the warm-up
-    latest_bytes: float
     expected_bytes: float  # beyond the early peak by the end of the training, if it goes on
     error_bytes: float
     per_step_bytes: float
@@ -46,7 +45,6 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     if late - early <= noise or after * (end - halfway) <= noise / 2:
         return Growth(
             settled_bytes=early,
-            latest_bytes=latest,
             expected_bytes=max(0.0, latest - early),
             error_bytes=noise,
             per_step_bytes=0.0,
@@ -63,7 +61,6 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     expected = latest - early + ahead
     return Growth(
         settled_bytes=early,
-        latest_bytes=latest,
         expected_bytes=expected,
         error_bytes=max(noise, 0.3 * ahead),
         per_step_bytes=after,

@@ -68,11 +68,6 @@ class PhaseEstimate(Value, frozen=True, kw_only=True):
         """By how much the device is too small; negative is free."""
         return self.gpu.total - self.gpu_capacity_bytes if self.gpu_capacity_bytes else 0.0
 
-    @property
-    def host_missing_bytes(self) -> float:
-        """By how much the host is too small; negative is free."""
-        return self.host.total - self.host_capacity_bytes if self.host_capacity_bytes else 0.0
-
 
 class Estimate(Value, frozen=True, kw_only=True):
     """What one configuration needs in every phase, and how long a step takes relative to others."""

@@ -357,13 +357,6 @@ class File(Value, frozen=True, kw_only=True):
     text: str
 
 
-class LogSource(Value, frozen=True, kw_only=True):
-    """Where a framework writes besides its own standard output: a glob on every node."""
-
-    name: str
-    glob: str
-
-
 class Command(Value, frozen=True, kw_only=True):
     """What a framework renders: printable, golden-testable, started by a runner.
 
@@ -375,5 +368,4 @@ class Command(Value, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cwd: str = "."
     files: tuple[File, ...] = ()
-    logs: tuple[LogSource, ...] = ()
     ray_native: bool = True  # takes its GPUs from Ray itself

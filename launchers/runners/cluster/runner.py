@@ -112,7 +112,7 @@ class RayRunner:
                 )
                 for node in nodes
             }
-            asked = [actor.follow.remote(command.logs) for actor in actors.values()]
+            asked = [actor.begun.remote() for actor in actors.values()]
             starts: dict[str, Start] = dict(zip(actors, _get(asked, _START_S), strict=True))
             supervise = actors[head].supervise.remote(
                 command, python=python, job_config=inherited_job_config()

@@ -16,7 +16,7 @@ from autotune.launchers.runners.node.logs import Logs, Piece
 from autotune.launchers.runners.node.processes import ProcessStat, all_pids, end, marked, read_stat, user_of
 from autotune.launchers.runners.node.sampler import Sampler
 from autotune.policies.values.evidence import Sample
-from autotune.policies.values.types import Command, LogSource, Value
+from autotune.policies.values.types import Command, Value
 
 
 class Baseline(Value, frozen=True, kw_only=True):
@@ -31,9 +31,7 @@ class Start(Value, frozen=True, kw_only=True):
     """What a reader needs to read an attempt from its start, whoever supervises it by then."""
 
     baseline: Baseline
-    origin: dict[str, int] = {}  # log -> its size when the attempt began
     output: str = ""  # the framework's own output; empty where it does not run
-    logs: tuple[LogSource, ...] = ()
     name: str = ""  # of the node
     machine: str = ""  # equal for nodes that see the same files
     cards: tuple[int, ...] = ()  # reserved for the attempt on this node
@@ -74,33 +72,20 @@ class Node:
         self._logs = self._open_logs()
 
     def _open_logs(self) -> Logs:
-        start = self._start
-        return Logs(
-            output=Path(start.output) if start.output else None,
-            sources=start.logs,
-            workers=self._workers,
-            origin=start.origin or None,
-        )
-
-    def follow(self, logs: tuple[LogSource, ...]) -> Start:
-        """Note where the framework's logs stand; the attempt has not begun yet."""
-        self._start = replace(self._start, logs=logs)
-        self._logs = self._open_logs()
-        self._start = replace(self._start, origin=self._logs.origin)
-        return self._start
+        output = self._start.output
+        return Logs(output=Path(output) if output else None, workers=self._workers)
 
     def claim(self, cards: Iterable[int]) -> None:
         """Take note that the attempt runs on these cards of the node, as NVML counts them."""
         self._sampler.claim(cards)
 
     def launch(self, command: Command, *, python: str | None, environment: dict[str, str]) -> Start:
-        """Start the framework here and return where its logs begin."""
+        """Start the framework here and return what a new reader needs."""
         if self._child is not None:
             raise Unreachable(f"attempt {self.attempt} has been started already")
-        self.follow(command.logs)
         child = Child(command, attempt=self.attempt, python=python, environment=environment)
         self._child = child
-        self._start = replace(self._start, output=str(child.output), logs=child.logs)
+        self._start = replace(self._start, output=str(child.output))
         self._logs = self._open_logs()
         return self._start
 

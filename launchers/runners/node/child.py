@@ -16,7 +16,7 @@ import msgspec
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.launchers.runners.node.processes import MARKER, is_alive, read_stat
-from autotune.policies.values.types import Command, LogSource, Value
+from autotune.policies.values.types import Command, Value
 
 FOLDER = "AUTOTUNE_FOLDER"  # where private folders go instead of the temporary folder: our own Ray's
 _PREFIX = "autotune-attempt-"
@@ -60,7 +60,6 @@ class Child:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._fill(file.text))
             path.chmod(0o600)
-        self.logs = tuple(LogSource(name=log.name, glob=self._fill(log.glob)) for log in command.logs)
         interpreter = python or sys.executable
         argv = [self._fill(word).replace("{python}", interpreter) for word in command.argv]
         filled = {

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import time
 from pathlib import Path
 from typing import NamedTuple
-
-from autotune.policies.values.types import LogSource
 
 _DISCOVERY_S = 1.0
 _MOST_BYTES = 4 * 1024 * 1024  # of one log per reading
@@ -26,23 +23,14 @@ class Piece(NamedTuple):
 
 
 class Logs:
-    """The files to read: the framework's output, what its globs match, and its Ray job's workers."""
+    """The files to read: the framework's output and its Ray job's workers."""
 
-    def __init__(
-        self,
-        *,
-        output: Path | None,
-        sources: tuple[LogSource, ...],
-        workers: Path | None,
-        origin: dict[str, int] | None = None,
-    ) -> None:
+    def __init__(self, *, output: Path | None, workers: Path | None) -> None:
         self._output = output
-        self._sources = sources
         self._workers = workers
         self._known: list[tuple[str, str]] = []  # (source, path)
         self._discovered_at = float("-inf")
         self._jobs: tuple[str, ...] = ()
-        self.origin = self._sizes() if origin is None else origin  # frameworks append attempts to one file
 
     def read(self, cursor: dict[str, int], *, jobs: tuple[str, ...], thorough: bool = False) -> list[Piece]:
         """Return what follows the offsets of `cursor`; `thorough` looks for new files at once."""
@@ -52,19 +40,13 @@ class Logs:
             self._known = self._discover()
         pieces = []
         for source, path in self._known:
-            piece = _read(source, path, cursor.get(path, self.origin.get(path, 0)))
+            piece = _read(source, path, cursor.get(path, 0))
             if piece is not None:
                 pieces.append(piece)
         return pieces
 
     def _discover(self) -> list[tuple[str, str]]:
         found = [("", str(self._output))] if self._output else []
-        for source in self._sources:
-            several = glob.has_magic(source.glob)
-            found += [
-                (f"{source.name}:{Path(match).name}" if several else source.name, match)
-                for match in _matches(source)
-            ]
         if self._workers is not None and self._jobs:
             with os.scandir(self._workers) as entries:
                 for entry in entries:
@@ -72,19 +54,6 @@ class Logs:
                     if worker and worker["job"] in self._jobs:
                         found.append((f"worker-{worker['pid']}.{worker['stream']}", entry.path))
         return found
-
-    def _sizes(self) -> dict[str, int]:
-        sizes = {}
-        for source in self._sources:
-            for match in _matches(source):
-                path = Path(match)
-                if path.is_file():
-                    sizes[match] = path.stat().st_size
-        return sizes
-
-
-def _matches(source: LogSource) -> list[str]:
-    return sorted(glob.glob(source.glob, recursive=True))  # noqa: PTH207 - absolute patterns
 
 
 def _read(source: str, path: str, offset: int) -> Piece | None:

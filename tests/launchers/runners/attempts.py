@@ -7,15 +7,13 @@ from typing import Protocol
 
 from autotune.launchers.base import Exit, Handle, Observed
 from autotune.launchers.runners.node.processes import attempt_of
-from autotune.policies.values.types import Command, LogSource
+from autotune.policies.values.types import Command
 
 PATIENCE_S = 60.0
 
 
 class Program(Protocol):
-    def __call__(
-        self, source: str, *, logs: tuple[LogSource, ...] = (), env: dict[str, str] | None = None
-    ) -> Command: ...
+    def __call__(self, source: str, *, env: dict[str, str] | None = None) -> Command: ...
 
 
 def wait_for(condition: Callable[[], object], *, seconds: float = PATIENCE_S) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.policies.values.types import Command, LogSource
+from autotune.policies.values.types import Command
 from tests.launchers.runners.attempts import Program
 
 
@@ -18,10 +18,10 @@ from tests.launchers.runners.attempts import Program
 def program(tmp_path: Path) -> Program:
     """Return a command that runs Python source."""
 
-    def write(source: str, *, logs: tuple[LogSource, ...] = (), env: dict[str, str] | None = None) -> Command:
+    def write(source: str, *, env: dict[str, str] | None = None) -> Command:
         path = tmp_path / f"program_{secrets.token_hex(4)}.py"
         path.write_text(textwrap.dedent(source))
-        return Command(argv=("{python}", str(path)), cwd=str(tmp_path), logs=logs, env=env or {})
+        return Command(argv=("{python}", str(path)), cwd=str(tmp_path), env=env or {})
 
     return write
 

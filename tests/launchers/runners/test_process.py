@@ -10,7 +10,7 @@ import pytest
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.local import ProcessRunner
-from autotune.policies.values.types import Command, File, LogSource
+from autotune.policies.values.types import Command, File
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 # Two processes that leave the group and the session, whose parents are gone, and that ignore SIGTERM.
@@ -100,20 +100,15 @@ def test_a_folder_that_does_not_exist_is_refused(runner, run):
         runner.start(Command(argv=("true",), cwd="/nowhere"), run=run, attempt=1, python=None)
 
 
-def test_logs_are_followed_from_where_they_stood(runner, program: Program, run, tmp_path: Path):
-    (tmp_path / "main.log").write_text("of an earlier attempt\n")
+def test_the_output_is_read_from_its_start_also_by_a_second_reader(runner, program: Program, run):
     source = """
-        open("main.log", "a").write("of this one\\n")
-        open("rank0.out", "w").write("new file\\n")
+        import sys
+        print("to stdout", flush=True)
+        print("to stderr", file=sys.stderr)
     """
-    logs = (
-        LogSource(name="main", glob=str(tmp_path / "main.log")),
-        LogSource(name="rank", glob=str(tmp_path / "rank*.out")),
-    )
-    handle = runner.start(program(source, logs=logs), run=run, attempt=1, python=None)
-    reading = Reading(handle)
+    reading = Reading(runner.start(program(source), run=run, attempt=1, python=None))
     reading.to_end()
-    assert reading.logs == {"main": "of this one\n", "rank:rank0.out": "new file\n"}
+    assert reading.logs == {"": "to stdout\nto stderr\n"}
     again = Reading(runner.attach(run=run, attempt=1))
     again.to_end()
     assert again.logs == reading.logs
