@@ -51,10 +51,15 @@ class Adam:
         if distributed:
             torch.distributed.all_reduce(squares)
         norm = math.sqrt(squares.item())
-        if norm > limit:
+        if math.isfinite(norm) and norm > limit:
             for gradient in gradients:
                 gradient.mul_(limit / (norm + 1e-6))
         return norm
+
+    def skip(self) -> None:
+        """Drop the gradients without applying them."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def step(self) -> None:
         """Apply the gradients and drop them."""

@@ -1,5 +1,6 @@
 """The job: starts its actors, runs the steps, and says on stdout what happens."""
 
+import math
 import shutil
 import tempfile
 import time
@@ -122,6 +123,9 @@ class Program:
         lines.phase_start("backward", step=step)
         lines.phase_end("backward", step=step, component="trainer", usage=_worst("backward", trained))
         optimized = self._phase("optimizer", "optimize", step)
+        grad_norm = optimized[0].values["grad_norm"]
+        if not math.isfinite(grad_norm):
+            lines.say(f"update skipped step={step}: the gradient's norm is {grad_norm}")
         self._sync(step)
         if settings.save_every and (step % settings.save_every == 0 or step == settings.steps):
             self._save(step)
@@ -132,7 +136,7 @@ class Program:
             reward=sum(sample.reward for sample in samples) / len(samples),
             loss=sum(report.values["loss"] for report in trained),
             kl=sum(report.values["kl"] for report in trained),
-            grad_norm=optimized[0].values["grad_norm"],
+            grad_norm=grad_norm,
             logprob_gap=max(report.values["logprob_gap"] for report in scored),
         )
         lines.step_done(step, of=settings.steps, figures=figures)

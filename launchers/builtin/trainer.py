@@ -1,5 +1,6 @@
 """One trainer rank: its phases are methods, which the main program calls on all ranks at once."""
 
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -163,10 +164,13 @@ class TrainerRank:
         return self._report(loss=loss, kl=kl)
 
     def optimize(self, step: int) -> Report:
-        """Clip the gradients and update the weights."""
+        """Clip the gradients and update the weights; a norm that is not finite leaves them as they are."""
         with self._phase("optimizer", step=step):
             norm = self._adam.clip(self._settings.grad_clip, distributed=self._settings.ranks > 1)
-            self._adam.step()
+            if math.isfinite(norm):
+                self._adam.step()
+            else:  # one such gradient would make every weight NaN, and the next checkpoint with them
+                self._adam.skip()
         return self._report(grad_norm=norm)
 
     def bucket_count(self, step: int) -> int:

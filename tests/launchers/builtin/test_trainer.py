@@ -1,5 +1,6 @@
 """EXACT knobs: the same update for the same samples; a checkpoint continues as if nothing had happened."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,25 @@ def test_a_restored_rank_continues_bitwise(
     assert step(straight, 2, ragged_samples) == step(resumed, 2, ragged_samples)
     expected, found = weights(straight), weights(resumed)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_dropped(
+    trainer: Start, ragged_samples: list[Sample], value: float
+) -> None:
+    rank = trainer(**COMMON)
+    step(rank, 1, ragged_samples)
+    before = weights(rank)
+    gradients(rank, ragged_samples)
+    broken = next(iter(rank._weights.values())).grad
+    assert broken is not None
+    broken.view(-1)[0] = value
+    norm = rank.optimize(2).values["grad_norm"]
+    assert not math.isfinite(norm)
+    after = weights(rank)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.grad is None for parameter in rank._weights.values())
+    assert math.isfinite(step(rank, 3, ragged_samples)["grad_norm"])
 
 
 @pytest.mark.parametrize("limit", [1, 5000, 1 << 30])
