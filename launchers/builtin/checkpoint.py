@@ -1,5 +1,10 @@
-"""Checkpoint folders: written beside their place, made durable, renamed; torn ones do not count."""
+"""Checkpoint folders: written beside their place, made durable, renamed; torn ones do not count.
 
+The ranks write their files through `tensor_file` and not `torch.distributed.checkpoint`, which reports a
+full disk as a RuntimeError without errno (torch 2.13): the failure record could not name the cause.
+"""
+
+import errno
 import os
 import re
 import shutil
@@ -32,7 +37,17 @@ def begin(folder: Path, *, step: int) -> Path:
 
 
 def commit(partial: Path, *, step: int, position: int, ranks: int, keep: int) -> Path:
-    """Make a written checkpoint the newest one, and remove the oldest beyond `keep`."""
+    """Make a written checkpoint the newest one, and remove the oldest beyond `keep`.
+
+    Raises FileNotFoundError where a rank's file is missing; the checkpoints before it stay.
+    """
+    for rank in range(ranks):
+        if not rank_file(partial, rank).is_file():
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "a rank's file is missing; can every node see checkpoint_dir?",
+                str(rank_file(partial, rank)),
+            )
     files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     manifest = Manifest(step=step, position=position, ranks=ranks, files=files)
     with (partial / _MANIFEST).open("wb") as file:
@@ -69,6 +84,7 @@ def read_manifest(path: Path) -> Manifest | None:
     try:
         manifest = msgspec.json.decode((path / _MANIFEST).read_bytes(), type=Manifest)
         intact = all((path / name).stat().st_size == size for name, size in manifest.files.items())
+        intact &= all(rank_file(path, rank).name in manifest.files for rank in range(manifest.ranks))
     except (OSError, msgspec.DecodeError):
         return None
     return manifest if intact else None

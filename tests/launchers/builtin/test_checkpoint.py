@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from autotune.launchers.builtin import checkpoint
 
 
@@ -36,6 +38,22 @@ def test_torn_ones_do_not_count(tmp_path: Path) -> None:
     cut = save(tmp_path, 3)
     manifest = cut / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:20])
+    assert checkpoint.newest_complete(tmp_path) == tmp_path / "step-000001"
+
+
+def test_a_checkpoint_without_every_rank_is_not_committed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    partial = checkpoint.begin(tmp_path, step=2)
+    checkpoint.rank_file(partial, 0).write_bytes(b"x" * 100)
+    with pytest.raises(FileNotFoundError, match="rank-00001"):
+        checkpoint.commit(partial, step=2, position=8, ranks=2, keep=1)
+    assert checkpoint.complete(tmp_path) == [tmp_path / "step-000001"]
+
+
+def test_a_manifest_without_every_rank_does_not_count(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    manifest = save(tmp_path, 2) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"ranks":1', '"ranks":2'))
     assert checkpoint.newest_complete(tmp_path) == tmp_path / "step-000001"
 
 
