@@ -1,4 +1,7 @@
-"""Host memory: shared file mappings that a device budget does not count."""
+"""Host memory: shared file mappings that a device budget does not count.
+
+`module.to("cpu")` and torch's `save_on_cpu` are no substitute: without a card the CPU's memory is the device.
+"""
 
 import mmap
 import os

@@ -1,4 +1,8 @@
-"""AdamW over this rank's parts of the parameters, with its state in device or host memory."""
+"""AdamW over this rank's parts of the parameters, with its state in device or host memory.
+
+The update is torch's own; its `AdamW` class needs all moments on the parameters' device at once, and here
+those in host memory pass through a card one parameter at a time.
+"""
 
 import math
 from collections.abc import Iterator

@@ -1,13 +1,12 @@
-"""Tensors on disk in the safetensors layout, written and read without a second copy in memory.
+"""Tensors on disk in the safetensors layout, written one at a time.
 
-The safetensors package serialises a whole file's tensors before it writes, and maps a file privately when it
-reads; under a memory budget both count.
+The safetensors package takes all tensors of a file at once: with several ranks that is the whole gathered
+model, and with a card a second copy in host memory, for which a memory budget need have no room.
 """
 
 import json
-import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,18 +58,3 @@ def write(path: Path, entries: Sequence[Entry], blocks: Iterable[Raw]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
-
-
-def read(path: Path) -> Iterator[tuple[Entry, Raw]]:
-    """Yield every tensor's entry and a read-only view of its bytes."""
-    with path.open("rb") as file:
-        # Not closed by hand: it goes with the last view of it.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    length = int.from_bytes(mapped[:8], "little")
-    header = json.loads(mapped[8 : 8 + length])
-    for name, fields in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = fields["data_offsets"]
-        view = np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=8 + length + begin)
-        yield Entry(name, fields["dtype"], tuple(fields["shape"])), view

@@ -9,18 +9,19 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+from safetensors import safe_open
 
 from autotune.launchers.builtin import broadcast, checkpoint, weights
 from autotune.launchers.builtin.batching import plan
 from autotune.launchers.builtin.device import Device, PhaseReading, limit_thread_stacks, warm_up
 from autotune.launchers.builtin.host import ActivationOffload, HostMemory, Parking, local
 from autotune.launchers.builtin.loss import TokenTerms, objective
-from autotune.launchers.builtin.optimizer import Adam, Moments
+from autotune.launchers.builtin.optimizer import Adam
 from autotune.launchers.builtin.policy import Policy, load_policy, warm_up_policy
 from autotune.launchers.builtin.records import Component, PhaseFailure, describe, report
 from autotune.launchers.builtin.rollouts import Sample
 from autotune.launchers.builtin.settings import Settings
-from autotune.launchers.builtin.tensor_file import Entry, read, write
+from autotune.launchers.builtin.tensor_file import write
 
 Readings = dict[str, PhaseReading]
 
@@ -237,6 +238,7 @@ class TrainerRank:
         return self._report()
 
     def _state(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint holds of this rank; weights and moments share their memory."""
         tensors = {f"weight/{name}": local(weight) for name, weight in self._weights.items()}
         for name, moments in self._adam.moments.items():
             tensors[f"first/{name}"] = moments.first
@@ -248,28 +250,17 @@ class TrainerRank:
         return tensors
 
     def _restore(self, folder: Path) -> None:
-        path = checkpoint.rank_file(folder, self._rank)
-        if any(entry.name.startswith("first/") for entry, _ in read(path)):
-            self._adam.ensure_state()
-        for entry, data in read(path):
-            self._restore_one(entry, weights.as_tensor(entry, weights.readable(data)))
-
-    def _restore_one(self, entry: Entry, value: torch.Tensor) -> None:
-        kind, _, name = entry.name.partition("/")
-        match kind:
-            case "weight":
-                local(self._weights[name]).copy_(value)
-            case "first" | "second":
-                moments: Moments = self._adam.moments[name]
-                (moments.first if kind == "first" else moments.second).copy_(value)
-            case "optimizer_steps":
-                self._adam.steps = int(value.item())
-            case "rng":
-                torch.set_rng_state(value.clone())
-            case "rng_cuda":
-                torch.cuda.set_rng_state(value.clone())
-            case _:
-                raise ValueError(f"unknown tensor {entry.name} in a checkpoint")
+        # As numpy arrays: for torch safetensors maps a file privately, and a budget would count all of it.
+        with safe_open(checkpoint.rank_file(folder, self._rank), framework="numpy") as file:
+            if any(name.startswith("first/") for name in file.keys()):  # noqa: SIM118 - no mapping
+                self._adam.ensure_state()
+            state = self._state()
+            for name, tensor in state.items():
+                tensor.copy_(torch.from_numpy(file.get_tensor(name)))
+        self._adam.steps = int(state["optimizer_steps"].item())
+        torch.set_rng_state(state["rng"])
+        if self._on_gpu:
+            torch.cuda.set_rng_state(state["rng_cuda"])
 
     def _load(self, model: str) -> Policy:
         settings = self._settings

@@ -1,6 +1,5 @@
 """The policy's weights on their way to the rollout engines and to disk."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,12 +42,12 @@ class Bucket:
 
 def unflatten(entries: list[Entry], blocks: list[Raw]) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors whose bytes lie one after the other in blocks."""
-    memory = readable(np.concatenate(blocks))
+    memory = torch.from_numpy(np.concatenate(blocks))
     tensors = []
     offset = 0
     for entry in entries:
         part = memory[offset : offset + entry.nbytes]
-        tensors.append((entry.name, as_tensor(entry, part)))
+        tensors.append((entry.name, _as_tensor(entry, part)))
         offset += entry.nbytes
     return tensors
 
@@ -62,22 +61,6 @@ def raw(tensor: torch.Tensor) -> Raw:
     """Return the bytes of a tensor; on the CPU without a copy when it is contiguous."""
     block: Raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return block
-
-
-def readable(data: Raw) -> torch.Tensor:
-    """Return a tensor over bytes that may be read-only, as views of a mapping or of Ray's store are."""
-    with warnings.catch_warnings():
-        # torch warns that a write would be undefined; everyone here only reads.
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(data)
-
-
-def as_tensor(entry: Entry, data: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the entry's type and shape that shares the memory of `data`."""
-    dtype = _DTYPES[entry.dtype]
-    if data.data_ptr() % dtype.itemsize:
-        data = data.clone()
-    return data.view(dtype).reshape(entry.shape)
 
 
 def buckets(weights: dict[str, torch.nn.Parameter], *, limit_bytes: int) -> list[list[str]]:
@@ -105,3 +88,11 @@ def gathered(weights: dict[str, torch.nn.Parameter]) -> Iterator[Raw]:
     """Yield the bytes of each whole weight, one at a time."""
     for parameter in weights.values():
         yield raw(whole(parameter))
+
+
+def _as_tensor(entry: Entry, data: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the entry's type and shape; it shares the memory of `data` where that is aligned."""
+    dtype = _DTYPES[entry.dtype]
+    if data.data_ptr() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).reshape(entry.shape)
