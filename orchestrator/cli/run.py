@@ -13,7 +13,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.clock import SystemClock
-from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.config.loader import parse, written
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import Rig
 from autotune.orchestrator.driver.signals import Interrupts, listening
@@ -32,7 +32,6 @@ from autotune.policies.values.events import (
     Infrastructure,
     Interrupted,
     NeedsHuman,
-    Policy,
     Progressed,
     Stable,
     Started,
@@ -56,8 +55,11 @@ def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
     return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
 
 
-def drive(run: directory.Run, *, options: Options) -> ExitCode:
-    """Drive a run from wherever it stands to its end; returns the exit code."""
+def drive(run: directory.Run, *, options: Options, job: Job | None = None) -> ExitCode:
+    """Drive a run from wherever it stands to its end; returns the exit code.
+
+    `job` is what a new run's job file says, where it is known already.
+    """
     console = Console(
         sys.stderr,
         runs_dir=options.runs_dir,
@@ -72,17 +74,20 @@ def drive(run: directory.Run, *, options: Options) -> ExitCode:
             sys.stdout.buffer.flush()
         console.print_event(event)
         if isinstance(event, GoalReached):
-            _export(run)
+            assert job is not None
+            _export(run, job)
 
     try:
         with Journal(run.path, tell=tell) as journal, listening(run.path / "stop") as interrupts:
             before = journal.history()
+            if before or job is None:
+                job = _job(run, before[0] if before else None)
             console.replay(before)
             if before:
                 count = sum(isinstance(e, Started) for e in before)
                 console.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
-            verdict = _drive(run, journal, console, interrupts)
-            _summarise(run, verdict, console)
+            verdict = _drive(run, job, journal, console, interrupts)
+            _summarise(run, job, verdict, console)
     finally:
         console.close()
     code = exit_code(verdict)
@@ -96,16 +101,19 @@ def end(run: directory.Run, *, options: Options) -> None:
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
     with Journal(run.path) as journal, listening() as interrupts:
         interrupts.note(signal.SIGTERM)
-        _drive(run, journal, console, interrupts)
+        history = journal.history()
+        job = _job(run, history[0] if history else None)
+        _drive(run, job, journal, console, interrupts)
 
 
-def _drive(run: directory.Run, journal: Journal, console: Console, interrupts: Interrupts) -> Verdict:
+def _drive(
+    run: directory.Run, job: Job, journal: Journal, console: Console, interrupts: Interrupts
+) -> Verdict:
     history = journal.history()
     finished = history[-1] if history else None
     if isinstance(finished, Finished) and isinstance(finished.verdict, (TrainingCompleted, Stable)):
         return finished.verdict
     accepted = history[0] if history else None
-    job = _job(run, accepted)
     framework = frameworks.find(job.framework)
     try:
         runner = open_runner(job, before=accepted.cluster if isinstance(accepted, Accepted) else None)
@@ -152,17 +160,17 @@ def _learn(journal: Journal) -> None:
 
 def _conduct(rig: Rig) -> Verdict:
     """Launch or search, as the run was asked for."""
-    if rig.folder.asked.mode == "launch":
+    if rig.folder.request.mode is directory.Mode.LAUNCH:
         return reconcile.run(rig)
     from autotune.orchestrator.search import controller
 
-    return controller.search(rig, exported=lambda: _export(rig.folder))
+    return controller.search(rig, exported=lambda: _export(rig.folder, rig.job))
 
 
 def _job(run: directory.Run, accepted: Event | None) -> Job:
     if not isinstance(accepted, Accepted):
         return parse(run.job_text, file=str(run.path / "job.yaml"))
-    known = export.parse_or_none(run.job_text)
+    known = written(run.job_text)
     return directory.unmasked(accepted.job, known.env if known is not None else {})
 
 
@@ -180,8 +188,8 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         profile=framework.profile(job, cluster),
         cluster=cluster,
         versions=versions(),
-        mode=run.asked.mode,
-        policy=Policy(run.asked.policy),
+        mode=run.request.mode,
+        policy=run.request.policy,
         recall=calibration_cache.recall,
         now=SystemClock().now(),
     )
@@ -214,33 +222,33 @@ def _match(job: Job, cluster: Cluster) -> None:
             f"the job needs {spec.gpus_per_node} GPUs per node; the cluster has {cluster.gpus_per_node}",
             hint="lower `cluster.gpus_per_node`, or remove it to use all GPUs",
         )
-    for key, written, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
-        if written and measured and abs(written - measured) > _CAPACITY_TOLERANCE * measured:
+    for key, stated, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
+        if stated and measured and abs(stated - measured) > _CAPACITY_TOLERANCE * measured:
             raise Failure(
-                f"`cluster.{key}` is {show_gib(written)} in the job; the cluster has {show_gib(measured)}",
+                f"`cluster.{key}` is {show_gib(stated)} in the job; the cluster has {show_gib(measured)}",
                 hint="remove it from the job; autotune then measures it",
                 code=ExitCode.USAGE,
             )
 
 
-def _export(run: directory.Run) -> None:
-    """Write the stable configuration of a run."""
+def _export(run: directory.Run, job: Job) -> None:
+    """Write the stable configuration of a run whose job is `job`."""
     history = run.history()
     knobs = export.stable_knobs(history)
-    if knobs is not None:
-        job = _job(run, history[0])
-        export.write(run, frameworks.find(job.framework), job, knobs)
+    if knobs is not None and isinstance(history[0], Accepted):
+        accepted = msgspec.structs.replace(history[0].job, env=job.env)
+        export.write(run, history, frameworks.find(job.framework), accepted, knobs)
 
 
-def _summarise(run: directory.Run, verdict: Verdict, console: Console) -> None:
+def _summarise(run: directory.Run, job: Job, verdict: Verdict, console: Console) -> None:
     """Write the stable configuration of a run that succeeded, and say what changed."""
     if not isinstance(verdict, (TrainingCompleted, Stable)):
         return
-    _export(run)
+    _export(run, job)
     history = run.history()
     knobs = export.stable_knobs(history)
     if knobs is not None:
-        framework = frameworks.find(_job(run, history[0]).framework)
+        framework = frameworks.find(job.framework)
         console.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
 
 

@@ -11,7 +11,8 @@ import msgspec
 from autotune.orchestrator import messages
 from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.config.loader import written
+from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import owner
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.widgets import rendered
@@ -69,7 +70,7 @@ def standing(run: directory.Run, *, now: float) -> Standing:
     history = run.history()
     driven = owner(run.path) is not None
     if not history or not isinstance(history[0], Accepted):
-        job = export.parse_or_none(run.job_text)
+        job = written(run.job_text)
         return Standing(
             run=run.id,
             name=job.name if job is not None else "",

@@ -17,9 +17,12 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.cli.wish import Wish
-from autotune.orchestrator.config.loader import assumed, override, parse, read_text
+from autotune.orchestrator.config.loader import assumed, parse, read_text
+from autotune.orchestrator.config.overrides import override, with_edits
+from autotune.orchestrator.config.schema import LITERAL
+from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import owner
 from autotune.policies.values.types import Command, Job, Value
 
@@ -27,22 +30,20 @@ _DRIVER_START_S = 30.0
 
 
 class Prepared(Value, frozen=True, kw_only=True):
-    """A job that is ready to run: its text with the overrides in place, and what it says."""
+    """A job that is ready to run: its text with the command line's options in place, and what it says."""
 
     text: str
     job: Job
-    asked: directory.Asked
+    request: directory.RunRequest
 
 
 def prepare(wish: Wish) -> Prepared:
     """Return the job of a file with the options of the command line applied."""
     text = read_text(wish.job_file)
     job = parse(text, file=str(wish.job_file))
-    edits = [
-        export.Edit(("settings", key), value, "--set") for key, value in override(job, wish.overrides).items()
-    ]
+    edits = [Edit(("settings", key), value, "--set") for key, value in override(job, wish.overrides).items()]
     edits += [
-        export.Edit((section, key), value, f"--{key}")
+        Edit((section, key), value, f"--{key}")
         for section, key, value in (
             ("recovery", "relaunches", wish.relaunches),
             ("search", "trials", wish.trials),
@@ -50,10 +51,9 @@ def prepare(wish: Wish) -> Prepared:
         )
         if value is not None
     ]
-    if edits:
-        text = export.edited(text, edits)
-        job = parse(text, file=f"{wish.job_file} with the command line's options")
-    return Prepared(text=text, job=job, asked=directory.Asked(mode=wish.mode, policy=wish.policy))
+    return Prepared(
+        text=edited(text, edits, literal=LITERAL), job=with_edits(job, edits), request=wish.request
+    )
 
 
 def first_command(job: Job) -> Command:
@@ -102,8 +102,8 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
-    run = directory.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
-    return driving.drive(run, options=options)
+    run = directory.create(options.runs_dir, job_text=prepared.text, request=prepared.request)
+    return driving.drive(run, options=options, job=prepared.job)
 
 
 def detach(prepared: Prepared, *, options: Options) -> None:
@@ -112,7 +112,7 @@ def detach(prepared: Prepared, *, options: Options) -> None:
     if address not in (None, "local"):
         submit(prepared, url=dashboard(address), options=options)
         return
-    run = directory.create(options.runs_dir, job_text=prepared.text, asked=prepared.asked)
+    run = directory.create(options.runs_dir, job_text=prepared.text, request=prepared.request)
     log = run.path / "driver.log"
     argv = [
         sys.executable,
@@ -167,12 +167,11 @@ def submit(prepared: Prepared, *, url: str, options: Options) -> None:
     from ray.job_submission import JobSubmissionClient
 
     logging.getLogger("ray").setLevel(logging.WARNING)  # it tells about uploads
-    text = export.edited(
-        prepared.text, [export.Edit(("workdir",), prepared.job.workdir, "where it was submitted")]
-    )
+    here = Edit(("workdir",), prepared.job.workdir, "where it was submitted")
+    text = edited(prepared.text, [here], literal=LITERAL)
     python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
-    asked = prepared.asked
-    arguments = f"--runs-dir {runs_dir} {asked.mode} job.yaml --policy {asked.policy}"
+    request = prepared.request
+    arguments = f"--runs-dir {runs_dir} {request.mode} job.yaml --policy {request.policy}"
     entrypoint = (
         f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "
         f"then exec {python} -P -m autotune.orchestrator.cli {arguments}; else exec autotune {arguments}; fi"

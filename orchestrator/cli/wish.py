@@ -5,23 +5,25 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+
+if TYPE_CHECKING:
+    from autotune.orchestrator.run.directory import RunRequest
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """A call of `launch` or `search`, beside the global options."""
 
     job_file: Path
-    mode: str = "launch"  # launch | search
+    request: RunRequest
     dry_run: bool = False
     detach: bool = False
     submit: str | None = None
     overrides: tuple[str, ...] = ()
     relaunches: int | None = None
-    policy: str = "estimate"
     trials: int | None = None
     duration: str | None = None
 
@@ -78,8 +80,12 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def wished(**written: Any) -> None:
-            command(wish=Wish(mode=mode, **written))
+        def wished(*, policy: str, **written: Any) -> None:
+            from autotune.orchestrator.run.directory import Mode, RunRequest
+            from autotune.policies.values.events import Policy
+
+            request = RunRequest(mode=Mode(mode), policy=Policy(policy))
+            command(wish=Wish(request=request, **written))
 
         for option in reversed(_OPTIONS):
             wished = option(wished)

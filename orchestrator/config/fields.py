@@ -1,255 +1,302 @@
-"""The kinds of value a job.yaml holds, each read into the form the product uses or refused with a hint."""
+"""The kinds of value a job.yaml holds: what each accepts, what it says otherwise, and its JSON schema."""
 
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import shlex
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Strict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
 from autotune.orchestrator import units
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.types import KNOBS, Model
+from autotune.policies.values.types import KNOBS, Effect, Model, Preflight, Then
+
+_T = TypeVar("_T")
+
+UNFIT = "unfit"  # the type of every error raised here
 
 
-class Unfit(Exception):  # noqa: N818 - says of a value that it does not fit its key
-    """A value that a key cannot take: what it must be, and a suggestion."""
-
-    def __init__(self, must: str, *, hint: str = "", at: tuple[str | int, ...] = ()) -> None:
-        super().__init__(must)
-        self.must = must
-        self.hint = hint
-        self.at = at
-
-
-def suggestion(written: str, known: tuple[str, ...]) -> str:
+def suggestion(written: str, known: Iterable[str]) -> str:
     """Return `did you mean ...?` for the nearest known name, or the empty string."""
-    near = difflib.get_close_matches(written, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(written, list(known), n=1, cutoff=0.6)
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-def text(value: Any) -> str:
-    """Read a text that is not empty."""
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise Unfit("text")
-    return value
+def unfit(must: str, *, hint: str = "") -> PydanticCustomError:
+    """Return the error of a value that a key cannot take: what it must be, and a suggestion."""
+    return PydanticCustomError(UNFIT, "must be {must}", {"must": must, "hint": hint})
 
 
-_some_text = text
+def _must(text: str, words: Iterable[str] = ()) -> WrapValidator:
+    """Say `must be <text>` of a value that is refused without words of ours, and suggest one of `words`."""
+    known = tuple(words)
+
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if error.errors()[0]["type"] == UNFIT:
+                raise
+        except OverflowError:
+            pass
+        raise unfit(text, hint=suggestion(value, known) if isinstance(value, str) else "")
+
+    return WrapValidator(check)
 
 
-def boolean(value: Any) -> bool:
-    """Read true or false."""
-    if not isinstance(value, bool):
-        raise Unfit("true or false")
-    return value
+def _one_of(words: Iterable[str], text: str = "") -> WrapValidator:
+    known = tuple(words)
+    return _must(text or "one of " + ", ".join(f"`{word}`" for word in known), known)
 
 
-def count(minimum: int, maximum: int = 1_000_000_000) -> Callable[[Any], int]:
-    """Return a reader of whole numbers."""
+def _optional(word: str) -> WrapValidator:
+    """Read `word` and null as None; what is said of another value begins with the word."""
 
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise Unfit(f"a whole number of at least {minimum}")
-        return value
-
-    return read
-
-
-def size(value: Any) -> int:
-    """Read a size in bytes."""
-    try:
-        size = units.size_bytes(value)
-    except ValueError:
-        raise Unfit("a size such as `80GiB`, or bytes") from None
-    if not 1 <= size < 2**62:
-        raise Unfit("a size above zero")
-    return size
-
-
-def duration(value: Any) -> float:
-    """Read a duration in seconds."""
-    try:
-        seconds = units.duration_s(value)
-    except ValueError:
-        raise Unfit("a duration such as `20s`, `10m` or `8h`") from None
-    if seconds <= 0:
-        raise Unfit("a duration above zero")
-    return seconds
-
-
-def share(value: Any) -> float:
-    """Read a share below one."""
-    try:
-        part = units.share(value)
-    except ValueError:
-        raise Unfit("a share such as `5%` or `0.05`") from None
-    if part >= 1:
-        raise Unfit("a share below 100%")
-    return part
-
-
-def either_or(word: str | None, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a reader of `word`, which becomes None, or of something else."""
-
-    def either(value: Any) -> Any:
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         if value is None or value == word:
             return None
         try:
-            return read(value)
-        except Unfit as unfit:
-            raise Unfit(f"`{word or 'null'}` or {unfit.must}", hint=unfit.hint, at=unfit.at) from None
+            return validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if first["loc"]:
+                raise
+            context = first["ctx"]
+            raise unfit(f"`{word}` or {context['must']}", hint=context["hint"]) from None
 
-    return either
+    return WrapValidator(check)
 
 
-def choice(*words: str) -> Callable[[Any], str]:
-    """Return a reader of one of some words."""
-
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise Unfit("one of " + ", ".join(f"`{w}`" for w in words), hint=suggestion(str(value), words))
+def _above_zero(kind: str) -> AfterValidator:
+    def check(value: float) -> float:
+        if not 0 < value < 2**62:
+            raise unfit(f"a {kind} above zero")
         return value
 
-    return read
+    return AfterValidator(check)
 
 
-def list_of(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a reader of lists."""
-
-    def each(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise Unfit("a list", hint=f"write `[{value}]`" if isinstance(value, str) else "")
-        out = []
-        for index, item in enumerate(value):
-            try:
-                out.append(read(item))
-            except Unfit as unfit:
-                raise Unfit(unfit.must, hint=unfit.hint, at=(index, *unfit.at)) from None
-        return tuple(out)
-
-    return each
+def _below_one(value: float) -> float:
+    if value >= 1:
+        raise unfit("a share below 100%")
+    return value
 
 
-def knob_name(value: Any) -> str:
-    """Read the name of a knob."""
-    if value not in KNOBS:
-        raise Unfit("the name of a knob", hint=suggestion(str(value), KNOBS))
-    return str(value)
+def _without_zero_bytes(value: str) -> str:
+    if "\0" in value:
+        raise unfit("text without a zero byte")
+    return value
 
 
-def denied_name(value: Any) -> str:
-    """Read the name of a remedy or a knob."""
-    known = (*dict.fromkeys(rung.name for rung in LADDER), *KNOBS)
-    if value not in known:
-        raise Unfit("the name of a remedy or of a knob", hint=suggestion(str(value), known))
-    return str(value)
+def _known(words: tuple[str, ...]) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in words:
+            raise ValueError(value)
+        return value
+
+    return AfterValidator(check)
 
 
-def job_name(value: Any) -> str:
-    """Read the name of a job."""
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _some_text(value)
+def _list(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise unfit("a list", hint=f"write `[{value}]`" if isinstance(value, str) else "")
+    return value
+
+
+def _or_empty(kind: type[list[Any] | dict[str, Any]], must: str) -> BeforeValidator:
+    """Read null as an empty value; anything that is not of `kind` is refused."""
+
+    def check(value: Any) -> Any:
+        if value is None:
+            return kind()
+        if not isinstance(value, (list, tuple) if kind is list else kind):
+            raise unfit(must)
+        return value
+
+    return BeforeValidator(check)
+
+
+OrNull = Annotated[_T | None, _optional("null")]
+OrAuto = Annotated[_T | None, _optional("auto")]
+ListOf = Annotated[tuple[_T, ...], BeforeValidator(_list)]
+
+Text = Annotated[str, Strict(), Field(min_length=1), AfterValidator(_without_zero_bytes), _must("text")]
+Boolean = Annotated[bool, Strict(), _must("true or false")]
+Count = Annotated[int, Strict(), Field(ge=1, le=10**9), _must("a whole number of at least 1")]
+Natural = Annotated[int, Strict(), Field(ge=0, le=10**9), _must("a whole number of at least 0")]
+Size = Annotated[
+    int,
+    BeforeValidator(units.size_bytes),
+    _above_zero("size"),
+    _must("a size such as `80GiB`, or bytes"),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["79.1GiB"]}),
+]
+Duration = Annotated[
+    float,
+    BeforeValidator(units.duration_s),
+    _above_zero("duration"),
+    _must("a duration such as `20s`, `10m` or `8h`"),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["20s", "10m", "8h"]}),
+]
+Share = Annotated[
+    float,
+    BeforeValidator(units.share),
+    AfterValidator(_below_one),
+    _must("a share such as `5%` or `0.05`"),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["5%", 0.05]}),
+]
+EffectName = Annotated[Effect, _one_of(Effect)]
+ThenName = Annotated[Then, _one_of(Then)]
+PreflightName = Annotated[Preflight, _one_of(Preflight)]
+KnobName = Annotated[
+    str,
+    Strict(),
+    _known(KNOBS),
+    _one_of(KNOBS, "the name of a knob"),
+    WithJsonSchema({"enum": list(KNOBS)}),
+]
+_DENIABLE = (*dict.fromkeys(rung.name for rung in LADDER), *KNOBS)
+DeniedName = Annotated[
+    str,
+    Strict(),
+    _known(_DENIABLE),
+    _one_of(_DENIABLE, "the name of a remedy or of a knob"),
+    WithJsonSchema({"enum": list(_DENIABLE)}),
+]
+
+
+def _name(value: Any) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str):
+        raise unfit("text")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text):
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:60]
-        raise Unfit("a name of letters, digits, `.`, `_` and `-`", hint=f"such as `{slug}`" if slug else "")
+        raise unfit("a name of letters, digits, `.`, `_` and `-`", hint=f"such as `{slug}`" if slug else "")
     return text
 
 
-def argument(value: Any) -> str:
-    """Read a word of a command line."""
+JobName = Annotated[str, BeforeValidator(_name)]
+
+
+def _argument(value: Any) -> str:
     if isinstance(value, (dict, list)) or value is None:
-        raise Unfit("text")
-    text = units.show_value(value)
-    if "\0" in text:
-        raise Unfit("text without a zero byte")
-    return text
+        raise unfit("text")
+    return _without_zero_bytes(units.show_value(value))
 
 
-def command(value: Any) -> tuple[str, ...]:
-    """Read a command line."""
+_SCALAR = {"type": ["string", "number", "boolean"]}
+Argument = Annotated[str, BeforeValidator(_argument), WithJsonSchema(_SCALAR)]
+
+
+def _command(value: Any) -> Any:
     if isinstance(value, str):
         try:
             words = ", ".join(shlex.split(value))
         except ValueError:
             words = "..."
-        raise Unfit("a list of words", hint=f"write `[{words}]`")
-    return list_of(argument)(value) if value is not None else ()
-
-
-def environment(value: Any) -> dict[str, str]:
-    """Read environment variables."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Unfit("a mapping of names to text")
-    out = {}
-    for name, text in value.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise Unfit("a mapping whose names are those of environment variables", at=(name,))
-        if isinstance(text, (dict, list)):
-            raise Unfit("text", at=(name,))
-        out[name] = "" if text is None else argument(text)
-    return out
-
-
-def settings(value: Any) -> dict[str, Any]:
-    """Read a framework's settings."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Unfit("a mapping of the framework's own settings")
-    _finite(value, ())
+        raise unfit("a list of words", hint=f"write `[{words}]`")
     return value
 
 
-def _finite(value: Any, at: tuple[str | int, ...]) -> None:
-    """Refuse numbers that neither JSON nor a framework can take."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Unfit("a finite number", at=at)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise Unfit("a number of at most 64 bits", at=at)
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _finite(item, (*at, name))
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            _finite(item, (*at, index))
+CommandLine = Annotated[tuple[Argument, ...], _or_empty(list, "a list of words"), BeforeValidator(_command)]
 
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise unfit("the name of an environment variable")
+    return value
+
+
+def _empty_where_null(value: Any) -> Any:
+    return "" if value is None else value
+
+
+Environment = Annotated[
+    dict[
+        Annotated[str, AfterValidator(_variable)],
+        Annotated[
+            Argument,
+            BeforeValidator(_empty_where_null),
+            WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
+        ],
+    ],
+    _or_empty(dict, "a mapping of names to text"),
+]
+Settings = Annotated[dict[str, Any], _or_empty(dict, "a mapping of the framework's own settings")]
 
 # What a person can write; the rest is for a config.json to say.
 _SHAPE = tuple(field.name for field in msgspec.structs.fields(Model) if field.type in (int, bool))
 
 
-def model(value: Any) -> str | dict[str, int]:
-    """Read a model's folder or shape."""
-    if isinstance(value, str):
-        return _some_text(value)
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value
+
+
+def _folder_or_shape(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str) and value:
+        return _without_zero_bytes(value)
     if not isinstance(value, dict):
-        raise Unfit("a folder, a config.json or a mapping such as `{hidden: 4096, layers: 36, ...}`")
-    for name, item in value.items():
-        if name not in _SHAPE:
-            raise Unfit("a mapping of " + ", ".join(_SHAPE), hint=suggestion(name, _SHAPE), at=(name,))
-        if not isinstance(item, int) or item < 0:
-            raise Unfit("a whole number of at least 0", at=(name,))
-    return {name: int(item) for name, item in value.items()}
+        raise unfit("a folder, a config.json or a mapping such as `{hidden: 4096, layers: 36, ...}`")
+    return validate(value)
 
 
-def address(value: Any) -> str:
-    """Read the address of a cluster."""
-    written = _some_text(value)
-    if written.startswith("ray://"):
-        raise Unfit(
-            "`auto`, `local` or host:port of the cluster's GCS",
-            hint="such as `gpu-01:6379`, without `ray://`",
-        )
-    if written not in ("auto", "local") and not re.fullmatch(
-        r"[\w.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", written
+ModelSource = Annotated[
+    dict[
+        Annotated[str, _known(_SHAPE), _one_of(_SHAPE)],
+        Annotated[Natural, BeforeValidator(_number)],
+    ],
+    WrapValidator(_folder_or_shape),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {name: {"type": ["integer", "boolean"], "minimum": 0} for name in _SHAPE},
+                },
+            ]
+        }
+    ),
+]
+
+
+def _address(value: str) -> str:
+    must = "`auto`, `local` or host:port of the cluster's GCS"
+    if value.startswith("ray://"):
+        raise unfit(must, hint="such as `gpu-01:6379`, without `ray://`")
+    if value not in ("auto", "local") and not re.fullmatch(
+        r"[\w.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value
     ):
-        raise Unfit(
-            "`auto`, `local` or host:port of the cluster's GCS", hint=suggestion(written, ("auto", "local"))
-        )
-    return written
+        raise unfit(must, hint=suggestion(value, ("auto", "local")))
+    return value
+
+
+Address = Annotated[Text, AfterValidator(_address)]
+
+
+def framework_name(names: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Return a check that a name is that of a framework."""
+
+    def check(value: str) -> str:
+        known = tuple(names())
+        if value in known:
+            return value
+        hint = suggestion(value, known) or "one of " + ", ".join(f"`{name}`" for name in known)
+        raise PydanticCustomError("refused", "unknown framework `{name}`", {"name": value, "hint": hint})
+
+    return AfterValidator(check)

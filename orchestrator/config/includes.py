@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from autotune.launchers.base import Framework, Problem
 from autotune.orchestrator.config.model_files import find_model
-from autotune.orchestrator.config.yaml_nodes import Document, TooLargeError
+from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import Failure
 from autotune.policies.values.model import Model, model_from_shape
 from autotune.policies.values.types import Job
@@ -28,19 +27,13 @@ def with_document(job: Job) -> tuple[Job, tuple[Problem, ...]]:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error.strerror).lower()
         return job, (Problem(path=("config",), message=f"cannot be read: {reason}", hint=str(path)),)
     document = Document(text, str(path))
-    content: Any = None
-    if not document.complaints and document.root is not None:
-        try:
-            content = document.plain(document.root)
-        except TooLargeError:
-            return job, (Problem(path=("config",), message="expands to too many values", hint=str(path)),)
     if document.complaints:
         first = document.complaints[0]
         place = f"{path}:{first.line}:{first.column}"
         return job, (Problem(path=("config",), message=first.message, hint=place),)
-    if not isinstance(content, dict):
+    if not isinstance(document.value, dict):
         return job, (Problem(path=("config",), message="holds no mapping of settings", hint=str(path)),)
-    return msgspec.structs.replace(job, document=content), ()
+    return msgspec.structs.replace(job, document=document.value), ()
 
 
 def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]]:

@@ -1,273 +1,264 @@
-"""The keys of job.yaml in one table: how each is written, read and described to an editor."""
+"""Every key of job.yaml: its kind, its default as a person writes it, and what it means.
+
+The job file is checked against these classes; `job_schema` makes the JSON schema and the reference page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
-from autotune.orchestrator.config import fields as values
-from autotune.policies.values.types import KNOBS, ClusterSpec, Effect, Goal, Preflight, Recovery, Search, Then
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-
-class Key(NamedTuple):
-    """One key: the field it fills, how its value is read, its schema and what it means."""
-
-    name: str
-    field: str
-    read: Callable[[Any], Any]
-    schema: dict[str, Any]
-    doc: str
-
-
-class Section(NamedTuple):
-    """A nested mapping of keys and the value it becomes."""
-
-    name: str
-    make: Callable[..., Any]
-    keys: tuple[Key, ...]
-    doc: str
-
-
-_TEXT = {"type": "string"}
-_BOOLEAN = {"type": "boolean"}
-_COUNT = {"type": "integer", "minimum": 1}
-_NATURAL = {"type": "integer", "minimum": 0}
-_SIZE_SCHEMA = {"type": ["string", "integer", "null"], "examples": ["79.1GiB"]}
-_DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["20s", "10m", "8h"]}
-_SHARE_SCHEMA = {"type": ["string", "number"], "examples": ["5%", 0.05]}
-_KNOB_SCHEMA = {"type": "string", "enum": list(KNOBS)}
-_EFFECTS = tuple(effect.value for effect in Effect)
-_PREFLIGHT = tuple(item.value for item in Preflight)
-_THEN = tuple(item.value for item in Then)
-
-
-def _null(schema: dict[str, Any]) -> dict[str, Any]:
-    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    return {**schema, "type": [*kinds, "null"]}
-
-
-TOP = (
-    Key("name", "name", values.job_name, _TEXT, "name of the job, shown in every table"),
-    Key("framework", "framework", values.text, _TEXT, "which framework runs the job"),
-    Key(
-        "command",
-        "command",
-        values.command,
-        {"type": "array", "items": {"type": ["string", "number"]}},
-        "the framework's own entry point, as a list of words",
-    ),
-    Key(
-        "python",
-        "python",
-        values.either_or(None, values.text),
-        _null(_TEXT),
-        "the framework's own interpreter, when it is not autotune's",
-    ),
-    Key(
-        "settings",
-        "settings",
-        values.settings,
-        {"type": ["object", "null"]},
-        "the framework's own settings under its own names",
-    ),
-    Key(
-        "config", "config", values.either_or(None, values.text), _null(_TEXT), "the framework's own YAML file"
-    ),
-    Key(
-        "model",
-        "model",
-        values.either_or(None, values.model),
-        {"type": ["string", "object", "null"]},
-        "folder or config.json of the model, or its shape",
-    ),
-    Key(
-        "env",
-        "env",
-        values.environment,
-        {
-            "type": ["object", "null"],
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-        },
-        "environment of the job",
-    ),
-    Key(
-        "workdir",
-        "workdir",
-        values.text,
-        _TEXT,
-        "working directory of the job; relative to where autotune is called",
-    ),
-    Key(
-        "resume",
-        "resume",
-        values.boolean,
-        _BOOLEAN,
-        "true: attempt 1 may continue a checkpoint that is already there",
-    ),
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.config.fields import (
+    Address,
+    Boolean,
+    CommandLine,
+    Count,
+    DeniedName,
+    Duration,
+    EffectName,
+    Environment,
+    JobName,
+    KnobName,
+    ListOf,
+    ModelSource,
+    Natural,
+    OrAuto,
+    OrNull,
+    PreflightName,
+    Settings,
+    Share,
+    Size,
+    Text,
+    ThenName,
+    framework_name,
 )
-SECTIONS = (
-    Section(
-        "cluster",
-        ClusterSpec,
-        (
-            Key(
-                "address",
-                "address",
-                values.either_or(None, values.address),
-                _null(_TEXT),
-                "auto, local or host:port; absent: auto, else local",
-            ),
-            Key("nodes", "nodes", values.count(1), _COUNT, "nodes the job uses"),
-            Key(
-                "gpus_per_node",
-                "gpus_per_node",
-                values.either_or(None, values.count(0)),
-                _null(_NATURAL),
-                "null: as many as the cluster reports",
-            ),
-            Key(
-                "gpu_memory",
-                "gpu_memory_bytes",
-                values.either_or(None, values.size),
-                _SIZE_SCHEMA,
-                "memory of a card; null: measured",
-            ),
-            Key(
-                "host_memory",
-                "host_memory_bytes",
-                values.either_or(None, values.size),
-                _SIZE_SCHEMA,
-                "memory of a node; null: measured",
-            ),
-        ),
-        "where the job runs",
-    ),
-    Section(
-        "goal",
-        Goal,
-        (
-            Key(
-                "steps",
-                "steps",
-                values.count(1),
-                _COUNT,
-                "consecutive steps that make a configuration stable",
-            ),
-            Key("headroom", "headroom", values.share, _SHARE_SCHEMA, "share of every memory that stays free"),
-            Key(
-                "then",
-                "then",
-                lambda v: Then(values.choice(*_THEN)(v)),
-                {"enum": list(_THEN)},
-                "what follows the goal",
-            ),
-        ),
-        "when a configuration counts as stable",
-    ),
-    Section(
-        "recovery",
-        Recovery,
-        (
-            Key(
-                "relaunches",
-                "relaunches",
-                values.count(0),
-                _NATURAL,
-                "most relaunches after failures of the job",
-            ),
-            Key(
-                "infrastructure_retries",
-                "infrastructure_retries",
-                values.count(0),
-                _NATURAL,
-                "most relaunches after losses of the cluster",
-            ),
-            Key(
-                "silence",
-                "silence_s",
-                values.either_or("auto", values.duration),
-                _DURATION_SCHEMA,
-                "how long a job may be silent; auto: from its steps",
-            ),
-            Key(
-                "allow",
-                "allow",
-                lambda v: tuple(Effect(e) for e in values.list_of(values.choice(*_EFFECTS))(v)),
-                {"type": "array", "items": {"enum": list(_EFFECTS)}},
-                "effects on the numbers that a remedy may have",
-            ),
-            Key(
-                "deny",
-                "deny",
-                values.list_of(values.denied_name),
-                {"type": "array", "items": _TEXT},
-                "remedies or knobs that are never used",
-            ),
-            Key(
-                "preflight",
-                "preflight",
-                lambda v: Preflight(values.choice(*_PREFLIGHT)(v)),
-                {"enum": list(_PREFLIGHT)},
-                "what an estimate may do before the first launch",
-            ),
-            Key("climb", "climb", values.boolean, _BOOLEAN, "true: follow the ladder's order only"),
-            Key(
-                "save_every",
-                "save_every",
-                values.either_or("auto", values.count(1)),
-                {"type": ["integer", "string"], "minimum": 1},
-                "steps between checkpoints, or auto",
-            ),
-            Key(
-                "duration",
-                "duration_s",
-                values.either_or(None, values.duration),
-                _null(_DURATION_SCHEMA),
-                "longest time for the whole run",
-            ),
-        ),
-        "budgets and permissions of the recovery",
-    ),
-    Section(
-        "search",
-        Search,
-        (
-            Key("trials", "trials", values.count(1), _COUNT, "most trials"),
-            Key("duration", "duration_s", values.duration, _DURATION_SCHEMA, "longest time for the search"),
-            Key("probe_steps", "probe_steps", values.count(1), _COUNT, "steps of a trial"),
-            Key("confirm", "confirm", values.count(0), _NATURAL, "trials that repeat the best"),
-            Key("parallel", "parallel", values.count(1), _COUNT, "trials at the same time"),
-            Key(
-                "vary",
-                "vary",
-                values.either_or(None, values.list_of(values.knob_name)),
-                {"type": ["array", "null"], "items": _KNOB_SCHEMA},
-                "knobs to vary; null: all that help",
-            ),
-            Key("min_gain", "min_gain", values.share, _SHARE_SCHEMA, "gain in speed that is worth a change"),
-        ),
-        "how the fastest configuration is searched",
-    ),
-)
-REQUIRED = ("name", "framework")
+from autotune.policies.values.types import Job
 
 
-def schema(frameworks: tuple[str, ...]) -> dict[str, Any]:
-    """Return the JSON schema of job.yaml, for editors."""
-    properties: dict[str, Any] = {key.name: {**key.schema, "description": key.doc} for key in TOP}
-    properties["framework"]["enum"] = list(frameworks)
-    for section in SECTIONS:
-        properties[section.name] = {
-            "type": ["object", "null"],
-            "description": section.doc,
-            "additionalProperties": False,
-            "properties": {key.name: {**key.schema, "description": key.doc} for key in section.keys},
-        }
+def _key(
+    default: object, *, description: str, alias: str | None = None, schema: dict[str, Any] | None = None
+) -> Any:
+    """Return a key of a mapping; `default` is as a person writes it, `...` where there is none."""
+    return Field(default, alias=alias, description=description, json_schema_extra=schema)
+
+
+def _section(keys: type[Section]) -> Any:
+    return Field(default_factory=keys)
+
+
+class Keys(BaseModel):
+    """Keys of one mapping; an unknown one is an error, and defaults are read like what a person wrote."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Section(Keys):
+    """A mapping below a key of its own; null is the empty one."""
+
+    model_config = ConfigDict(json_schema_extra={"type": ["object", "null"]})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mapping(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, dict):
+            raise PydanticCustomError("section", "must be a mapping")
+        return value or {}
+
+
+class ClusterKeys(Section):
+    """The Ray cluster and the hardware for the job. What is `null` is measured before the first launch."""
+
+    address: OrNull[Address] = _key(
+        None,
+        description=(
+            "`auto`: the existing Ray cluster, an error if there is none. `local`: a Ray of our own on this"
+            " machine. `host:port`: the GCS address of a cluster. `null`: the existing cluster if there is"
+            " one, else `local`."
+        ),
+    )
+    nodes: Count = _key(1, description="Number of nodes that the job uses.")
+    gpus_per_node: OrNull[Natural] = _key(
+        None, description="GPUs per node that the job uses. `null`: as many as the cluster reports."
+    )
+    gpu_memory_bytes: OrNull[Size] = _key(
+        None,
+        alias="gpu_memory",
+        description=(
+            "Memory of one GPU. `null`: measured. A value that differs from the measured one by more than 3 %"
+            " is an error."
+        ),
+    )
+    host_memory_bytes: OrNull[Size] = _key(
+        None, alias="host_memory", description="Host memory of one node. `null`: measured."
+    )
+
+
+class GoalKeys(Section):
+    """When a configuration counts as stable. Reaching the goal writes `stable.yaml` and `launch.sh`."""
+
+    steps: Count = _key(
+        20, description="Number of consecutive training steps without a failure that makes it stable."
+    )
+    headroom: Share = _key(
+        "5%",
+        description=(
+            "Share of the GPU memory and of the host memory that has to stay free in every phase. A job that"
+            " runs is not stopped for it: its stable configuration is then marked marginal."
+        ),
+    )
+    then: ThenName = _key(
+        "continue",
+        description="What follows the goal. `continue`: the training runs to its end. `stop`: the run ends.",
+    )
+
+
+class RecoveryKeys(Section):
+    """Limits of the automatic recovery, and what it may change."""
+
+    relaunches: Natural = _key(
+        12, description="Maximum number of relaunches after failures of the job itself."
+    )
+    infrastructure_retries: Natural = _key(
+        3, description="Maximum number of relaunches after losses of a node or of the cluster."
+    )
+    silence_s: OrAuto[Duration] = _key(
+        "auto",
+        alias="silence",
+        description=(
+            "A job that writes nothing to its logs and uses neither CPU nor GPU for this long counts as hung."
+            " `auto`: 45 minutes before the first step, then the longer of 15 minutes and 5 median steps."
+        ),
+    )
+    allow: ListOf[EffectName] = _key(
+        ["exact", "numeric"],
+        description=(
+            "Which remedies may be applied, by their effect on the results. `exact`: the same update up to"
+            " the order of summation. `numeric`: other rounding, as with fused kernels."
+        ),
+    )
+    deny: ListOf[DeniedName] = _key(
+        [], description="Remedies and knobs that are never used, also if `allow` admits them."
+    )
+    preflight: PreflightName = _key(
+        "apply",
+        description=(
+            "What happens before the first launch if the memory estimate says that the job cannot fit."
+            " `apply`: start with the nearest configuration that fits. `advise`: name it, but start as"
+            " written. `off`: start as written."
+        ),
+    )
+    climb: Boolean = _key(
+        False,
+        description=(
+            "Whether a job that reached its goal is stopped at a checkpoint, at most twice, to go on with a"
+            " configuration that is predicted to be faster."
+        ),
+    )
+    save_every: OrAuto[Count] = _key(
+        "auto",
+        description=(
+            "Steps between checkpoints. `auto`: every 10 steps or every 20 minutes, whichever is rarer. What"
+            " `settings` say of checkpoints comes first."
+        ),
+        schema={"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", None]}]},
+    )
+    duration_s: OrNull[Duration] = _key(
+        None, alias="duration", description="Time limit for the whole run. `null`: none."
+    )
+
+
+class SearchKeys(Section):
+    """Limits of `autotune search`, which looks for the fastest configuration that is stable."""
+
+    trials: Count = _key(40, description="Maximum number of trials.")
+    duration_s: Duration = _key("8h", alias="duration", description="Time limit for the search.")
+    probe_steps: Count = _key(5, description="Number of training steps of a trial.")
+    confirm: Natural = _key(
+        2,
+        description="How often the best configuration is run again, for `goal.steps` steps, before it wins.",
+    )
+    parallel: Count = _key(1, description="Number of trials that run at the same time.")
+    vary: OrNull[ListOf[KnobName]] = _key(
+        None, description="Knobs that the search varies. `null`: all that change speed or memory."
+    )
+    min_gain: Share = _key(
+        "1%",
+        description=(
+            "Smallest relative gain in throughput that counts as an improvement; the search ends early when"
+            " many trials in a row bring less."
+        ),
+    )
+
+
+class JobFile(Keys):
+    """A job for autotune: what to run, where, and what may be changed to keep it running."""
+
+    name: JobName = _key(..., description="Name of the job, shown in every table.")
+    framework: Annotated[Text, framework_name(lambda: FRAMEWORKS)] = _key(
+        ...,
+        description="RL framework that runs the job. `command`: any script with `{knob}` placeholders.",
+        schema={"enum": list(FRAMEWORKS)},
+    )
+    command: CommandLine = _key(
+        [],
+        description="Command line that starts the framework, as a list. Empty: the framework's usual one.",
+    )
+    python: OrNull[Text] = _key(
+        None, description="Python interpreter of the framework. `null`: the one that runs autotune."
+    )
+    settings: Settings = _key(
+        {}, description="The framework's own settings, under the framework's own names."
+    )
+    config: OrNull[Text] = _key(
+        None, description="The framework's own YAML file, passed on to it; relative to `workdir`."
+    )
+    model: OrNull[ModelSource] = _key(
+        None,
+        description=(
+            "Folder or `config.json` of the model, or its shape such as `{hidden: 4096, layers: 36}`, for the"
+            " memory estimate. `null`: the model that `settings` name."
+        ),
+    )
+    cluster: ClusterKeys = _section(ClusterKeys)
+    env: Environment = _key(
+        {}, description="Environment variables of the job. Values are text: `01` stays `01`."
+    )
+    workdir: Text = _key(
+        ".", description="Working directory of the job, relative to where autotune is called."
+    )
+    resume: Boolean = _key(
+        False, description="Whether the first attempt may continue a checkpoint that is already there."
+    )
+    goal: GoalKeys = _section(GoalKeys)
+    recovery: RecoveryKeys = _section(RecoveryKeys)
+    search: SearchKeys = _section(SearchKeys)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "cluster": ClusterKeys,
+    "goal": GoalKeys,
+    "recovery": RecoveryKeys,
+    "search": SearchKeys,
+}
+LITERAL = ("command", "env")  # keys below which `01` and `off` are the text that was written
+
+
+def keys(model: type[Keys]) -> tuple[str, ...]:
+    """Return the names of the keys as a person writes them."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
+def values_of(job: Job) -> dict[str, Any]:
+    """Return the values of a job file that says all of a job."""
+    return _values(msgspec.to_builtins(job), JobFile)
+
+
+def _values(fields: dict[str, Any], model: type[Keys]) -> dict[str, Any]:
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "autotune job",
-        "type": "object",
-        "additionalProperties": False,
-        "required": list(REQUIRED),
-        "properties": properties,
+        field.alias or name: _values(fields[name], SECTIONS[name]) if name in SECTIONS else fields[name]
+        for name, field in model.model_fields.items()
     }

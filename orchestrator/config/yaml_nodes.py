@@ -1,4 +1,4 @@
-"""YAML text as nodes that know their place, read by the rules of YAML 1.2 and within limits.
+"""A YAML text as plain values whose places are known, read by the core schema of YAML 1.2 and within limits.
 
 YAML 1.1 reads `off` as false and `3e-3` as text; both are everyday values of a training job.
 """
@@ -6,9 +6,14 @@ YAML 1.1 reads `off` as false and `3e-3` as text; both are everyday values of a 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import MaxDepthExceededError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.resolver import BaseResolver
 
 from autotune.orchestrator.errors import Complaint
 
@@ -23,7 +28,8 @@ _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fals
 _INT = re.compile(r"[-+]?\d+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_TAGS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 
 
 class Place(NamedTuple):
@@ -34,19 +40,67 @@ class Place(NamedTuple):
     width: int
 
 
-class Document:
-    """A text with its tree of nodes; mistakes of form are collected in `complaints`."""
+class Entry(NamedTuple):
+    """Where a value stands and, in a mapping, its key."""
 
-    def __init__(self, text: str, file: str) -> None:
+    key: Place | None
+    value: Place
+    is_scalar: bool = False  # and not empty
+
+
+class _TooLargeError(Exception):
+    """The aliases of a text expand to more nodes than a job can need."""
+
+
+class _TextResolver(BaseResolver):
+    """Leaves every plain scalar as the text that was written; only `<<` has a meaning of its own."""
+
+    def __init__(self, version: object = None, loader: Any = None, loadumper: Any = None) -> None:
+        super().__init__(loader or loadumper)
+
+    @property
+    def processing_version(self) -> tuple[int, int]:
+        return 1, 2
+
+
+_TextResolver.add_implicit_resolver_base(_MERGE, re.compile(r"<<\Z"), ["<"])
+
+
+def round_trip() -> YAML:
+    """Return a reader and writer that keeps comments, anchors, quotes and the spelling of every scalar."""
+    yaml = _limited("rt")
+    yaml.preserve_quotes = True
+    yaml.width = LARGEST_BYTES  # a line is never wrapped
+    return yaml
+
+
+def _limited(kind: str) -> YAML:
+    yaml = YAML(typ=kind, pure=True)
+    yaml.Resolver = _TextResolver
+    yaml.max_depth = DEEPEST
+    yaml.composer.warn_double_anchors = False
+    return yaml
+
+
+class Document:
+    """The values of a YAML text; mistakes of form are collected in `complaints`.
+
+    What stands below the keys named in `literal` is not converted: `01` stays the text `01`.
+    """
+
+    def __init__(self, text: str, file: str, *, literal: tuple[str, ...] = ()) -> None:
         self.text = text.removeprefix("\ufeff")
         self.file = file
         self.lines = self.text.split("\n")
         self.complaints: list[Complaint] = []
-        self.root: Any = None
+        self.value: Any = None
+        self._literal = literal
+        self._entries: dict[Path, Entry] = {}
         self._count = 0
-        self._open: set[int] = set()
-        if self._bounded():
-            self._compose()
+        root = self._compose()
+        if root is not None:
+            with suppress(_TooLargeError):
+                self.value = self._read(root, (), ())
 
     def complain(self, message: str, place: Place, *, hint: str = "") -> None:
         """Record a mistake at a place."""
@@ -63,92 +117,97 @@ class Document:
             )
         )
 
-    def place(self, node: Any) -> Place:
+    def entry(self, path: Path) -> Entry:
+        """Return where the deepest part of `path` stands that is written."""
+        while path and path not in self._entries:
+            path = path[:-1]
+        return self._entries.get(path, Entry(None, Place(0, 0, 1)))
+
+    def holds(self, path: Path) -> bool:
+        """Return whether something is written at a path."""
+        return path in self._entries
+
+    def _compose(self) -> Node | None:
+        if len(self.text.encode(errors="replace")) > LARGEST_BYTES:
+            self.complain(f"the file is larger than {LARGEST_BYTES // 1024} KiB", Place(0, 0, 1))
+            return None
+        try:
+            root: Node | None = _limited("safe").compose(self.text)
+        except YAMLError as error:
+            self._misformed(error)
+            return None
+        return root
+
+    def _read(self, node: Node, path: Path, within: tuple[Node, ...], key: Node | None = None) -> Any:
+        """Return the value of a node that stands at `path`, inside the nodes `within`."""
+        place = self._place(node)
+        self._entries[path] = Entry(
+            key=None if key is None else self._place(key),
+            value=place,
+            is_scalar=isinstance(node, ScalarNode) and node.value != "",
+        )
+        self._count_node(path)
+        if any(node is each for each in within):
+            self.complain("this value contains itself", place)
+            return None
+        if str(node.tag) not in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", _MERGE):
+            name = str(node.tag).replace(_TAG, "!!")
+            self.complain(f"tag `{name}` is not read here", place, hint="remove it")
+            return None
+        if isinstance(node, ScalarNode):
+            literal = len(path) > 1 and path[0] in self._literal
+            return node.value if literal or node.style is not None else scalar(node.value)
+        inside = (*within, node)
+        if isinstance(node, MappingNode):
+            entries = self._entries_of(node, within, path)
+            return {key.value: self._read(item, (*path, key.value), inside, key) for key, item in entries}
+        return [self._read(item, (*path, index), inside) for index, item in enumerate(node.value)]
+
+    def _count_node(self, path: Path) -> None:
+        self._count += 1
+        if self._count > MOST_NODES:
+            top = path[:1]
+            place = self._entries[top].key or self._entries[top].value
+            self.complain(f"`{'.'.join(map(str, top))}` expands to more values than a job can need", place)
+            raise _TooLargeError
+
+    def _entries_of(
+        self, node: MappingNode, within: tuple[Node, ...], path: Path
+    ) -> list[tuple[ScalarNode, Node]]:
+        """Return the keys and values of a mapping, those of `<<` last; wrong keys are recorded."""
+        own: dict[str, tuple[ScalarNode, Node]] = {}
+        merged: list[Node] = []
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                self.complain("a key must be text", self._place(key))
+            elif str(key.tag) == _MERGE:
+                merged += value.value if isinstance(value, SequenceNode) else [value]
+            elif key.value in own:
+                line = own[key.value][0].start_mark.line + 1
+                self.complain(
+                    f"duplicate key `{key.value}`", self._place(key), hint=f"it is already set in line {line}"
+                )
+            else:
+                own[key.value] = key, value
+        for base in merged:
+            self._count_node(path)
+            if not isinstance(base, MappingNode) or any(base is each for each in (node, *within)):
+                self.complain("`<<` takes mappings", self._place(base), hint="such as `<<: *anchor`")
+                continue
+            for key, value in self._entries_of(base, (*within, node), path):
+                own.setdefault(key.value, (key, value))
+        return list(own.values())
+
+    def _place(self, node: Node) -> Place:
         """Return where a node stands; of a node of several lines, its first."""
         start, end = node.start_mark, node.end_mark
         line = min(start.line, len(self.lines) - 1)
-        width = (
-            end.column - start.column
-            if end.line == start.line
-            else len(self.lines[line].rstrip()) - start.column
-        )
-        return Place(line, start.column, max(1, width))
+        to = end.column if end.line == start.line else len(self.lines[line].rstrip())
+        return Place(line, start.column, max(1, to - start.column))
 
-    def find(self, path: Path) -> tuple[Any, Any]:
-        """Return the key node and value node of the deepest part of `path` that is written."""
-        key, node = None, self.root
-        for part in path:
-            entry = _entry(node, part)
-            if entry is None:
-                break
-            key, node = entry[0] or key, entry[1]
-        return key, node
-
-    def plain(self, node: Any) -> Any:
-        """Return a node as Python values, numbers and booleans by YAML 1.2; mistakes are recorded."""
-        self._count += 1
-        if self._count > MOST_NODES:
-            raise TooLargeError
-        if node.tag not in _TAGS:
-            name = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.complain(f"tag `{name}` is not read here", self.place(node), hint="remove it")
-            return None
-        if isinstance(node, yaml.ScalarNode):
-            return scalar(node.value) if node.style is None else node.value
-        if id(node) in self._open:
-            self.complain("this value contains itself", self.place(node))
-            return None
-        self._open.add(id(node))
-        try:
-            if isinstance(node, yaml.SequenceNode):
-                return [self.plain(item) for item in node.value]
-            return {key.value: self.plain(value) for key, value in self.entries(node)}
-        finally:
-            self._open.discard(id(node))
-
-    def entries(self, node: Any) -> list[tuple[Any, Any]]:
-        """Return the key and value nodes of a mapping; keys that are not text or repeat are recorded."""
-        seen: dict[str, Any] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                self.complain("a key must be text", self.place(key))
-            elif key.value in seen:
-                first = seen[key.value][0].start_mark.line + 1
-                self.complain(
-                    f"duplicate key `{key.value}`", self.place(key), hint=f"it is already set in line {first}"
-                )
-            else:
-                seen[key.value] = (key, value)
-        return list(seen.values())
-
-    def _bounded(self) -> bool:
-        if len(self.text.encode(errors="replace")) > LARGEST_BYTES:
-            self.complain(f"the file is larger than {LARGEST_BYTES // 1024} KiB", Place(0, 0, 1))
-            return False
-        depth = 0
-        try:
-            for event in yaml.parse(self.text, Loader=yaml.BaseLoader):
-                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-                    event, yaml.CollectionEndEvent
-                )
-                if depth > DEEPEST:
-                    mark = event.start_mark
-                    self.complain(f"nested more than {DEEPEST} levels deep", Place(mark.line, mark.column, 1))
-                    return False
-        except yaml.YAMLError as error:
-            self._misformed(error)
-            return False
-        return True
-
-    def _compose(self) -> None:
-        try:
-            self.root = yaml.compose(self.text, Loader=yaml.BaseLoader)
-        except yaml.YAMLError as error:
-            self._misformed(error)
-
-    def _misformed(self, error: yaml.YAMLError) -> None:
+    def _misformed(self, error: YAMLError) -> None:
         mark = getattr(error, "problem_mark", None)
-        if mark is None:
+        if not isinstance(error, MarkedYAMLError) or mark is None:
             position = min(getattr(error, "position", 0), len(self.text))
             line = self.text.count("\n", 0, position)
             column = position - (self.text.rfind("\n", 0, position) + 1)
@@ -156,18 +215,15 @@ class Document:
             return
         line = min(mark.line, len(self.lines) - 1)
         before = self.lines[line][: mark.column + 1]
-        if "\t" in before and not before.strip():
+        if isinstance(error, MaxDepthExceededError):
+            self.complain(f"nested more than {DEEPEST} levels deep", Place(line, mark.column, 1))
+        elif "\t" in before and not before.strip():
             self.complain(
                 "a tab indents this line", Place(line, before.index("\t"), 1), hint="YAML indents with spaces"
             )
-            return
-        problem = str(getattr(error, "problem", None) or error)
-        context = getattr(error, "context", None)
-        self.complain(f"not YAML: {f'{context}, ' if context else ''}{problem}", Place(line, mark.column, 1))
-
-
-class TooLargeError(Exception):
-    """A text whose aliases expand to more nodes than a job can need."""
+        else:
+            problem = ", ".join(part for part in (error.context, error.problem) if part)
+            self.complain(f"not YAML: {problem or error}", Place(line, mark.column, 1))
 
 
 def scalar(text: str) -> Any:
@@ -184,11 +240,3 @@ def scalar(text: str) -> Any:
         return float(text)
     special = _SPECIAL.fullmatch(text)
     return text if special is None else float("nan") if special[3] else float(f"{special[1]}inf")
-
-
-def _entry(node: Any, part: str | int) -> tuple[Any, Any] | None:
-    if isinstance(node, yaml.MappingNode):
-        return next(((key, value) for key, value in node.value if key.value == str(part)), None)
-    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        return None, node.value[part]
-    return None

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
-from autotune.policies.values.events import History
+from autotune.policies.values.events import History, Policy
 from autotune.policies.values.types import Command, Job, Value
 
 # Whole words only: TOKENIZERS_PARALLELISM is no secret.
@@ -67,11 +68,18 @@ class Attempt:
         write_private(self.path / f"{name}.json", msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
-class Asked(Value, frozen=True, kw_only=True):
-    """What the command line asked of a run, for whoever goes on with it."""
+class Mode(StrEnum):
+    """Which command began a run."""
 
-    mode: str = "launch"  # launch | search
-    policy: str = "estimate"  # estimate | ladder
+    LAUNCH = "launch"
+    SEARCH = "search"
+
+
+class RunRequest(Value, frozen=True, kw_only=True):
+    """What the command line chose for a whole run; `asked.json` keeps it for a resumed run."""
+
+    mode: Mode = Mode.LAUNCH
+    policy: Policy = Policy.ESTIMATE
 
 
 class Run:
@@ -87,12 +95,12 @@ class Run:
         return (self.path / "job.yaml").read_text()
 
     @property
-    def asked(self) -> Asked:
-        """What the command line asked."""
+    def request(self) -> RunRequest:
+        """What the command line chose."""
         try:
-            return msgspec.json.decode((self.path / "asked.json").read_bytes(), type=Asked)
+            return msgspec.json.decode((self.path / "asked.json").read_bytes(), type=RunRequest)
         except FileNotFoundError:
-            return Asked()
+            return RunRequest()
 
     def history(self) -> History:
         """Return the events on record, without locking."""
@@ -103,7 +111,7 @@ class Run:
         return Attempt(self.path / "attempts" / f"{number:04d}")
 
 
-def create(root: Path, *, job_text: str, asked: Asked | None = None) -> Run:
+def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> Run:
     """Return a new run's folder with its job.yaml; the id is new in `root`."""
     _make(root, private=False)
     for digits in (2, 2, 2, 2, 2, 2, 2, 2, 3, 4, 8):
@@ -114,7 +122,7 @@ def create(root: Path, *, job_text: str, asked: Asked | None = None) -> Run:
             continue
         except OSError as error:
             raise _unwritable(path, error) from None
-        write_private(path / "asked.json", msgspec.json.encode(asked or Asked()) + b"\n")
+        write_private(path / "asked.json", msgspec.json.encode(request or RunRequest()) + b"\n")
         write_private(path / "job.yaml", job_text.encode())
         return Run(path)
     raise Failure(f"no free run id in `{root}`", hint="pass another --runs-dir")

@@ -137,22 +137,17 @@ def test_a_flag_wins_over_the_environment_wherever_it_stands(
     assert seen[0].runs_dir == Path(expected)
 
 
-def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_help_imports_neither_a_command_nor_anything_heavy() -> None:
     program = (
-        "import sys, time; begun = time.perf_counter()\n"
+        "import sys\n"
         "from autotune.orchestrator.cli import COMMANDS, main\n"
         "main(['--help'], standalone_mode=False)\n"
-        "heavy = {'ray', 'optuna', 'jinja2', 'rich', 'torch', 'yaml'} & set(sys.modules)\n"
+        "heavy = {'ray', 'optuna', 'rich', 'torch', 'yaml', 'pydantic', 'ruamel'} & set(sys.modules)\n"
         "heavy |= {f'autotune.orchestrator.cli.{name}' for name in COMMANDS} & set(sys.modules)\n"
-        "print(heavy, file=sys.stderr); print(time.perf_counter() - begun, file=sys.stderr)\n"
+        "print(heavy, file=sys.stderr)\n"
     )
-    times = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        heavy, seconds = done.stderr.split("\n")[:2]
-        assert heavy == "set()"
-        times.append(float(seconds))
-    assert min(times) < 0.3
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "set()\n"
 
 
 def test_version() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.config import json_schema, schema
-from autotune.orchestrator.config.loader import load, override, parse
-from autotune.orchestrator.config.yaml_nodes import Document, scalar
+from autotune.orchestrator.config.loader import load, parse
+from autotune.orchestrator.config.overrides import override
+from autotune.orchestrator.config.yaml_nodes import Document, Place, scalar
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.policies.values.types import ClusterSpec, Effect, Goal, Job, Preflight, Recovery, Search, Then
 
@@ -92,12 +94,16 @@ def test_defaults_and_auto_are_the_same() -> None:
     assert parse(explicit) == parse(HEAD)
 
 
-def test_the_table_covers_every_field() -> None:
-    sections = {section.name for section in schema.SECTIONS}
+def test_the_keys_cover_every_field_with_the_same_defaults() -> None:
     read_from_disk = {"shape", "document"}
-    assert {key.field for key in schema.TOP} | sections | read_from_disk == set(Job.__struct_fields__)
-    for section in schema.SECTIONS:
-        assert {key.field for key in section.keys} == set(section.make.__struct_fields__)  # type: ignore[attr-defined]
+    assert set(schema.JobFile.model_fields) | read_from_disk == set(Job.__struct_fields__)
+    plain = schema.JobFile(name="j", framework="builtin")
+    assert msgspec.convert(plain, Job, from_attributes=True) == Job(name="j", framework="builtin")
+    assert set(schema.SECTIONS) == {"cluster", "goal", "recovery", "search"}
+    for name, section in schema.SECTIONS.items():
+        assert set(section.model_fields) == set(
+            type(getattr(Job(name="j", framework="x"), name)).__struct_fields__
+        )
 
 
 def test_the_committed_schema_is_current() -> None:
@@ -214,9 +220,8 @@ def test_a_billion_laughs_are_refused_quickly() -> None:
     lines = ["name: j", "framework: builtin", "settings:", "  l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 9)]
     assert only("\n".join(lines))[2] == "`settings` expands to more values than a job can need"
-    assert (
-        "contains itself" in only("name: j\nframework: builtin\nsettings: {save_every: 0, a: &a [*a]}\n")[2]
-    )
+    circle = "name: j\nframework: builtin\nsettings: {save_every: 0, a: &a [*a]}\n"
+    assert [e[2] for e in errors(circle)] == ["`settings.a`: unknown key", "this value contains itself"]
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
@@ -236,6 +241,16 @@ def test_missing_files_that_the_driver_reads() -> None:
     assert only(HEAD + "model: ./no-such-folder\n")[:2] == (4, 8)
     assert only(HEAD + "config: no.yaml\n")[2] == "`config`: no such file"
     assert "`workdir`: no such folder" in [e[2] for e in errors(HEAD + "workdir: /no/such\n")]
+
+
+def test_merge_keys_are_read_and_bounded() -> None:
+    job = parse(HEAD + "env:\n  B: own\n  <<: [{A: 01, B: x}, {A: 02, C: 3}]\n")
+    assert job.env == {"A": "01", "B": "own", "C": "3"}
+    assert only(HEAD + "goal: {<<: 3}\n")[2] == "`<<` takes mappings"
+    assert only(HEAD + "goal: &g {<<: *g}\n")[2] == "`<<` takes mappings"
+    lines = ["name: j", "framework: builtin", "settings:", "  l0: &l0 {a: 1}"]
+    lines += [f"  l{n}: &l{n} {{<<: [{', '.join([f'*l{n - 1}'] * 10)}]}}" for n in range(1, 9)]
+    assert only("\n".join(lines))[2] == "`settings` expands to more values than a job can need"
 
 
 @pytest.mark.parametrize(
@@ -265,8 +280,9 @@ def test_no_text_is_a_bug(text: str) -> None:
 
 def test_the_place_of_a_nested_key() -> None:
     document = Document("a:\n  b: [1, {c: 2}]\n", "x")
-    _, node = document.find(("a", "b", 1, "c"))
-    assert (node.start_mark.line, node.start_mark.column) == (1, 13)
+    entry = document.entry(("a", "b", 1, "c"))
+    assert (entry.key, entry.value) == (Place(1, 10, 1), Place(1, 13, 1))
+    assert document.entry(("a", "b", 7)) == document.entry(("a", "b"))
 
 
 # --------------------------------------------------------------------------- --set
@@ -311,7 +327,7 @@ def test_wrong_overrides() -> None:
 
 
 def test_every_framework_is_in_the_schema() -> None:
-    assert set(schema.schema(tuple(FRAMEWORKS))["properties"]["framework"]["enum"]) == set(FRAMEWORKS)
+    assert set(json_schema.schema()["properties"]["framework"]["enum"]) == set(FRAMEWORKS)
 
 
 def test_an_override_that_the_framework_refuses() -> None:

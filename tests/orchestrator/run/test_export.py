@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autotune.launchers import frameworks
 from autotune.orchestrator.config.loader import assumed, parse
-from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.run import export
-from autotune.orchestrator.run.export import Edit, edited, flow
 from autotune.policies.values.events import Accepted, Decided, Started
 from autotune.policies.values.evidence import Remedy
 
@@ -70,34 +66,3 @@ def test_the_stable_job_loads_and_says_why(form: str) -> None:
         assert "  # what is too big\n" in stable
         why = "was 4096: part of the stable configuration"
         assert f"  # {why}\n  tokens_per_microbatch: 1024   # all of it\n" in stable
-
-
-def test_an_edit_adds_one_line_and_no_edit_adds_none() -> None:
-    text = FORMS["block"]
-    once = edited(text, [Edit(("settings", "tokens_per_microbatch"), 1024, "why")])
-    assert edited(once, []) == once
-    assert once.count("\n") == text.count("\n") + 1
-
-
-def test_a_section_is_added_where_there_is_none() -> None:
-    text = edited(HEAD, [Edit(("recovery", "relaunches"), 3, "--relaunches")])
-    assert parse(text).recovery.relaunches == 3
-
-
-LEAVES = (
-    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6) | st.text(max_size=12)
-)
-NAMES = st.text(min_size=1, max_size=5)
-
-
-@given(
-    st.recursive(
-        LEAVES,
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-        max_leaves=6,
-    )
-)
-def test_values_survive_being_written(value: object) -> None:
-    document = Document(f"a: {flow(value)}\n", "x")
-    assert not document.complaints
-    assert document.plain(document.root) == {"a": value}

@@ -96,7 +96,9 @@ class Night:
         self, folder: Path, world: World, text: str = JOB, forecast: Forecast | None = _BLIND
     ) -> None:
         self.world, self.clock, self.forecast = world, Hands(), forecast
-        self.run = directory.create(folder / "runs", job_text=text, asked=directory.Asked(mode="search"))
+        self.run = directory.create(
+            folder / "runs", job_text=text, request=directory.RunRequest(mode=directory.Mode.SEARCH)
+        )
         self.job = parse(text)
         self.framework = frameworks.find(self.job.framework)
         self.told: list[str] = []

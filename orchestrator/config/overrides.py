@@ -1,0 +1,150 @@
+"""Options of the command line that change a job, with every mistake of theirs at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from autotune.launchers import frameworks
+from autotune.orchestrator.config.fields import suggestion
+from autotune.orchestrator.config.loader import assumed
+from autotune.orchestrator.config.schema import JobFile, values_of
+from autotune.orchestrator.config.yaml_edit import Edit, with_values
+from autotune.orchestrator.config.yaml_nodes import scalar
+from autotune.orchestrator.errors import Complaint, JobErrors
+from autotune.orchestrator.units import show_value, size_bytes
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.types import KNOBS, Grid, Job, Knobs, Profile, Setting
+
+_SIZES = ("sync_buffer", "memory_margin")  # knobs in bytes
+_KINDS = {int | None: "a whole number", float | None: "a number", bool | None: "true or false"}
+
+
+class _RefusedError(Exception):
+    """What is wrong with one option: its name, or else its value."""
+
+    def __init__(self, message: str, *, hint: str = "", name: bool = False) -> None:
+        super().__init__(message)
+        self.message, self.hint, self.name = message, hint, name
+
+
+def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
+    """Return the framework's settings that `--set knob=value` options stand for; raises JobErrors."""
+    if not written:
+        return {}
+    framework = frameworks.find(job.framework)
+    profile = framework.profile(job, assumed(job))
+    complaints: list[Complaint] = []
+    changes: dict[str, Setting] = {}
+    for option in written:
+        name, equals, value = option.partition("=")
+        try:
+            changes[name] = _setting(name, value if equals else None, profile)
+        except _RefusedError as refused:
+            column, width = (1, len(name)) if refused.name else (len(name) + 2, len(value))
+            complaints.append(
+                _complaint(refused.message, option, column=column, width=width, hint=refused.hint)
+            )
+    proposed = msgspec.structs.replace(profile.knobs, **changes)
+    if not complaints:
+        whole = " ".join(written)
+        # The user may leave the grids of the ladder, but not what the framework demands.
+        free = {name: msgspec.structs.replace(each, grid=Grid()) for name, each in profile.supported.items()}
+        demands = msgspec.structs.replace(profile, supported=free)
+        complaints += [
+            _complaint(why, whole) for why in objections(demands, profile.knobs, proposed, started=False)
+        ]
+    if complaints:
+        raise JobErrors(tuple(complaints))
+    return framework.settings(job, msgspec.structs.replace(Knobs(), **changes))
+
+
+def with_edits(job: Job, edits: list[Edit]) -> Job:
+    """Return a job with the values that options stand for; raises JobErrors for what it cannot take."""
+    if not edits:
+        return job
+    options = {edit.path: edit for edit in edits}
+    try:
+        file = JobFile.model_validate(with_values(values_of(job), edits))
+    except ValidationError as errors:
+        refused = [(options[error["loc"][:2]], error["msg"]) for error in errors.errors()]
+        raise JobErrors(
+            tuple(_complaint(f"`{o.why}` {message}", str(o.value), option=o.why) for o, message in refused)
+        ) from None
+    changed = msgspec.structs.replace(
+        msgspec.convert(file, Job, from_attributes=True), shape=job.shape, document=job.document
+    )
+    problems = frameworks.find(job.framework).check(changed)
+    if problems:
+        written = ", ".join(f"{edit.path[-1]}={show_value(edit.value)}" for edit in edits)
+        raise JobErrors(tuple(_complaint(each.message, written, hint=each.hint) for each in problems))
+    return changed
+
+
+def _complaint(
+    message: str,
+    text: str,
+    *,
+    option: str = "--set",
+    column: int = 1,
+    width: int | None = None,
+    hint: str = "",
+) -> Complaint:
+    width = len(text) if width is None else width
+    return Complaint(
+        message=message,
+        file=option,
+        column=column,
+        width=max(1, width),
+        text=text,
+        hint=hint,
+        about=option.removeprefix("--"),
+    )
+
+
+def _setting(name: str, text: str | None, profile: Profile) -> Setting:
+    if text is None:
+        raise _RefusedError(
+            "an override is written knob=value", hint=f"such as `--set {name}=...`", name=True
+        )
+    if name not in KNOBS:
+        raise _RefusedError(
+            f"unknown knob `{name}`", hint=suggestion(name, tuple(profile.supported) or KNOBS), name=True
+        )
+    if name not in profile.supported:
+        why = profile.unsupported.get(name, "it has no such setting")
+        raise _RefusedError(f"{profile.framework} does not offer `{name}`", hint=why, name=True)
+    setting = _converted(name, text)
+    grid = profile.supported[name].grid
+    if setting is None:
+        return None
+    if grid.values and setting not in grid.values:
+        raise _RefusedError(f"`{name}` must be one of " + ", ".join(show_value(v) for v in grid.values))
+    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
+        if grid.minimum is not None and setting < grid.minimum:
+            raise _RefusedError(f"`{name}` must be at least {show_value(grid.minimum)}")
+        if grid.maximum is not None and setting > grid.maximum:
+            raise _RefusedError(f"`{name}` must be at most {show_value(grid.maximum)}")
+    return setting
+
+
+def _converted(name: str, text: str) -> Setting:
+    """Return what was written as a value of the knob's type."""
+    kind = next(field.type for field in msgspec.structs.fields(Knobs) if field.name == name)
+    value = scalar(text)
+    if name in _SIZES and isinstance(value, str):
+        try:
+            value = size_bytes(value)
+        except ValueError:
+            raise _RefusedError(f"`{name}` must be a size such as `64MiB`") from None
+    try:
+        if kind == float | None and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if kind == str | None and isinstance(value, (bool, int, float)):
+            value = text
+        setting: Setting = msgspec.convert(value, type=kind)
+    except msgspec.ValidationError:
+        raise _RefusedError(f"`{name}` must be {_KINDS.get(kind, 'text')}") from None
+    return setting

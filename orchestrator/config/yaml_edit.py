@@ -1,0 +1,195 @@
+"""Edits of a YAML text: values replaced or added, each with its reason as a comment, the rest as written."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import CommentMark
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, PlainScalarString
+from ruamel.yaml.tokens import CommentToken
+
+from autotune.orchestrator.config.yaml_nodes import Document, Path, round_trip, scalar
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_YAML_1_1 = {"on", "off", "yes", "no", "y", "n"}  # which other readers take for booleans
+_INDENT = 2
+_MAP_COMMENT, _SEQUENCE_COMMENT = 2, 0  # where ruamel keeps the comment that follows an item
+
+
+class Edit(NamedTuple):
+    """A value to write at a path of a YAML text, with the reason."""
+
+    path: Path
+    value: Any
+    why: str
+
+
+def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> str:
+    """Return a YAML text with values replaced or added; a text that is no mapping is returned as it is.
+
+    Comments, anchors, quotes and the order of keys stay. A text whose values would come out otherwise than
+    intended (a section that is an alias of another) is written anew, without its comments.
+    """
+    before = Document(text, "", literal=literal)
+    if not edits or before.complaints or not isinstance(before.value, dict):
+        return text
+    values = with_values(before.value, edits)
+    out = _in_place(before.text, edits)
+    if Document(out, "", literal=literal).value == values:
+        return out
+    return _above([_comment(edit, None, edit.path) for edit in edits], dumped(values))
+
+
+def with_values(values: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
+    """Return values with those of the edits in place."""
+    out = copy.deepcopy(values)
+    for *parents, name, value in ((*map(str, edit.path), edit.value) for edit in edits):
+        mapping = out
+        for part in parents:
+            if not isinstance(mapping.get(part), dict):
+                mapping[part] = {}
+            mapping = mapping[part]
+        mapping[name] = value
+    return out
+
+
+def dumped(values: dict[str, Any]) -> str:
+    """Return values as YAML, one line for each key."""
+    return _dumped(round_trip(), CommentedMap((_node(name), _node(value)) for name, value in values.items()))
+
+
+def _in_place(text: str, edits: list[Edit]) -> str:
+    yaml = round_trip()
+    root = yaml.load(text.replace("\r\n", "\n"))
+    indent = _keep_layout(yaml, root)
+    above = [comment for edit in edits if (comment := _apply(root, edit, indent=indent)) is not None]
+    out = _above(above, _dumped(yaml, root))
+    return out.replace("\n", "\r\n") if "\r\n" in text else out
+
+
+def _apply(root: CommentedMap, edit: Edit, *, indent: int) -> str | None:
+    """Make one edit; returns its comment where it belongs above the whole text, which is in braces."""
+    *parents, name = map(str, edit.path)
+    owner, depth, value = root, 0, _node(edit.value)
+    for part in parents:
+        child = owner.get(part)
+        if not isinstance(child, CommentedMap):
+            break
+        owner, depth = child, depth + 1
+    old = owner.get(name) if depth == len(parents) and name in owner else None
+    for below in reversed(edit.path[depth + 1 :]):
+        value = CommentedMap({str(below): value})
+    _put(owner, str(edit.path[depth]), value)
+    if not edit.why:
+        return None
+    level = _deepest_block(root, parents)
+    comment = _comment(edit, old, edit.path[level + 1 :])
+    if level < 0:
+        return comment
+    for part in parents[:level]:
+        root = root[part]
+    root.yaml_set_comment_before_after_key(str(edit.path[level]), before=comment, indent=level * indent)
+    return None
+
+
+def _deepest_block(root: CommentedMap, parents: list[str]) -> int:
+    """Return how many of the mappings along a path are written in block style below the root; -1: none."""
+    level, mapping = -1, root
+    for part in [*parents, None]:
+        if mapping.fa.flow_style():
+            break
+        level += 1
+        mapping = root if part is None else mapping[part]
+    return level
+
+
+def _comment(edit: Edit, old: Any, below: Path) -> str:
+    """Return the reason of an edit on one line; `below` is the path from the line it stands above."""
+    where = f"{'.'.join(map(str, below))}: " if below else ""
+    before = old if isinstance(old, str) else "" if old is None else json.dumps(old, ensure_ascii=False)
+    return " ".join(f"{where}{f'was {before}: ' if before else ''}{edit.why}".split())
+
+
+def _above(comments: list[str], text: str) -> str:
+    return "".join(f"# {comment}\n" for comment in comments) + text
+
+
+def _put(mapping: CommentedMap, name: str, value: Any) -> None:
+    """Set a key; comment lines below the last value of the mapping stay below it."""
+    own = [key for key, _ in mapping.non_merged_items()]
+    last = name if name in own else own[-1] if own else None
+    following = None if last is None else _take_following(mapping, last)
+    mapping[name] = value
+    while isinstance(value, CommentedMap) and not value.fa.flow_style():
+        mapping, (name, value) = value, next(iter(value.items()))
+    if following is not None:
+        slots = mapping.ca.items.setdefault(name, [None, None, None, None])
+        token = slots[_MAP_COMMENT]
+        if token is None:
+            slots[_MAP_COMMENT] = CommentToken(f"\n{following}", CommentMark(0))
+        else:
+            token.value += following
+
+
+def _take_following(owner: Any, key: Any) -> str | None:
+    """Remove and return the comment lines that follow the last line of a value, behind its own line."""
+    value = owner[key]
+    if isinstance(value, (CommentedMap, CommentedSeq)) and len(value) and not value.fa.flow_style():
+        return _take_following(value, list(value)[-1] if isinstance(value, CommentedMap) else len(value) - 1)
+    index = _MAP_COMMENT if isinstance(owner, CommentedMap) else _SEQUENCE_COMMENT
+    slots = owner.ca.items.get(key)
+    token = None if slots is None else slots[index]
+    if token is None:
+        return None
+    own, _, following = token.value.partition("\n")
+    token.value = f"{own}\n"
+    return following or None
+
+
+def _node(value: Any) -> Any:
+    """Return a value as it is written on one line, which every reader of YAML understands the same way."""
+    match value:
+        case dict():
+            mapping = CommentedMap((_node(str(name)), _node(item)) for name, item in value.items())
+            mapping.fa.set_flow_style()
+            return mapping
+        case list() | tuple():
+            sequence = CommentedSeq(_node(item) for item in value)
+            sequence.fa.set_flow_style()
+            return sequence
+        case str():
+            plain = _PLAIN.fullmatch(value) and scalar(value) == value and value.lower() not in _YAML_1_1
+            return PlainScalarString(value) if plain else DoubleQuotedScalarString(value)
+        case float() if math.isfinite(value):
+            # YAML 1.1 reads 1e-06 as text.
+            return PlainScalarString(re.sub(r"^(-?\d+)e", r"\1.0e", repr(value)))
+        case _:
+            return PlainScalarString(json.dumps(value))
+
+
+def _keep_layout(yaml: YAML, root: CommentedMap) -> int:
+    """Make the writer indent as the text does; returns the columns by which mappings are indented."""
+    mapping = sequence = offset = None
+    for value in root.values():
+        if not isinstance(value, (CommentedMap, CommentedSeq)) or value.fa.flow_style() or not len(value):
+            continue
+        if isinstance(value, CommentedMap):
+            mapping = mapping or min((place[1] for place in value.lc.data.values()), default=None)
+        elif sequence is None:
+            offset, sequence = value.lc.col, value.lc.item(0)[1]
+    mapping = mapping or _INDENT
+    yaml.indent(mapping=mapping, sequence=sequence or _INDENT, offset=offset or 0)
+    return mapping
+
+
+def _dumped(yaml: YAML, root: CommentedMap) -> str:
+    out = io.StringIO()
+    yaml.dump(root, out)
+    return out.getvalue()
