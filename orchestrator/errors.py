@@ -65,8 +65,14 @@ def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:
 
 
 class JobErrors(Failure):
-    """Everything that is wrong with a job file, in order of line."""
+    """Everything that is wrong with a job file, in order of line; the message shows the first of many."""
+
+    SHOWN = 20
 
     def __init__(self, complaints: tuple[Complaint, ...]) -> None:
         self.complaints = tuple(sorted(complaints, key=lambda c: (c.line, c.column)))
-        super().__init__("\n\n".join(c.render() for c in self.complaints), code=ExitCode.USAGE)
+        parts = [complaint.render() for complaint in self.complaints[: self.SHOWN]]
+        more = len(self.complaints) - len(parts)
+        if more:
+            parts.append(f"and {more} more error{'' if more == 1 else 's'} in {self.complaints[-1].file}")
+        super().__init__("\n\n".join(parts), code=ExitCode.USAGE)

@@ -159,9 +159,9 @@ Share = Annotated[
     _must("a share such as `5%` or `0.05`"),
     WithJsonSchema({"type": ["string", "number"], "examples": ["5%", 0.05]}),
 ]
-EffectName = Annotated[Effect, _one_of(Effect)]
-ThenName = Annotated[Then, _one_of(Then)]
-PreflightName = Annotated[Preflight, _one_of(Preflight)]
+EffectName = Annotated[Effect, _one_of(Effect), WithJsonSchema({"enum": list(Effect)})]
+ThenName = Annotated[Then, _one_of(Then), WithJsonSchema({"enum": list(Then)})]
+PreflightName = Annotated[Preflight, _one_of(Preflight), WithJsonSchema({"enum": list(Preflight)})]
 KnobName = Annotated[
     str,
     Strict(),
@@ -180,16 +180,14 @@ DeniedName = Annotated[
 
 
 def _name(value: Any) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(text, str):
-        raise unfit("text")
+    text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text):
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:60]
         raise unfit("a name of letters, digits, `.`, `_` and `-`", hint=f"such as `{slug}`" if slug else "")
     return text
 
 
-JobName = Annotated[str, BeforeValidator(_name)]
+JobName = Annotated[str, BeforeValidator(_name), WithJsonSchema({"type": ["string", "integer"]})]
 
 
 def _argument(value: Any) -> str:
@@ -212,7 +210,12 @@ def _command(value: Any) -> Any:
     return value
 
 
-CommandLine = Annotated[tuple[Argument, ...], _or_empty(list, "a list of words"), BeforeValidator(_command)]
+CommandLine = Annotated[
+    tuple[Argument, ...],
+    _or_empty(list, "a list of words"),
+    BeforeValidator(_command),
+    WithJsonSchema({"type": ["array", "null"], "items": _SCALAR}),
+]
 
 
 def _variable(value: str) -> str:
@@ -228,15 +231,21 @@ def _empty_where_null(value: Any) -> Any:
 Environment = Annotated[
     dict[
         Annotated[str, AfterValidator(_variable)],
-        Annotated[
-            Argument,
-            BeforeValidator(_empty_where_null),
-            WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
-        ],
+        Annotated[Argument, BeforeValidator(_empty_where_null)],
     ],
     _or_empty(dict, "a mapping of names to text"),
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+        }
+    ),
 ]
-Settings = Annotated[dict[str, Any], _or_empty(dict, "a mapping of the framework's own settings")]
+Settings = Annotated[
+    dict[str, Any],
+    _or_empty(dict, "a mapping of the framework's own settings"),
+    WithJsonSchema({"type": ["object", "null"]}),
+]
 
 # What a person can write; the rest is for a config.json to say.
 _SHAPE = tuple(field.name for field in msgspec.structs.fields(Model) if field.type in (int, bool))
@@ -275,18 +284,20 @@ ModelSource = Annotated[
 ]
 
 
+_ADDRESS = "`auto`, `local` or host:port of the cluster's GCS"
+
+
 def _address(value: str) -> str:
-    must = "`auto`, `local` or host:port of the cluster's GCS"
     if value.startswith("ray://"):
-        raise unfit(must, hint="such as `gpu-01:6379`, without `ray://`")
+        raise unfit(_ADDRESS, hint="such as `gpu-01:6379`, without `ray://`")
     if value not in ("auto", "local") and not re.fullmatch(
         r"[\w.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value
     ):
-        raise unfit(must, hint=suggestion(value, ("auto", "local")))
+        raise unfit(_ADDRESS, hint=suggestion(value, ("auto", "local")))
     return value
 
 
-Address = Annotated[Text, AfterValidator(_address)]
+Address = Annotated[str, Strict(), AfterValidator(_address), _must(_ADDRESS)]
 
 
 def framework_name(names: Callable[[], Iterable[str]]) -> AfterValidator:

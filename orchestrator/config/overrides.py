@@ -8,6 +8,7 @@ import msgspec
 from pydantic import ValidationError
 
 from autotune.launchers import frameworks
+from autotune.orchestrator.config import knob_reference
 from autotune.orchestrator.config.fields import suggestion
 from autotune.orchestrator.config.loader import assumed
 from autotune.orchestrator.config.schema import JobFile, values_of
@@ -17,9 +18,6 @@ from autotune.orchestrator.errors import Complaint, JobErrors
 from autotune.orchestrator.units import show_value, size_bytes
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.types import KNOBS, Grid, Job, Knobs, Profile, Setting
-
-_SIZES = ("sync_buffer", "memory_margin")  # knobs in bytes
-_KINDS = {int | None: "a whole number", float | None: "a number", bool | None: "true or false"}
 
 
 class _RefusedError(Exception):
@@ -132,19 +130,15 @@ def _setting(name: str, text: str | None, profile: Profile) -> Setting:
 
 def _converted(name: str, text: str) -> Setting:
     """Return what was written as a value of the knob's type."""
-    kind = next(field.type for field in msgspec.structs.fields(Knobs) if field.name == name)
-    value = scalar(text)
-    if name in _SIZES and isinstance(value, str):
-        try:
-            value = size_bytes(value)
-        except ValueError:
-            raise _RefusedError(f"`{name}` must be a size such as `64MiB`") from None
+    kind, value = knob_reference.value_type(name), scalar(text)
     try:
+        if name in knob_reference.SIZES and isinstance(value, str):
+            value = size_bytes(value)
         if kind == float | None and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if kind == str | None and isinstance(value, (bool, int, float)):
             value = text
         setting: Setting = msgspec.convert(value, type=kind)
-    except msgspec.ValidationError:
-        raise _RefusedError(f"`{name}` must be {_KINDS.get(kind, 'text')}") from None
+    except (msgspec.ValidationError, ValueError):
+        raise _RefusedError(f"`{name}` must be {knob_docs.kind(name)}") from None
     return setting

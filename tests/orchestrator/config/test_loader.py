@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.orchestrator.config import json_schema, schema
+from autotune.orchestrator.config import json_schema, knob_reference, schema
 from autotune.orchestrator.config.loader import load, parse
 from autotune.orchestrator.config.overrides import override
 from autotune.orchestrator.config.yaml_nodes import Document, Place, scalar
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
-from autotune.policies.values.types import ClusterSpec, Effect, Goal, Job, Preflight, Recovery, Search, Then
+from autotune.policies.values.types import (
+    KNOBS,
+    ClusterSpec,
+    Effect,
+    Goal,
+    Job,
+    Preflight,
+    Recovery,
+    Search,
+    Then,
+)
 
 ROOT = Path(__file__).parents[3]
 HEAD = "name: j\nframework: builtin\nsettings: {trainer_budget: 100MiB, save_every: 0}\n"
@@ -113,6 +125,58 @@ def test_the_committed_schema_is_current() -> None:
     )
 
 
+def test_the_committed_page_is_current() -> None:
+    committed = (ROOT / "docs" / "job.md").read_text()
+    assert committed == json_schema.page(), (
+        "run: python -m autotune.orchestrator.config.json_schema --page > docs/job.md"
+    )
+
+
+def test_the_page_has_every_key_and_knob() -> None:
+    rows = {line.split("|")[1].strip() for line in json_schema.page().splitlines() if line.startswith("| `")}
+    keys = {key for model in (schema.JobFile, *schema.SECTIONS.values()) for key in schema.keys(model)}
+    assert rows == {f"`{name}`" for name in (*keys, *KNOBS)}
+    assert set(knob_reference.MEANINGS) == set(KNOBS)
+    assert "| `headroom` | a share such as `5%` or `0.05` | `5%` |" in json_schema.page()
+
+
+def _described(node: object, path: str = "") -> Iterator[str]:
+    """Yield the keys of a schema that have no description."""
+    if isinstance(node, dict):
+        for name, each in node.get("properties", {}).items():
+            if "model" not in path and not {"description", "$ref"} & each.keys():
+                yield f"{path}.{name}"
+            yield from _described(each, f"{path}.{name}")
+        for name, each in node.get("$defs", {}).items():
+            yield from _described(each, name)
+
+
+def test_every_key_of_the_schema_has_a_description() -> None:
+    assert list(_described(json_schema.schema())) == []
+    assert all("description" in each for each in json_schema.schema()["$defs"].values())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_complete_jobs_fit_the_schema(path: Path) -> None:
+    jsonschema.validate(Document(path.read_text(), path.name).value, json_schema.schema())
+
+
+@pytest.mark.parametrize(
+    "line", ["settings:", "env:", "goal:", "recovery: {save_every: auto, silence: null}", "command:"]
+)
+def test_what_is_read_fits_the_schema(line: str) -> None:
+    text = f"name: 7\nframework: command\n{line}\n"
+    jsonschema.validate(Document(text, "x").value, json_schema.schema())
+
+
+@pytest.mark.parametrize(
+    "line", ["goal: {stps: 1}", "steps: 1", "recovery: {save_every: 0}", "search: {vary: [x]}"]
+)
+def test_what_is_refused_does_not_fit_the_schema(line: str) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(Document(HEAD + line, "x").value, json_schema.schema())
+
+
 def test_the_diagnostic_has_the_shape_of_a_compilers() -> None:
     with pytest.raises(JobErrors) as raised:
         parse(HEAD + "recovery:\n  relaunchs: 16\n", file="job.yaml")
@@ -149,6 +213,18 @@ def test_all_mistakes_are_told_in_order_of_line() -> None:
         (8, "unknown key `steps`"),
         (9, "`env.A` must be text"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "last"), [(20, ""), (21, "and 1 more error in x"), (33, "and 13 more errors in x")]
+)
+def test_at_most_twenty_mistakes_are_shown(count: int, last: str) -> None:
+    with pytest.raises(JobErrors) as raised:
+        parse("name: j\nframework: builtin\n" + "".join(f"key{n}: {n}\n" for n in range(count)), file="x")
+    assert len(raised.value.complaints) == count
+    blocks = raised.value.message.split("\n\n")
+    assert sum(block.startswith("error[job]: unknown key") for block in blocks) == min(count, 20)
+    assert "`key19`" in blocks[19] and blocks[20:] == ([last] if last else [])
 
 
 def test_mistakes_of_the_framework_are_told_with_the_others() -> None:

@@ -1,0 +1,71 @@
+"""What each knob is, in a sentence: the vocabulary of `--set`, of `search.vary` and of `recovery.deny`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autotune.policies.values.types import KNOBS, Knobs
+
+SIZES = ("sync_buffer", "memory_margin")  # knobs in bytes
+KINDS: dict[object, str] = {
+    int | None: "a whole number",
+    float | None: "a number",
+    bool | None: "true or false",
+}
+
+MEANINGS: dict[str, str] = {
+    "concurrency": "Requests that a rollout engine works on at once.",
+    "memory_fraction": "Share of the GPU memory that a rollout engine takes for its weights and KV cache.",
+    "rollout_tensor_parallel": "Tensor-parallel size of a rollout engine.",
+    "cuda_graphs": "CUDA graphs of the rollout engine: `full`, `limited` (fewer batch sizes) or `off`.",
+    "max_batched_tokens": "Tokens that a rollout engine prefills in one pass.",
+    "max_model_len": "Longest sequence that a rollout engine makes room for, in tokens.",
+    "tokens_per_microbatch": "Token budget of a training micro-batch, with dynamic batching.",
+    "microbatch_size": "Sequences of a training micro-batch, without dynamic batching.",
+    "dynamic_batching": "Whether micro-batches are filled up to a number of tokens, not of sequences.",
+    "recompute": "Activation checkpointing in training: `off`, `selective` or `full`.",
+    "activation_offload": "Whether activations wait in host memory for the backward pass.",
+    "param_offload": "Whether the trainer's weights are in host memory while they are not used.",
+    "grad_offload": "Whether gradients are in host memory while they are not used.",
+    "optimizer_offload": "Whether the optimizer's state is in host memory.",
+    "optimizer_offload_fraction": "Share of the optimizer's state that is in host memory.",
+    "optimizer_offload_overlap": "Whether the copies of an offloaded optimizer overlap with computation.",
+    "sequence_parallel": "Sequence-parallel (Ulysses) size of the trainer.",
+    "context_parallel": "Context-parallel size of the trainer.",
+    "tensor_parallel": "Tensor-parallel size of the trainer.",
+    "sharding": "How the trainer shards weights, gradients and optimizer state, such as `fsdp` or `fsdp2`.",
+    "fused_kernels": "Whether a fused kernel computes the loss without whole logits in memory.",
+    "loss_recompute": "Whether the logits are recomputed in the backward pass of the loss.",
+    "logprob_tokens": "Token budget of a micro-batch of log-probability, value or reference scoring.",
+    "logprob_chunk": "Tokens whose log-probabilities are computed at once.",
+    "entropy_chunking": "Whether the entropy is computed in chunks.",
+    "entropy_recompute": "Whether the entropy is recomputed in the backward pass.",
+    "sync_mode": "How new weights reach the rollout engine: `memory` or `disk`.",
+    "sync_buffer": "Buffer through which weights are sent to the rollout engine.",
+    "host_allocator": "Allocator of the job's host memory, such as `jemalloc`.",
+    "weights_backup": "Whether a sleeping rollout engine keeps a copy of its weights in host memory.",
+    "dataloader_workers": "Worker processes of the data loader.",
+    "allocator": "CUDA caching allocator of PyTorch: `default` or `expandable` segments.",
+    "memory_margin": "GPU memory that the trainer leaves free.",
+    "restart_every": "Steps after which the job is stopped at a checkpoint and started anew, against leaks.",
+    "memory_snapshot": "Whether PyTorch records a memory snapshot when it runs out of memory.",
+    "nccl_memory_check": "Whether NCCL logs the memory that it allocates.",
+    "memory_profile": "Whether the framework's own memory profile is written.",
+}
+
+
+def kind(name: str) -> str:
+    """Return what a knob's value is, such as `a whole number`."""
+    if name in SIZES:
+        return "a size such as `64MiB`"
+    return KINDS.get(value_type(name), "text")
+
+
+def value_type(name: str) -> object:
+    """Return the type of a knob's value."""
+    return next(field.type for field in msgspec.structs.fields(Knobs) if field.name == name)
+
+
+def table() -> list[tuple[str, str, str]]:
+    """Return name, kind and meaning of every knob."""
+    return [(name, kind(name), MEANINGS[name]) for name in KNOBS]
