@@ -68,6 +68,7 @@ def dumped(values: dict[str, Any]) -> str:
 def _in_place(text: str, edits: list[Edit]) -> str:
     yaml = round_trip()
     root = yaml.load(text.replace("\r\n", "\n"))
+    _keep_anchors(root)
     indent = _keep_layout(yaml, root)
     above = [comment for edit in edits if (comment := _apply(root, edit, indent=indent)) is not None]
     out = _above(above, _dumped(yaml, root))
@@ -172,6 +173,14 @@ def _node(value: Any) -> Any:
             return PlainScalarString(re.sub(r"^(-?\d+)e", r"\1.0e", repr(value)))
         case _:
             return PlainScalarString(json.dumps(value))
+
+
+def _keep_anchors(value: Any) -> None:
+    """Make the writer keep anchors that no alias uses."""
+    if isinstance(value, (CommentedMap, CommentedSeq)):
+        value.anchor.always_dump = True
+        for item in value.values() if isinstance(value, CommentedMap) else value:
+            _keep_anchors(item)
 
 
 def _keep_layout(yaml: YAML, root: CommentedMap) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.orchestrator.config.loader import parse
@@ -92,6 +92,7 @@ def test_a_section_is_made_where_there_is_none(section: str) -> None:
             "env: &e\n  a: 1   # one\n  z: x\nsettings:\n  <<: *e\n  y: 2\n",
             "env: &e\n  a: 1   # one\n  z: x\nsettings:\n  <<: *e\n  y: 2\n  a: 9\n",
         ),
+        ("settings: &s\n  a: 1\n  c: &m {x: &n 2}\n", "settings: &s\n  a: 9\n  c: &m {x: &n 2}\n"),
         ("env: &e {a: 1}\nsettings: {<<: *e}\n", "env: &e {a: 1}\nsettings: {<<: *e, a: 9}\n"),
     ],
 )
@@ -144,12 +145,14 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(VALUES)
 def test_values_survive_being_written(written: object) -> None:
     assert value(dumped({"a": written})) == {"a": written}
     assert value(edited("a: 1\n", [Edit(("a",), written, "why")])) == {"a": written}
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.none()
     | st.booleans()
@@ -161,9 +164,10 @@ def test_other_readers_understand_what_is_written(written: object) -> None:
     assert yaml.safe_load(dumped({"a": written})) == {"a": written}
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=3), NAMES, VALUES)
-def test_an_edit_means_what_was_intended(settings: dict[str, object], name: str, new: object) -> None:
-    text = yaml.safe_dump({"settings": settings, "goal": {"steps": 3}}, allow_unicode=True)
+def test_an_edit_means_what_was_intended(old: dict[str, object], name: str, new: object) -> None:
+    text = yaml.safe_dump({"settings": old, "goal": {"steps": 3}}, allow_unicode=True)
     before = value(text)
     assert isinstance(before, dict)
     expected = {**before, "settings": {**before["settings"], name: new}}

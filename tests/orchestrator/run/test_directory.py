@@ -11,6 +11,7 @@ import pytest
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
+from autotune.policies.values.events import Policy
 from autotune.policies.values.types import Command, File
 
 
@@ -36,6 +37,15 @@ def test_a_new_run_is_private(tmp_path: Path) -> None:
     assert len(run.id) == 4 and int(run.id, 16) >= 0
     assert run.path.stat().st_mode & 0o777 == 0o700
     assert (run.path / "job.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_asked_of_a_run_is_kept(tmp_path: Path) -> None:
+    request = directory.RunRequest(mode=directory.Mode.SEARCH, policy=Policy.LADDER)
+    run = directory.create(tmp_path, job_text="name: x\n", request=request)
+    assert directory.Run(run.path).request == request
+    assert (run.path / "asked.json").read_bytes() == b'{"mode":"search","policy":"ladder"}\n'
+    (run.path / "asked.json").unlink()
+    assert run.request == directory.RunRequest()
 
 
 def test_an_unwritable_runs_folder_is_told(tmp_path: Path) -> None:

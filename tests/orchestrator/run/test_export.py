@@ -10,6 +10,7 @@ from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.run import export
 from autotune.policies.values.events import Accepted, Decided, Started
 from autotune.policies.values.evidence import Remedy
+from autotune.policies.values.types import Job
 
 BUILTIN = frameworks.find("builtin")
 HEAD = "name: j\nframework: builtin\n"
@@ -66,3 +67,35 @@ def test_the_stable_job_loads_and_says_why(form: str) -> None:
         assert "  # what is too big\n" in stable
         why = "was 4096: part of the stable configuration"
         assert f"  # {why}\n  tokens_per_microbatch: 1024   # all of it\n" in stable
+
+
+def stable(run_text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Job]:
+    """Return the stable job of a run that was accepted as the block form, and the job it stands for."""
+    job = parse(FORMS["block"])
+    profile = BUILTIN.profile(job, assumed(job))
+    history = (Accepted(run="7c1e", job=job, profile=profile, cluster=assumed(job)),)
+    knobs = msgspec.structs.replace(profile.knobs, tokens_per_microbatch=1024)
+    with monkeypatch.context() as patch:
+        for name in ("parse", "with_document", "with_shape"):
+            patch.setattr(
+                f"autotune.orchestrator.config.loader.{name}", None
+            )  # nothing that the job names is read again
+        text = export.stable_text(run_text, history, BUILTIN, job, knobs)
+    return text, msgspec.structs.replace(job, settings={**job.settings, **BUILTIN.settings(job, knobs)})
+
+
+CHANGED = FORMS["block"].replace("steps: 3", "steps: 9")
+
+
+@pytest.mark.parametrize("run_text", ["", "name: other\nframework: builtin\n", "broken: [\n", CHANGED])
+def test_a_copy_that_is_no_longer_the_job_is_written_anew(
+    run_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, wanted = stable(run_text, monkeypatch)
+    assert parse(text) == wanted
+    assert "# tokens_per_microbatch: was 4096: part of the stable configuration\n" in text
+
+
+def test_the_copy_of_the_job_is_edited_without_reading_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, wanted = stable(FORMS["block"], monkeypatch)
+    assert parse(text) == wanted and text.startswith("# mine\n")
