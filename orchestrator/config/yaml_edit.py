@@ -190,7 +190,7 @@ def _keep_layout(yaml: YAML, root: CommentedMap) -> int:
         if not isinstance(value, (CommentedMap, CommentedSeq)) or value.fa.flow_style() or not len(value):
             continue
         if isinstance(value, CommentedMap):
-            mapping = mapping or min((place[1] for place in value.lc.data.values()), default=None)
+            mapping = mapping or min((place[1] for place in (value.lc.data or {}).values()), default=None)
         elif sequence is None:
             offset, sequence = value.lc.col, value.lc.item(0)[1]
     mapping = mapping or _INDENT

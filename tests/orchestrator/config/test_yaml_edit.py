@@ -93,6 +93,7 @@ def test_a_section_is_made_where_there_is_none(section: str) -> None:
             "env: &e\n  a: 1   # one\n  z: x\nsettings:\n  <<: *e\n  y: 2\n  a: 9\n",
         ),
         ("settings: &s\n  a: 1\n  c: &m {x: &n 2}\n", "settings: &s\n  a: 9\n  c: &m {x: &n 2}\n"),
+        ("env: &e {a: 1}\nsettings:\n  <<: *e\n", "env: &e {a: 1}\nsettings:\n  <<: *e\n  a: 9\n"),
         ("env: &e {a: 1}\nsettings: {<<: *e}\n", "env: &e {a: 1}\nsettings: {<<: *e, a: 9}\n"),
     ],
 )
