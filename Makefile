@@ -85,8 +85,9 @@ gpu-measure:  ## peaks and real OOMs of one trainer, on a GPU
 gpu-launch:  ## recover the built-in job, and installed frameworks' jobs, on a GPU
 	$(PYTHON) benchmarks/gpu/launch.py
 
-schema: install  ## write configs/job.schema.json
+schema: install  ## write configs/job.schema.json and docs/job.md
 	$(BIN)/python -m autotune.orchestrator.config.json_schema > configs/job.schema.json
+	$(BIN)/python -m autotune.orchestrator.config.json_schema --page > docs/job.md
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .venv-python3.* build src/*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -140,5 +140,5 @@ def _converted(name: str, text: str) -> Setting:
             value = text
         setting: Setting = msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, ValueError):
-        raise _RefusedError(f"`{name}` must be {knob_docs.kind(name)}") from None
+        raise _RefusedError(f"`{name}` must be {knob_reference.kind(name)}") from None
     return setting
