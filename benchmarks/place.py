@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.launchers.builtin.records import PREFIX
+from autotune.launchers.builtin.process.records import PREFIX
 from autotune.launchers.runners.node.processes import ProcessStat, read_stat
 from benchmarks.figures import Reading
 

@@ -85,7 +85,7 @@ def measure(config: dict[str, Any], *, layers: int, sequences: int, length: int,
 
 
 def _model(config: dict[str, Any], *, layers: int, recompute: bool) -> Any:
-    from autotune.launchers.builtin import torchvision_ops
+    from autotune.launchers.builtin.process import torchvision_ops
 
     torchvision_ops.declare()
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -74,6 +74,14 @@ def test_a_checkout_without_symbolic_links_does_not_build(tmp_path: Path) -> Non
     assert "core.symlinks" in done.stderr
 
 
+def test_no_folder_holds_more_than_15_modules_and_no_module_more_than_400_lines() -> None:
+    for top in ("launchers", "orchestrator", "policies"):
+        for folder in {path.parent for path in (ROOT / top).rglob("*.py")}:
+            modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+            assert len(modules) <= 15, (folder, len(modules))
+            assert all(len(path.read_text().splitlines()) <= 400 for path in modules), folder
+
+
 def test_the_tree_names_no_private_path() -> None:
     for path in ROOT.rglob("*.py"):
         if any(part.startswith(".") for part in path.relative_to(ROOT).parts):

@@ -8,8 +8,8 @@ from types import FrameType
 from typing import NoReturn
 
 from autotune.launchers.builtin import lines
+from autotune.launchers.builtin.config.settings import Settings, SettingsError
 from autotune.launchers.builtin.paths import read_settings
-from autotune.launchers.builtin.settings import Settings, SettingsError
 
 _FAILURE = 1
 _BAD_SETTING = 2

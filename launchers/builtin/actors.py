@@ -7,8 +7,8 @@ from typing import Any, cast
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from autotune.launchers.builtin.records import FailureRecord, PhaseFailure
-from autotune.launchers.builtin.settings import Settings, single_error
+from autotune.launchers.builtin.config.settings import Settings, single_error
+from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
 
 _PASSED_ON = (
     "AUTOTUNE_",
@@ -80,7 +80,7 @@ def gpus_per_actor(settings: Settings, *, cards: int) -> float:
 
 def start_trainers(settings: Settings, *, on_gpu: bool, gpus_each: float = 1.0) -> dict[str, Any]:
     """Return the trainer ranks' handles by label."""
-    from autotune.launchers.builtin.trainer import TrainerRank
+    from autotune.launchers.builtin.trainer.rank import TrainerRank
 
     # Ray would set one thread for an actor that reserves no CPU.
     threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count() or 1)

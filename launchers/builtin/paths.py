@@ -4,14 +4,14 @@ from pathlib import Path
 
 import yaml
 
-from autotune.launchers.builtin.checkpoint import newest_complete
-from autotune.launchers.builtin.settings import (
+from autotune.launchers.builtin.config.settings import (
     ConfigError,
     Settings,
     SettingsError,
     parse_settings,
     single_error,
 )
+from autotune.launchers.builtin.storage.checkpoint import newest_complete
 
 
 def read_settings(path: Path) -> Settings:

@@ -11,16 +11,17 @@ from typing import Any
 
 import ray
 
-from autotune.launchers.builtin import checkpoint, lines
+from autotune.launchers.builtin import lines
 from autotune.launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
-from autotune.launchers.builtin.data import PromptSource
+from autotune.launchers.builtin.config.settings import ConfigError, Settings, SettingsError
+from autotune.launchers.builtin.data.model import vocabulary, write_model
+from autotune.launchers.builtin.data.prompts import PromptSource
+from autotune.launchers.builtin.data.samples import Answer, Sample, grouped, record, replay
+from autotune.launchers.builtin.data.task import Prompt, request_seed, reward
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.lines import StepFigures, Usage
-from autotune.launchers.builtin.model import vocabulary, write_model
-from autotune.launchers.builtin.rollout import start_rollout_actor
-from autotune.launchers.builtin.rollouts import Answer, Sample, grouped, record, replay
-from autotune.launchers.builtin.settings import ConfigError, Settings, SettingsError
-from autotune.launchers.builtin.task import Prompt, request_seed, reward
+from autotune.launchers.builtin.storage import checkpoint
 from autotune.launchers.builtin.weight_sync import Broadcast
 
 _GOODBYE_S = 5.0

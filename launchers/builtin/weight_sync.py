@@ -3,7 +3,7 @@
 from typing import Any
 
 from autotune.launchers.builtin.actors import gather
-from autotune.launchers.builtin.broadcast import GROUP, Backend
+from autotune.launchers.builtin.transfer.broadcast import GROUP, Backend
 
 
 class Broadcast:

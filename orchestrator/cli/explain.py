@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
+import sys
 from pathlib import Path
 
 import click
 
-from autotune.orchestrator.cli.options import given, global_options
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.cli.options import Options, given, global_options
+from autotune.orchestrator.config.model_files import read_model
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.analyze import explain
+from autotune.orchestrator.explain.json_output import document
+from autotune.orchestrator.explain.reader import check, first_bytes, read
+from autotune.orchestrator.explain.rule_page import explain_rule
+from autotune.orchestrator.explain.snapshot import (
+    explain_snapshot,
+    is_snapshot,
+    snapshot_document,
+    snapshot_text,
+)
+from autotune.orchestrator.explain.text_output import render_explanation
+from autotune.orchestrator.terminal.widgets import echo
 
 _CODES = """\b
 Exit codes:
@@ -14,6 +31,58 @@ Exit codes:
   1    a log has no failure that a rule recognises
   2    a log cannot be read, or an option is wrong
   101  a bug in autotune"""
+_MAGIC_BYTES = 16
+
+
+def explain_logs(
+    names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options
+) -> ExitCode:
+    """Print the explanation of every log; returns OK if a cause was found in all of them, else NO.
+
+    Raises Failure for a log that cannot be read and an unknown framework.
+    """
+    check(names)
+    wanted = _framework(framework) if framework is not None else None
+    shape = read_model(model) if model is not None else None
+    code = ExitCode.OK
+    for index, name in enumerate(names):
+        if is_snapshot(first_bytes(name, _MAGIC_BYTES)):
+            snapshot = explain_snapshot(Path(name))
+            text, line = snapshot_text(name, snapshot), snapshot_document(name, snapshot)
+            is_answer = bool(snapshot.devices)
+        else:
+            explanation = explain(read(name), framework=wanted, model=shape)
+            text, line = render_explanation(explanation, verbose=options.verbose > 0), document(explanation)
+            is_answer = explanation.is_answer
+        if options.json:
+            _write(line + b"\n")
+        else:
+            echo(("\n" if index else "") + text, color=options.color)
+        if not is_answer:
+            code = ExitCode.NO
+    return code
+
+
+def print_rule(name: str, *, options: Options) -> None:
+    """Print what a rule or a cause means; raises Failure for an unknown one."""
+    text = explain_rule(name, as_json=options.json)
+    if options.json:
+        _write(text.encode() + b"\n")
+    else:
+        echo(text, color=options.color)
+
+
+def _framework(name: str) -> str:
+    if name in FRAMEWORKS:
+        return name
+    near = difflib.get_close_matches(name, FRAMEWORKS, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(sorted(FRAMEWORKS))}"
+    raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
 
 
 @click.command("explain", epilog=_CODES)
@@ -53,14 +122,12 @@ def command(
       autotune explain run.log
       kubectl logs trainer-0 | autotune explain -
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import explaining
-
     options = given(context)
     if rule is not None and logs:
         raise click.UsageError("--rule takes no logs")
     if rule is not None:
-        explaining.print_rule(rule, options=options)
+        print_rule(rule, options=options)
     elif not logs:
         raise click.UsageError("no log given; name one, or `-` for standard input")
     else:
-        context.exit(explaining.explain_logs(logs, model=model, framework=framework, options=options))
+        context.exit(explain_logs(logs, model=model, framework=framework, options=options))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from autotune.orchestrator.cli.launch_options import Wish, launching
 from autotune.orchestrator.cli.options import given, global_options
-from autotune.orchestrator.cli.wish import Wish, launching
 
 CODES = """\b
 Exit codes:
@@ -28,6 +28,6 @@ def command(context: click.Context, wish: Wish) -> None:
     Example:
       autotune launch job.yaml --set tokens_per_microbatch=16384
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import starting
+    from autotune.orchestrator.cli import start
 
-    context.exit(starting.begin(wish, options=given(context)))
+    context.exit(start.begin(wish, options=given(context)))

@@ -2,16 +2,64 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
+import msgspec
 
-from autotune.orchestrator.cli.options import given, global_options
+from autotune.launchers import frameworks
+from autotune.launchers.runners.node.host import measure
+from autotune.orchestrator.cli.options import Options, given, global_options
+from autotune.orchestrator.config.loader import assumed, load
+from autotune.orchestrator.planner import plan
+from autotune.orchestrator.run import calibration_cache, directory
+from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.terminal.plan_table import render_plan
+from autotune.orchestrator.terminal.widgets import echo, width_of
+from autotune.policies.values.events import Accepted
+from autotune.policies.values.types import Cluster, Job, Knobs
 
 _CODES = """\b
 Exit codes:
   0    the plan is printed
   2    the job file or an option is wrong"""
+
+
+def show(job_file: Path, *, options: Options) -> None:
+    """Print the plan of a job file."""
+    job = load(job_file)
+    framework = frameworks.find(job.framework)
+
+    def shown(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
+        command = command_of(
+            framework, job, knobs, history=(accepted,), run="plan", attempt=1, resume=job.resume
+        )
+        python = job.python or sys.executable
+        return tuple(word.replace("{python}", python) for word in directory.shown_argv(command))
+
+    found = plan(job, framework, _cluster(job), recall=calibration_cache.recall, render=shown)
+    if options.json:
+        click.echo(msgspec.json.encode(found))
+        return
+    whole = render_plan(found, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout))
+    echo(whole, color=options.color)
+
+
+def _cluster(job: Job) -> Cluster:
+    """Return the cluster as the job describes it, with this machine's sizes where the job runs here."""
+    spec = assumed(job)
+    if job.cluster.address not in (None, "local"):
+        return spec
+    here = measure()
+    cards = here.cards
+    return msgspec.structs.replace(
+        spec,
+        gpus_per_node=spec.gpus_per_node or len(cards),
+        gpu_memory_bytes=spec.gpu_memory_bytes or min((c.total_bytes for c in cards), default=0),
+        host_memory_bytes=spec.host_memory_bytes or here.host_total_bytes,
+        gpu_name=here.card_name,
+    )
 
 
 @click.command("plan", epilog=_CODES)
@@ -25,6 +73,4 @@ def command(context: click.Context, job_file: Path) -> None:
     Example:
       autotune plan job.yaml -v
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import planning
-
-    planning.show(job_file, options=given(context))
+    show(job_file, options=given(context))

@@ -19,9 +19,9 @@ def command(context: click.Context, run: str | None) -> None:
     Example:
       autotune resume 7c1e
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import run as driving
+    from autotune.orchestrator.cli import drive
     from autotune.orchestrator.run import directory
 
     options = given(context)
     found = directory.find(options.runs_dir, run)
-    context.exit(driving.drive(found, options=options))
+    context.exit(drive.drive(found, options=options))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from autotune.orchestrator.cli.launch import CODES
+from autotune.orchestrator.cli.launch_options import Wish, launching
 from autotune.orchestrator.cli.options import given, global_options
-from autotune.orchestrator.cli.wish import Wish, launching
 
 
 @click.command("search", epilog=CODES)
@@ -33,6 +33,6 @@ def command(context: click.Context, wish: Wish) -> None:
     Example:
       autotune search job.yaml --trials 40 --duration 8h
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import starting
+    from autotune.orchestrator.cli import start
 
-    context.exit(starting.begin(wish, options=given(context)))
+    context.exit(start.begin(wish, options=given(context)))

@@ -26,7 +26,7 @@ GIB = 1 << 30
 # Builds the model on a machine whose torchvision has no operators, then runs the program's own main.
 TRIED = """
 import sys
-from autotune.launchers.builtin.torchvision_ops import declare
+from autotune.launchers.builtin.process.torchvision_ops import declare
 declare()
 from benchmarks.gpu import measure
 sys.exit(measure.main(sys.argv[1:]))

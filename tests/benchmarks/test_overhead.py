@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launchers.builtin.records import PREFIX
+from autotune.launchers.builtin.process.records import PREFIX
 from autotune.launchers.runners.node.processes import read_stat
 from autotune.orchestrator.clock import timestamp
 from autotune.policies.values.events import (

@@ -9,11 +9,11 @@ import ray
 import torch
 
 from autotune.launchers.builtin.actors import end, gather, start_trainers
+from autotune.launchers.builtin.config.settings import parse_settings
+from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import Completion, EngineOptions
-from autotune.launchers.builtin.model import write_model
-from autotune.launchers.builtin.rollout import start_rollout_actor
-from autotune.launchers.builtin.settings import parse_settings
-from autotune.launchers.builtin.shape import ModelShape
+from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.weight_sync import Broadcast
 
 pytestmark = [

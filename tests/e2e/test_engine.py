@@ -14,11 +14,11 @@ import pytest
 import ray
 import torch
 
+from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import EngineOptions
-from autotune.launchers.builtin.model import write_model
-from autotune.launchers.builtin.records import FailureRecord, PhaseFailure, parse_line
-from autotune.launchers.builtin.rollout import start_rollout_actor
-from autotune.launchers.builtin.shape import ModelShape
+from autotune.launchers.builtin.engines.rollout import start_rollout_actor
+from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure, parse_line
 
 pytestmark = [
     pytest.mark.e2e,
@@ -115,7 +115,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def recomputed_logprobs(model: Path, prompt: list[int], response: list[int]) -> torch.Tensor:
-    from autotune.launchers.builtin.torchvision_ops import declare
+    from autotune.launchers.builtin.process.torchvision_ops import declare
 
     declare()
     from transformers import AutoModelForCausalLM

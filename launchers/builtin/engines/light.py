@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from autotune.launchers.builtin import torchvision_ops
-from autotune.launchers.builtin.device import Device, warm_up
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from autotune.launchers.builtin.process import torchvision_ops
+from autotune.launchers.builtin.process.device import Device, warm_up
 
 
 class LightEngine:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from autotune.launchers.builtin.broadcast import Backend, Content
-from autotune.launchers.builtin.device import ALLOCATOR_ENVIRONMENT
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from autotune.launchers.builtin.engines.board import Board
-from autotune.launchers.builtin.records import FailureRecord, PhaseFailure
+from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
+from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
+from autotune.launchers.builtin.transfer.broadcast import Backend, Content
 
 if TYPE_CHECKING:
     import torch
@@ -253,7 +253,7 @@ def _engine_environment(options: EngineOptions, *, folder: Path) -> dict[str, st
 
 def _start(options: EngineOptions) -> Any:
     if options.device == "cpu":
-        from autotune.launchers.builtin.torchvision_ops import declare
+        from autotune.launchers.builtin.process.torchvision_ops import declare
 
         declare()
     from sglang.srt.entrypoints.engine import Engine

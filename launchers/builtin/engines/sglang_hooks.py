@@ -11,10 +11,10 @@ import msgspec
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from autotune.launchers.builtin.device import Device, warm_up
 from autotune.launchers.builtin.engines.board import Board
 from autotune.launchers.builtin.engines.sampling_hash import murmur_hash32
-from autotune.launchers.builtin.records import FailureRecord, describe, report
+from autotune.launchers.builtin.process.device import Device, warm_up
+from autotune.launchers.builtin.process.records import FailureRecord, describe, report
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"

@@ -18,7 +18,7 @@ def platform() -> str | None:
 
     if torch.cuda.is_available():
         return None
-    from autotune.launchers.builtin.torchvision_ops import declare
+    from autotune.launchers.builtin.process.torchvision_ops import declare
 
     declare()  # before SGLang's model files import torchvision
     return "autotune.launchers.builtin.engines.sglang_cpu:CpuBudgetPlatform"

@@ -11,10 +11,10 @@ import msgspec
 
 from autotune.launchers.base import Advice, Problem
 from autotune.launchers.frameworks.areal import lines
-from autotune.launchers.frameworks.areal import overrides as areal_words
 from autotune.launchers.frameworks.areal.checks import problems
 from autotune.launchers.frameworks.areal.config import Config, overrides
 from autotune.launchers.frameworks.areal.engines import Site, allocation_mode, pinned, settings_for
+from autotune.launchers.frameworks.areal.overrides import printed, words
 from autotune.launchers.frameworks.areal.profile import profile_of
 from autotune.launchers.frameworks.areal.recover import recover_settings
 from autotune.launchers.frameworks.core.data import rows, table
@@ -96,7 +96,7 @@ class Areal:
         if job.config is not None and "--config" not in argv:
             argv += ["--config", job.config]
         return Command(
-            argv=(*argv, *areal_words.words(settings)),
+            argv=(*argv, *words(settings)),
             env={**_loggers(site, run=run), **job.env},
             cwd=job.workdir,
             ray_native=_takes_gpus_from_ray(job, site),
@@ -115,11 +115,11 @@ class Areal:
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as overrides of AReaL's command line."""
-        return areal_words.words(settings)
+        return words(settings)
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the overrides of the command line, where a log shows one."""
-        return areal_words.printed(text)
+        return printed(text)
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line says about steps, recovery and the memory that a phase left in use."""

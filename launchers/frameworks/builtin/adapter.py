@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from autotune.launchers.base import Advice, Problem
-from autotune.launchers.builtin.settings import Settings, SettingsError, parse_settings
+from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.policies.values.evidence import (
     Marker,
     Peak,

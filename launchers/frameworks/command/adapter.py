@@ -11,8 +11,15 @@ import msgspec
 
 from autotune.launchers.base import Advice, Problem
 from autotune.launchers.frameworks.command import lines
-from autotune.launchers.frameworks.command import placeholders as command_text
-from autotune.launchers.frameworks.command.placeholders import LATER, OWN, UNITS, Placeholder, placeholders
+from autotune.launchers.frameworks.command.placeholders import (
+    LATER,
+    OWN,
+    UNITS,
+    Placeholder,
+    argv_of,
+    environment,
+    placeholders,
+)
 from autotune.policies.values.evidence import Marker
 from autotune.policies.values.types import (
     KNOBS,
@@ -125,8 +132,8 @@ class AnyCommand:
         further = job.settings.get("resume") if resume else None
         argv = (*job.command, *(further if isinstance(further, list) else ()))
         return Command(
-            argv=command_text.argv(tuple(map(str, argv)), values),
-            env=command_text.environment(job.env, values),
+            argv=argv_of(tuple(map(str, argv)), values),
+            env=environment(job.env, values),
             cwd=job.workdir,
             ray_native=False,
         )

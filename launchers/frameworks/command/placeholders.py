@@ -54,7 +54,7 @@ def filled(text: str, values: Mapping[str, Setting]) -> str:
     return _ESCAPED.sub(r"{\1}", _PLACEHOLDER.sub(value_of, text))
 
 
-def argv(words: tuple[str, ...], values: Mapping[str, Setting]) -> tuple[str, ...]:
+def argv_of(words: tuple[str, ...], values: Mapping[str, Setting]) -> tuple[str, ...]:
     """Return the words of a command, without those that a switched-off knob leaves empty."""
     return tuple(now for word in words if (now := filled(word, values)) or not is_conditional(word))
 

@@ -9,8 +9,8 @@ from typing import Any
 from autotune.launchers.base import Advice, Problem
 from autotune.launchers.frameworks.core.data import rows, table
 from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
-from autotune.launchers.frameworks.verl import knobs as verl_knobs
 from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.knobs import read, write
 from autotune.launchers.frameworks.verl.markers import TRACES, marker_of
 from autotune.launchers.frameworks.verl.overrides import override
 from autotune.launchers.frameworks.verl.printed_config import printed
@@ -55,7 +55,7 @@ class Verl:
         config = Config(job)
         return Profile(
             framework=self.name,
-            knobs=verl_knobs.read(config),
+            knobs=read(config),
             supported=limits.offered(config, job.shape),
             unsupported=limits.declined(config),
             constraints=limits.constraints(config, job.shape),
@@ -75,7 +75,7 @@ class Verl:
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the overrides that differ from the job as written."""
-        return verl_knobs.write(Config(job), knobs)
+        return write(Config(job), knobs)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as Hydra overrides."""

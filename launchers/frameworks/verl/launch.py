@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.frameworks.verl import keys as verl_keys
 from autotune.launchers.frameworks.verl.config import ENV_VARS, MODEL, ROLLOUT, Config, written
+from autotune.launchers.frameworks.verl.keys import taken
 from autotune.launchers.frameworks.verl.knobs import SNAPSHOT_TOOL, write
 from autotune.launchers.frameworks.verl.overrides import bare, override, overrides_in
 from autotune.policies.values.types import SAVE_STEPS, Command, Job, Knobs
@@ -29,7 +29,7 @@ def command(job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> 
     needed = needs(job, whole, run=run, attempt=attempt, resume=resume)
     settings = {key: value for key, value in settings.items() if bare(key) not in needed}
     settings |= {whole.key(key): value for key, value in needed.items()}
-    words = tuple(override(verl_keys.taken(key), value) for key, value in settings.items())
+    words = tuple(override(taken(key), value) for key, value in settings.items())
     preloads = f"{ENV_VARS}.LD_PRELOAD" in {bare(key) for key in settings}
     return Command(
         argv=(*entry(job), *words),

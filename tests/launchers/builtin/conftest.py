@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from autotune.launchers.builtin.model import write_model
-from autotune.launchers.builtin.rollouts import Sample
-from autotune.launchers.builtin.settings import parse_settings
-from autotune.launchers.builtin.shape import ModelShape
-from autotune.launchers.builtin.trainer import TrainerRank
+from autotune.launchers.builtin.config.settings import parse_settings
+from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.data.model import write_model
+from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.trainer.rank import TrainerRank
 
 SHAPE = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, vocab=64)
 

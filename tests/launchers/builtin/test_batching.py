@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.launchers.builtin.batching import by_count, by_tokens
+from autotune.launchers.builtin.trainer.batching import by_count, by_tokens
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 

@@ -7,8 +7,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from autotune.launchers.builtin.actors import gpus_per_actor
-from autotune.launchers.builtin.host import _like, local
-from autotune.launchers.builtin.settings import SettingsError, parse_settings
+from autotune.launchers.builtin.config.settings import SettingsError, parse_settings
+from autotune.launchers.builtin.process.host_memory import _like, local
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.policies.values.types import Cluster, Job
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launchers.builtin import checkpoint
+from autotune.launchers.builtin.storage import checkpoint
 
 
 def save(folder: Path, step: int, *, keep: int = 2) -> Path:

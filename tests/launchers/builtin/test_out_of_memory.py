@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from autotune.launchers.builtin.device import ALLOCATOR_ENVIRONMENT
-from autotune.launchers.builtin.model import write_model
-from autotune.launchers.builtin.records import FailureRecord, PhaseFailure, describe, parse_line
-from autotune.launchers.builtin.rollouts import Sample
-from autotune.launchers.builtin.settings import parse_settings
-from autotune.launchers.builtin.shape import ModelShape
+from autotune.launchers.builtin.config.settings import parse_settings
+from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.data.model import write_model
+from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
+from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure, describe, parse_line
 
 SHAPE = ModelShape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=1024, vocab=2048)
 SMALL_BATCHES = {"tokens_per_microbatch": 512, "recompute": "full"}
@@ -25,7 +25,7 @@ def one_step(model: str, knobs: dict[str, Any], file_limit_bytes: int | None) ->
     """Run a step of 4,096 tokens in this process; its failure is left on stderr."""
     import resource
 
-    from autotune.launchers.builtin.trainer import TrainerRank
+    from autotune.launchers.builtin.trainer.rank import TrainerRank
 
     source = random.Random(0)
 

@@ -15,7 +15,7 @@ import pytest
 import ray
 import yaml
 
-from autotune.launchers.builtin.records import parse_line
+from autotune.launchers.builtin.process.records import parse_line
 
 SMALL = {
     "engine": "light",

@@ -10,9 +10,9 @@ import torch
 
 from autotune.launchers.builtin.engines.base import EngineOptions
 from autotune.launchers.builtin.engines.board import Board
+from autotune.launchers.builtin.engines.rollout import rollout_environment
 from autotune.launchers.builtin.engines.sampling_hash import murmur_hash32
 from autotune.launchers.builtin.engines.sglang_engine import server_arguments
-from autotune.launchers.builtin.rollout import rollout_environment
 
 
 def in_a_fresh_process(code: str, **environment: str) -> str:

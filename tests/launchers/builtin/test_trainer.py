@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.launchers.builtin import checkpoint
-from autotune.launchers.builtin.rollouts import Sample
-from autotune.launchers.builtin.trainer import TrainerRank
+from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.storage import checkpoint
+from autotune.launchers.builtin.trainer.rank import TrainerRank
 
 Start = Callable[..., TrainerRank]
 COMMON = {"kl_coef": 0.01, "lr": 1e-3}

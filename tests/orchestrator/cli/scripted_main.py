@@ -6,7 +6,7 @@ import sys
 import time
 
 from autotune.launchers.base import Exit, Unreachable
-from autotune.orchestrator.cli import main, run
+from autotune.orchestrator.cli import drive, main
 from autotune.orchestrator.clock import SystemClock
 from autotune.orchestrator.driver import reconcile
 from autotune.policies.values.types import Command
@@ -46,7 +46,7 @@ def open_runner(*_: object, **__: object) -> Place:
 
 if __name__ == "__main__":
     play = sys.argv.pop(1)
-    run.open_runner = open_runner  # type: ignore[assignment]
-    run.SystemClock = Fast  # type: ignore[misc]
+    drive.open_runner = open_runner  # type: ignore[assignment]
+    drive.SystemClock = Fast  # type: ignore[misc]
     reconcile.LAST_WORDS_S = 0.5
     main(prog_name="autotune")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.optim.adamw import adamw
 
-from autotune.launchers.builtin.host import HostMemory, local
+from autotune.launchers.builtin.process.host_memory import HostMemory, local
 
 _EPSILON = 1e-8
 

@@ -15,8 +15,8 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
+from autotune.orchestrator.cli.launch_options import Wish
 from autotune.orchestrator.cli.options import Options
-from autotune.orchestrator.cli.wish import Wish
 from autotune.orchestrator.config.loader import assumed, parse, read_text
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.schema import LITERAL
@@ -94,16 +94,16 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
 
 def launch(prepared: Prepared, *, options: Options) -> ExitCode:
     """Run a job here, to its end."""
-    from autotune.orchestrator.cli import run as driving
+    from autotune.orchestrator.cli import drive
 
-    if driving.under_ray_job() and not options.runs_dir.is_absolute():
+    if drive.under_ray_job() and not options.runs_dir.is_absolute():
         raise Failure(
             "the runs folder must be absolute under `ray job submit`: a job's working directory vanishes",
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
     run = directory.create(options.runs_dir, job_text=prepared.text, request=prepared.request)
-    return driving.drive(run, options=options, job=prepared.job)
+    return drive.drive(run, options=options, job=prepared.job)
 
 
 def detach(prepared: Prepared, *, options: Options) -> None:

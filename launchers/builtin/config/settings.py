@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from autotune.launchers.builtin.shape import ModelShape
+from autotune.launchers.builtin.config.shape import ModelShape
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -202,7 +202,7 @@ def _unknown(key: str, known: tuple[str, ...]) -> ConfigError:
     hint = (
         f"did you mean {close[0]}?"
         if close
-        else "see the fields of autotune.launchers.builtin.settings.Settings"
+        else "see the fields of autotune.launchers.builtin.config.settings.Settings"
     )
     return ConfigError(key, "unknown key", hint)
 

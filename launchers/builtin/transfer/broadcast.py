@@ -54,7 +54,7 @@ def send(weights: "Iterable[torch.Tensor]", *, group: "torch.distributed.Process
     """Gather each weight, with all ranks, and broadcast it from the one that has the group."""
     import torch
 
-    from autotune.launchers.builtin.weights import whole
+    from autotune.launchers.builtin.transfer.weights import whole
 
     for weight in weights:
         full = whole(weight)

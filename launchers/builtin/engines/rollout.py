@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from autotune.launchers.builtin.broadcast import Backend, Content
 from autotune.launchers.builtin.engines.base import (
     Completion,
     Engine,
@@ -15,7 +14,8 @@ from autotune.launchers.builtin.engines.base import (
     EngineMemory,
     EngineOptions,
 )
-from autotune.launchers.builtin.records import PhaseFailure, describe, report
+from autotune.launchers.builtin.process.records import PhaseFailure, describe, report
+from autotune.launchers.builtin.transfer.broadcast import Backend, Content
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ class RolloutActor:
 
 def rollout_environment(options: EngineOptions) -> dict[str, str]:
     """Return the environment variables that a rollout actor's process must start with."""
-    from autotune.launchers.builtin.device import ALLOCATOR_ENVIRONMENT
+    from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
 
     environment = {
         "AUTOTUNE_ATTEMPT": os.environ.get("AUTOTUNE_ATTEMPT", "standalone"),

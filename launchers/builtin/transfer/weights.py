@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autotune.launchers.builtin.tensor_file import Entry, Raw
+from autotune.launchers.builtin.storage.tensor_file import Entry, Raw
 
 _SPELLING = {
     torch.float64: "F64",

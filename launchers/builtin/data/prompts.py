@@ -4,7 +4,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from autotune.launchers.builtin.task import Prompt, prompts
+from autotune.launchers.builtin.data.task import Prompt, prompts
 
 
 class PromptSource:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from autotune.launchers.builtin.records import HostMemoryExhausted
+from autotune.launchers.builtin.process.records import HostMemoryExhausted
 
 # Small tensors cost more in bookkeeping than they free.
 _SMALLEST_OFFLOAD_BYTES = 16 << 10

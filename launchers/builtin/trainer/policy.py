@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from autotune.launchers.builtin import torchvision_ops
+from autotune.launchers.builtin.process import torchvision_ops
 
 # One after the other: the loader's threads would each count 8 MiB of stack against a budget.
 os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")

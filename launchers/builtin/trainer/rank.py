@@ -11,17 +11,18 @@ import msgspec
 import torch
 from safetensors import safe_open
 
-from autotune.launchers.builtin import broadcast, checkpoint, weights
-from autotune.launchers.builtin.batching import plan
-from autotune.launchers.builtin.device import Device, PhaseReading, limit_thread_stacks, warm_up
-from autotune.launchers.builtin.host import ActivationOffload, HostMemory, Parking, local
-from autotune.launchers.builtin.loss import TokenTerms, objective
-from autotune.launchers.builtin.optimizer import Adam
-from autotune.launchers.builtin.policy import Policy, load_policy, warm_up_policy
-from autotune.launchers.builtin.records import Component, PhaseFailure, describe, report
-from autotune.launchers.builtin.rollouts import Sample
-from autotune.launchers.builtin.settings import Settings
-from autotune.launchers.builtin.tensor_file import write
+from autotune.launchers.builtin.config.settings import Settings
+from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.process.device import Device, PhaseReading, limit_thread_stacks, warm_up
+from autotune.launchers.builtin.process.host_memory import ActivationOffload, HostMemory, Parking, local
+from autotune.launchers.builtin.process.records import Component, PhaseFailure, describe, report
+from autotune.launchers.builtin.storage import checkpoint
+from autotune.launchers.builtin.storage.tensor_file import write
+from autotune.launchers.builtin.trainer.batching import plan
+from autotune.launchers.builtin.trainer.loss import TokenTerms, objective
+from autotune.launchers.builtin.trainer.optimizer import Adam
+from autotune.launchers.builtin.trainer.policy import Policy, load_policy, warm_up_policy
+from autotune.launchers.builtin.transfer import broadcast, weights
 
 Readings = dict[str, PhaseReading]
 

@@ -1,0 +1,1 @@
+"""One trainer rank: policy, loss, optimizer."""
