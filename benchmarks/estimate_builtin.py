@@ -16,7 +16,8 @@ import msgspec
 
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.policies.estimate.peaks import estimate
-from autotune.policies.values.types import Cluster, Job, Phase
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Cluster, Job
 from benchmarks.builtin_peaks import JOB, MIB, PHASES, ROWS, cluster, head, run
 
 RECORDED = Path(__file__).parent / "measurements" / "builtin-cpu.jsonl"

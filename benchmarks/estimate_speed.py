@@ -11,8 +11,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from autotune.policies.estimate.peaks import estimate, estimates
-from autotune.policies.values.model import model_from_config
-from autotune.policies.values.types import Cluster, Knobs, Layout, Placement, Profile
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout, model_from_config
+from autotune.policies.values.profile import Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
 
 GIB = 1 << 30

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.reader import read_from
-from autotune.policies.values.evidence import Diagnosis
-from autotune.policies.values.types import Cause
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause
 from benchmarks.noise import PREFIXES, buried, healthy
 
 _FIGURES = (

@@ -31,7 +31,7 @@ from autotune.orchestrator.cli.start import first_command, prepare
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import journal
 from autotune.policies.values.events import History, Progressed
-from autotune.policies.values.evidence import StepDone
+from autotune.policies.values.observation import StepDone
 from benchmarks.figures import Reading, rates
 from benchmarks.place import Head, Lookout, Meter, ray_head
 from benchmarks.report import WARM_UP_STEPS, Measured, Run, report

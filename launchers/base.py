@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
-from autotune.policies.values.evidence import Marker, Sample
-from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile, Value
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Model
+from autotune.policies.values.observation import Marker, Sample
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.value import Value
 
 
 class Problem(Value, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from autotune.policies.values.types import Value
+from autotune.policies.values.value import Value
 
 
 class ExitCode(IntEnum):

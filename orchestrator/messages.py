@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting
+from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
     GaveUp,
     GoalReached,
@@ -17,20 +18,11 @@ from autotune.policies.values.events import (
     Unit,
     Verdict,
 )
-from autotune.policies.values.evidence import (
-    Cancelled,
-    Completed,
-    Crashed,
-    Diagnosis,
-    Facts,
-    Finding,
-    Hung,
-    Lost,
-    Outcome,
-    Peak,
-    Remedy,
-)
-from autotune.policies.values.types import Cause, Cluster, Knobs, Phase, Setting, changed
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost, Outcome, Peak
+from autotune.policies.values.remedy import Remedy
 
 _CAUSES = {
     Cause.CODE: "code: the job's own code failed",

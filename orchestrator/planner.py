@@ -14,24 +14,16 @@ from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.ranking import Outlook, judged, outlook
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
-from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import fold
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting, changed
 from autotune.policies.values.priors import Kind, Learned
-from autotune.policies.values.types import (
-    KNOBS,
-    Cause,
-    Cluster,
-    Component,
-    Effect,
-    Job,
-    Knobs,
-    Phase,
-    Profile,
-    Setting,
-    Value,
-    changed,
-)
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Effect
+from autotune.policies.values.value import Value
 
 _SHOWN = 3  # remedies of a phase
 # Rows of the table: forward, backward and optimizer are one, `train`.

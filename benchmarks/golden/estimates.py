@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.values.events import Accepted
-from autotune.policies.values.types import Knobs, Setting, Support
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Support
 from benchmarks.golden.launch import SEED
 from benchmarks.golden.lines import changes_text
 from benchmarks.golden.scenes import wide

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.orchestrator.explain.analyze import explain
 from autotune.orchestrator.explain.reader import read
-from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis
 from benchmarks.golden.lines import diagnosis_text, settings_text
 
 _TESTS = Path(__file__).parents[2] / "tests"

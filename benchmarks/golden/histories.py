@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
+from autotune.policies.values.diagnosis import Finding, Line
 from autotune.policies.values.events import (
     Accepted,
     Await,
@@ -25,8 +26,9 @@ from autotune.policies.values.events import (
     Stop,
     StopRequested,
 )
-from autotune.policies.values.evidence import Finding, Line
-from autotune.policies.values.types import Cause, Effect, Goal, Phase, Recovery, Then
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.job import Goal, Recovery, Then
+from autotune.policies.values.remedy import Effect
 from benchmarks.golden.lines import action_line
 from benchmarks.golden.scenes import (
     COMPLETE,

@@ -20,8 +20,8 @@ from autotune.policies.values.events import (
     Stop,
     StopRequested,
 )
-from autotune.policies.values.evidence import Cancelled, Completed
-from autotune.policies.values.types import Preflight
+from autotune.policies.values.job import Preflight
+from autotune.policies.values.observation import Cancelled, Completed
 from benchmarks.golden.lines import action_line, diagnosis_text
 from benchmarks.simulation.cluster import run
 from benchmarks.simulation.jobs import drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Action,
     Await,
@@ -18,8 +19,8 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.evidence import Diagnosis, Remedy
-from autotune.policies.values.types import Knobs, changed
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.remedy import Remedy
 
 _GIB = 1 << 30
 

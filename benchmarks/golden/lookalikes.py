@@ -29,8 +29,9 @@ from autotune.orchestrator.driver.context import Rig
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.search import controller
+from autotune.policies.values.command import Command
 from autotune.policies.values.events import Decided, Diagnosed, Ended, Finished, History, Started, Tried
-from autotune.policies.values.types import Cluster, Command
+from autotune.policies.values.job import Cluster
 from benchmarks.golden.lines import changes_text, diagnosis_text, prediction_text, verdict_text
 from benchmarks.simulation.world import MODELS
 from tests.lookalikes import core, jobs

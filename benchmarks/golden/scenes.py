@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from autotune.policies.values.diagnosis import Facts, Line
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -16,10 +17,12 @@ from autotune.policies.values.events import (
     Policy,
     Progressed,
 )
-from autotune.policies.values.evidence import Cancelled, Completed, Crashed, Facts, Hung, Line, Lost, Peak
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import RESUMED
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost, Peak
 from autotune.policies.values.priors import Factor, Kind, Learned
-from autotune.policies.values.types import Cause, Component, Grid, Phase, Placement, Recovery
+from autotune.policies.values.profile import Grid, Placement
 from tests.policies import jobs, stories
 
 GIB = 1 << 30

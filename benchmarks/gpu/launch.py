@@ -36,7 +36,7 @@ from autotune.policies.values.events import (  # noqa: E402
     Started,
     TrainingCompleted,
 )
-from autotune.policies.values.types import Cluster  # noqa: E402
+from autotune.policies.values.job import Cluster  # noqa: E402
 
 # What must be importable for a framework, and the job that is launched then.
 JOBS = {

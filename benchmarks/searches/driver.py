@@ -16,7 +16,7 @@ from autotune.orchestrator.search.results import Ledger
 from autotune.policies.search.next_trial import forecast_of, next_trial, search_space
 from autotune.policies.search.space import neighbours
 from autotune.policies.values.events import Event, Tried
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
 from benchmarks.searches.harness import Book, Start, attempt, started, tried
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.world import Stratum

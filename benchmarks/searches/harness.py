@@ -11,6 +11,7 @@ import numpy as np
 
 from autotune.policies.search import trials
 from autotune.policies.search.space import Dimension, space
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Diagnosed,
     Ended,
@@ -22,9 +23,12 @@ from autotune.policies.values.events import (
     Started,
     Tried,
 )
-from autotune.policies.values.evidence import Completed, Crashed, Diagnosis, Peak
-from autotune.policies.values.types import Job, Knobs, Phase, Profile, Setting
-from autotune.policies.values.types import Search as Settings
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Job
+from autotune.policies.values.job import Search as Settings
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.observation import Completed, Crashed, Peak
+from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 from benchmarks.simulation.baselines import autotune
 from benchmarks.simulation.cluster import Failure, diagnosis, holds, reported, run

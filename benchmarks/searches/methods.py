@@ -18,7 +18,7 @@ from autotune.policies.search.next_trial import Proposed, forecast_of, next_tria
 from autotune.policies.search.space import assembled, legal
 from autotune.policies.search.trials import keeps_limits
 from autotune.policies.values.events import Result, Tried
-from autotune.policies.values.types import Knobs, Setting
+from autotune.policies.values.knobs import Knobs, Setting
 from benchmarks.searches.harness import Book, Choose, Method, Start
 
 # ZeRO's stages become the modes that trade speed for memory, from none to all.

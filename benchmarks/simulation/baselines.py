@@ -15,7 +15,8 @@ from autotune.policies.recovery.decide import decide
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.events import Accepted, History, Launch
 from autotune.policies.values.history import Run, fold
-from autotune.policies.values.types import Knobs, Profile, Setting
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Profile
 
 Policy: TypeAlias = Callable[[History], Knobs | None]
 

@@ -7,8 +7,11 @@ from random import Random
 
 import numpy as np
 
-from autotune.policies.values.evidence import Diagnosis, Facts, Line, Peak
-from autotune.policies.values.types import Cause, Component, Knobs, Phase, Placement
+from autotune.policies.values.diagnosis import Diagnosis, Facts, Line
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Peak
+from autotune.policies.values.profile import Placement
 from autotune.policies.values.value import Value
 from benchmarks.simulation.columns import Columns, columns
 from benchmarks.simulation.speed import parts, step_seconds

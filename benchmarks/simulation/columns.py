@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
 from benchmarks.simulation.world import World
 
 Column: TypeAlias = NDArray[np.float64]

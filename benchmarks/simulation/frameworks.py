@@ -6,21 +6,20 @@ from collections.abc import Iterator
 from itertools import permutations
 from random import Random
 
-from autotune.policies.values.types import (
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.profile import (
     AtLeast,
     Constraint,
     Divides,
     FixedDuringRun,
     Grid,
-    Knobs,
-    Layout,
-    Model,
     Placement,
     Profile,
     Requires,
     Support,
-    Value,
 )
+from autotune.policies.values.value import Value
 
 _TWO = (False, True)
 _SHARE = Grid(minimum=0.1, maximum=0.95, multiple=0.01)

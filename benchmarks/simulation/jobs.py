@@ -5,7 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from autotune.policies.values.events import Accepted
-from autotune.policies.values.types import Cluster, Goal, Job, Layout, Model, Placement, Preflight, Recovery
+from autotune.policies.values.job import Cluster, Goal, Job, Preflight, Recovery
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.profile import Placement
 from benchmarks.simulation.cluster import run
 from benchmarks.simulation.frameworks import OFFERS, Offer, profile, written
 from benchmarks.simulation.oracle import Best, best

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.types import Knobs, Requires, Setting
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Requires
 from autotune.policies.values.value import Value
 from benchmarks.simulation.cluster import holds
 from benchmarks.simulation.columns import columns

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached, Progressed, Started
-from autotune.policies.values.evidence import Cancelled, Crashed, Diagnosis, Peak
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Crashed, Peak
 from autotune.policies.values.value import Value
 from benchmarks.simulation.baselines import POLICIES, SEARCHES, Policy
 from benchmarks.simulation.cluster import Ran, diagnosis, reported, run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.policies.values.types import Placement
+from autotune.policies.values.profile import Placement
 from benchmarks.simulation.columns import Column, Columns
 from benchmarks.simulation.truth import engine, parameters, trainer
 from benchmarks.simulation.world import GIB, World

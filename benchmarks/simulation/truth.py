@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.policies.values.types import Phase, Placement
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.profile import Placement
 from benchmarks.simulation.columns import Column, Columns
 from benchmarks.simulation.world import GIB, Event, World
 

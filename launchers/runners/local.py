@@ -10,7 +10,8 @@ from autotune.launchers.runners.node.agent import Baseline, Node, sweep_machine
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, drain
 from autotune.launchers.runners.node.harvest import Harvest
 from autotune.launchers.runners.node.host import measure
-from autotune.policies.values.types import Cluster, Command
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster
 
 _SWEEP_GRACE_S = 2.0
 _STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process

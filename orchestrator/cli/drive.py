@@ -39,7 +39,7 @@ from autotune.policies.values.events import (
     Verdict,
 )
 from autotune.policies.values.history import fold
-from autotune.policies.values.types import Cluster, Job
+from autotune.policies.values.job import Cluster, Job
 
 _CAPACITY_TOLERANCE = 0.03
 

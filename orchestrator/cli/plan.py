@@ -18,7 +18,8 @@ from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.events import Accepted
-from autotune.policies.values.types import Cluster, Job, Knobs
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
 
 _CODES = """\b
 Exit codes:

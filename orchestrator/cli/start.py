@@ -24,7 +24,9 @@ from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import owner
-from autotune.policies.values.types import Command, Job, Value
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Job
+from autotune.policies.values.value import Value
 
 _DRIVER_START_S = 30.0
 

@@ -35,7 +35,8 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.types import Knobs, Value
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.value import Value
 
 _CODES = """\b
 Exit codes:

@@ -23,7 +23,10 @@ from pydantic_core import PydanticCustomError
 
 from autotune.orchestrator import units
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.types import KNOBS, Effect, Model, Preflight, Then
+from autotune.policies.values.job import Preflight, Then
+from autotune.policies.values.knobs import KNOBS
+from autotune.policies.values.model import Model
+from autotune.policies.values.remedy import Effect
 
 _T = TypeVar("_T")
 

@@ -10,8 +10,8 @@ from autotune.launchers.base import Framework, Problem
 from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import Failure
+from autotune.policies.values.job import Job
 from autotune.policies.values.model import Model, model_from_shape
-from autotune.policies.values.types import Job
 
 
 def with_document(job: Job) -> tuple[Job, tuple[Problem, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from autotune.policies.values.types import KNOBS, Knobs
+from autotune.policies.values.knobs import KNOBS, Knobs
 
 SIZES = ("sync_buffer", "memory_margin")  # knobs in bytes
 KINDS: dict[object, str] = {

@@ -19,7 +19,7 @@ from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
 from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
-from autotune.policies.values.types import Cluster, Job
+from autotune.policies.values.job import Cluster, Job
 
 
 def load(path: str | Path) -> Job:

@@ -17,7 +17,9 @@ from autotune.orchestrator.config.yaml_nodes import scalar
 from autotune.orchestrator.errors import Complaint, JobErrors
 from autotune.orchestrator.units import show_value, size_bytes
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.types import KNOBS, Grid, Job, Knobs, Profile, Setting
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting
+from autotune.policies.values.profile import Grid, Profile
 
 
 class _RefusedError(Exception):

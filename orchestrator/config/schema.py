@@ -36,7 +36,7 @@ from autotune.orchestrator.config.fields import (
     ThenName,
     framework_name,
 )
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 
 
 def _key(

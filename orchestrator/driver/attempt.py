@@ -15,6 +15,7 @@ from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.run.directory import shown_argv
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.explain.secrets import shown
+from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import (
     Diagnosed,
     Ended,
@@ -24,8 +25,8 @@ from autotune.policies.values.events import (
     Started,
     StopRequested,
 )
-from autotune.policies.values.evidence import Diagnosis, Evidence
-from autotune.policies.values.types import Job, Knobs
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
 
 POLL_S = 0.4
 STOP_GRACE_S = 10.0

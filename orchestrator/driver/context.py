@@ -13,7 +13,7 @@ from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.run.directory import Run
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.events import Event
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 
 
 class Audience(Protocol):

@@ -11,7 +11,7 @@ import msgspec
 
 from autotune.launchers.base import Chunk
 from autotune.orchestrator.errors import Failure
-from autotune.policies.values.evidence import Sample
+from autotune.policies.values.observation import Sample
 
 _LONGEST_LINE = 64 * 1024  # bytes; a program that never ends its line is cut here
 _SOURCE = re.compile(r"\[@([^\]]*)\] ")

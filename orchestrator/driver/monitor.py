@@ -14,13 +14,14 @@ from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.explain.secrets import shown
+from autotune.policies.values.diagnosis import Evidence, Finding
 from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
-from autotune.policies.values.evidence import (
+from autotune.policies.values.failure import HOST_LIMIT, Phase
+from autotune.policies.values.job import Job
+from autotune.policies.values.observation import (
     Cancelled,
     Completed,
     Crashed,
-    Evidence,
-    Finding,
     Hung,
     Lost,
     Marker,
@@ -35,7 +36,7 @@ from autotune.policies.values.evidence import (
     StepTokens,
     TrainingDone,
 )
-from autotune.policies.values.types import HOST_LIMIT, Job, Phase, Value
+from autotune.policies.values.value import Value
 
 _GRACE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
 _BUSY_CORES = 0.2  # idle Ray workers stay below

@@ -17,6 +17,7 @@ from autotune.orchestrator.run.directory import masked
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.estimate.calibration import kind_of
 from autotune.policies.recovery.decide import decide
+from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.events import (
     Accepted,
     Await,
@@ -38,10 +39,11 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.evidence import Completed, Evidence, Lost
 from autotune.policies.values.history import RESUMED, fold
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.observation import Completed, Lost
 from autotune.policies.values.priors import Kind, Learned
-from autotune.policies.values.types import Cluster, Job, Profile
+from autotune.policies.values.profile import Profile
 
 
 def accept(

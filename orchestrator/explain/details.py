@@ -8,7 +8,7 @@ from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.headline import figure, on_budget
 from autotune.orchestrator.units import show_gib
 from autotune.policies.explain.advice import fragmentation_excluded
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 
 _CARD = re.compile(r"\bGPU (\d{1,4})\b")
 _OLD_ADVICE = "max_split_size_mb"

@@ -9,8 +9,10 @@ import msgspec
 
 from autotune.orchestrator.explain.job_context import Context
 from autotune.policies.explain.advice import Cure
-from autotune.policies.values.evidence import Diagnosis
-from autotune.policies.values.types import Cause, Cluster, Phase, Value
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.value import Value
 
 _GPUS = 8  # of a node, where the log's settings do not say
 _NEAR = 0.85  # of the card: a prediction that sees no failure here is not of this job

@@ -9,7 +9,7 @@ from autotune.orchestrator.explain.sanitize import clipped, plain
 from autotune.orchestrator.units import show_gib, size_bytes
 from autotune.policies.diagnosis.log_prefixes import parsed
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 
 _PHASES = {
     Phase.INIT: "start-up",

@@ -16,10 +16,13 @@ from autotune.orchestrator.explain.reader import Reading
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_model
 from autotune.policies.remedies.catalogue import spoken
-from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import ENGINE_KNOBS
+from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.model import Model
-from autotune.policies.values.types import KNOBS, Cluster, Job, Knobs, Profile, Support, Value
+from autotune.policies.values.profile import Profile, Support
+from autotune.policies.values.value import Value
 
 _TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
 _FEWEST = 2  # knobs that a log must print before what it leaves out is taken for a default

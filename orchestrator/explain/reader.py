@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.diagnosis.scan import scan
-from autotune.policies.values.evidence import Evidence
-from autotune.policies.values.types import Value
+from autotune.policies.values.diagnosis import Evidence
+from autotune.policies.values.value import Value
 
 STDIN = "-"
 _CHUNK_BYTES = 1 << 20

@@ -13,8 +13,8 @@ from autotune.orchestrator.explain.sanitize import plain
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, Rule
 from autotune.policies.explain.advice import Cure, Known, prescribe
-from autotune.policies.values.evidence import Diagnosis
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
 
 _CAUSES: dict[Cause, str] = {
     Cause.GPU_OOM: "a GPU ran out of memory",

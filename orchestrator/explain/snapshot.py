@@ -14,7 +14,7 @@ from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.explain.unpickle import LARGEST_BYTES
 from autotune.orchestrator.units import show_gib
 from autotune.policies.explain.snapshot import DeviceMemory, Site, Snapshot
-from autotune.policies.values.types import Cause, Phase
+from autotune.policies.values.failure import Cause, Phase
 
 _READER = "autotune.orchestrator.explain.unpickle"
 _PROTOCOLS = (2, 3, 4, 5)

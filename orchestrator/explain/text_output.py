@@ -10,8 +10,8 @@ from autotune.orchestrator.explain.json_output import ranks
 from autotune.orchestrator.explain.sanitize import clipped, plain
 from autotune.orchestrator.units import GIB
 from autotune.policies.diagnosis.rules.catalogue import RULES
-from autotune.policies.values.evidence import Finding
-from autotune.policies.values.types import Cause, Component
+from autotune.policies.values.diagnosis import Finding
+from autotune.policies.values.failure import Cause, Component
 
 _WIDTH = 100
 _CURES = 3  # printed; the JSON document has all

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from autotune.launchers.base import Framework
-from autotune.policies.values.evidence import StepDone
+from autotune.policies.values.observation import StepDone
 
 _MEMORY = re.compile(
     r"(?i)mem(ory)?[_/].{0,20}(alloc|reserv|used)|(alloc|reserv|used).{0,12}(_gb|_gib|memory)"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from autotune.launchers.base import Framework
 from autotune.policies.recovery.checkpoint_interval import with_saves
+from autotune.policies.values.command import Command
 from autotune.policies.values.events import History
-from autotune.policies.values.types import Command, Job, Knobs
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
 
 
 def command_of(

@@ -16,8 +16,10 @@ import msgspec
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
+from autotune.policies.values.command import Command
 from autotune.policies.values.events import History, Policy
-from autotune.policies.values.types import Command, Job, Value
+from autotune.policies.values.job import Job
+from autotune.policies.values.value import Value
 
 # Whole words only: TOKENIZERS_PARALLELISM is no secret.
 _SECRET_ENV = re.compile(

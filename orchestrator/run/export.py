@@ -13,8 +13,9 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.command import command_of
 from autotune.policies.search import trials
 from autotune.policies.values.events import Accepted, Decided, Ended, GoalReached, History, Started
-from autotune.policies.values.evidence import Cancelled, Completed
-from autotune.policies.values.types import Job, Knobs, changed
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import Cancelled, Completed
 
 
 def stable_knobs(history: History) -> Knobs | None:

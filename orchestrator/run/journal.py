@@ -14,7 +14,7 @@ import msgspec
 
 from autotune.orchestrator.errors import Failure
 from autotune.policies.values.events import Event, History
-from autotune.policies.values.types import Value
+from autotune.policies.values.value import Value
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

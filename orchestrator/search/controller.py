@@ -29,7 +29,8 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.types import Job, Knobs
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
 
 _STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs a word of warning
 _FIRST = "base"  # the name of the attempts that make the job stable

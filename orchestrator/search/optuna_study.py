@@ -27,7 +27,7 @@ from autotune.orchestrator.run.journal import unwritable
 from autotune.policies.search.space import Dimension
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Result, Tried
-from autotune.policies.values.types import Knobs, Setting
+from autotune.policies.values.knobs import Knobs, Setting
 
 _STARTUP_TRIALS = 4  # before the model of good and bad values is used; the start configurations count
 # What the sampler sees: its cost grows with the trials, its choice hardly changes after so many.

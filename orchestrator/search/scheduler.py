@@ -18,8 +18,8 @@ from autotune.policies.search import schedule, trials
 from autotune.policies.search.next_trial import Forecast, SearchSpace, next_trial
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Accepted, Ended, Purpose, Result, Started, Tried
-from autotune.policies.values.evidence import Lost
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Lost
 
 _AT_A_TIME = 8  # starts and ends of attempts; more only take processors from the trials that run
 _POLLS_PER_S = 40.0  # of all trials together: each costs the driver and a supervisor some milliseconds

@@ -15,6 +15,7 @@ from autotune.orchestrator.driver.monitor import Progress, Watch
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.search.results import Ledger
 from autotune.policies.search import trials
+from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import (
     Ended,
     Event,
@@ -26,8 +27,10 @@ from autotune.policies.values.events import (
     StopRequested,
     Tried,
 )
-from autotune.policies.values.evidence import Completed, Diagnosis, Evidence, Lost, Peak
-from autotune.policies.values.types import Cause, Cluster, Job, Knobs
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Completed, Lost, Peak
 
 
 class Bench:

@@ -51,8 +51,9 @@ from autotune.policies.values.events import (
     Tried,
     Unit,
 )
-from autotune.policies.values.evidence import Cancelled, Completed, Lost, Remedy
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Completed, Lost
+from autotune.policies.values.remedy import Remedy
 
 _HEARTBEAT_S = 60.0
 _STEP_LINES_S = 10.0

@@ -9,7 +9,7 @@ from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.widgets import memory_bar, truncated, two_ends
 from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.values.events import GoalReached
-from autotune.policies.values.types import Phase
+from autotune.policies.values.failure import Phase
 
 _LINES = 6
 _CARDS = 2

@@ -14,21 +14,19 @@ from autotune.orchestrator.terminal.widgets import rendered, table
 from autotune.orchestrator.units import show_setting
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.types import (
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.profile import (
     AtLeast,
     AtMost,
-    Cause,
-    Cluster,
     Constraint,
     Divides,
     FixedDuringRun,
     Grid,
-    Job,
-    Phase,
     Profile,
     Requires,
-    Value,
 )
+from autotune.policies.values.value import Value
 
 _MEMORY = {
     Cause.GPU_OOM: "gpu",

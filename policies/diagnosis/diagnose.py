@@ -5,17 +5,9 @@ from __future__ import annotations
 from autotune.policies.diagnosis.message_figures import filled, fragmented
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, NEVER
-from autotune.policies.values.evidence import (
-    Completed,
-    Crashed,
-    Diagnosis,
-    Evidence,
-    Finding,
-    Hung,
-    Line,
-    Lost,
-)
-from autotune.policies.values.types import HOST_LIMIT, Cause, Component, Phase
+from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Line
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Component, Phase
+from autotune.policies.values.observation import Completed, Crashed, Hung, Lost
 
 _SHOWN = 5  # lines of evidence
 _NEAR = 60  # lines within which two messages may be of one failure

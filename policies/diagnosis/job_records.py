@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from autotune.policies.diagnosis.message_figures import with_outside
-from autotune.policies.values.evidence import Facts
-from autotune.policies.values.types import Cause, Component, Phase, Value
+from autotune.policies.values.diagnosis import Facts
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.value import Value
 
 _PREFIX = "builtin: failure "
 _MARKER = re.compile(r"builtin: (?:phase (start|end) name=(\w+) step=(\d{1,12})|step (\d{1,12})/)")

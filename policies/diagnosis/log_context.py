@@ -8,7 +8,7 @@ from autotune.policies.diagnosis.log_prefixes import Line, parsed, segments
 from autotune.policies.diagnosis.message_figures import facts_of, filled
 from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_stage
 from autotune.policies.diagnosis.rules.catalogue import matching
-from autotune.policies.values.evidence import Facts
+from autotune.policies.values.diagnosis import Facts
 
 REACH = 120  # lines above a message that may belong to it
 _LONGEST = 500  # characters of a line of context

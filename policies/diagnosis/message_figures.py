@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from autotune.policies.values.evidence import Facts
+from autotune.policies.values.diagnosis import Facts
 
 _UNITS = {
     "": 1, "b": 1, "bytes": 1,

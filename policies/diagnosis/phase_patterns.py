@@ -7,8 +7,8 @@ import re
 
 import msgspec
 
-from autotune.policies.values.evidence import Facts
-from autotune.policies.values.types import Component, Phase
+from autotune.policies.values.diagnosis import Facts
+from autotune.policies.values.failure import Component, Phase
 
 # Ordered by precedence over the whole context, not by depth: recomputation runs forward frames inside
 # backward, DeepSpeed builds its state with a dummy optimizer step, an engine wakes inside `generate`.

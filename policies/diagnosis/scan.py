@@ -38,8 +38,9 @@ from autotune.policies.diagnosis.survived_failures import (
     survived,
 )
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
-from autotune.policies.values.evidence import Evidence, Finding, Line, Outcome
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.diagnosis import Evidence, Finding, Line
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.observation import Outcome
 
 _CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
 _TEXT = 2000  # characters kept of a line

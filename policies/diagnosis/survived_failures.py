@@ -10,7 +10,7 @@ import msgspec
 from autotune.policies.diagnosis.log_prefixes import parsed
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import NEVER, UNLESS_PROGRESS
-from autotune.policies.values.evidence import Finding
+from autotune.policies.values.diagnosis import Finding
 
 # A program that caught a failure tells what it does instead; advice to the reader is no such word.
 _CAUGHT = re.compile(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from autotune.policies.diagnosis.log_blocks import Backward
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.log_prefixes import parsed, segments
-from autotune.policies.values.evidence import Line
+from autotune.policies.values.diagnosis import Line
 
 _KEPT = 20
 _TEXT = 2000  # characters kept of a line

@@ -11,10 +11,11 @@ from autotune.policies.estimate.gaussian import Belief, Floats, at_least, at_mos
 from autotune.policies.estimate.growth import growth
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
-from autotune.policies.values.evidence import Peak
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.model import Model
+from autotune.policies.values.observation import Peak
 from autotune.policies.values.priors import Factor, Kind, Learned
-from autotune.policies.values.types import HOST_LIMIT, Cause, Model, Phase
 
 # Phases that run the same code share the factors of their parts.
 _GROUPS = {

@@ -9,8 +9,11 @@ import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.parts import Flags, Floats
+from autotune.policies.values.job import Cluster
 from autotune.policies.values.knob_table import KNOB_TABLE
-from autotune.policies.values.types import Cluster, Knobs, Layout, Placement, Profile
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout
+from autotune.policies.values.profile import Placement, Profile
 
 _UNBOUNDED = 1e18
 # Sequences without padding are not all as long as the job allows: of many in one pass about this share is

@@ -15,7 +15,11 @@ from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
 from autotune.policies.estimate.training import resting, state_of, trainer_phases
-from autotune.policies.values.types import Cluster, Component, Knobs, Layout, Model, Phase, Placement, Profile
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.value import Value
 
 PHASES: tuple[Phase, ...] = (

@@ -11,7 +11,9 @@ from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.passes import Pass
 from autotune.policies.estimate.shapes import active_parameters, parameters
 from autotune.policies.estimate.training import State
-from autotune.policies.values.types import Cluster, Model, Placement
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.model import Model
+from autotune.policies.values.profile import Placement
 
 
 def seconds(

@@ -11,7 +11,7 @@ from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, summed
 from autotune.policies.estimate.passes import Logits, Pass, logits_of, pass_of
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
-from autotune.policies.values.types import Model
+from autotune.policies.values.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

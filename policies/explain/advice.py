@@ -8,22 +8,16 @@ from autotune.policies.recovery.permissions import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER, Rung
 from autotune.policies.remedies.proposals import host
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Policy
-from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_value
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.types import (
-    KNOBS,
-    Cause,
-    Cluster,
-    Component,
-    Job,
-    Knobs,
-    Phase,
-    Profile,
-    Setting,
-    Value,
-)
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.value import Value
 
 _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
 _ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from autotune.policies.values.evidence import Line
+from autotune.policies.values.diagnosis import Line
 
 MASK = "***"
 

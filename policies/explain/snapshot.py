@@ -10,7 +10,8 @@ import msgspec
 
 from autotune.policies.diagnosis.phase_patterns import phase_of
 from autotune.policies.explain.snapshot_replay import Allocation, Moment, Segment, TraceEvent, moment_of
-from autotune.policies.values.types import Phase, Value
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.value import Value
 
 _SITES = 40  # kept per device
 _FRAMES = 256  # read of a stack

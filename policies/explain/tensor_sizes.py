@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from autotune.policies.values.model import Model, model_from_config
-from autotune.policies.values.types import Value
+from autotune.policies.values.value import Value
 
 _TOLERANCE = 0.005  # of the size; messages round to two decimals
 _ROUND_TOKENS = 1024  # budgets of tokens are multiples of it, most often

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from autotune.policies.recovery.ranking import outlook
 from autotune.policies.values.events import History, Progressed
 from autotune.policies.values.history import fold
-from autotune.policies.values.types import SAVE_S, SAVE_STEPS, Job, Knobs
+from autotune.policies.values.job import SAVE_S, SAVE_STEPS, Job
+from autotune.policies.values.knobs import Knobs
 
 _UNMEASURED = 0.5  # of the time while steps are only predicted: they may take twice as long
 _LOOKED_AT = 20  # of the latest steps

@@ -7,6 +7,7 @@ from typing import assert_never
 from autotune.policies.recovery.first_launch import first_launch
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
 from autotune.policies.recovery.upgrade import CLIMB, back, due, offer, stopped_to_climb
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Action,
     Await,
@@ -21,9 +22,10 @@ from autotune.policies.values.events import (
     Stop,
     TrainingCompleted,
 )
-from autotune.policies.values.evidence import Cancelled, Completed, Crashed, Diagnosis, Hung, Lost
+from autotune.policies.values.failure import Cause
 from autotune.policies.values.history import RESUMED, Attempt, Run, fold
-from autotune.policies.values.types import Cause, Then
+from autotune.policies.values.job import Then
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0

@@ -8,7 +8,8 @@ from autotune.policies.remedies.legality import objections
 from autotune.policies.values.events import Launch
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
-from autotune.policies.values.types import Knobs, Preflight, changed
+from autotune.policies.values.job import Preflight
+from autotune.policies.values.knobs import Knobs, changed
 
 PREFLIGHT = "preflight"
 AS_WRITTEN = "as written"

@@ -12,11 +12,13 @@ from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.proposals.host import free_before_relaunch
 from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import GaveUp
-from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
-from autotune.policies.values.types import Cause, Knobs, Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.remedy import Remedy
 
 _MEMORY = {
     Cause.GPU_OOM: "device memory",

@@ -8,9 +8,13 @@ import msgspec
 
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.repeats import repeats
-from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.types import Cause, Effect, Knobs, Phase, Recovery, Value
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.remedy import Effect, Remedy
+from autotune.policies.values.value import Value
 
 _CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new step
 _COMBINED = 3  # cures that may be joined so that an earlier failure does not come back

@@ -16,20 +16,14 @@ from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import choices, effect_of, search
 from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Policy
-from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.types import (
-    HOST_LIMIT,
-    Cause,
-    Effect,
-    Knobs,
-    Model,
-    Phase,
-    Placement,
-    Setting,
-    changed,
-)
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.model import Model
+from autotune.policies.values.profile import Placement
+from autotune.policies.values.remedy import Effect
 
 # The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
 # the rest of the run; measured on the simulated cluster (docs/policies.md).

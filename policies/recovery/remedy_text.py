@@ -8,9 +8,11 @@ from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import REMEDY_OF, effect_of
 from autotune.policies.remedies.step_size import missing_bytes
-from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause
 from autotune.policies.values.formatting import show_gib, show_setting
-from autotune.policies.values.types import Cause, Knobs, Setting, changed
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.remedy import Remedy
 
 _BACK = "reduce_host_offload"
 _GROWS = {"memory_fraction": "increase_mem_fraction"}

@@ -11,7 +11,10 @@ from autotune.policies.recovery.ranking import Outlook, Ranked, nearest, outlook
 from autotune.policies.recovery.remedy_text import words
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
-from autotune.policies.values.types import AtLeast, Cluster, Knobs, Layout, Model, Profile, changed
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.profile import AtLeast, Profile
 from autotune.policies.values.value import Value
 
 _LORA_RANK = 32

@@ -6,9 +6,11 @@ from autotune.policies.recovery.ranking import faster, judged, outlook
 from autotune.policies.recovery.remedy_text import step
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.repeats import repeats
-from autotune.policies.values.evidence import Cancelled, Remedy
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.types import Knobs, Then, changed
+from autotune.policies.values.job import Then
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import Cancelled
+from autotune.policies.values.remedy import Remedy
 
 CLIMB = "climb"  # the name of the remedy, and who stopped the attempt before it
 RETURN = "return"

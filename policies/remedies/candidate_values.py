@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from autotune.policies.remedies.legality import highest, lowest
 from autotune.policies.values.knob_table import KNOB_TABLE, Part, Unit
-from autotune.policies.values.types import Grid, Knobs, Profile, Setting
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Grid, Profile
 
 # Near: numbers at these shares of the written value and of the present one, and the least legal one.
 _SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)

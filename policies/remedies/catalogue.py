@@ -6,8 +6,9 @@ gain and price stand here wherever a failure's figures say nothing better.
 
 from __future__ import annotations
 
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Part
-from autotune.policies.values.types import Phase, Value
+from autotune.policies.values.value import Value
 
 
 class Turn(Value, frozen=True, kw_only=True):

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.proposals import Propose, engine, host, training
-from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knob_table import KNOB_TABLE, Knob, Part
-from autotune.policies.values.types import Cause, Component, Knobs, Phase, Placement, Profile, Value
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Placement, Profile
+from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.value import Value
 
 
 class Rung(Value, frozen=True, kw_only=True):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from autotune.policies.values.types import (
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.profile import (
     AtLeast,
     AtMost,
     Constraint,
     Divides,
     FixedDuringRun,
     Grid,
-    Knobs,
     Profile,
     Requires,
-    Setting,
-    changed,
 )
 
 _TOLERANCE = 1e-6  # of a step: shares such as 0.07 are not exact in binary

@@ -12,8 +12,11 @@ from autotune.policies.estimate.gaussian import Floats
 from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
 from autotune.policies.remedies.legality import completed, objections
+from autotune.policies.values.job import Recovery
 from autotune.policies.values.knob_table import ROWS
-from autotune.policies.values.types import Effect, Knobs, Profile, Recovery, Requires, Setting
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Profile, Requires
+from autotune.policies.values.remedy import Effect
 
 Score: TypeAlias = Callable[[Sequence[Knobs]], tuple[Floats, Floats]]
 

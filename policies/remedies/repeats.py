@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.knob_table import ROWS
-from autotune.policies.values.types import Knobs, Profile
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Profile
 
 
 def repeats(profile: Profile, failed: Knobs, diagnosis: Diagnosis, proposed: Knobs) -> bool:

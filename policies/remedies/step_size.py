@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from autotune.policies.remedies.legality import highest, lowest
-from autotune.policies.values.evidence import Diagnosis, Facts
+from autotune.policies.values.diagnosis import Diagnosis, Facts
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Unit, Way
-from autotune.policies.values.types import Knobs, Phase, Profile, Setting
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Profile
 
 # What is left free beside the figures of the message: the failed request is seldom the last of its phase.
 MARGIN = 0.9

@@ -18,8 +18,10 @@ from autotune.policies.search.space import Dimension
 from autotune.policies.search.step_time_model import Offered, Pace, offered, pace_of, slower
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Accepted, Event, Result, Tried
+from autotune.policies.values.failure import HOST_LIMIT, Cause
 from autotune.policies.values.history import Attempt, fold
-from autotune.policies.values.types import HOST_LIMIT, Cause, Knobs, Placement
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Placement
 
 # The chance that some memory overflows above which a candidate is not run; one in twenty runs may.
 RISK = 0.07

@@ -12,7 +12,9 @@ from autotune.policies.search.feasibility import foreseen
 from autotune.policies.search.space import Dimension, assembled, legal, neighbours
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Purpose, Result, Tried
-from autotune.policies.values.types import Knobs, Profile, Setting, Value
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.value import Value
 
 _DRAWS = 40  # of the sampler in one decision, before the space counts as searched
 _SAMPLER_EVERY = 3  # so many trials the sampler comes first, whatever the estimate says

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.policies.values.types import Cluster, Placement, Profile
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.profile import Placement, Profile
 
 
 def gpus_of(profile: Profile) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from autotune.policies.recovery.decide import backoff_s
 from autotune.policies.search import trials
 from autotune.policies.values.events import Purpose, Result, Stable, Tried
-from autotune.policies.values.types import Knobs, Search, Value
+from autotune.policies.values.job import Search
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.value import Value
 
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
 _PAIRS = 2  # runs of the stable start and of the winner under the same conditions

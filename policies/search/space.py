@@ -9,17 +9,11 @@ import msgspec
 
 from autotune.policies.remedies.candidate_values import values_in_range
 from autotune.policies.remedies.legality import completed, objections, on_grid
+from autotune.policies.values.job import Job
 from autotune.policies.values.knob_table import KNOB_TABLE, ROWS
-from autotune.policies.values.types import (
-    KNOBS,
-    FixedDuringRun,
-    Job,
-    Knobs,
-    Profile,
-    Requires,
-    Setting,
-    Value,
-)
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting
+from autotune.policies.values.profile import FixedDuringRun, Profile, Requires
+from autotune.policies.values.value import Value
 
 _FEW = 10  # values of one knob that a move may lead to
 

@@ -14,7 +14,8 @@ import numpy as np
 from autotune.policies.estimate.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.search.space import Dimension
-from autotune.policies.values.types import Knobs, Phase, Setting
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import Knobs, Setting
 
 _GROUPS = (
     (Phase.ROLLOUT,),

@@ -19,8 +19,9 @@ from autotune.policies.values.events import (
     Started,
     Tried,
 )
-from autotune.policies.values.evidence import Cancelled, Lost
-from autotune.policies.values.types import Knobs, Value
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Lost
+from autotune.policies.values.value import Value
 
 _REMEMBERED = 16  # attempts of each kind that the calibration looks at: those before say nothing new
 

@@ -10,6 +10,7 @@ import msgspec
 
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Diagnosed,
     Ended,
@@ -22,8 +23,11 @@ from autotune.policies.values.events import (
     Tried,
     Unit,
 )
-from autotune.policies.values.evidence import Diagnosis, Peak
-from autotune.policies.values.types import Knobs, Phase, Profile, Setting, Value, changed
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.observation import Peak
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.value import Value
 
 _WARM_UP_STEPS = 1  # compiles kernels, fills caches
 _BLIND_EXCESS = 0.05  # of the limit: an out-of-memory message without figures

@@ -5,9 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
-from autotune.policies.values.evidence import Diagnosis, Finding, Outcome, Peak, Remedy
+from autotune.policies.values.diagnosis import Diagnosis, Finding
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Outcome, Peak
 from autotune.policies.values.priors import Learned
-from autotune.policies.values.types import Cluster, Job, Knobs, Profile, Value
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.value import Value
 
 
 class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_field="verdict"):

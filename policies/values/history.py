@@ -7,6 +7,7 @@ from typing import assert_never
 
 import msgspec
 
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -22,8 +23,11 @@ from autotune.policies.values.events import (
     Tried,
     Verdict,
 )
-from autotune.policies.values.evidence import Cancelled, Diagnosis, Lost, Remedy
-from autotune.policies.values.types import Cause, Knobs, Value
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Lost
+from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.value import Value
 
 # The reason of the `Decided` row that the loop appends when the user goes on with a run.
 RESUMED = "resumed by the user"

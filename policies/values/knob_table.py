@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import Enum, StrEnum
 
-from autotune.policies.values.types import Cause, Phase, Placement, Setting, Value
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.knobs import Setting
+from autotune.policies.values.profile import Placement
+from autotune.policies.values.value import Value
 
 
 class Unit(Enum):

@@ -11,8 +11,8 @@ import pytest
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.orchestrator.clock import timestamp
 from autotune.policies.values.events import Event, Purpose, Result, Started, Tried
-from autotune.policies.values.evidence import StepDone, TrainingDone
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import StepDone, TrainingDone
 from benchmarks.figures import Reading
 from benchmarks.searches import at_once
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
-from autotune.policies.values.types import Cause
+from autotune.policies.values.failure import Cause
 from benchmarks.explain_accuracy import cases, main, merged, scores
 from benchmarks.noise import PREFIXES, buried, healthy
 

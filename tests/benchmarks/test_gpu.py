@@ -17,8 +17,9 @@ from autotune.policies.values.events import (
     Started,
     TrainingCompleted,
 )
-from autotune.policies.values.evidence import Remedy
-from autotune.policies.values.types import Cause, Component, Knobs, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.remedy import Remedy
 from benchmarks.gpu import launch, replay
 
 ROOT = Path(__file__).resolve().parents[2]

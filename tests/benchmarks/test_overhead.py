@@ -11,6 +11,7 @@ import pytest
 from autotune.launchers.builtin.process.records import PREFIX
 from autotune.launchers.runners.node.processes import read_stat
 from autotune.orchestrator.clock import timestamp
+from autotune.policies.values.diagnosis import Finding, Line
 from autotune.policies.values.events import (
     Decided,
     Diagnosed,
@@ -20,8 +21,9 @@ from autotune.policies.values.events import (
     Started,
     StopRequested,
 )
-from autotune.policies.values.evidence import Crashed, Finding, Line
-from autotune.policies.values.types import Cause, Knobs, Phase
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Crashed
 from benchmarks.figures import Reading, interval95, paired_ratios, rates, recoveries, spread, table
 from benchmarks.place import DRIVER, RAY, SHIM, SUPERVISOR, Lookout, group_of, started_at
 from benchmarks.report import Measured, Run, report

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached, Started
-from autotune.policies.values.evidence import Cancelled, Crashed, Peak
-from autotune.policies.values.types import Cause, Knobs, Phase, changed
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import Cancelled, Crashed, Peak
 from benchmarks.simulation.baselines import POLICIES, accelerate, bisect, composer, fixed_ladder, ladder
 from benchmarks.simulation.cluster import Failure, diagnosis, peaks, reported, run
 from benchmarks.simulation.distance import distance_table, distances

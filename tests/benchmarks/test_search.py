@@ -6,7 +6,7 @@ import pytest
 
 from autotune.policies.search.trials import keeps_limits
 from autotune.policies.values.events import Diagnosed, Result
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
 from benchmarks.search import table
 from benchmarks.searches.harness import Night, Start, attempt, keeps, play, started, tried
 from benchmarks.searches.methods import METHODS

@@ -18,8 +18,9 @@ from autotune.launchers.frameworks.areal.keys import classes, kind_of
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.remedies.legality import completed, lowest, objections
-from autotune.policies.values.evidence import StepDone, StepTokens
-from autotune.policies.values.types import Cause, Knobs
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import StepDone, StepTokens
 from tests.launchers.frameworks.areal_jobs import CLUSTER, JOBS, ROOT, job
 
 from .environments import environment, run

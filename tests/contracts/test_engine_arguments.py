@@ -15,7 +15,8 @@ from autotune.launchers.base import Framework
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.orchestrator.config.loader import parse
-from autotune.policies.values.types import Cluster, Grid, Job
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.profile import Grid
 from tests.contracts.sglang_arguments import arguments
 
 pytestmark = pytest.mark.e2e

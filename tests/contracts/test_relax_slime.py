@@ -20,7 +20,8 @@ from autotune.launchers.frameworks.core.flags import arguments, bare, from_words
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.types import Job, Knobs
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
 from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, RELAX, SLIME, job
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of

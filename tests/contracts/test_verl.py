@@ -16,8 +16,11 @@ from autotune.launchers.frameworks.verl.config import Config, defaults
 from autotune.launchers.frameworks.verl.knobs import read
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.evidence import Diagnosis, StepDone
-from autotune.policies.values.types import Cause, Component, Job, Phase, Setting
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Setting
+from autotune.policies.values.observation import StepDone
 from tests.contracts.environments import environment, run
 from tests.launchers.frameworks.verl_jobs import JOBS, VERL, job, moves, profile, with_settings, written_jobs
 

@@ -17,7 +17,7 @@ import pytest
 from autotune.orchestrator.search.optuna_study import Study
 from autotune.policies.search.space import Dimension
 from autotune.policies.values.events import Purpose, Result, Tried
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
 from tests.contracts.environments import cache, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import yaml
 
 from autotune.launchers.base import Chunk, Drain, Exit, Observed, Unreachable
-from autotune.policies.values.evidence import Sample
-from autotune.policies.values.types import Cluster, Command
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.observation import Sample
 
 GIB = 1024**3
 JOB = """\

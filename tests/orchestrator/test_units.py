@@ -7,7 +7,7 @@ import pytest
 from autotune.orchestrator import messages
 from autotune.orchestrator.units import show_rate
 from autotune.policies.values.events import Purpose, Result, Tried, Unit
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
 
 
 @pytest.mark.parametrize(

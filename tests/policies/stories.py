@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from autotune.policies.recovery.decide import decide
+from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding, Line
 from autotune.policies.values.events import (
     Accepted,
     Action,
@@ -22,24 +23,12 @@ from autotune.policies.values.events import (
     Progressed,
     Started,
 )
-from autotune.policies.values.evidence import Crashed, Diagnosis, Facts, Finding, Line, Outcome
-from autotune.policies.values.types import (
-    AtLeast,
-    Cause,
-    Cluster,
-    Component,
-    Constraint,
-    Effect,
-    Goal,
-    Grid,
-    Job,
-    Knobs,
-    Phase,
-    Placement,
-    Profile,
-    Recovery,
-    Support,
-)
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.job import Cluster, Goal, Job, Recovery
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Crashed, Outcome
+from autotune.policies.values.profile import AtLeast, Constraint, Grid, Placement, Profile, Support
+from autotune.policies.values.remedy import Effect
 
 MIB = 1 << 20
 CLUSTER = Cluster(address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=8 << 30)

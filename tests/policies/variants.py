@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.policies.values.evidence import Diagnosis
-from autotune.policies.values.types import Cause
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause
 
 _FILE = Path(__file__).with_name("variants.txt")
 _ANY = ("any", "-")

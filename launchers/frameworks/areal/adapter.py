@@ -18,8 +18,12 @@ from autotune.launchers.frameworks.areal.overrides import printed, words
 from autotune.launchers.frameworks.areal.profile import profile_of
 from autotune.launchers.frameworks.areal.recover import recover_settings
 from autotune.launchers.frameworks.core.data import rows, table
-from autotune.policies.values.evidence import Marker
-from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Model
+from autotune.policies.values.observation import Marker
+from autotune.policies.values.profile import Profile
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
 _OLD_LAUNCHER = "areal.infra.launcher."

@@ -20,7 +20,7 @@ from autotune.launchers.frameworks.areal.config import overrides
 from autotune.launchers.frameworks.areal.engines import Site
 from autotune.launchers.frameworks.areal.keys import fields, is_section, kind_of, leaves
 from autotune.launchers.frameworks.core.data import table
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 _HYDRA = ("defaults", "hydra")

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
 from autotune.launchers.frameworks.areal.keys import kind_of
 from autotune.launchers.frameworks.core.data import document
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 _ENGINES = ("actor", "ref", "critic")

@@ -19,7 +19,8 @@ from autotune.launchers.frameworks.areal.config import (
 from autotune.launchers.frameworks.areal.keys import is_section, kind_of
 from autotune.launchers.frameworks.areal.workers import allocator, environment, host_allocator
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
-from autotune.policies.values.types import Job, Knobs, Setting
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs, Setting
 
 
 class Site:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.engines import Site, samples
-from autotune.policies.values.types import Layout
+from autotune.policies.values.model import Layout
 
 
 def resident(site: Site) -> dict[str, tuple[str, ...]]:

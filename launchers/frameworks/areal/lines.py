@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from autotune.policies.values.evidence import (
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.observation import (
     Marker,
     Peak,
     PhaseEnded,
@@ -15,7 +16,6 @@ from autotune.policies.values.evidence import (
     StepTokens,
     TrainingDone,
 )
-from autotune.policies.values.types import Component, Phase
 
 GIB = 1 << 30  # AReaL's "GB"
 

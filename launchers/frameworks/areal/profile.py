@@ -11,20 +11,19 @@ from autotune.launchers.frameworks.areal.recover import resumable, saves
 from autotune.launchers.frameworks.areal.workers import ALLOCATOR, PRELOAD
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
-from autotune.policies.values.types import (
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.profile import (
     AtLeast,
-    Cluster,
     Constraint,
     Divides,
-    Effect,
     FixedDuringRun,
     Grid,
-    Job,
     Placement,
     Profile,
     Requires,
     Support,
 )
+from autotune.policies.values.remedy import Effect
 
 _TWO = (False, True)
 _TOKENS = 128  # multiple of a token budget

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.areal.config import overrides
 from autotune.launchers.frameworks.areal.engines import Site
-from autotune.policies.values.types import SAVE_S, Job
+from autotune.policies.values.job import SAVE_S, Job
 
 _FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 _ON = ("on", "auto")

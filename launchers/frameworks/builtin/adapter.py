@@ -11,7 +11,12 @@ import yaml
 
 from autotune.launchers.base import Advice, Problem
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
-from autotune.policies.values.evidence import (
+from autotune.policies.values.command import Command, File
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.observation import (
     Marker,
     Peak,
     PhaseEnded,
@@ -21,25 +26,7 @@ from autotune.policies.values.evidence import (
     StepDone,
     TrainingDone,
 )
-from autotune.policies.values.types import (
-    SAVE_STEPS,
-    AtLeast,
-    AtMost,
-    Cluster,
-    Command,
-    Component,
-    Constraint,
-    File,
-    Grid,
-    Job,
-    Knobs,
-    Layout,
-    Model,
-    Phase,
-    Placement,
-    Profile,
-    Support,
-)
+from autotune.policies.values.profile import AtLeast, AtMost, Constraint, Grid, Placement, Profile, Support
 
 _PROGRAM = "autotune.launchers.builtin"
 _TWO = (False, True)

@@ -20,26 +20,22 @@ from autotune.launchers.frameworks.command.placeholders import (
     environment,
     placeholders,
 )
-from autotune.policies.values.evidence import Marker
-from autotune.policies.values.types import (
-    KNOBS,
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.observation import Marker
+from autotune.policies.values.profile import (
     AtLeast,
-    Cluster,
-    Command,
     Constraint,
     Divides,
-    Effect,
     FixedDuringRun,
     Grid,
-    Job,
-    Knobs,
-    Layout,
-    Model,
     Placement,
     Profile,
-    Setting,
     Support,
 )
+from autotune.policies.values.remedy import Effect
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Knobs)}
 _SIZES = ("sync_buffer", "memory_margin")

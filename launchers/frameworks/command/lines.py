@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from autotune.policies.values.evidence import Marker, Resumed, Saved, StepDone, TrainingDone
+from autotune.policies.values.observation import Marker, Resumed, Saved, StepDone, TrainingDone
 
 _COUNT = r"(?P<step>\d+)(?:\s*/\s*(?P<of>\d+))?"
 _STEP = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from autotune.policies.values.types import KNOBS, Setting
+from autotune.policies.values.knobs import KNOBS, Setting
 from autotune.policies.values.value import Value
 
 # `{attempt}` and `{python}` are filled in where the command starts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.policies.values.types import Requires, Support
+from autotune.policies.values.profile import Requires, Support
 
 
 def together(supported: Mapping[str, Support], context: str, *, devices: int, why: str) -> Iterator[Requires]:

@@ -9,7 +9,10 @@ from functools import cache
 import msgspec
 
 from autotune.launchers.frameworks.core.data import document
-from autotune.policies.values.types import Cause, Grid, Knobs, Profile, Setting, Support, Value
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Grid, Profile, Support
+from autotune.policies.values.value import Value
 
 
 class Spelling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,8 +37,12 @@ from autotune.launchers.frameworks.megatron.profile import (
     supported_of,
     unsupported_of,
 )
-from autotune.policies.values.evidence import Marker
-from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Placement, Profile
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Model
+from autotune.policies.values.observation import Marker
+from autotune.policies.values.profile import Placement, Profile
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _PYTHONS = ("python", "python3")

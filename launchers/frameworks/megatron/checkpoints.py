@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.core.flags import Flags
 from autotune.launchers.frameworks.megatron.job import needs_reference
-from autotune.policies.values.types import SAVE_STEPS, Job
+from autotune.policies.values.job import SAVE_STEPS, Job
 
 # What makes Megatron take the weights of a checkpoint and nothing else, from step 0.
 _WEIGHTS_ONLY = {"finetune": True, "no-load-optim": True, "no-load-rng": True, "start-rollout-id": 0}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.flags import Flags, bare, is_on, parsed_value
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup, roles_of
-from autotune.policies.values.types import Job, Placement
+from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 
 _ENGINE = "sglang-"
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")

@@ -8,7 +8,8 @@ import msgspec
 
 from autotune.launchers.frameworks.core.data import Words, document, table
 from autotune.launchers.frameworks.core.flags import Flags
-from autotune.policies.values.types import Job, Placement
+from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 from autotune.policies.values.value import Value
 
 

@@ -12,7 +12,8 @@ from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
 from autotune.launchers.frameworks.core.flags import Flags, flags_of, spelled
 from autotune.launchers.frameworks.core.sglang_defaults import auto_fraction, tier
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, shape_of
-from autotune.policies.values.types import KNOBS, Job, Knobs
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.value import Value
 
 SERVER_CONCURRENCY = 512  # --sglang-server-concurrency, requests that the client keeps at one engine

@@ -6,7 +6,8 @@ import ast
 import re
 from math import isfinite
 
-from autotune.policies.values.evidence import (
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.observation import (
     Marker,
     PhaseEnded,
     PhaseStarted,
@@ -15,7 +16,6 @@ from autotune.policies.values.evidence import (
     StepDone,
     TrainingDone,
 )
-from autotune.policies.values.types import Phase
 
 # Peaks are printed by neither: their `Memory-Usage` lines are taken at quiet moments, between the phases.
 _TIMER = re.compile(r"Timer (?P<name>\w+) (?:(?P<start>start)\b|end \(elapsed: (?P<seconds>[\d.]+)s\))")

@@ -9,21 +9,21 @@ from autotune.launchers.frameworks.core.flags import Flags
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup
 from autotune.launchers.frameworks.megatron.knobs import most_concurrent
-from autotune.policies.values.types import (
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout
+from autotune.policies.values.profile import (
     AtLeast,
     AtMost,
     Constraint,
     Divides,
-    Effect,
     FixedDuringRun,
     Grid,
-    Knobs,
-    Layout,
-    Phase,
     Placement,
     Requires,
     Support,
 )
+from autotune.policies.values.remedy import Effect
 
 _MIB = 1 << 20
 _TWO = (False, True)

@@ -14,8 +14,12 @@ from autotune.launchers.frameworks.verl.knobs import read, write
 from autotune.launchers.frameworks.verl.markers import TRACES, marker_of
 from autotune.launchers.frameworks.verl.overrides import override
 from autotune.launchers.frameworks.verl.printed_config import printed
-from autotune.policies.values.evidence import Marker
-from autotune.policies.values.types import Cluster, Command, Job, Knobs, Model, Profile
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Model
+from autotune.policies.values.observation import Marker
+from autotune.policies.values.profile import Profile
 
 _PINNED = {"vllm": "0.24.0", "sglang": "0.5.12"}  # extras of verl 0.9.1
 

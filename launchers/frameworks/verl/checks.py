@@ -13,7 +13,7 @@ from autotune.launchers.frameworks.verl.knobs import critic_tokens, names
 from autotune.launchers.frameworks.verl.launch import is_own
 from autotune.launchers.frameworks.verl.limits import rollout_sizes, sequence_sizes
 from autotune.launchers.frameworks.verl.overrides import bare, prefix
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.verl import keys
 from autotune.launchers.frameworks.verl.overrides import bare, overrides_in, prefix, value_of
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 ACTOR = "actor_rollout_ref.actor"

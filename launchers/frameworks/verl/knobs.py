@@ -12,7 +12,7 @@ from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, REF, ROLLOUT, Config
-from autotune.policies.values.types import Knobs, changed
+from autotune.policies.values.knobs import Knobs, changed
 
 SNAPSHOT_TOOL = "torch_memory"
 _REQUESTS = 256  # at once where max_num_seqs is null: vLLM's default on cards below 70 GiB (arg_utils.py)

@@ -11,7 +11,9 @@ from autotune.launchers.frameworks.verl.config import ENV_VARS, MODEL, ROLLOUT, 
 from autotune.launchers.frameworks.verl.keys import taken
 from autotune.launchers.frameworks.verl.knobs import SNAPSHOT_TOOL, write
 from autotune.launchers.frameworks.verl.overrides import bare, override, overrides_in
-from autotune.policies.values.types import SAVE_STEPS, Command, Job, Knobs
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import SAVE_STEPS, Job
+from autotune.policies.values.knobs import Knobs
 
 ENTRY = ("{python}", "-m", "verl.trainer.main_ppo")
 _KEPT = 2  # checkpoints: with one, verl deletes the old one before the new one is complete

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.verl.config import ACTOR, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names
-from autotune.policies.values.types import Component, Layout, Phase, Placement
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.model import Layout
+from autotune.policies.values.profile import Placement
 
 _HALF = ("bf16", "bfloat16", "fp16", "float16")
 _TRAINING = (

@@ -6,18 +6,18 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names, requests
-from autotune.policies.values.types import (
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.model import Model
+from autotune.policies.values.profile import (
     AtLeast,
     Constraint,
     Divides,
-    Effect,
     FixedDuringRun,
     Grid,
-    Model,
-    Phase,
     Requires,
     Support,
 )
+from autotune.policies.values.remedy import Effect
 
 _TOKEN_STEP = 64  # a multiple of every size of sequence parallelism in use
 _SWITCH = Grid(values=(False, True))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from autotune.policies.values.evidence import Marker, PhaseStarted, Resumed, Saved, StepDone, TrainingDone
-from autotune.policies.values.types import Phase
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.observation import Marker, PhaseStarted, Resumed, Saved, StepDone, TrainingDone
 
 TRACES = (
     "verl.trainer.main_ppo",

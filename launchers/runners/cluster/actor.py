@@ -9,7 +9,7 @@ from autotune.launchers.runners.cluster.jobs import job_environment
 from autotune.launchers.runners.node.agent import Node, Start
 from autotune.launchers.runners.node.child import outside_ray_worker
 from autotune.launchers.runners.node.host import card_indices
-from autotune.policies.values.types import Command
+from autotune.policies.values.command import Command
 
 
 class NodeActor(Node):

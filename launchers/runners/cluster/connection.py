@@ -19,7 +19,7 @@ from typing import Any
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.node.child import FOLDER
 from autotune.launchers.runners.node.host import read_cards
-from autotune.policies.values.types import Value
+from autotune.policies.values.value import Value
 
 NAMESPACE = "autotune"
 _LEAST_CPUS = 16  # frameworks start many light actors

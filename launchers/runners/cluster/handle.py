@@ -12,7 +12,7 @@ from autotune.launchers.runners.cluster.jobs import cards_of, jobs_of, remove_le
 from autotune.launchers.runners.node.agent import Baseline, Report, Start
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
 from autotune.launchers.runners.node.harvest import Harvest
-from autotune.policies.values.evidence import Sample
+from autotune.policies.values.observation import Sample
 
 _ANSWER_S = 15.0
 _SILENT_S = 60.0  # a node under memory pressure may answer late

@@ -24,7 +24,8 @@ from autotune.launchers.runners.cluster.jobs import (
 )
 from autotune.launchers.runners.node.agent import Start, sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
-from autotune.policies.values.types import Cluster, Command
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster
 
 _START_S = 120.0  # Ray may have to start workers on busy nodes
 _ANSWER_S = 15.0

@@ -15,8 +15,9 @@ from autotune.launchers.runners.node.host import read_cards, read_host
 from autotune.launchers.runners.node.logs import Logs, Piece
 from autotune.launchers.runners.node.processes import ProcessStat, all_pids, end, marked, read_stat, user_of
 from autotune.launchers.runners.node.sampler import Sampler
-from autotune.policies.values.evidence import Sample
-from autotune.policies.values.types import Command, Value
+from autotune.policies.values.command import Command
+from autotune.policies.values.observation import Sample
+from autotune.policies.values.value import Value
 
 
 class Baseline(Value, frozen=True, kw_only=True):

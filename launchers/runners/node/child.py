@@ -16,7 +16,8 @@ import msgspec
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.launchers.runners.node.processes import MARKER, is_alive, read_stat
-from autotune.policies.values.types import Command, Value
+from autotune.policies.values.command import Command
+from autotune.policies.values.value import Value
 
 FOLDER = "AUTOTUNE_FOLDER"  # where private folders go instead of the temporary folder: our own Ray's
 _PREFIX = "autotune-attempt-"

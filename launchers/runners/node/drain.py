@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from autotune.launchers.base import Drain
-from autotune.policies.values.types import Value
+from autotune.policies.values.value import Value
 
 _MIB = 1 << 20
 _GIB = 1 << 30

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.policies.values.types import Value
+from autotune.policies.values.value import Value
 
 
 class HostMemory(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from autotune.launchers.runners.node.host import Card, read_cards, read_host
 from autotune.launchers.runners.node.processes import Census, ProcessStat
-from autotune.policies.values.evidence import GpuMemory, ProcessMemory, Sample
+from autotune.policies.values.observation import GpuMemory, ProcessMemory, Sample
 
 PERIOD_S = 0.45  # a little under half a second: at least two readings a second
 _KEPT_SAMPLES = 4000  # half an hour without a driver

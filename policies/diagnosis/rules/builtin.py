@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.diagnosis.rules.rule import ALWAYS, BUILTIN_FAILURE, Rule, row
-from autotune.policies.values.types import Cause
+from autotune.policies.values.failure import Cause
 
 BUILTIN: tuple[Rule, ...] = (
     # ---- the built-in job; the record carries its own cause

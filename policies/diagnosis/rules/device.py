@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.diagnosis.rules.rule import UNLESS_PROGRESS, Rule, row
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 
 _DEVICES = r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|HPU|GCU|MPS backend)"
 # The words as an exception or at the head of a message, not in a sentence about them nor in a source line.

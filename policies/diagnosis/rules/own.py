@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.diagnosis.rules.rule import ALWAYS, Rule, row
-from autotune.policies.values.types import Cause
+from autotune.policies.values.failure import Cause
 
 _PREFIX = "autotune: "
 

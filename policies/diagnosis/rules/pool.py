@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 
 HARMLESS: tuple[Rule, ...] = (
     row(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from autotune.policies.values.types import Cause, Component, Phase, Value
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.value import Value
 
 # Whether such a line ends a job that still runs; one that never does may yet explain why it died.
 ALWAYS, UNLESS_PROGRESS, NEVER = "always", "unless_progress", "never"

@@ -11,8 +11,10 @@ from typing import TypeAlias
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import completed
 from autotune.policies.remedies.step_size import next_values
-from autotune.policies.values.evidence import Diagnosis, Remedy
-from autotune.policies.values.types import Effect, Knobs, Profile, Setting
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Effect, Remedy
 
 Propose: TypeAlias = Callable[[Profile, Knobs, Diagnosis], Iterable[Remedy]]
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 from autotune.policies.remedies.proposals import change, stepped
 from autotune.policies.remedies.step_size import lower_fraction, shrink_share, smaller
-from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause
 from autotune.policies.values.formatting import show_gib
-from autotune.policies.values.types import Cause, Knobs, Profile
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Remedy
 
 
 def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:

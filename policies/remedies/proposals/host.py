@@ -8,8 +8,11 @@ from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
 from autotune.policies.remedies.proposals import GIB, change, stepped
 from autotune.policies.remedies.step_size import smaller
-from autotune.policies.values.evidence import Diagnosis, Remedy
-from autotune.policies.values.types import Knobs, Phase, Profile
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Remedy
 
 _OUTSIDE_SHARE = 0.25  # of a card held by others before they are named as the reason
 

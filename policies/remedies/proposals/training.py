@@ -8,9 +8,12 @@ from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
 from autotune.policies.remedies.proposals import change, doubled, stepped
 from autotune.policies.remedies.step_size import next_values, smaller
-from autotune.policies.values.evidence import Diagnosis, Remedy
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knob_table import Memory
-from autotune.policies.values.types import Cause, Component, Knobs, Phase, Profile
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Remedy
 
 ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _CHUNK = 1024  # tokens of logits at once when nothing was chunked before

@@ -10,7 +10,7 @@ from autotune.launchers.builtin.actors import gpus_per_actor
 from autotune.launchers.builtin.config.settings import SettingsError, parse_settings
 from autotune.launchers.builtin.process.host_memory import _like, local
 from autotune.launchers.frameworks.builtin.adapter import Builtin
-from autotune.policies.values.types import Cluster, Job
+from autotune.policies.values.job import Cluster, Job
 
 BUDGETS = {"trainer_budget": "20GiB", "engine_budget": "10GiB"}
 

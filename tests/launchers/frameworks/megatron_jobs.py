@@ -7,7 +7,7 @@ from typing import Any
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.relax.adapter import Relax
 from autotune.launchers.frameworks.slime.adapter import Slime
-from autotune.policies.values.types import ClusterSpec, Job
+from autotune.policies.values.job import ClusterSpec, Job
 
 SLIME, RELAX = Slime(), Relax()
 BOTH: tuple[Framework, ...] = (SLIME, RELAX)

@@ -10,18 +10,11 @@ import msgspec
 from autotune.launchers.base import Framework
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import Scanner
+from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import Launch
-from autotune.policies.values.evidence import (
-    Crashed,
-    Diagnosis,
-    Evidence,
-    Marker,
-    Outcome,
-    PhaseEnded,
-    PhaseStarted,
-    StepDone,
-)
-from autotune.policies.values.types import Cluster, Job, Phase
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.observation import Crashed, Marker, Outcome, PhaseEnded, PhaseStarted, StepDone
 from tests.policies.stories import Story, accepted, like
 
 LOGS = Path(__file__).parent / "logs"

@@ -9,17 +9,19 @@ from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.areal.backend import BackendError, from_allocation_mode, parse
 from autotune.launchers.frameworks.areal.keys import kind_of, leaves
 from autotune.policies.remedies.legality import completed, lowest, objections
-from autotune.policies.values.evidence import Peak, PhaseEnded, PhaseStarted, Resumed, StepDone, TrainingDone
-from autotune.policies.values.types import (
-    KNOBS,
-    Component,
-    Effect,
-    FixedDuringRun,
-    Knobs,
-    Phase,
-    Placement,
-    Recovery,
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.observation import (
+    Peak,
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    StepDone,
+    TrainingDone,
 )
+from autotune.policies.values.profile import FixedDuringRun, Placement
+from autotune.policies.values.remedy import Effect
 
 from .areal_jobs import CLUSTER, COLOCATED, CRITIC, JOBS, REFERENCE, ROOT, SHAPE, job
 

@@ -8,7 +8,8 @@ from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.events import Finish, Launch, NeedsHuman
-from autotune.policies.values.evidence import (
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.observation import (
     Crashed,
     Hung,
     Marker,
@@ -19,7 +20,6 @@ from autotune.policies.values.evidence import (
     StepTokens,
     TrainingDone,
 )
-from autotune.policies.values.types import Cause, Component, Phase
 from tests.policies.stories import Story, accepted, like
 
 from .areal_jobs import CLUSTER, JOBS, job

@@ -3,7 +3,10 @@ import yaml
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.builtin.adapter import Builtin
-from autotune.policies.values.evidence import (
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.observation import (
     Peak,
     PhaseEnded,
     PhaseStarted,
@@ -12,7 +15,6 @@ from autotune.policies.values.evidence import (
     StepDone,
     TrainingDone,
 )
-from autotune.policies.values.types import KNOBS, Cluster, Component, Job, Knobs, Phase
 
 CLUSTER = Cluster(address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=8 << 30)
 JOB = Job(

@@ -15,7 +15,8 @@ from autotune.launchers.frameworks.areal import keys as areal_keys
 from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.verl import checks, config, keys
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.types import KNOBS, Phase
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import KNOBS
 
 PACKAGE = frameworks.__name__
 FILES = sorted(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
 
 from .megatron_jobs import BOTH, COLOCATED, dashed, flag, job
 from .megatron_replay import CLUSTER

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.policies.values.evidence import Resumed, Saved, StepDone
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.observation import Resumed, Saved, StepDone
 
 from .megatron_jobs import BOTH, FAILING, RELAX, SLIME, job
 from .megatron_replay import cure, read

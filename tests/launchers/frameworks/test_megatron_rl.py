@@ -9,7 +9,9 @@ import pytest
 from autotune.launchers.frameworks.core.flags import bare
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.types import KNOBS, Effect, Grid, Knobs, Placement
+from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.profile import Grid, Placement
+from autotune.policies.values.remedy import Effect
 
 from .megatron_jobs import APART, BOTH, COLOCATED, NEVER, RELAX, SLIME, dashed, job
 from .megatron_replay import CLUSTER

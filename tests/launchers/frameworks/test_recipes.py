@@ -10,8 +10,9 @@ from autotune.policies.estimate.peaks import Estimate, estimate
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.first_launch import AS_WRITTEN
 from autotune.policies.values.events import Accepted, Launch
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.history import fold
-from autotune.policies.values.types import Cluster, ClusterSpec, Job, Phase
+from autotune.policies.values.job import Cluster, ClusterSpec, Job
 
 from .recipes import RUNNING, Recipe
 

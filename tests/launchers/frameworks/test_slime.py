@@ -4,8 +4,10 @@ import msgspec
 import pytest
 
 from autotune.policies.diagnosis.diagnose import diagnose
-from autotune.policies.values.evidence import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
-from autotune.policies.values.types import Cause, Knobs, Phase, Placement
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
+from autotune.policies.values.profile import Placement
 
 from .megatron_jobs import APART, COLOCATED, FAILING, SLIME, flag, job
 from .megatron_replay import CLUSTER, LOGS, cure, read

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.launchers.frameworks.core import tool_spellings
 from autotune.policies.values.knob_table import ENGINE_KNOBS
-from autotune.policies.values.types import KNOBS
+from autotune.policies.values.knobs import KNOBS
 
 EVERY = (*tool_spellings.every_tool(), tool_spellings.process())
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from autotune.launchers.frameworks.core import splits
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.types import Grid, Support
+from autotune.policies.values.profile import Grid, Support
 
 from .megatron_jobs import BOTH, COLOCATED, job
 from .megatron_replay import CLUSTER

@@ -6,7 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.types import KNOBS, Component, Job, Knobs, Phase, Placement
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.profile import Placement
 
 from .verl_jobs import (
     ACTOR,

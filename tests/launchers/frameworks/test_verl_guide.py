@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.launchers.base import Status
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 
 from .verl_jobs import CLUSTER, GRPO, VERL, written_jobs
 

@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.values.types import Job, Knobs, Recovery
+from autotune.policies.values.job import Job, Recovery
+from autotune.policies.values.knobs import Knobs
 
 from .verl_jobs import ACTOR, GRPO, JOBS, ROLLOUT, VERL, profile, with_settings
 

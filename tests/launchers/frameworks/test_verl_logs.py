@@ -7,17 +7,10 @@ from msgspec.structs import replace
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import Scanner
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Ended, Launch
-from autotune.policies.values.evidence import (
-    Crashed,
-    Diagnosis,
-    PhaseStarted,
-    Resumed,
-    Saved,
-    StepDone,
-    TrainingDone,
-)
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.observation import Crashed, PhaseStarted, Resumed, Saved, StepDone, TrainingDone
 from tests.policies.stories import Story, like
 
 from .verl_jobs import ACTOR, CLUSTER, JOBS, REF, ROLLOUT, VERL, profile

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from autotune.launchers.base import Exit, Handle, Observed
 from autotune.launchers.runners.node.processes import attempt_of
-from autotune.policies.values.types import Command
+from autotune.policies.values.command import Command
 
 PATIENCE_S = 60.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.policies.values.types import Command
+from autotune.policies.values.command import Command
 from tests.launchers.runners.attempts import Program
 
 

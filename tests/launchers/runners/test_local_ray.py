@@ -19,7 +19,7 @@ DRIVER = """
     import os, sys, time
     import ray
     from autotune.launchers.runners.cluster.runner import RayRunner
-    from autotune.policies.values.types import Command
+    from autotune.policies.values.command import Command
     from tests.launchers.runners.attempts import Reading
 
     runner = RayRunner.open({address!r}, gpus=1)

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.local import ProcessRunner
-from autotune.policies.values.types import Command, File
+from autotune.policies.values.command import Command, File
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 # Two processes that leave the group and the session, whose parents are gone, and that ignore SIGTERM.
@@ -163,7 +163,7 @@ def test_the_framework_ends_with_a_driver_that_is_killed(run, tmp_path: Path):
     driver = f"""
         import time
         from autotune.launchers.runners.local import ProcessRunner
-        from autotune.policies.values.types import Command
+        from autotune.policies.values.command import Command
         runner = ProcessRunner()
         child = "import os,time; os.setsid() if os.fork() == 0 else 0; time.sleep(600)"
         handle = runner.start(Command(argv=("{{python}}", "-c", child)), run="{run}", attempt=1, python=None)

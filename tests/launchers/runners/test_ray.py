@@ -55,7 +55,7 @@ def driver(source: str, *, address: str) -> subprocess.Popen[bytes]:
     text = f"""
 import time
 from autotune.launchers.runners.cluster.runner import RayRunner
-from autotune.policies.values.types import Command
+from autotune.policies.values.command import Command
 runner = RayRunner.open({address!r})
 """
     return subprocess.Popen(

@@ -9,7 +9,7 @@ from autotune.launchers.base import Exit, Unreachable
 from autotune.orchestrator.cli import drive, main
 from autotune.orchestrator.clock import SystemClock
 from autotune.orchestrator.driver import reconcile
-from autotune.policies.values.types import Command
+from autotune.policies.values.command import Command
 from tests.orchestrator.scripted import Place, Script, World, failure, forever, phase, silent, tight_memory
 
 _FASTER = 20

@@ -4,7 +4,7 @@ import msgspec
 
 from autotune.launchers.frameworks.slime.adapter import Slime
 from autotune.orchestrator.config.includes import with_shape
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
 
 _FLAGS = {
     "hf-checkpoint": "/nowhere/Qwen3-4B",

@@ -17,17 +17,9 @@ from autotune.orchestrator.config.loader import load, parse
 from autotune.orchestrator.config.overrides import override
 from autotune.orchestrator.config.yaml_nodes import Document, Place, scalar
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
-from autotune.policies.values.types import (
-    KNOBS,
-    ClusterSpec,
-    Effect,
-    Goal,
-    Job,
-    Preflight,
-    Recovery,
-    Search,
-    Then,
-)
+from autotune.policies.values.job import ClusterSpec, Goal, Job, Preflight, Recovery, Search, Then
+from autotune.policies.values.knobs import KNOBS
+from autotune.policies.values.remedy import Effect
 
 ROOT = Path(__file__).parents[3]
 HEAD = "name: j\nframework: builtin\nsettings: {trainer_budget: 100MiB, save_every: 0}\n"

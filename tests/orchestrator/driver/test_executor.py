@@ -10,7 +10,7 @@ import pytest
 
 from autotune.orchestrator.driver.executor import Beside, here
 from autotune.policies.values.events import Ended, Interrupted, Result, Stable
-from autotune.policies.values.evidence import Cancelled
+from autotune.policies.values.observation import Cancelled
 from tests.orchestrator.scripted import World, forever
 from tests.orchestrator.search.test_scheduler import JOB, Night, formula
 

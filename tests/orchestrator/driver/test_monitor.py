@@ -14,8 +14,8 @@ from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.monitor import Watch
 from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
-from autotune.policies.values.evidence import Completed, Crashed, GpuMemory, Hung, Lost, Sample
-from autotune.policies.values.types import Phase
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.observation import Completed, Crashed, GpuMemory, Hung, Lost, Sample
 from tests.orchestrator.scripted import JOB, failure, phase, step
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"

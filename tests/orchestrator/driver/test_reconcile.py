@@ -35,8 +35,8 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.evidence import Cancelled, Completed, Hung, Lost
-from autotune.policies.values.types import Cause, Phase
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.observation import Cancelled, Completed, Hung, Lost
 from tests.orchestrator.scripted import (
     JOB,
     Hands,

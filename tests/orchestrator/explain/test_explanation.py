@@ -21,8 +21,8 @@ from autotune.orchestrator.explain.reader import check, read, read_from
 from autotune.orchestrator.explain.rule_page import explain_rule
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.policies.diagnosis.rules.catalogue import RULES
-from autotune.policies.values.evidence import Marker, StepDone
-from autotune.policies.values.types import Cause
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.observation import Marker, StepDone
 
 LOGS = Path(__file__).parent / "logs"
 OOM = (

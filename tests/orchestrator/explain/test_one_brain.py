@@ -18,6 +18,7 @@ from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.recovery.decide import decide
+from autotune.policies.values.diagnosis import Diagnosis, Facts
 from autotune.policies.values.events import (
     Accepted,
     Diagnosed,
@@ -30,8 +31,10 @@ from autotune.policies.values.events import (
     Progressed,
     Started,
 )
-from autotune.policies.values.evidence import Crashed, Diagnosis, Facts, Remedy
-from autotune.policies.values.types import Cause, Component, Phase, Recovery
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.observation import Crashed
+from autotune.policies.values.remedy import Remedy
 from tests.policies.jobs import accepted as known_model
 
 GIB = 1 << 30

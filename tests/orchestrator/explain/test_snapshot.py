@@ -18,7 +18,7 @@ from autotune.orchestrator.explain.snapshot import (
     snapshot_document,
     snapshot_text,
 )
-from autotune.policies.values.types import Cause
+from autotune.policies.values.failure import Cause
 from tests.policies.snapshots import AUTOGRAD, FORWARD, LOAD, MIB, Allocator
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
+from autotune.policies.values.command import Command, File
 from autotune.policies.values.events import Policy
-from autotune.policies.values.types import Command, File
 
 
 def test_runs_are_found_by_any_unique_beginning(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from autotune.launchers import frameworks
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.run import export
 from autotune.policies.values.events import Accepted, Decided, Started
-from autotune.policies.values.evidence import Remedy
-from autotune.policies.values.types import Job
+from autotune.policies.values.job import Job
+from autotune.policies.values.remedy import Remedy
 
 BUILTIN = frameworks.find("builtin")
 HEAD = "name: j\nframework: builtin\n"

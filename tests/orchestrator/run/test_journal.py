@@ -14,7 +14,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.journal import Journal, Owner, owner
 from autotune.policies.values.events import Event, Progressed, Started, StopRequested
-from autotune.policies.values.types import Knobs
+from autotune.policies.values.knobs import Knobs
 
 EVENTS: tuple[Event, ...] = (
     Started(attempt=1, knobs=Knobs(concurrency=4)),

@@ -18,6 +18,7 @@ from autotune.orchestrator.run import export
 from autotune.orchestrator.search import controller
 from autotune.policies.search import trials
 from autotune.policies.search.next_trial import NoForecast
+from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
     Accepted,
     Ended,
@@ -28,7 +29,7 @@ from autotune.policies.values.events import (
     Started,
     Tried,
 )
-from autotune.policies.values.types import Command, Knobs
+from autotune.policies.values.knobs import Knobs
 from tests.orchestrator.scripted import Killed, Script, World, failure, phase, settings
 from tests.orchestrator.search.test_scheduler import JOB, Night, formula, ran
 

@@ -25,6 +25,7 @@ from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.search import controller
 from autotune.policies.search import trials
 from autotune.policies.search.next_trial import Forecast, NoForecast
+from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
     Accepted,
     Ended,
@@ -40,8 +41,8 @@ from autotune.policies.values.events import (
     Unit,
     Verdict,
 )
-from autotune.policies.values.evidence import Completed
-from autotune.policies.values.types import Command, Knobs
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Completed
 from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, failure, phase, settings
 
 JOB = """\

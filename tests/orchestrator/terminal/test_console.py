@@ -20,8 +20,8 @@ from autotune.policies.values.events import (
     Stable,
     Verdict,
 )
-from autotune.policies.values.evidence import Crashed, Peak
-from autotune.policies.values.types import Phase
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.observation import Crashed, Peak
 
 AT = "2026-01-01T00:00:00Z"
 FAILED = Finished(verdict=GaveUp(reason="nothing left", would_help=("LoRA",)), at=AT)

@@ -12,7 +12,7 @@ from autotune.orchestrator.cli import main
 from autotune.orchestrator.terminal import remedy_table
 from autotune.policies.remedies.catalogue import MOVES, SAVING, turn_of
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.types import KNOBS
+from autotune.policies.values.knobs import KNOBS
 
 EVERY = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS.keys())
 

@@ -2,8 +2,9 @@
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
-from autotune.policies.values.evidence import Crashed, Evidence, Hung, Lost
-from autotune.policies.values.types import Cause, Phase
+from autotune.policies.values.diagnosis import Evidence
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.observation import Crashed, Hung, Lost
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."

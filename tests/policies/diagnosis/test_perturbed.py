@@ -12,7 +12,7 @@ import pytest
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.rules.catalogue import RULES, matching
 from autotune.policies.diagnosis.scan import scan
-from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis
 from tests.policies.variants import variants
 
 LOGS = Path(__file__).parents[1] / "logs"

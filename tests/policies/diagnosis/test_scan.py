@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.log_prefixes import parsed
 from autotune.policies.diagnosis.scan import Scanner, scan
-from autotune.policies.values.types import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 13.91 GiB. GPU 2 has a "

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
-from autotune.policies.values.types import Cause, Phase
+from autotune.policies.values.failure import Cause, Phase
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "

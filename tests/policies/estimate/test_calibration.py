@@ -11,10 +11,10 @@ from autotune.policies.estimate.gaussian import Belief, at_least, at_most, measu
 from autotune.policies.estimate.growth import growth
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.values.events import Ended, Progressed, Started
-from autotune.policies.values.evidence import Crashed
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
+from autotune.policies.values.observation import Crashed
 from autotune.policies.values.priors import Factor, Kind, Learned, merged, widened
-from autotune.policies.values.types import Cause, Phase
 from tests.policies.jobs import GIB, KNOBS, MODEL, accepted, fails, peaks
 
 ROW = np.array([1.0])

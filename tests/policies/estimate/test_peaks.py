@@ -14,8 +14,11 @@ from autotune.policies.estimate.passes import logits_of
 from autotune.policies.estimate.peaks import PHASES, estimate, estimates
 from autotune.policies.estimate.shapes import kept_by_layer, parameters
 from autotune.policies.estimate.training import state_of
-from autotune.policies.values.model import model_from_config
-from autotune.policies.values.types import Cluster, Knobs, Layout, Model, Phase, Placement, Profile
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout, Model, model_from_config
+from autotune.policies.values.profile import Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
 
 GIB = 1 << 30

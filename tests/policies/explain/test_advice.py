@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.remedies.catalogue import MOVES, spoken, spoken_for
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.evidence import Diagnosis, Facts
-from autotune.policies.values.types import KNOBS, Cause, Component, Grid, Knobs, Phase, Profile, Support
+from autotune.policies.values.diagnosis import Diagnosis, Facts
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.profile import Grid, Profile, Support
 
 GIB = 1 << 30
 FRAGMENTED = Facts(

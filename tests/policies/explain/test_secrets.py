@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.policies.explain.secrets import masked, shown
-from autotune.policies.values.evidence import Line
+from autotune.policies.values.diagnosis import Line
 
 KEY = "a1b2c3d4e5f6a7b8c9d0e1f2a3b4c5d6e7f8a9b0"
 

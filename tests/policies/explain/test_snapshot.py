@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.policies.explain.snapshot import summarised
-from autotune.policies.values.types import Phase
+from autotune.policies.values.failure import Phase
 from tests.policies.snapshots import AUTOGRAD, FORWARD, LOAD, MIB, OPTIMIZER, Allocator
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from autotune.policies.recovery.checkpoint_interval import steps_between, with_saves
 from autotune.policies.values.events import History, Progressed
-from autotune.policies.values.types import Recovery
+from autotune.policies.values.job import Recovery
 from tests.policies.jobs import KNOBS, accepted
 
 ACCEPTED = accepted()

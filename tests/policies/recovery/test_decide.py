@@ -20,20 +20,13 @@ from autotune.policies.values.events import (
     StopRequested,
     TrainingCompleted,
 )
-from autotune.policies.values.evidence import Cancelled, Completed, Crashed, Hung, Lost
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import RESUMED
-from autotune.policies.values.types import (
-    Cause,
-    Component,
-    Effect,
-    FixedDuringRun,
-    Goal,
-    Knobs,
-    Phase,
-    Placement,
-    Recovery,
-    Then,
-)
+from autotune.policies.values.job import Goal, Recovery, Then
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
+from autotune.policies.values.profile import FixedDuringRun, Placement
+from autotune.policies.values.remedy import Effect
 from tests.policies.stories import KNOBS, MIB, Story, accepted, diagnosed, finding, profile, support
 
 GIB = 1 << 30

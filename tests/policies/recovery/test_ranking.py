@@ -26,9 +26,12 @@ from autotune.policies.values.events import (
     StopRequested,
     TrainingCompleted,
 )
-from autotune.policies.values.evidence import Cancelled, Completed
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
-from autotune.policies.values.types import Cause, Effect, Goal, Knobs, Phase, Preflight, Recovery, changed
+from autotune.policies.values.job import Goal, Preflight, Recovery
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import Cancelled, Completed
+from autotune.policies.values.remedy import Effect
 from tests.policies.jobs import (
     CLUSTER,
     GIB,

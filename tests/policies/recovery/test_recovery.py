@@ -10,18 +10,12 @@ from msgspec.structs import replace
 
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.events import Finish, GaveUp, Launch, TrainingCompleted
-from autotune.policies.values.evidence import Completed
-from autotune.policies.values.types import (
-    Cause,
-    Component,
-    Effect,
-    Knobs,
-    Phase,
-    Placement,
-    Profile,
-    Recovery,
-    changed,
-)
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import Completed
+from autotune.policies.values.profile import Placement, Profile
+from autotune.policies.values.remedy import Effect
 from tests.policies.stories import KNOBS, MIB, SUPPORTED, Story, accepted, diagnosed, like, profile
 
 MANY = Recovery(relaunches=400)

@@ -4,8 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.values.evidence import Diagnosis
-from autotune.policies.values.types import Cause, Component, Phase, Placement
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.profile import Placement
 from tests.policies.stories import KNOBS, profile, support
 from tests.policies.stories import SUPPORTED as OFFERED
 

@@ -7,8 +7,10 @@ from msgspec.structs import replace
 from autotune.policies.remedies.ladder import LADDER, candidates
 from autotune.policies.remedies.legality import completed, objections, on_grid
 from autotune.policies.remedies.step_size import smaller
-from autotune.policies.values.evidence import Diagnosis
-from autotune.policies.values.types import AtMost, Cause, Divides, Grid, Knobs, Phase, Requires
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import AtMost, Divides, Grid, Requires
 from tests.policies.stories import KNOBS, MIB, profile, support
 
 # The names of DESIGN, which users write into `deny`.

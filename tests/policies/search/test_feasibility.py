@@ -7,8 +7,10 @@ from msgspec.structs import replace
 from autotune.policies.search import feasibility
 from autotune.policies.search.space import neighbours, space
 from autotune.policies.values.events import Ended, Event, Policy, Progressed, Purpose, Result, Started, Tried
-from autotune.policies.values.evidence import Completed
-from autotune.policies.values.types import Goal, Knobs, Phase
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Goal
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Completed
 from tests.policies.jobs import GIB, KNOBS, accepted, fails, peaks
 
 ACCEPTED = accepted()

@@ -17,8 +17,9 @@ from autotune.policies.search.next_trial import (
 from autotune.policies.search.space import Dimension, space
 from autotune.policies.search.trial_history import TrialHistory, extended, trial_history
 from autotune.policies.values.events import Diagnosed, Ended, Event, Purpose, Result, Started, Tried
-from autotune.policies.values.evidence import Completed, Crashed
-from autotune.policies.values.types import Cause, Component, Knobs, Phase, Setting
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.observation import Completed, Crashed
 from tests.policies.jobs import KNOBS, accepted
 
 ACCEPTED = accepted()

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.search.packing import gpus_of, trials_on_a_node
-from autotune.policies.values.types import Placement
+from autotune.policies.values.profile import Placement
 from tests.policies.jobs import CLUSTER, LAYOUT, accepted
 
 PROFILE = accepted().profile

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from autotune.policies.search import schedule
 from autotune.policies.values.events import Purpose, Result, Stable, Tried
-from autotune.policies.values.types import Knobs, Search
+from autotune.policies.values.job import Search
+from autotune.policies.values.knobs import Knobs
 
 START, FAST, FASTER = (Knobs(tokens_per_microbatch=n) for n in (1024, 2048, 4096))
 SEARCH = Search(trials=20, confirm=2, probe_steps=5, duration_s=10_000.0)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autotune.policies.search.space import Dimension, assembled, legal, neighbours, open_knobs, space
-from autotune.policies.values.types import AtLeast, Effect, Grid, Job, Recovery, Requires, Search, Support
+from autotune.policies.values.job import Job, Recovery, Search
+from autotune.policies.values.profile import AtLeast, Grid, Requires, Support
+from autotune.policies.values.remedy import Effect
 from tests.policies.jobs import KNOBS, LONGEST, MODEL, SUPPORTED, profile
 
 PROFILE = profile()

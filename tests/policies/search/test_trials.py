@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.search import schedule, trials
+from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import (
     Diagnosed,
     Ended,
@@ -18,8 +19,10 @@ from autotune.policies.values.events import (
     Tried,
     Unit,
 )
-from autotune.policies.values.evidence import Completed, Facts, Peak
-from autotune.policies.values.types import Cause, Component, Knobs, Phase, Search
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.job import Search
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Completed, Peak
 from tests.policies.jobs import accepted, profile
 
 

@@ -20,21 +20,12 @@ from autotune.policies.remedies.neighbours import choices
 from autotune.policies.remedies.proposals.training import reduce_micro_batch
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.search.space import space
-from autotune.policies.values.evidence import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.job import Job, Recovery
 from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, ROWS, Knob, Memory, Part, Unit, Way
-from autotune.policies.values.types import (
-    KNOBS,
-    Cause,
-    Component,
-    Grid,
-    Job,
-    Knobs,
-    Phase,
-    Placement,
-    Profile,
-    Recovery,
-    Support,
-)
+from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.profile import Grid, Placement, Profile, Support
 from tests.policies.stories import profile
 
 CAUSES = {

@@ -1,12 +1,11 @@
-"""What a run shows and what is concluded from it: samples, markers, outcomes, findings, diagnosis, remedy."""
+"""What a run shows: samples, markers and outcomes."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-import msgspec
-
-from autotune.policies.values.types import Cause, Component, Effect, Knobs, Phase, Setting, Value
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.value import Value
 
 
 class ProcessMemory(Value, frozen=True, kw_only=True):
@@ -136,91 +135,3 @@ class Cancelled(Value, frozen=True, kw_only=True, tag="cancelled", tag_field="ou
 
 
 Outcome: TypeAlias = Completed | Crashed | Hung | Lost | Cancelled
-
-
-class Line(Value, frozen=True, kw_only=True):
-    """A line of a log that a rule recognised."""
-
-    line: int  # 1-based line number in the log
-    text: str
-    rule: str
-
-
-class Facts(Value, frozen=True, kw_only=True):
-    """Figures of a failure message, in bytes; None where it does not say."""
-
-    requested_bytes: int | None = None
-    free_bytes: int | None = None
-    capacity_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_unallocated_bytes: int | None = None
-    outside_bytes: int | None = None
-    device: str | None = None  # cpu-budget | cuda | None
-    validation: bool = False
-
-
-class Finding(Value, frozen=True, kw_only=True):
-    """A rule's match in a log, with what the scanner knew at that moment."""
-
-    cause: Cause | None  # None: a consequence of something else
-    line: Line
-    fatal: str  # always | unless_progress | never
-    phase: Phase = Phase.NONE
-    component: Component = Component.UNKNOWN
-    rank: int | None = None
-    step: int | None = None
-    facts: Facts = Facts()
-    source: str = ""
-    caught: bool = False  # the log says that the program dealt with it: it matters where nothing else does
-
-
-class Evidence(Value, frozen=True, kw_only=True):
-    """What is kept of a run to say why it died: bounded, whatever the size of the log."""
-
-    findings: tuple[Finding, ...] = ()  # in order of appearance, causes and consequences
-    last_errors: tuple[Line, ...] = ()  # distinct error lines that no rule knows
-    last_phase: Phase = Phase.NONE  # the last phase marker that was not closed
-    last_step: int | None = None
-    lines: int = 0
-    outcome: Outcome | None = None
-    host_peak_share: float | None = None  # used / limit within 5 s of the death
-
-
-class Diagnosis(Value, frozen=True, kw_only=True):
-    """The first cause of a failure, with its evidence."""
-
-    cause: Cause
-    phase: Phase = Phase.NONE
-    component: Component = Component.UNKNOWN
-    rank: int | None = None
-    step: int | None = None
-    evidence: tuple[Line, ...] = ()
-    facts: Facts = Facts()
-    fragmentation: bool = False
-    confidence: float = 1.0
-    consequences: int = 0  # further failures that follow from the first
-    other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
-    streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
-
-
-class Remedy(Value, frozen=True, kw_only=True):
-    """A change that should cure a diagnosis; a remedy without a reason does not exist."""
-
-    name: str
-    changes: dict[str, Setting]
-    reason: str
-    frees: str = ""
-    slows: str = ""
-    effect: Effect = Effect.EXACT
-    predicted: dict[str, int] = {}  # phase -> bytes that its peak is expected to need; empty: no estimate
-    predicted_host: int | None = None  # bytes of one node
-    step_s: float | None = None  # expected of a step, corrected by measured ones
-
-    def __post_init__(self) -> None:
-        """Refuse an unexplained change, and an empty one except where others hold the memory."""
-        if not self.reason or not (self.changes or self.name == "free_before_relaunch"):
-            raise ValueError("a remedy needs a reason and a change")
-
-    def apply(self, knobs: Knobs) -> Knobs:
-        """Return `knobs` with the changes made."""
-        return msgspec.structs.replace(knobs, **self.changes)

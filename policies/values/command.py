@@ -1,0 +1,26 @@
+"""What a framework renders and a runner starts."""
+
+from __future__ import annotations
+
+from autotune.policies.values.value import Value
+
+
+class File(Value, frozen=True, kw_only=True):
+    """A small text file that an attempt needs beside its command."""
+
+    name: str
+    text: str
+
+
+class Command(Value, frozen=True, kw_only=True):
+    """What a framework renders: printable, golden-testable, started by a runner.
+
+    `{attempt}` in argv, env and file texts stands for the folder that holds `files`; the runner fills it in
+    on the node where the command starts, and `command.sh` does so for a run by hand.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    cwd: str = "."
+    files: tuple[File, ...] = ()
+    ray_native: bool = True  # takes its GPUs from Ray itself

@@ -1,0 +1,72 @@
+"""What is concluded from a run: evidence and its diagnosis."""
+
+from __future__ import annotations
+
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.observation import Outcome
+from autotune.policies.values.value import Value
+
+
+class Line(Value, frozen=True, kw_only=True):
+    """A line of a log that a rule recognised."""
+
+    line: int  # 1-based line number in the log
+    text: str
+    rule: str
+
+
+class Facts(Value, frozen=True, kw_only=True):
+    """Figures of a failure message, in bytes; None where it does not say."""
+
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    capacity_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_unallocated_bytes: int | None = None
+    outside_bytes: int | None = None
+    device: str | None = None  # cpu-budget | cuda | None
+    validation: bool = False
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """A rule's match in a log, with what the scanner knew at that moment."""
+
+    cause: Cause | None  # None: a consequence of something else
+    line: Line
+    fatal: str  # always | unless_progress | never
+    phase: Phase = Phase.NONE
+    component: Component = Component.UNKNOWN
+    rank: int | None = None
+    step: int | None = None
+    facts: Facts = Facts()
+    source: str = ""
+    caught: bool = False  # the log says that the program dealt with it: it matters where nothing else does
+
+
+class Evidence(Value, frozen=True, kw_only=True):
+    """What is kept of a run to say why it died: bounded, whatever the size of the log."""
+
+    findings: tuple[Finding, ...] = ()  # in order of appearance, causes and consequences
+    last_errors: tuple[Line, ...] = ()  # distinct error lines that no rule knows
+    last_phase: Phase = Phase.NONE  # the last phase marker that was not closed
+    last_step: int | None = None
+    lines: int = 0
+    outcome: Outcome | None = None
+    host_peak_share: float | None = None  # used / limit within 5 s of the death
+
+
+class Diagnosis(Value, frozen=True, kw_only=True):
+    """The first cause of a failure, with its evidence."""
+
+    cause: Cause
+    phase: Phase = Phase.NONE
+    component: Component = Component.UNKNOWN
+    rank: int | None = None
+    step: int | None = None
+    evidence: tuple[Line, ...] = ()
+    facts: Facts = Facts()
+    fragmentation: bool = False
+    confidence: float = 1.0
+    consequences: int = 0  # further failures that follow from the first
+    other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
+    streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it

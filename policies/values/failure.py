@@ -1,0 +1,80 @@
+"""Why a job failed, in which phase and in which of its parts."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why a run ended; causes are kept apart because their cures are opposite."""
+
+    GPU_OOM = "gpu-oom"
+    HOST_OOM = "host-oom"
+    KV_POOL = "kv-pool"  # a token pool ran dry and crashed
+    POOL_TOO_SMALL = "pool-too-small"  # a start-up refusal: the pool must grow
+    SHM = "shm"
+    OBJECT_STORE = "object-store"
+    DISK = "disk"
+    HANG = "hang"
+    INFRASTRUCTURE = "infrastructure"
+    CONFIG = "config"
+    CODE = "code"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether some memory was too small for the configuration."""
+        return self in _RESOURCES
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether memory was exhausted at run time."""
+        return self.is_memory and self is not Cause.POOL_TOO_SMALL
+
+    @property
+    def resource(self) -> str:
+        """The memory concerned: gpu, host, gpu_pool, shm, object_store or none."""
+        return _RESOURCES.get(self, "none")
+
+
+_RESOURCES = {
+    Cause.GPU_OOM: "gpu",
+    Cause.HOST_OOM: "host",
+    Cause.KV_POOL: "gpu_pool",
+    Cause.POOL_TOO_SMALL: "gpu_pool",
+    Cause.SHM: "shm",
+    Cause.OBJECT_STORE: "object_store",
+}
+
+# Share of a node's memory at which Ray kills processes.
+HOST_LIMIT = 0.95
+
+
+class Phase(StrEnum):
+    """What the job was doing; validation is `rollout`, wake-up of an engine is `weight_sync`."""
+
+    INIT = "init"
+    ROLLOUT_INIT = "rollout_init"
+    ROLLOUT = "rollout"
+    LOG_PROB = "log_prob"  # also critic values, reference, scoring
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    WEIGHT_SYNC = "weight_sync"
+    COMM = "comm"
+    CHECKPOINT = "checkpoint"
+    DATA = "data"
+    NONE = "none"
+
+
+class Component(StrEnum):
+    """Which part of the job failed."""
+
+    TRAINER = "trainer"
+    REF = "ref"
+    CRITIC = "critic"
+    REWARD = "reward"
+    ROLLOUT = "rollout"
+    DRIVER = "driver"
+    DATA = "data"
+    UNKNOWN = "unknown"

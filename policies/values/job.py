@@ -1,0 +1,105 @@
+"""A parsed job.yaml, and the cluster that it runs on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from autotune.policies.values.model import Model
+from autotune.policies.values.remedy import Effect
+from autotune.policies.values.value import Value
+
+
+class ClusterSpec(Value, frozen=True, kw_only=True):
+    """`cluster:` of a job; null sizes are measured."""
+
+    address: str | None = None  # None: an existing cluster, else our own; "auto", "local" or host:port
+    nodes: int = 1
+    gpus_per_node: int | None = None  # None: as many as the cluster reports
+    gpu_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+
+
+class Then(StrEnum):
+    """What follows the goal."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+class Goal(Value, frozen=True, kw_only=True):
+    """`goal:` of a job: `steps` consecutive steps with `headroom` of every memory free."""
+
+    steps: int = 20
+    headroom: float = 0.05  # share of capacity
+    then: Then = Then.CONTINUE
+
+
+class Preflight(StrEnum):
+    """What an estimate may do before the first launch."""
+
+    APPLY = "apply"
+    ADVISE = "advise"
+    OFF = "off"
+
+
+# What `save_every: auto` means: the rarer of the two.
+SAVE_STEPS, SAVE_S = 10, 1200
+
+
+class Recovery(Value, frozen=True, kw_only=True):
+    """`recovery:` of a job: budgets and permissions."""
+
+    relaunches: int = 12
+    infrastructure_retries: int = 3
+    silence_s: float | None = None  # None: the rule of DESIGN: max(15 min, 5 x median step)
+    allow: tuple[Effect, ...] = (Effect.EXACT, Effect.NUMERIC)
+    deny: tuple[str, ...] = ()  # remedy or knob names
+    preflight: Preflight = Preflight.APPLY
+    climb: bool = False
+    save_every: int | None = None  # steps; None: auto
+    duration_s: float | None = None
+
+
+class Search(Value, frozen=True, kw_only=True):
+    """`search:` of a job."""
+
+    trials: int = 40
+    duration_s: float = 28800.0
+    probe_steps: int = 5
+    confirm: int = 2
+    parallel: int = 1
+    vary: tuple[str, ...] | None = None
+    min_gain: float = 0.01
+
+
+class Job(Value, frozen=True, kw_only=True):
+    """A parsed job.yaml; `settings` are the framework's own, under its own names."""
+
+    name: str
+    framework: str
+    command: tuple[str, ...] = ()
+    python: str | None = None
+    settings: dict[str, Any] = {}
+    config: str | None = None  # path of the framework's own YAML file
+    model: str | dict[str, int] | None = None
+    shape: Model | None = None  # read from `model`, or from the model that the settings name
+    document: dict[str, Any] = {}  # what the file `config` holds
+    cluster: ClusterSpec = ClusterSpec()
+    env: dict[str, str] = {}
+    workdir: str = "."  # absolute once parsed
+    resume: bool = False
+    goal: Goal = Goal()
+    recovery: Recovery = Recovery()
+    search: Search = Search()
+
+
+class Cluster(Value, frozen=True, kw_only=True):
+    """What was measured of the cluster before the first launch."""
+
+    address: str  # GCS address host:port, or "local"
+    nodes: int
+    gpus_per_node: int
+    gpu_memory_bytes: int  # smallest card; 0 without GPUs
+    host_memory_bytes: int  # smallest node
+    gpu_name: str = ""

@@ -1,0 +1,70 @@
+"""The closed vocabulary of what may change."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from autotune.policies.values.value import Value
+
+
+class Knobs(Value, frozen=True, kw_only=True):
+    """The closed vocabulary of what may change; None means the framework's own default."""
+
+    # rollout
+    concurrency: int | None = None
+    memory_fraction: float | None = None
+    rollout_tensor_parallel: int | None = None
+    cuda_graphs: str | None = None  # full | limited | off
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    # training
+    tokens_per_microbatch: int | None = None
+    microbatch_size: int | None = None
+    dynamic_batching: bool | None = None
+    recompute: str | None = None  # off | selective | full
+    activation_offload: bool | None = None
+    param_offload: bool | None = None
+    grad_offload: bool | None = None
+    optimizer_offload: bool | None = None
+    optimizer_offload_fraction: float | None = None
+    optimizer_offload_overlap: bool | None = None
+    sequence_parallel: int | None = None
+    context_parallel: int | None = None
+    tensor_parallel: int | None = None
+    sharding: str | None = None  # fsdp | fsdp2 | ...
+    fused_kernels: bool | None = None
+    loss_recompute: bool | None = None
+    # scoring
+    logprob_tokens: int | None = None
+    logprob_chunk: int | None = None
+    entropy_chunking: bool | None = None
+    entropy_recompute: bool | None = None
+    # weight sync
+    sync_mode: str | None = None  # memory | disk
+    sync_buffer: int | None = None  # bytes
+    # host
+    host_allocator: str | None = None
+    weights_backup: bool | None = None
+    dataloader_workers: int | None = None
+    # allocator
+    allocator: str | None = None  # default | expandable
+    memory_margin: int | None = None  # bytes
+    # run
+    restart_every: int | None = None  # steps
+    # diagnostics
+    memory_snapshot: bool | None = None
+    nccl_memory_check: bool | None = None
+    memory_profile: bool | None = None
+
+
+Setting: TypeAlias = int | float | bool | str | None
+
+KNOBS: tuple[str, ...] = tuple(Knobs.__struct_fields__)
+
+
+def changed(before: Knobs, after: Knobs) -> dict[str, tuple[Setting, Setting]]:
+    """Return the knobs in which `after` differs, as name -> (before, after)."""
+    values = zip(KNOBS, msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
+    return {name: (old, new) for name, old, new in values if old != new}

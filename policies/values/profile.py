@@ -1,0 +1,102 @@
+"""What a framework says about one job: legal values and constraints, as data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout
+from autotune.policies.values.remedy import Effect
+from autotune.policies.values.value import Value
+
+
+class Placement(StrEnum):
+    """Whether training and generation share the devices."""
+
+    COLOCATED = "colocated"
+    SEPARATE = "separate"
+    ASYNCHRONOUS = "asynchronous"
+
+
+class Grid(Value, frozen=True, kw_only=True):
+    """Legal values of a knob: an explicit list, or a range with a step (`multiple`)."""
+
+    values: tuple[int | float | bool | str, ...] = ()  # in the order: more memory -> less memory
+    minimum: float | None = None
+    maximum: float | None = None
+    multiple: float | None = None
+
+
+class Support(Value, frozen=True, kw_only=True):
+    """How a framework offers a knob."""
+
+    setting: str  # the framework's own name of it
+    grid: Grid
+    effect: Effect = Effect.EXACT
+    phases: tuple[Phase, ...] = ()  # in which it changes the device memory in use; empty: in all
+
+
+class AtLeast(Value, frozen=True, kw_only=True, tag="at_least", tag_field="kind"):
+    """`knob` may not go below `value`."""
+
+    knob: str
+    value: float
+    why: str
+
+
+class AtMost(Value, frozen=True, kw_only=True, tag="at_most", tag_field="kind"):
+    """`knob` may not go above `value`."""
+
+    knob: str
+    value: float
+    why: str
+
+
+class Divides(Value, frozen=True, kw_only=True, tag="divides", tag_field="kind"):
+    """The value of `knob` must divide `of`."""
+
+    knob: str
+    of: int
+    why: str
+
+
+class Requires(Value, frozen=True, kw_only=True, tag="requires", tag_field="kind"):
+    """`knob` = `value` is legal only while `other` is one of `values`."""
+
+    knob: str
+    value: int | float | bool | str
+    other: str
+    values: tuple[int | float | bool | str | None, ...]
+    why: str
+
+
+class FixedDuringRun(Value, frozen=True, kw_only=True, tag="fixed_during_run", tag_field="kind"):
+    """Changing `knob` would break resuming from a checkpoint."""
+
+    knob: str
+    why: str
+
+
+Constraint: TypeAlias = AtLeast | AtMost | Divides | Requires | FixedDuringRun
+
+
+class Profile(Value, frozen=True, kw_only=True):
+    """What a framework tells the policies about one job: a pure value."""
+
+    framework: str
+    knobs: Knobs  # the job's own, with the framework's defaults filled in
+    supported: dict[str, Support]
+    unsupported: dict[str, str] = {}  # knob -> why not
+    constraints: tuple[Constraint, ...] = ()
+    placement: Placement = Placement.COLOCATED
+    resident: dict[str, tuple[str, ...]] = {}  # phase -> components that hold device memory in it
+    engine: str = "sglang"
+    engine_version: str = ""
+    longest_sequence: int | None = None  # tokens
+    trainer_budget_bytes: int | None = None  # device budget of a trainer rank without a GPU
+    engine_budget_bytes: int | None = None
+    resumable: bool = True
+    layout: Layout = Layout()
+    warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each

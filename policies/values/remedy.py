@@ -1,0 +1,40 @@
+"""A change that answers a failure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.value import Value
+
+
+class Effect(StrEnum):
+    """How far a change may alter the numbers; nothing stronger than NUMERIC is ever applied."""
+
+    EXACT = "exact"  # same update for the same samples up to summation order
+    NUMERIC = "numeric"  # rounding: fused kernels, CPU Adam
+
+
+class Remedy(Value, frozen=True, kw_only=True):
+    """A change that should cure a diagnosis; a remedy without a reason does not exist."""
+
+    name: str
+    changes: dict[str, Setting]
+    reason: str
+    frees: str = ""
+    slows: str = ""
+    effect: Effect = Effect.EXACT
+    predicted: dict[str, int] = {}  # phase -> bytes that its peak is expected to need; empty: no estimate
+    predicted_host: int | None = None  # bytes of one node
+    step_s: float | None = None  # expected of a step, corrected by measured ones
+
+    def __post_init__(self) -> None:
+        """Refuse an unexplained change, and an empty one except where others hold the memory."""
+        if not self.reason or not (self.changes or self.name == "free_before_relaunch"):
+            raise ValueError("a remedy needs a reason and a change")
+
+    def apply(self, knobs: Knobs) -> Knobs:
+        """Return `knobs` with the changes made."""
+        return msgspec.structs.replace(knobs, **self.changes)
