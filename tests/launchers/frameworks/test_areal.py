@@ -399,7 +399,7 @@ def test_a_command_is_the_script_its_yaml_and_the_overrides():
     assert command.argv[:4] == ("{python}", "examples/math/gsm8k_rl.py", "--config", "gsm8k.yaml")
     assert "++total_train_epochs=5" in command.argv
     assert command.argv[-1] == "++actor.mb_spec.max_tokens_per_mb=8192"
-    assert (command.cwd, command.logs, command.ray_native) == ("/home/me/AReaL", (), True)
+    assert (command.cwd, command.ray_native) == ("/home/me/AReaL", True)
 
 
 def test_no_attempt_continues_the_checkpoint_of_another_run():

@@ -313,7 +313,7 @@ def test_more_trials_at_once_than_the_cluster_holds_are_refused() -> None:
     job = parse(text)
     cluster = msgspec.structs.replace(assumed(job), gpus_per_node=4, gpu_memory_bytes=80 << 30)
     profile = frameworks.find("builtin").profile(job, cluster)
-    with pytest.raises(Failure, match="3 trials of 2 GPUs each, the cluster has 4"):
+    with pytest.raises(Failure, match="3 trials need 2 GPUs each; the cluster has 4"):
         controller.check(job, Accepted(run="r", job=job, profile=profile, cluster=cluster))
 
 
