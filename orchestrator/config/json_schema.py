@@ -59,7 +59,7 @@ _SET = """\
 ## `--set knob=value`
 
 Changes one knob of the job, in the framework's own settings; may be repeated. The same names are used in
-`search.vary` and `recovery.deny`. `autotune ladder FRAMEWORK` shows which of them a framework has, and their
+`search.vary` and `recovery.deny`. `autotune remedies FRAMEWORK` shows which of them a framework has, and their
 limits.
 """
 
