@@ -59,8 +59,8 @@ _SET = """\
 ## `--set knob=value`
 
 Changes one knob of the job, in the framework's own settings; may be repeated. The same names are used in
-`search.vary` and `recovery.deny`. `autotune remedies FRAMEWORK` shows which of them a framework has, and their
-limits.
+`search.vary` and `recovery.deny`. `autotune remedies FRAMEWORK` shows which of them a framework has, and
+their limits.
 """
 
 
