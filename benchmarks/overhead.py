@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from autotune.launchers.frameworks.builtin.adapter import Builtin
-from autotune.orchestrator.cli.launch_options import Wish
+from autotune.orchestrator.cli.launch_options import LaunchOptions
 from autotune.orchestrator.cli.start import first_command, prepare
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import journal
@@ -196,7 +196,7 @@ def _supervised(head: Head, folder: Path) -> Run:
 
 def _alone(head: Head, folder: Path) -> Run:
     """Run the command of the first attempt by hand."""
-    job = prepare(Wish(job_file=folder / "job.yaml")).job
+    job = prepare(LaunchOptions(job_file=folder / "job.yaml")).job
     command = first_command(job)
     for file in command.files:
         (folder / file.name).write_text(file.text.replace("{attempt}", str(folder)))

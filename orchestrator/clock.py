@@ -1,4 +1,4 @@
-"""Time as the driver uses it, so that tests can turn the hands."""
+"""Wall-clock time and sleep, behind a protocol that tests replace."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The present, and waiting for it to pass."""
+    """Wall-clock time and sleep."""
 
     def now(self) -> float:
         """Return Unix seconds."""
 
     def sleep(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Return after that many seconds."""
 
 
 class SystemClock:
@@ -25,7 +25,7 @@ class SystemClock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Return after that many seconds."""
         time.sleep(seconds)
 
 

@@ -25,7 +25,7 @@ from autotune.launchers.base import Exit
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.attempt import POLL_S
-from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.search import controller
@@ -117,7 +117,7 @@ def _played(folder: Path, name: str, scenario: str, model: str = "") -> History:
             now=clock.now(),
             mode=mode,
         )
-        rig = Rig(
+        context = RunContext(
             journal=book,
             framework=framework,
             runner=Place(world, clock),
@@ -127,9 +127,9 @@ def _played(folder: Path, name: str, scenario: str, model: str = "") -> History:
             interrupts=Interrupts(),
         )
         if mode == "search":
-            controller.search(rig, exported=lambda: None)
+            controller.search(context, exported=lambda: None)
         else:
-            reconcile.run(rig)
+            reconcile.run(context)
         return book.history()
 
 

@@ -11,8 +11,8 @@ from statistics import median
 import msgspec
 
 from autotune.orchestrator.run import journal
-from autotune.orchestrator.search.optuna_study import Draws, Study
-from autotune.orchestrator.search.results import Ledger
+from autotune.orchestrator.search.optuna_study import Study, TpeProposals
+from autotune.orchestrator.search.results import TrialResults
 from autotune.policies.search.next_trial import forecast_of, next_trial, search_space
 from autotune.policies.search.space import neighbours
 from autotune.policies.values.events import Event, Tried
@@ -62,7 +62,7 @@ def _decisions(folder: Path, count: int) -> Costs:
     history = journal.read(folder / "events.jsonl")
     study = Study(folder / "study.journal", name="s", dimensions=start.dimensions)
     book = Book(history)
-    ledger = Ledger(book)
+    ledger = TrialResults(book)
     space = search_space(start.profile, dimensions=start.dimensions, starts=(start.knobs,), min_gain=0.01)
     forecast_of(ledger.trials, space)
     reload_s = time.process_time() - begun
@@ -71,7 +71,7 @@ def _decisions(folder: Path, count: int) -> Costs:
     for _ in range(_DECISIONS):
         begun = time.process_time()  # other programs of the machine do not count
         past = ledger.trials
-        proposed = next_trial(past, space=space, forecast=forecast_of(past, space), sampler=Draws)
+        proposed = next_trial(past, space=space, forecast=forecast_of(past, space), sampler=TpeProposals)
         if proposed is None:
             break
         trial = study.begin(proposed.knobs, why=proposed.by)

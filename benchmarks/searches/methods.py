@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import optuna
 
-from autotune.orchestrator.search.optuna_study import Draws, distributions, parameters
-from autotune.orchestrator.search.results import Ledger
+from autotune.orchestrator.search.optuna_study import TpeProposals, distributions, parameters
+from autotune.orchestrator.search.results import TrialResults
 from autotune.policies.remedies.legality import objections
 from autotune.policies.search.next_trial import Proposed, forecast_of, next_trial, search_space
 from autotune.policies.search.space import assembled, legal
@@ -44,7 +44,7 @@ def autotune(start: Start, book: Book, seed: int) -> Choose:
 
 def proposals(start: Start, book: Book) -> Callable[[], Proposed | None]:
     """Return what proposes this project's next trial after everything that the book holds."""
-    ledger = Ledger(book)
+    ledger = TrialResults(book)
     space = search_space(
         start.profile,
         dimensions=start.dimensions,
@@ -54,7 +54,7 @@ def proposals(start: Start, book: Book) -> Callable[[], Proposed | None]:
 
     def propose() -> Proposed | None:
         history = ledger.trials
-        return next_trial(history, space=space, forecast=forecast_of(history, space), sampler=Draws)
+        return next_trial(history, space=space, forecast=forecast_of(history, space), sampler=TpeProposals)
 
     return propose
 

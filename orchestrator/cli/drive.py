@@ -15,7 +15,7 @@ from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.clock import SystemClock
 from autotune.orchestrator.config.loader import parse, written
 from autotune.orchestrator.driver import reconcile
-from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import Interrupts, listening
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import calibration_cache, directory, export
@@ -129,7 +129,7 @@ def _drive(
             console.say(note)
         if not history:
             _accept(run, journal, runner, framework, job)
-        rig = Rig(
+        context = RunContext(
             journal=journal,
             framework=framework,
             runner=runner,
@@ -137,9 +137,9 @@ def _drive(
             folder=run,
             job=job,
             interrupts=interrupts,
-            audience=console,
+            observer=console,
         )
-        verdict = _conduct(rig)
+        verdict = _conduct(context)
     except Unreachable as unreachable:
         raise _unreachable(unreachable, run) from None
     finally:
@@ -158,13 +158,13 @@ def _learn(journal: Journal) -> None:
         calibration_cache.keep(calibration)
 
 
-def _conduct(rig: Rig) -> Verdict:
+def _conduct(context: RunContext) -> Verdict:
     """Launch or search, as the run was asked for."""
-    if rig.folder.request.mode is directory.Mode.LAUNCH:
-        return reconcile.run(rig)
+    if context.folder.request.mode is directory.Mode.LAUNCH:
+        return reconcile.run(context)
     from autotune.orchestrator.search import controller
 
-    return controller.search(rig, exported=lambda: _export(rig.folder, rig.job))
+    return controller.search(context, exported=lambda: _export(context.folder, context.job))
 
 
 def _job(run: directory.Run, accepted: Event | None) -> Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autotune.orchestrator.cli.launch_options import Wish, launching
+from autotune.orchestrator.cli.launch_options import LaunchOptions, launching
 from autotune.orchestrator.cli.options import given, global_options
 
 CODES = """\b
@@ -21,7 +21,7 @@ Exit codes:
 @launching("launch")
 @global_options
 @click.pass_context
-def command(context: click.Context, wish: Wish) -> None:
+def command(context: click.Context, launch_options: LaunchOptions) -> None:
     """Run the training to its end, recovering from memory failures.
 
     \b
@@ -30,4 +30,4 @@ def command(context: click.Context, wish: Wish) -> None:
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli import start
 
-    context.exit(start.begin(wish, options=given(context)))
+    context.exit(start.begin(launch_options, options=given(context)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autotune.orchestrator.run.directory import RunRequest
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A call of `launch` or `search`, beside the global options."""
 
     job_file: Path
@@ -76,7 +76,7 @@ _OPTIONS = (
 
 
 def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that `launch` and `search` share; the command gets its whole call as one `wish`."""
+    """Add the options that `launch` and `search` share; the command gets its whole call as one `LaunchOptions`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -85,7 +85,7 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             from autotune.policies.values.events import Policy
 
             request = RunRequest(mode=Mode(mode), policy=Policy(policy))
-            command(wish=Wish(request=request, **written))
+            command(launch_options=LaunchOptions(request=request, **written))
 
         for option in reversed(_OPTIONS):
             wished = option(wished)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from autotune.orchestrator.cli.launch import CODES
-from autotune.orchestrator.cli.launch_options import Wish, launching
+from autotune.orchestrator.cli.launch_options import LaunchOptions, launching
 from autotune.orchestrator.cli.options import given, global_options
 
 
@@ -26,7 +26,7 @@ from autotune.orchestrator.cli.options import given, global_options
 )
 @global_options
 @click.pass_context
-def command(context: click.Context, wish: Wish) -> None:
+def command(context: click.Context, launch_options: LaunchOptions) -> None:
     """Make the job stable, then find the fastest configuration within the budget.
 
     \b
@@ -35,4 +35,4 @@ def command(context: click.Context, wish: Wish) -> None:
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli import start
 
-    context.exit(start.begin(wish, options=given(context)))
+    context.exit(start.begin(launch_options, options=given(context)))

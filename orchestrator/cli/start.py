@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
-from autotune.orchestrator.cli.launch_options import Wish
+from autotune.orchestrator.cli.launch_options import LaunchOptions
 from autotune.orchestrator.cli.options import Options
 from autotune.orchestrator.config.loader import assumed, parse, read_text
 from autotune.orchestrator.config.overrides import override, with_edits
@@ -39,22 +39,25 @@ class Prepared(Value, frozen=True, kw_only=True):
     request: directory.RunRequest
 
 
-def prepare(wish: Wish) -> Prepared:
+def prepare(launch_options: LaunchOptions) -> Prepared:
     """Return the job of a file with the options of the command line applied."""
-    text = read_text(wish.job_file)
-    job = parse(text, file=str(wish.job_file))
-    edits = [Edit(("settings", key), value, "--set") for key, value in override(job, wish.overrides).items()]
+    text = read_text(launch_options.job_file)
+    job = parse(text, file=str(launch_options.job_file))
+    edits = [
+        Edit(("settings", key), value, "--set")
+        for key, value in override(job, launch_options.overrides).items()
+    ]
     edits += [
         Edit((section, key), value, f"--{key}")
         for section, key, value in (
-            ("recovery", "relaunches", wish.relaunches),
-            ("search", "trials", wish.trials),
-            ("search", "duration", wish.duration),
+            ("recovery", "relaunches", launch_options.relaunches),
+            ("search", "trials", launch_options.trials),
+            ("search", "duration", launch_options.duration),
         )
         if value is not None
     ]
     return Prepared(
-        text=edited(text, edits, literal=LITERAL), job=with_edits(job, edits), request=wish.request
+        text=edited(text, edits, literal=LITERAL), job=with_edits(job, edits), request=launch_options.request
     )
 
 
@@ -65,16 +68,16 @@ def first_command(job: Job) -> Command:
     return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume)
 
 
-def begin(wish: Wish, *, options: Options) -> ExitCode:
+def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
     """Begin a run in the way that the command line asks for."""
-    prepared = prepare(wish)
-    if wish.submit and wish.detach:
+    prepared = prepare(launch_options)
+    if launch_options.submit and launch_options.detach:
         raise click.UsageError("--submit runs elsewhere already; leave out --detach")
-    if wish.dry_run:
+    if launch_options.dry_run:
         show(prepared, as_json=options.json)
-    elif wish.submit:
-        submit(prepared, url=wish.submit, options=options)
-    elif wish.detach:
+    elif launch_options.submit:
+        submit(prepared, url=launch_options.submit, options=options)
+    elif launch_options.detach:
         detach(prepared, options=options)
     else:
         return launch(prepared, options=options)

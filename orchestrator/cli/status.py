@@ -46,7 +46,7 @@ _REPEAT_S = 2.0
 _HEAD = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
 
 
-class AttemptStanding(Value, frozen=True, kw_only=True):
+class AttemptStatus(Value, frozen=True, kw_only=True):
     """One attempt in `autotune status`."""
 
     attempt: int
@@ -55,7 +55,7 @@ class AttemptStanding(Value, frozen=True, kw_only=True):
     status: str
 
 
-class Standing(Value, frozen=True, kw_only=True):
+class RunStatus(Value, frozen=True, kw_only=True):
     """One run in `autotune status`."""
 
     run: str
@@ -67,16 +67,16 @@ class Standing(Value, frozen=True, kw_only=True):
     running_s: float = 0.0
     status: str = "STARTING"
     running: bool = False  # a driver is at work on it
-    attempts: tuple[AttemptStanding, ...] = ()
+    attempts: tuple[AttemptStatus, ...] = ()
 
 
-def standing(run: directory.Run, *, now: float) -> Standing:
+def standing(run: directory.Run, *, now: float) -> RunStatus:
     """Return the status of a run."""
     history = run.history()
     driven = owner(run.path) is not None
     if not history or not isinstance(history[0], Accepted):
         job = written(run.job_text)
-        return Standing(
+        return RunStatus(
             run=run.id,
             name=job.name if job is not None else "",
             framework=job.framework if job is not None else "",
@@ -87,7 +87,7 @@ def standing(run: directory.Run, *, now: float) -> Standing:
     over = isinstance(history[-1], Finished)
     end = seconds_of(history[-1].at) if over or not driven else now
     attempts = _attempts(history, accepted.profile.knobs, now=end)
-    return Standing(
+    return RunStatus(
         run=run.id,
         name=accepted.job.name,
         framework=accepted.job.framework,
@@ -121,7 +121,7 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
         time.sleep(_REPEAT_S)
 
 
-def table(standings: list[Standing], *, now: float, attempts: bool, width: int | None = None) -> str:
+def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int | None = None) -> str:
     """Return runs as a table in `width` columns, None does not wrap; with `attempts` those of the first."""
     if not standings:
         return "no runs yet: `autotune launch job.yaml` starts one"
@@ -149,7 +149,7 @@ def table(standings: list[Standing], *, now: float, attempts: bool, width: int |
     return f"{text}\n{rendered(widgets.table(of_run, right=(2,), wrap={1: 32, 3: 20}), width=width)}"
 
 
-def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStanding, ...]:
+def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStatus, ...]:
     attempts = []
     before = first
     for start in (e for e in history if isinstance(e, Started)):
@@ -160,7 +160,7 @@ def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptSta
         )
         seconds = ended.seconds if ended is not None else max(0.0, now - seconds_of(start.at))
         attempts.append(
-            AttemptStanding(
+            AttemptStatus(
                 attempt=start.attempt, change=change, seconds=seconds, status=_attempt_status(rows, ended)
             )
         )

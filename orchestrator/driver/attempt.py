@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator
 import msgspec
 
 from autotune.launchers.base import Handle, Observed, Unreachable
-from autotune.orchestrator.driver.context import Rig
-from autotune.orchestrator.driver.executor import Making, here
-from autotune.orchestrator.driver.monitor import Watch
-from autotune.orchestrator.driver.signals import Impatient
+from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.driver.executor import Invoke, here
+from autotune.orchestrator.driver.monitor import AttemptMonitor
+from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.run.directory import shown_argv
 from autotune.policies.diagnosis.diagnose import diagnose
@@ -35,7 +35,7 @@ LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
 
 def intended(
-    rig: Rig,
+    context: RunContext,
     job: Job,
     knobs: Knobs,
     *,
@@ -49,15 +49,15 @@ def intended(
     That raises Unreachable when the place cannot take it.
     """
     command = command_of(
-        rig.framework,
+        context.framework,
         job,
         knobs,
-        history=rig.journal.history(),
-        run=rig.folder.id,
+        history=context.journal.history(),
+        run=context.folder.id,
         attempt=number,
         resume=resume,
     )
-    attempt = rig.folder.attempt(number)
+    attempt = context.folder.attempt(number)
     attempt.create()
     attempt.write_command(command, python=job.python)
     started = Started(
@@ -68,18 +68,18 @@ def intended(
         trial=trial,
         longest=longest,
     )
-    rig.record(started)
-    return lambda: rig.runner.start(command, run=rig.folder.id, attempt=number, python=job.python)
+    context.record(started)
+    return lambda: context.runner.start(command, run=context.folder.id, attempt=number, python=job.python)
 
 
-def explain(rig: Rig, evidence: Evidence, *, number: int) -> Diagnosed:
+def explain(context: RunContext, evidence: Evidence, *, number: int) -> Diagnosed:
     """Record why an attempt failed, secrets masked, and return the row."""
     diagnosis = diagnose(evidence)
     fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
     fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
     row = Diagnosed(**fields, attempt=number)
-    rig.record(row)
-    rig.folder.attempt(number).write_view("diagnosis", row)
+    context.record(row)
+    context.folder.attempt(number).write_view("diagnosis", row)
     return row
 
 
@@ -94,27 +94,27 @@ def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
     return stop_s
 
 
-class UnderWay:
+class RunningAttempt:
     """An attempt from its start, or from our attaching to it, to its end."""
 
     def __init__(
         self,
-        rig: Rig,
+        context: RunContext,
         handle: Handle,
         *,
-        watch: Watch,
+        watch: AttemptMonitor,
         number: int,
         started_at: float,
         record: Callable[[Event], None],
     ) -> None:
         self.handle, self.watch, self.number = handle, watch, number
-        self.folder = rig.folder.attempt(number)
+        self.folder = context.folder.attempt(number)
         self.seen = Observed()
         self._started_at, self._record = started_at, record
-        self._clock, self._interrupts = rig.clock, rig.interrupts
+        self._clock, self._interrupts = context.clock, context.interrupts
 
     def poll(self) -> bool:
-        """Take in what is new; true when the attempt was found to hang."""
+        """Process new output and samples; returns whether the attempt hangs."""
         try:
             self.seen = self.handle.poll()
         except Unreachable as unreachable:
@@ -130,7 +130,7 @@ class UnderWay:
         return self.seen.exit is not None or bool(self.seen.lost)
 
     def end(self, *, stopped_by: str) -> tuple[Ended, Evidence]:
-        """End the whole attempt, wait for its memory and record how it ended."""
+        """Stop the attempt, wait until its memory is released and record how it ended."""
         ending = self.ending(stopped_by=stopped_by)
         while True:
             try:
@@ -141,19 +141,19 @@ class UnderWay:
             self._clock.sleep(POLL_S)
 
     def ending(
-        self, *, stopped_by: str, making: Making = here
+        self, *, stopped_by: str, invoke: Invoke = here
     ) -> Generator[None, None, tuple[Ended, Evidence]]:
-        """Do the same in turns, between which others have theirs."""
+        """Do what `end` does as a generator, which yields between polls so that other trials can run."""
         if stopped_by:
             self.watch.expect_end()
-        stop_s = yield from making(self._stop)
+        stop_s = yield from invoke(self._stop)
         if stopped_by and not self.seen.lost:
             yield from self._last_words()
         for event in self.watch.finish(now=self._clock.now()):
             if isinstance(event, (Progressed, GoalReached)):
                 self._record(event)
         try:
-            drain = yield from making(lambda: self.handle.drain(timeout_s=DRAIN_S))
+            drain = yield from invoke(lambda: self.handle.drain(timeout_s=DRAIN_S))
             held, drain_s = ("" if drain.clear else drain.held or "unknown"), drain.seconds
         except Unreachable as unreachable:
             held, drain_s = "", None
@@ -173,7 +173,7 @@ class UnderWay:
         )
         self._record(ended)
         self.folder.write_view("outcome", ended)
-        yield from making(self.release)
+        yield from invoke(self.release)
         return ended, evidence
 
     def abandon(self) -> float | None:
@@ -181,7 +181,7 @@ class UnderWay:
         return abandon(self.handle)
 
     def release(self) -> None:
-        """Give up supervisor and samplers; one that cannot be reached has nothing to give up."""
+        """Release supervisor and samplers; one that cannot be reached is skipped."""
         try:
             self.handle.release()
         except Unreachable:
@@ -192,7 +192,7 @@ class UnderWay:
         try:
             with self._interrupts.cutting():
                 return self.handle.stop(grace_s=0.0 if self._interrupts.impatient else STOP_GRACE_S)
-        except Impatient:
+        except ForcedExit:
             return self.handle.stop(grace_s=0.0)
         except Unreachable:
             return None

@@ -1,4 +1,4 @@
-"""What a run is driven with: its record, what runs and where, the clock, and who may watch and end it."""
+"""What driving a run takes: journal, framework, runner, clock, and who observes and interrupts it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from autotune.policies.values.events import Event
 from autotune.policies.values.job import Job
 
 
-class Audience(Protocol):
-    """Who watches a run."""
+class Observer(Protocol):
+    """Receives progress and messages."""
 
     def watch(self, progress: Progress, *, now: float) -> None:
-        """See where the running attempt is; called at every poll."""
+        """Receive the progress of the running attempt; called at every poll."""
 
     def say(self, text: str) -> None:
-        """Hear what is done beside the events."""
+        """Receive a message about what is done besides the events."""
 
 
-class Unseen:
-    """Nobody watches."""
+class NullObserver:
+    """Discards everything."""
 
     def watch(self, progress: Progress, *, now: float) -> None:
-        """See nothing."""
+        """Discard progress."""
 
     def say(self, text: str) -> None:
-        """Hear nothing."""
+        """Discard a message."""
 
 
-class Rig(msgspec.Struct, frozen=True, kw_only=True):
+class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that driving a run takes."""
 
     journal: Journal
@@ -46,7 +46,7 @@ class Rig(msgspec.Struct, frozen=True, kw_only=True):
     folder: Run
     job: Job
     interrupts: Interrupts
-    audience: Audience = Unseen()
+    observer: Observer = NullObserver()
 
     def record(self, event: Event) -> None:
         """Append an event to the journal, as of now."""

@@ -1,4 +1,4 @@
-"""Calls that block for seconds: made here, or beside the turns of a search with several trials at once."""
+"""Calls that block for seconds: in this thread, or in worker threads while other trials take their turns."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Making(Protocol):
-    """A way to make a call that blocks."""
+class Invoke(Protocol):
+    """A way to run a call that blocks."""
 
     def __call__(self, call: Callable[[], T], /) -> Generator[None, None, T]:
-        """Make the call and end with what it returns; yields while that is awaited."""
+        """Run the call. Generator: yields until it finishes, then returns its result."""
 
 
 def here(call: Callable[[], T]) -> Generator[None, None, T]:
-    """Make the call while everything else waits."""
+    """Run the call in this thread; everything else waits."""
     yield from ()
     return call()
 
 
-class Beside:
-    """Makes calls in threads, some at a time; each result is taken in by the thread that asked for it."""
+class ThreadedInvoke:
+    """Runs calls in worker threads; the calling thread receives each result or exception."""
 
     def __init__(self, *, at_once: int) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="autotune-beside")
+        self._pool = ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="autotune-call")
 
     def __call__(self, call: Callable[[], T], /) -> Generator[None, None, T]:
-        """Make the call beside what the caller does between the turns of this generator."""
+        """Run the call in a worker thread. Generator: yields until it finishes, then returns its result."""
         future = self._pool.submit(call)
         while not future.done():
             yield
         return future.result()
 
     def finish(self) -> None:
-        """Wait for the calls under way; those that have not begun never do."""
+        """Wait for the running calls; cancel those that have not begun."""
         self._pool.shutdown(cancel_futures=True)

@@ -17,7 +17,7 @@ _STALL_START_SILENCES = 12
 _RECENT_STEPS = 50
 
 
-class Liveness:
+class HangDetector:
     """The times at which an attempt last gave a sign of life and last completed a step."""
 
     def __init__(self, *, silence_s: float | None, now: float) -> None:
@@ -28,15 +28,15 @@ class Liveness:
         self.silent_s = 0.0
 
     def heard(self, now: float) -> None:
-        """Take note of output."""
+        """Record output."""
         self._heard_at = self._active_at = now
 
     def worked(self, now: float) -> None:
-        """Take note of activity of a processor or a card."""
+        """Record activity of a CPU or a GPU."""
         self._active_at = now
 
     def stepped(self, now: float, *, seconds: float | None) -> float | None:
-        """Take note of a completed step and return its seconds."""
+        """Record a completed step; returns its seconds."""
         if seconds is None and self._steps:
             seconds = now - self._stepped_at
         self._stepped_at = now

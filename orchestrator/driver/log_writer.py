@@ -25,7 +25,7 @@ class LogLine(msgspec.Struct, frozen=True):
     text: str
 
 
-class LogFile:
+class LogWriter:
     """Writes run.log and samples.jsonl of an attempt anew and returns the lines as they become whole."""
 
     def __init__(self, log: Path, samples: Path) -> None:

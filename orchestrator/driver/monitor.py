@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Chunk, Exit, Framework, Observed
-from autotune.orchestrator.driver.hang_detector import Liveness
-from autotune.orchestrator.driver.log_writer import LogFile, LogLine, reread
+from autotune.orchestrator.driver.hang_detector import HangDetector
+from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
 from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
@@ -47,7 +47,7 @@ _ANY_SCRIPT = "command"  # only its exit says that it is done
 
 
 class Progress(Value, frozen=True, kw_only=True):
-    """Where an attempt is, for people who watch it."""
+    """The progress of an attempt, as observers receive it."""
 
     phase: Phase = Phase.NONE
     step: int | None = None
@@ -57,7 +57,7 @@ class Progress(Value, frozen=True, kw_only=True):
     sample: Sample | None = None
 
 
-class Watch:
+class AttemptMonitor:
     """One attempt as it is observed; what is already in `known` is not reported again."""
 
     def __init__(
@@ -75,14 +75,14 @@ class Watch:
         self._framework = framework
         self._job = job
         self._attempt = attempt
-        self._files = LogFile(folder.log, folder.samples)
+        self._files = LogWriter(folder.log, folder.samples)
         self._scanner = Scanner()
         self._skip = sum(isinstance(event, Progressed) for event in known)
         self._failure_known = any(isinstance(event, FailureSeen) for event in known)
         self._goal_known = any(isinstance(event, GoalReached) for event in known)
         self._stop_known = any(isinstance(event, StopRequested) for event in known)
         self._suspects: deque[tuple[float, Finding]] = deque(maxlen=100)
-        self._liveness = Liveness(silence_s=job.recovery.silence_s, now=now)
+        self._liveness = HangDetector(silence_s=job.recovery.silence_s, now=now)
         self._to_continue = saved
         self.saved: int | None = None  # the step of the attempt's own last checkpoint
         self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)
@@ -111,7 +111,7 @@ class Watch:
         return dict(self._peaks or self._card_peaks)
 
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
-        """Take in what is new and return what follows from it."""
+        """Process new output and samples; returns the events that follow."""
         lines = self._files.write(observed.chunks, observed.samples)
         events = self._read(lines, now)
         for sample in observed.samples:
@@ -130,11 +130,11 @@ class Watch:
         return tuple(events)
 
     def expect_end(self) -> None:
-        """Stop judging: the attempt is being stopped."""
+        """Stop looking for failures: the attempt is being stopped."""
         self._stop_known = self._failure_known = True
 
     def finish(self, *, now: float) -> tuple[Event, ...]:
-        """Take in lines that never ended and close the files."""
+        """Process lines without an end and close the files."""
         return tuple(self._read(self._files.finish(), now))
 
     def outcome(self, ended: Exit | None, *, lost: str, stopped_by: str) -> Outcome:

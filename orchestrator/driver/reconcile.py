@@ -9,9 +9,9 @@ import msgspec
 
 from autotune.launchers.base import Handle, Unreachable
 from autotune.orchestrator.clock import seconds_of, timestamp
-from autotune.orchestrator.driver.attempt import POLL_S, UnderWay, explain, intended
-from autotune.orchestrator.driver.context import Rig
-from autotune.orchestrator.driver.monitor import Watch, evidence_on_record, unwatched_outcome
+from autotune.orchestrator.driver.attempt import POLL_S, RunningAttempt, explain, intended
+from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.driver.monitor import AttemptMonitor, evidence_on_record, unwatched_outcome
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run.directory import masked
 from autotune.orchestrator.run.journal import Journal
@@ -74,12 +74,12 @@ def accept(
     journal.append(msgspec.structs.replace(accepted, learned=known))
 
 
-def run(rig: Rig, *, conclude: bool = True) -> Verdict:
+def run(context: RunContext, *, conclude: bool = True) -> Verdict:
     """Drive a run from wherever its journal stands to its verdict.
 
     Without `conclude` a success is not recorded as the end of the run: something follows it.
     """
-    return _Driver(rig, conclude=conclude).drive()
+    return _Reconciler(context, conclude=conclude).drive()
 
 
 def resumed(attempt: int) -> Decided:
@@ -87,12 +87,12 @@ def resumed(attempt: int) -> Decided:
     return Decided(attempt=attempt, reason=RESUMED)
 
 
-class _Driver:
-    def __init__(self, rig: Rig, *, conclude: bool) -> None:
-        self.rig, self.record, self.conclude = rig, rig.record, conclude
-        self.journal, self.clock, self.folder = rig.journal, rig.clock, rig.folder
-        self.interrupts, self.audience = rig.interrupts, rig.audience
-        self.under_way: UnderWay | None = None
+class _Reconciler:
+    def __init__(self, context: RunContext, *, conclude: bool) -> None:
+        self.context, self.record, self.conclude = context, context.record, conclude
+        self.journal, self.clock, self.folder = context.journal, context.clock, context.folder
+        self.interrupts, self.observer = context.interrupts, context.observer
+        self.under_way: RunningAttempt | None = None
         self.evidence: Evidence | None = None
 
     def drive(self) -> Verdict:
@@ -140,17 +140,17 @@ class _Driver:
             self.record(resumed(self.number))
         if not self.number:
             return
-        handle = self.rig.runner.attach(run=self.folder.id, attempt=self.number)
+        handle = self.context.runner.attach(run=self.folder.id, attempt=self.number)
         if self.ended() is not None:
             if handle is not None:
                 handle.stop(grace_s=0.0)
                 handle.release()
-            self.rig.runner.sweep(run=self.folder.id)
+            self.context.runner.sweep(run=self.folder.id)
             return
         if handle is None:
-            ended = self.rig.runner.sweep(run=self.folder.id)
+            ended = self.context.runner.sweep(run=self.folder.id)
             left = f"; ended what was left: {', '.join(ended)}" if ended else ""
-            self.audience.say(
+            self.observer.say(
                 f"run {self.folder.id} · attempt #{self.number} has no supervisor any more{left}"
             )
             self.end_unwatched("the driver ended and no supervisor was left")
@@ -159,7 +159,7 @@ class _Driver:
                 # Nothing of the cluster failed: the user goes on at once.
                 self.record(resumed(self.number))
             return
-        self.audience.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
+        self.observer.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
         self.follow(handle)
         stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
         if stop is not None:
@@ -190,11 +190,11 @@ class _Driver:
         number = self.number + 1
         accepted = history[0]
         assert isinstance(accepted, Accepted)
-        resume = accepted.profile.resumable and (number > 1 or self.rig.job.resume)
+        resume = accepted.profile.resumable and (number > 1 or self.context.job.resume)
         try:
             handle = intended(
-                self.rig,
-                self.rig.job,
+                self.context,
+                self.context.job,
                 action.knobs,
                 number=number,
                 resume=resume,
@@ -217,17 +217,17 @@ class _Driver:
     def follow(self, handle: Handle) -> None:
         self.evidence = None
         number, folder = self.number, self.folder.attempt(self.number)
-        watch = Watch(
-            framework=self.rig.framework,
-            job=self.rig.job,
+        watch = AttemptMonitor(
+            framework=self.context.framework,
+            job=self.context.job,
             attempt=number,
             folder=folder,
             known=self.of_attempt(),
             now=self.clock.now(),
             saved=self.saved_before(),
         )
-        self.under_way = UnderWay(
-            self.rig,
+        self.under_way = RunningAttempt(
+            self.context,
             handle,
             watch=watch,
             number=number,
@@ -255,7 +255,7 @@ class _Driver:
         before = len(self.journal.history())
         while len(self.journal.history()) == before and not self.interrupts.by:
             hung = attempt.poll()
-            self.audience.watch(attempt.watch.progress, now=self.clock.now())
+            self.observer.watch(attempt.watch.progress, now=self.clock.now())
             if hung:
                 self.end(stopped_by="hang")
             elif attempt.over:
@@ -283,7 +283,7 @@ class _Driver:
         assert self.under_way is not None
         attempt = self.under_way
         _, self.evidence = attempt.end(stopped_by=stopped_by)
-        self.audience.watch(attempt.watch.progress, now=self.clock.now())
+        self.observer.watch(attempt.watch.progress, now=self.clock.now())
         self.under_way = None
 
     def started_at(self) -> float:
@@ -300,7 +300,7 @@ class _Driver:
         evidence = self.evidence or evidence_on_record(
             self.folder.attempt(self.number).log, self.of_attempt(), ended.outcome
         )
-        explain(self.rig, evidence, number=self.number)
+        explain(self.context, evidence, number=self.number)
 
     def abandon(self, failure: Failure) -> None:
         """Stop what runs because it can no longer be recorded; the run can be resumed."""

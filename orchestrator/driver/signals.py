@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 
-class Impatient(BaseException):
+class ForcedExit(BaseException):
     """The user asked a second time while the attempt was being stopped."""
 
 
@@ -35,13 +35,13 @@ class Interrupts:
         if self._by:
             self.impatient = True
             if self._cutting:
-                raise Impatient
+                raise ForcedExit
         else:
             self._by = signal.Signals(number).name
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
-        """Let a second signal raise Impatient inside; that reaches the main thread only."""
+        """Let a second signal raise ForcedExit inside; that reaches the main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -9,10 +9,10 @@ import msgspec
 from autotune.launchers.base import Framework
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver import reconcile
-from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.search.scheduler import Search
-from autotune.orchestrator.search.trial import Bench
+from autotune.orchestrator.search.scheduler import TrialScheduler
+from autotune.orchestrator.search.trial import TrialContext
 from autotune.orchestrator.units import show_duration, show_rate
 from autotune.policies.search import schedule, trials
 from autotune.policies.search.next_trial import Forecast, forecast_of, search_space
@@ -37,22 +37,25 @@ _FIRST = "base"  # the name of the attempts that make the job stable
 
 
 def search(
-    rig: Rig, *, exported: Callable[[], None], forecasts: Callable[[TrialHistory], Forecast] | None = None
+    context: RunContext,
+    *,
+    exported: Callable[[], None],
+    forecasts: Callable[[TrialHistory], Forecast] | None = None,
 ) -> Verdict:
     """Search from wherever the journal stands; returns the verdict, which is also its last row.
 
     Without `forecasts` the calibrated estimate says what may run and what is worth it.
     """
-    journal, job, clock, audience = rig.journal, rig.job, rig.clock, rig.audience
+    journal, job, clock, observer = context.journal, context.job, context.clock, context.observer
     accepted = journal.history()[0]
     assert isinstance(accepted, Accepted)
     check(job, accepted)
-    bench = Bench(rig, cluster=accepted.cluster)
+    bench = TrialContext(context, cluster=accepted.cluster)
     if has_trials(journal.history()):
-        _reopen(rig)
+        _reopen(context)
     else:
         first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
-        verdict = reconcile.run(msgspec.structs.replace(rig, job=first), conclude=False)
+        verdict = reconcile.run(msgspec.structs.replace(context, job=first), conclude=False)
         if not isinstance(verdict, TrainingCompleted | Stable):
             return verdict
     base = stable_start(journal.history()).knobs
@@ -60,34 +63,34 @@ def search(
     varied = search_space(
         accepted.profile,
         dimensions=dimensions,
-        starts=(base, *presets(rig.framework, job, accepted, base, dimensions)),
+        starts=(base, *presets(context.framework, job, accepted, base, dimensions)),
         min_gain=job.search.min_gain,
         started=job.resume,
     )
     shown_already = start_result(journal.history(), headroom=job.goal.headroom)
-    found = Search(
+    found = TrialScheduler(
         bench,
         space=varied,
         forecasts=forecasts or (lambda history: forecast_of(history, varied)),
         exported=exported,
-        shown=lambda progress: audience.watch(progress, now=clock.now()),
+        shown=lambda progress: observer.watch(progress, now=clock.now()),
         known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else shown_already,
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
-    audience.say(f"searching over {names}")
+    observer.say(f"searching over {names}")
     reason = found.drive()
     if reason:
-        audience.say(f"no more trials: {reason}")
+        observer.say(f"no more trials: {reason}")
         found.confirm()
     exported()
     results = bench.ledger.trials.results
-    if rig.interrupts.by:
-        return _finish(rig, Interrupted(by=rig.interrupts.by))
+    if context.interrupts.by:
+        return _finish(context, Interrupted(by=context.interrupts.by))
     left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
     left = max(0, job.search.trials - schedule.count(results))
-    audience.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
-    summary(journal.history(), found.importance(), say=audience.say)
-    return _finish(rig, schedule.verdict_of(results, start=base))
+    observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
+    summary(journal.history(), found.importance(), say=observer.say)
+    return _finish(context, schedule.verdict_of(results, start=base))
 
 
 def presets(
@@ -187,13 +190,13 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
         say(f"time in attempts: {show_duration(sum(parts.values()))} ({words})")
 
 
-def _reopen(rig: Rig) -> None:
+def _reopen(context: RunContext) -> None:
     """Take note that the user goes on with a search that was interrupted."""
-    last = rig.journal.history()[-1]
+    last = context.journal.history()[-1]
     if isinstance(last, Finished) and isinstance(last.verdict, Interrupted):
-        rig.record(reconcile.resumed(last.attempt))
+        context.record(reconcile.resumed(last.attempt))
 
 
-def _finish(rig: Rig, verdict: Verdict) -> Verdict:
-    rig.record(Finished(verdict=verdict))
+def _finish(context: RunContext, verdict: Verdict) -> Verdict:
+    context.record(Finished(verdict=verdict))
     return verdict

@@ -54,7 +54,7 @@ class Study:
             )
 
     def begin(self, knobs: Knobs, *, why: str) -> int:
-        """Record that a configuration is about to be tried; returns the trial's number."""
+        """Record that a trial of a configuration starts; returns its number."""
         asked = create_trial(
             state=TrialState.RUNNING,
             params=parameters(self._distributions, knobs),
@@ -123,14 +123,14 @@ class Study:
 
 
 def _cut_torn(path: Path) -> None:
-    """Cut off a last line that a crash or a full disk tore: what is written next would run into it."""
+    """Truncate an incomplete last line, left by a crash or a full disk: the next record would follow it."""
     data = path.read_bytes() if path.exists() else b""
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(path, whole)
 
 
-class Draws:
+class TpeProposals:
     """Proposals of the tree-structured Parzen estimator after the results so far, one after another."""
 
     def __init__(

@@ -15,7 +15,7 @@ class Record(Protocol):
         """Return every event on record."""
 
 
-class Ledger:
+class TrialResults:
     """The folded history of a journal."""
 
     def __init__(self, journal: Record) -> None:

@@ -8,11 +8,11 @@ import msgspec
 
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.attempt import POLL_S, abandon
-from autotune.orchestrator.driver.executor import Beside, Making, here
+from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.search.optuna_study import Draws, Study
-from autotune.orchestrator.search.trial import Bench, Trial
+from autotune.orchestrator.search.optuna_study import Study, TpeProposals
+from autotune.orchestrator.search.trial import Trial, TrialContext
 from autotune.orchestrator.units import show_duration
 from autotune.policies.search import schedule, trials
 from autotune.policies.search.next_trial import Forecast, SearchSpace, next_trial
@@ -25,12 +25,12 @@ _AT_A_TIME = 8  # starts and ends of attempts; more only take processors from th
 _POLLS_PER_S = 40.0  # of all trials together: each costs the driver and a supervisor some milliseconds
 
 
-class Search:
+class TrialScheduler:
     """The trials of one run, from wherever its journal stands."""
 
     def __init__(
         self,
-        bench: Bench,
+        bench: TrialContext,
         *,
         space: SearchSpace,
         forecasts: Callable[[TrialHistory], Forecast],
@@ -39,7 +39,7 @@ class Search:
         known: Tried | None = None,
     ) -> None:
         """Search in `space`; `known` is what its base showed already, if that counts as a trial."""
-        self._bench, self._rig = bench, bench.rig
+        self._bench, self._rig = bench, bench.context
         accepted = self._rig.journal.history()[0]
         assert isinstance(accepted, Accepted)
         self._exported, self._shown = exported, shown
@@ -51,7 +51,7 @@ class Search:
         self._forecasts = forecasts
         self._forecast = forecasts(self._ledger.trials)
         self._running: list[Trial] = []
-        self._beside = Beside(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
+        self._beside = ThreadedInvoke(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
         self._exhausted = False
         self._fruitless = -1  # results at which nothing was worth a run beside what is running
         self._again_at = 0.0  # not before then does a trial begin, after a loss
@@ -100,7 +100,7 @@ class Search:
         return trials.fastest(self._results, confirmed=True)
 
     def importance(self) -> dict[str, float]:
-        """Return what each knob was worth."""
+        """Return the importance of each knob: its share in the variance of throughput."""
         return self._study.importance()
 
     @property
@@ -113,7 +113,7 @@ class Search:
 
     @property
     def _waits(self) -> bool:
-        """Whether the cluster is given time after a loss."""
+        """Whether the scheduler waits after an infrastructure failure."""
         return self._rig.clock.now() < self._again_at
 
     def _why_end(self) -> str:
@@ -129,7 +129,7 @@ class Search:
         )
 
     def _turn(self) -> None:
-        """Give every running trial a turn."""
+        """Poll every running trial once."""
         best = trials.fastest(self._results)
         for trial in list(self._running):
             self._advance(trial, best)
@@ -160,17 +160,17 @@ class Search:
 
     def _recover(self) -> None:
         """End what a dead driver left running and close its trials."""
-        rig = self._rig
-        history = rig.journal.history()
+        context = self._rig
+        history = context.journal.history()
         ended = {e.attempt for e in history if isinstance(e, Ended)}
         for event in history:
             if not isinstance(event, Started) or event.trial is None or event.attempt in ended:
                 continue
-            handle = rig.runner.attach(run=rig.folder.id, attempt=event.attempt)
+            handle = context.runner.attach(run=context.folder.id, attempt=event.attempt)
             if handle is not None:
                 abandon(handle, grace_s=0.0)
-            rig.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
-        rig.runner.sweep(run=rig.folder.id)
+            context.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
+        context.runner.sweep(run=context.folder.id)
         self._study.close_zombies(self._results)
         self._learn()
 
@@ -185,7 +185,7 @@ class Search:
                 self._ledger.trials,
                 space=self._space,
                 forecast=self._forecast,
-                sampler=Draws,
+                sampler=TpeProposals,
                 running=[trial.knobs for trial in self._running],
             )
             if proposed is None:
@@ -211,11 +211,11 @@ class Search:
             )
 
     def _add(self, number: int, knobs: Knobs, purpose: Purpose) -> None:
-        """Begin a trial; after a loss its calls are made in this thread, which alone may connect anew."""
+        """Begin a trial; after a loss its calls run in this thread, the only one that may reconnect."""
         results = self._results
         lost = bool(results) and results[-1].result is Result.LOST
-        making: Making = here if lost or self._beside is None else self._beside
-        trial = Trial(self._bench, number=number, knobs=knobs, purpose=purpose, making=making)
+        invoke: Invoke = here if lost or self._beside is None else self._beside
+        trial = Trial(self._bench, number=number, knobs=knobs, purpose=purpose, invoke=invoke)
         self._running.append(trial)
         self._advance(trial, None)
 
@@ -249,10 +249,10 @@ class Search:
             )
         self._again_at = max(self._again_at, self._rig.clock.now() + losses.wait_s)
         wait = show_duration(losses.wait_s)
-        self._rig.audience.say(f"trial {result.trial} was lost; no trial begins for {wait}")
+        self._rig.observer.say(f"trial {result.trial} was lost; no trial begins for {wait}")
 
     def _learn(self) -> None:
-        """Let the forecast follow from everything on record."""
+        """Update the forecast from everything on record."""
         self._forecast = self._forecasts(self._ledger.trials)
 
     # ------------------------------------------------------------------ proof

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Handle, Unreachable
-from autotune.orchestrator.driver.attempt import UnderWay, abandon, explain, intended
-from autotune.orchestrator.driver.context import Rig
-from autotune.orchestrator.driver.executor import Making
-from autotune.orchestrator.driver.monitor import Progress, Watch
+from autotune.orchestrator.driver.attempt import RunningAttempt, abandon, explain, intended
+from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.driver.executor import Invoke
+from autotune.orchestrator.driver.monitor import AttemptMonitor, Progress
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.search.results import Ledger
+from autotune.orchestrator.search.results import TrialResults
 from autotune.policies.search import trials
 from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import (
@@ -33,18 +33,18 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Lost, Peak
 
 
-class Bench:
+class TrialContext:
     """What every trial of a search needs."""
 
-    def __init__(self, rig: Rig, *, cluster: Cluster) -> None:
-        self.rig, self.job, self.cluster = rig, rig.job, cluster
-        self.forced = rig.framework.can_force_longest(rig.job)
-        self.ledger = Ledger(rig.journal)
+    def __init__(self, context: RunContext, *, cluster: Cluster) -> None:
+        self.context, self.job, self.cluster = context, context.job, cluster
+        self.forced = context.framework.can_force_longest(context.job)
+        self.ledger = TrialResults(context.journal)
 
     def trial_job(self, trial: str, *, longest: bool, steps: int) -> Job:
         """Return the job as a trial runs it, under names and folders of its own."""
-        folder = Path(self.job.workdir) / "trials" / f"{self.rig.folder.id}-{trial}"
-        job = self.rig.framework.trial(self.job, folder=str(folder), steps=steps, longest=longest)
+        folder = Path(self.job.workdir) / "trials" / f"{self.context.folder.id}-{trial}"
+        job = self.context.framework.trial(self.job, folder=str(folder), steps=steps, longest=longest)
         goal = msgspec.structs.replace(job.goal, steps=steps)
         return msgspec.structs.replace(job, goal=goal)
 
@@ -62,14 +62,16 @@ class Bench:
 class Trial:
     """A configuration that is being tried."""
 
-    def __init__(self, bench: Bench, *, number: int, knobs: Knobs, purpose: Purpose, making: Making) -> None:
-        """Try `knobs`; what blocks, starts and ends of attempts, is made by `making`."""
+    def __init__(
+        self, bench: TrialContext, *, number: int, knobs: Knobs, purpose: Purpose, invoke: Invoke
+    ) -> None:
+        """Try `knobs`; calls that block, which start and end attempts, go through `invoke`."""
         self.number, self.knobs, self.purpose = number, knobs, purpose
         self.over = False
-        self._bench, self._making = bench, making
+        self._bench, self._invoke = bench, invoke
         self._parts = bench.parts(purpose)
         self._longest, self._wanted = False, 0
-        self._under_way: UnderWay | None = None
+        self._under_way: RunningAttempt | None = None
         self._handle: Handle | None = None  # from the moment that there is an attempt to end
         self._attempt = 0
         self._failed = False
@@ -83,7 +85,7 @@ class Trial:
         self._course = self._run()
 
     def turn(self, *, best: Tried | None, pace_s: float) -> Tried | None:
-        """Take in what is new, if it is `pace_s` since the last look.
+        """Process new output and samples, at most every `pace_s`.
 
         Returns the result once the trial is over, none of one that was stopped.
         """
@@ -97,7 +99,7 @@ class Trial:
         return None
 
     def stop(self, *, by: str, reason: str) -> None:
-        """Let the next turns stop the attempt; its configuration is tried again by a resumed search."""
+        """Make the next turns stop the attempt; a resumed search tries its configuration again."""
         self._stop_by, self._stop_reason = by, reason
 
     def abandon(self) -> None:
@@ -107,7 +109,7 @@ class Trial:
 
     @property
     def progress(self) -> Progress | None:
-        """Where the running attempt is."""
+        """The progress of the running attempt."""
         return None if self._under_way is None else self._under_way.watch.progress
 
     @property
@@ -120,7 +122,7 @@ class Trial:
             self._steps.append(event)
             self._peaks = trials.highest(self._peaks, event.peaks)
         self._failed = self._failed or isinstance(event, FailureSeen)
-        self._bench.rig.record(event)
+        self._bench.context.record(event)
 
     def _run(self) -> Generator[None, None, Tried | None]:
         """Run the attempts that the purpose takes, one after another."""
@@ -141,7 +143,7 @@ class Trial:
         self._attempt = bench.ledger.trials.last_attempt + 1
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
         start = intended(
-            bench.rig,
+            bench.context,
             job,
             self.knobs,
             number=self._attempt,
@@ -155,16 +157,21 @@ class Trial:
             return self._handle
 
         try:
-            handle = yield from self._making(begin)
+            handle = yield from self._invoke(begin)
         except Unreachable as unreachable:
-            bench.rig.record(Ended(attempt=self._attempt, outcome=Lost(reason=unreachable.message)))
+            bench.context.record(Ended(attempt=self._attempt, outcome=Lost(reason=unreachable.message)))
             return self._result(Result.LOST, reason=unreachable.message)
-        now, folder = bench.rig.clock.now(), bench.rig.folder.attempt(self._attempt)
-        watch = Watch(
-            framework=bench.rig.framework, job=job, attempt=self._attempt, folder=folder, known=(), now=now
+        now, folder = bench.context.clock.now(), bench.context.folder.attempt(self._attempt)
+        watch = AttemptMonitor(
+            framework=bench.context.framework,
+            job=job,
+            attempt=self._attempt,
+            folder=folder,
+            known=(),
+            now=now,
         )
-        self._under_way = UnderWay(
-            bench.rig, handle, watch=watch, number=self._attempt, started_at=now, record=self._record
+        self._under_way = RunningAttempt(
+            bench.context, handle, watch=watch, number=self._attempt, started_at=now, record=self._record
         )
         return None
 
@@ -181,21 +188,21 @@ class Trial:
             probing = self.purpose is not Purpose.CONFIRM and self._own_lengths
             if probing and len(self._steps) < self._wanted and trials.too_slow(self._steps, best=self._best):
                 reason = "it cannot become the fastest"
-                self._bench.rig.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
+                self._bench.context.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
                 return "slow"
-            again_at = self._bench.rig.clock.now() + self._pace_s
+            again_at = self._bench.context.clock.now() + self._pace_s
             yield
-            while self._bench.rig.clock.now() < again_at and not self._stop_by:
+            while self._bench.context.clock.now() < again_at and not self._stop_by:
                 yield
         by, reason = self._stop_by, self._stop_reason
-        self._bench.rig.record(StopRequested(attempt=attempt.number, by=by, reason=reason))
+        self._bench.context.record(StopRequested(attempt=attempt.number, by=by, reason=reason))
         return by
 
     def _end(self, by: str) -> Generator[None, None, Tried | None]:
         """End the running attempt; the trial goes on with its next one, or is over."""
         attempt = self._under_way
         assert attempt is not None
-        ended, evidence = yield from attempt.ending(stopped_by=by, making=self._making)
+        ended, evidence = yield from attempt.ending(stopped_by=by, invoke=self._invoke)
         self._under_way = self._handle = None
         self._seconds += ended.seconds
         if by and by == self._stop_by:
@@ -203,7 +210,7 @@ class Trial:
         if ended.held:
             raise Failure(
                 f"memory was not released: {ended.held}",
-                hint=f"stop what holds it, then run `autotune resume {self._bench.rig.folder.id}`",
+                hint=f"stop what holds it, then run `autotune resume {self._bench.context.folder.id}`",
             )
         if by == "slow":
             self._speed = trials.speed(self._steps)
@@ -216,13 +223,13 @@ class Trial:
 
     def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
         """Record why the attempt failed and return what that says about the configuration."""
-        found = explain(self._bench.rig, evidence, number=self._attempt)
+        found = explain(self._bench.context, evidence, number=self._attempt)
         reason = found.evidence[0].text.strip()[:160] if found.evidence else found.cause.value
         if found.cause is Cause.DISK:
             # No configuration is to blame: the next would meet the same disk.
             raise Failure(
                 f"attempt {self._attempt}: {reason}",
-                hint=f"free space on the disk, then run `autotune resume {self._bench.rig.folder.id}`",
+                hint=f"free space on the disk, then run `autotune resume {self._bench.context.folder.id}`",
             )
         if found.cause.is_memory:
             where = f"{found.cause.value} in {found.phase.value}"

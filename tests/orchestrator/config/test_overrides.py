@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.orchestrator.cli import start
-from autotune.orchestrator.cli.launch_options import Wish
+from autotune.orchestrator.cli.launch_options import LaunchOptions
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.errors import ExitCode, JobErrors
 from autotune.orchestrator.run.directory import Mode, RunRequest
@@ -30,7 +30,7 @@ goal: {steps: 3}
 
 def prepared(folder: Path, text: str = ANCHORED, **options: Any) -> start.Prepared:
     (folder / "job.yaml").write_text(text)
-    return start.prepare(Wish(job_file=folder / "job.yaml", request=RunRequest(), **options))
+    return start.prepare(LaunchOptions(job_file=folder / "job.yaml", request=RunRequest(), **options))
 
 
 def test_a_knob_is_set_in_a_file_with_anchors(tmp_path: Path) -> None:
@@ -89,4 +89,4 @@ def test_mistakes_of_the_file_are_shown_where_the_file_has_them(tmp_path: Path) 
 def test_the_request_of_a_run_is_one_value(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(ANCHORED)
     request = RunRequest(mode=Mode.SEARCH)
-    assert start.prepare(Wish(job_file=tmp_path / "job.yaml", request=request)).request is request
+    assert start.prepare(LaunchOptions(job_file=tmp_path / "job.yaml", request=request)).request is request

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.orchestrator.driver.executor import Beside, here
+from autotune.orchestrator.driver.executor import ThreadedInvoke, here
 from autotune.policies.values.events import Ended, Interrupted, Result, Stable
 from autotune.policies.values.observation import Cancelled
 from tests.orchestrator.scripted import World, forever
@@ -31,7 +31,7 @@ def in_turns(waiting: list[Generator[None, None, bool]]) -> list[bool]:
 
 
 def test_calls_are_made_beside_and_their_results_and_failures_come_back() -> None:
-    beside, met = Beside(at_once=2), threading.Barrier(2, timeout=_LONG_S)
+    beside, met = ThreadedInvoke(at_once=2), threading.Barrier(2, timeout=_LONG_S)
     waiting = [beside(lambda: met.wait() >= 0) for _ in range(2)]
     assert in_turns(waiting) == [True, True]
 

@@ -11,7 +11,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Chunk, Exit, Observed
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.log_writer import reread
-from autotune.orchestrator.driver.monitor import Watch
+from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
 from autotune.policies.values.failure import Phase
@@ -26,7 +26,7 @@ class Followed:
         self.attempt = Attempt(folder / "attempts" / "0001")
         self.attempt.create()
         self.now = 1000.0
-        self.watch = Watch(
+        self.watch = AttemptMonitor(
             framework=frameworks.find(parse(text).framework),
             job=parse(text),
             attempt=1,

@@ -11,7 +11,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
-from autotune.orchestrator.driver.context import Rig
+from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory, journal
@@ -75,7 +75,7 @@ class Case:
                     now=self.clock.now(),
                     policy=Policy.LADDER,  # the scripted memory follows no formula
                 )
-            rig = Rig(
+            context = RunContext(
                 journal=book,
                 framework=framework,
                 runner=place,
@@ -84,7 +84,7 @@ class Case:
                 job=self.job,
                 interrupts=self.interrupts,
             )
-            return reconcile.run(rig)
+            return reconcile.run(context)
 
     @property
     def history(self) -> History:
@@ -295,14 +295,14 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
     case = Case(tmp_path, World(forever))
     from autotune.orchestrator.driver import log_writer
 
-    written = log_writer.LogFile.write
+    written = log_writer.LogWriter.write
 
-    def until_full(self: log_writer.LogFile, *args: object) -> object:
+    def until_full(self: log_writer.LogWriter, *args: object) -> object:
         if any(isinstance(e, Progressed) for e in case.history):
             raise log_writer._unwritable(case.run.attempt(1).log, OSError(28, "No space left on device"))
         return written(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(log_writer.LogFile, "write", until_full)
+    monkeypatch.setattr(log_writer.LogWriter, "write", until_full)
     with pytest.raises(Failure, match="no space left on device") as raised:
         case.drive()
     assert raised.value.code == ExitCode.INFRASTRUCTURE and "resume" in raised.value.hint

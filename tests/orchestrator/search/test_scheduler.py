@@ -18,7 +18,7 @@ from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator import messages
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
-from autotune.orchestrator.driver.context import Rig, Unseen
+from autotune.orchestrator.driver.context import NullObserver, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, journal
@@ -84,7 +84,7 @@ def formula(world: World, command: Command) -> tuple[Script, Exit | None]:
 _BLIND = NoForecast()
 
 
-class Heard(Unseen):
+class Heard(NullObserver):
     def __init__(self, told: list[str]) -> None:
         self._told = told
 
@@ -120,7 +120,7 @@ class Night:
                     now=self.clock.now(),
                     mode="search",
                 )
-            rig = Rig(
+            context = RunContext(
                 journal=book,
                 framework=framework,
                 runner=place,
@@ -128,11 +128,11 @@ class Night:
                 folder=self.run,
                 job=self.job,
                 interrupts=self.interrupts,
-                audience=Heard(self.told),
+                observer=Heard(self.told),
             )
             forecast = self.forecast
             forecasts = None if forecast is None else lambda _: forecast
-            return controller.search(rig, forecasts=forecasts, exported=self._count)
+            return controller.search(context, forecasts=forecasts, exported=self._count)
 
     def _count(self) -> None:
         self.exports += 1
