@@ -76,7 +76,7 @@ _OPTIONS = (
 
 
 def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that `launch` and `search` share; the command gets its whole call as one `LaunchOptions`."""
+    """Add the options that `launch` and `search` share; the command receives them as one `LaunchOptions`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)

@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from autotune.policies.diagnosis import survived_failures
 from autotune.policies.diagnosis.job_records import mark_of, record_of
 from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
@@ -29,14 +30,6 @@ from autotune.policies.diagnosis.phase_patterns import (
 )
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, matching
 from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
-from autotune.policies.diagnosis.survived_failures import (
-    CAUGHT_WITHIN,
-    NEEDLES,
-    GoingOn,
-    at_the_end,
-    caught,
-    survived,
-)
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
 from autotune.policies.values.diagnosis import Evidence, Finding, Line
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -55,7 +48,7 @@ SEARCHED = minimal(
     [
         "builtin: ",
         *STAGE_LITERALS,
-        *NEEDLES,
+        *survived_failures.NEEDLES,
         *(literal for rule in RULES if not rule.harmless for literal in rule.literals),
     ]
 )
@@ -81,7 +74,7 @@ class Scanner:
         self._until = 0  # the line up to which every line is read
         self._read = 0  # bytes before the block at hand
         self._at = 0  # bytes before the piece at hand
-        self._going_on = GoingOn()
+        self._going_on = survived_failures.GoingOn()
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
         """Take one line and return the findings in it."""
@@ -133,7 +126,7 @@ class Scanner:
     def _survive(self) -> None:
         """Take note that the job went on after all that was found."""
         self._ahead.clear()
-        self._findings = survived(self._findings)
+        self._findings = survived_failures.survived(self._findings)
         self._causes = sum(finding.cause is not None for finding in self._findings)
 
     def _piece(
@@ -181,7 +174,7 @@ class Scanner:
     def evidence(self, *, outcome: Outcome | None = None, host_peak_share: float | None = None) -> Evidence:
         """Return what is known so far."""
         return Evidence(
-            findings=tuple(at_the_end(self._findings, self._going_on)),
+            findings=tuple(survived_failures.at_the_end(self._findings, self._going_on)),
             last_errors=self._errors.lines(),
             last_phase=self._phase,
             last_step=self._step,
@@ -293,7 +286,7 @@ class Scanner:
             step=self._step,
             facts=in_validation(facts_of(line.bare), phase, context),
             source=source,
-            caught=caught(line.bare),
+            caught=survived_failures.caught(line.bare),
         )
 
     def _full(self, rule: Rule) -> bool:
@@ -333,7 +326,11 @@ class Scanner:
             ):
                 waiting.context.append(line.bare[:500])
                 finding = _completed(finding, waiting.context, stage=is_stage(line.bare))
-            if line.tag == waiting.tag and distance <= CAUGHT_WITHIN and caught(line.bare):
+            if (
+                line.tag == waiting.tag
+                and distance <= survived_failures.CAUGHT_WITHIN
+                and survived_failures.caught(line.bare)
+            ):
                 finding = msgspec.structs.replace(finding, caught=True)
             self._findings[index] = finding
 

@@ -62,6 +62,7 @@ def test_sizes_numbers_and_budgets() -> None:
 
 def test_a_foreign_checkpoint_is_refused_unless_resuming(tmp_path: Path) -> None:
     partial = checkpoint.begin(tmp_path, step=1)
+    checkpoint.rank_file(partial, 0).write_bytes(b"")
     checkpoint.commit(partial, step=1, position=0, ranks=1, keep=1)
     settings = parse_settings(MINIMAL | {"checkpoint_dir": str(tmp_path)})
     assert [error.key for error in unusable_paths(settings)] == ["checkpoint_dir"]

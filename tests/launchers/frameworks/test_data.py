@@ -19,9 +19,13 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS
 
 PACKAGE = frameworks.__name__
-FILES = sorted(
-    file.name for file in resources.files(PACKAGE).iterdir() if file.name.endswith((".yaml", ".yml"))
-)
+FILES = [
+    (f"{PACKAGE}.{folder.name}", file.name)
+    for folder in sorted(resources.files(PACKAGE).iterdir(), key=lambda entry: entry.name)
+    if folder.is_dir()
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name)
+    if file.name.endswith(".yaml")
+]
 ROW = "- {remedy: recompute, phase: backward, setting: --x, status: works, reason: it frees}\n"
 
 
@@ -91,11 +95,21 @@ def test_names_are_one_text(written, text: str, says: str) -> None:
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_explains_itself_and_names_no_key_twice(file: str) -> None:
-    head = (resources.files(PACKAGE) / file).read_text().split("\n\n")[0]
+def test_every_framework_of_its_own_has_data_files() -> None:
+    assert {package.rpartition(".")[2] for package, _ in FILES} >= {
+        "verl",
+        "areal",
+        "megatron",
+        "slime",
+        "relax",
+    }
+
+
+@pytest.mark.parametrize(("package", "file"), FILES)
+def test_a_file_explains_itself_and_names_no_key_twice(package: str, file: str) -> None:
+    head = (resources.files(package) / file).read_text().split("\n\n")[0]
     assert head.count("\n# ") >= 2 and head.startswith("# ")
-    assert data.document(PACKAGE, file, Any)
+    assert data.document(package, file, Any)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
