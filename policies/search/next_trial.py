@@ -29,7 +29,7 @@ class Proposed(Value, frozen=True, kw_only=True):
     excess: dict[str, float] = {}  # by how much it is foreseen to overflow, in units of the limits
 
 
-class TpeProposals(Protocol):
+class Proposals(Protocol):
     """Proposals of a sampler, one after another."""
 
     def next(self) -> Mapping[str, Setting]:
@@ -50,7 +50,7 @@ class Sampler(Protocol):
         *,
         near: Knobs | None,
         seed: int,
-    ) -> TpeProposals:
+    ) -> Proposals:
         """Return proposals after these results; with `near` each moves only some knobs away from it."""
 
 
