@@ -80,13 +80,14 @@ def gpus_per_actor(settings: Settings, *, cards: int) -> float:
 
 def start_trainers(settings: Settings, *, on_gpu: bool, gpus_each: float = 1.0) -> dict[str, Any]:
     """Return the trainer ranks' handles by label."""
+    from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
     from autotune.launchers.builtin.trainer.rank import TrainerRank
 
     # Ray would set one thread for an actor that reserves no CPU.
     threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count() or 1)
     environment = {"OMP_NUM_THREADS": threads}
     if not on_gpu:
-        environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+        environment |= ALLOCATOR_ENVIRONMENT
     elif settings.allocator == "expandable":
         # The second name is the one that torch before 2.9 reads.
         environment |= dict.fromkeys(

@@ -96,16 +96,6 @@ def launch(folder: Path, settings: dict[str, Any], *, env: dict[str, str] | None
     return autotune(folder, "launch", "job.yaml", env=env)
 
 
-def headroom_is_told_truly(told: Told) -> bool:
-    """Return whether the goal was reached once, marginally exactly where less than 5 % was free.
-
-    Matrix kernels of different processors keep up to 10 MiB more or less, so what stays free differs too.
-    """
-    (goal,) = told.of("goal_reached")
-    shares = [p["used_bytes"] / p["capacity_bytes"] for p in goal["peaks"].values() if p["capacity_bytes"]]
-    return bool(goal["marginal"] == (goal["headroom"] < 0.05)) and max(shares) <= 1.0
-
-
 def test_the_demo_recovers_from_four_phases_and_its_result_holds(tmp_path: Path) -> None:
     told = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"))
     assert told.result.returncode == 0, told.story
@@ -118,7 +108,7 @@ def test_the_demo_recovers_from_four_phases_and_its_result_holds(tmp_path: Path)
     assert answers["optimizer"] == "offload_optimizer"
     tried = [json.dumps(event["knobs"], sort_keys=True) for event in told.of("started")]
     assert len(set(tried)) == len(tried)
-    assert headroom_is_told_truly(told), told.story
+    assert [event["marginal"] for event in told.of("goal_reached")] == [False], told.story
     stable = told.run / "stable.yaml"
     assert Path(told.result.stdout.strip()).resolve() == stable.resolve() or str(stable).endswith(
         told.result.stdout.strip()
@@ -132,14 +122,14 @@ def test_the_demo_recovers_from_four_phases_and_its_result_holds(tmp_path: Path)
     sized = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"), policy="estimate")
     assert sized.result.returncode == 0, sized.story
     assert len(sized.of("started")) < len(told.of("started")), sized.story
-    assert headroom_is_told_truly(sized), sized.story
+    assert [event["marginal"] for event in sized.of("goal_reached")] == [False], sized.story
 
 
 def test_memory_that_arrives_with_the_first_step_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
     """Adam's state is there from step 2 on; the scoring pass no longer fits beside it."""
     told = launch(
         tmp_path,
-        {"optimizer_offload": False, "trainer_budget": "148MiB", "tokens_per_microbatch": 64, "steps": 3},
+        {"optimizer_offload": False, "trainer_budget": "140MiB", "tokens_per_microbatch": 64, "steps": 3},
     )
     assert told.result.returncode == 0, told.story
     first = told.of("diagnosed")[0]
