@@ -62,13 +62,13 @@ def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
         case _:
             assert_never(ended.outcome)
     if ended.held and not last.resumed:
-        return Finish(verdict=Infrastructure(reason=f"memory did not come back: {ended.held}"))
+        return Finish(verdict=Infrastructure(reason=f"memory was not released: {ended.held}"))
     if last.resumed and not last.out_of_memory:
         return _again(last, RESUMED)
     if stopped_to_climb(last) and last.diagnosis is None:
         faster = offer(run)
         if faster is None:
-            return _again(last, "nothing faster is left to try; the same knobs again")
+            return _again(last, "no faster configuration is left; relaunched with the same knobs")
         return Launch(knobs=faster.apply(last.knobs), reason=faster.reason, remedy=faster)
     if last.infrastructure:
         return _after_loss(run, last)
@@ -112,7 +112,7 @@ def _after_loss(run: Run, last: Attempt) -> Action:
             verdict=Infrastructure(reason=f"{reason} (lost {len(lost)} times, {retries} retries allowed)")
         )
     wait_s = backoff_s(len(lost))
-    return Launch(knobs=last.knobs, reason=f"same knobs again: {reason}", not_before_s=wait_s)
+    return Launch(knobs=last.knobs, reason=f"relaunched with the same knobs: {reason}", not_before_s=wait_s)
 
 
 def backoff_s(losses: int) -> float:
@@ -130,11 +130,15 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     if diagnosis.cause is Cause.HANG and _hung_before(run):
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     if len(failed) > recovery.relaunches:
-        return Finish(verdict=gave_up(run, f"all {recovery.relaunches} relaunches are spent"))
+        return Finish(verdict=gave_up(run, f"all {recovery.relaunches} relaunches are used"))
     if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
-        return Finish(verdict=gave_up(run, f"the {recovery.duration_s:.0f} s of recovery.duration are over"))
+        return Finish(
+            verdict=gave_up(
+                run, f"the time limit of {recovery.duration_s:.0f} s (recovery.duration) has passed"
+            )
+        )
     if diagnosis.cause is Cause.HANG:
-        return _again(last, "it hung once; the same knobs again")
+        return _again(last, "it hung for the first time; relaunched with the same knobs")
     remedy = back(run, last) or next_remedy(run)
     if remedy is None:
         return Finish(verdict=gave_up(run))

@@ -27,7 +27,9 @@ def first_launch(run: Run) -> Launch:
     why = _why(view, before)
     found = _nearest_fit(view, written)
     if found is None or found.risk >= before.risk:
-        return Launch(knobs=written, reason=f"{AS_WRITTEN}: {why}, and nothing near it is predicted to fit")
+        return Launch(
+            knobs=written, reason=f"{AS_WRITTEN}: {why}, and no configuration near it is predicted to fit"
+        )
     if mode is Preflight.ADVISE:
         changes = {knob: after for knob, (_, after) in changed(written, found.knobs).items()}
         advice = f"{words(written, changes)} is predicted to fit ({peaks(view, found)})"
@@ -48,7 +50,7 @@ def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:
 def _why(view: Outlook, before: Ranked) -> str:
     misses = overflowing(view, before)
     if not misses:
-        return "as written the engine's pool is predicted to hold no whole sequence"
+        return "the KV cache is predicted to hold no whole sequence"
     where, missing = misses[0]
-    memory = "the host" if where == "host" else where
-    return f"as written {memory} is predicted to need {show_gib(missing)} more than there is"
+    user, device = ("the job", "the host") if where == "host" else (where, "the device")
+    return f"{user} is predicted to need {show_gib(missing)} more than {device} has"

@@ -21,10 +21,10 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.remedy import Remedy
 
 _MEMORY = {
-    Cause.GPU_OOM: "device memory",
+    Cause.GPU_OOM: "GPU memory",
     Cause.HOST_OOM: "host memory",
-    Cause.KV_POOL: "the engine's pool",
-    Cause.POOL_TOO_SMALL: "the engine's pool",
+    Cause.KV_POOL: "the KV cache",
+    Cause.POOL_TOO_SMALL: "the KV cache",
     Cause.SHM: "shared memory",
     Cause.OBJECT_STORE: "Ray's object store",
 }
@@ -75,10 +75,10 @@ def gave_up(run: Run, reason: str = "") -> GaveUp:
     last = run.attempts[-1]
     diagnosis = last.diagnosis
     if diagnosis is None:
-        return GaveUp(reason=reason or "nothing is known of the last failure")
+        return GaveUp(reason=reason or "the last failure has no diagnosis")
     if not reason:
         where = "" if diagnosis.phase is Phase.NONE else f" in {diagnosis.phase.value}"
-        reason = f"nothing left cures {diagnosis.cause.value}{where}"
+        reason = f"no remedy is left for {diagnosis.cause.value}{where}"
     missing = shortfall(run, started=started_before(run))
     if missing is None:
         return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=_would_help(run, diagnosis))
@@ -93,14 +93,14 @@ def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
     if missing is None:
         return ""
     memory = _MEMORY.get(diagnosis.cause, "memory")
-    return f"attempt #{attempt} misses by {show_gib(missing)} of {memory}"
+    return f"attempt #{attempt}, {show_gib(missing)} of {memory} short"
 
 
 def _nearest(run: Run, diagnosis: Diagnosis) -> str:
     closest = _closest(run, diagnosis)
     if not closest:
-        return "the messages do not say by how much the nearest configuration misses"
-    return f"the nearest configuration, {closest}"
+        return "closest: unknown, because the failure messages contain no figures"
+    return f"closest: {closest}"
 
 
 def _closest(run: Run, diagnosis: Diagnosis) -> str:
@@ -133,7 +133,7 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     profile, recovery = run.accepted.profile, run.accepted.job.recovery
     found = [remedy.reason for remedy in free_before_relaunch(profile, last.knobs, diagnosis)]
     found += [
-        f"{remedy.name}, which recovery.allow or recovery.deny rules out"
+        f"{remedy.name}, which recovery.allow or recovery.deny excludes"
         for remedy in candidates(profile, last.knobs, diagnosis, started=started_before(run))
         if remedy.changes and denied(recovery, remedy)
     ]

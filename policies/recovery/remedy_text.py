@@ -41,7 +41,7 @@ def step(
     return Remedy(
         name=name,
         changes=changes,
-        reason=f"{why}; {words(present, changes)}: {peaks(view, ranked)}",
+        reason=f"{why}; {peaks(view, ranked)}",
         frees=frees,
         slows=slows(before.step_s, ranked.step_s),
         effect=effect_of(view.run.accepted.profile, changes),
@@ -85,7 +85,7 @@ def slows(before_s: float, after_s: float) -> str:
     """Return the predicted change of a step's time in words."""
     share = after_s / max(1e-9, before_s) - 1
     if abs(share) < 0.01:
-        return "less than 1 %, as predicted"
+        return "steps by less than 1 %, as predicted"
     if share < 0:
         return f"nothing; steps about {-share:.0%} shorter, as predicted".replace("%", " %")
     return f"steps by about {share:.0%}, as predicted".replace("%", " %")
@@ -96,7 +96,7 @@ def _failure(diagnosis: Diagnosis) -> str:
     if diagnosis.cause is Cause.HOST_OOM:
         return f"host memory ran out in {phase}"
     if diagnosis.cause is Cause.POOL_TOO_SMALL:
-        return "the engine's pool cannot hold one sequence"
+        return "the KV cache cannot hold one sequence"
     if missing is None or diagnosis.facts.requested_bytes is None or diagnosis.facts.free_bytes is None:
         return f"{phase} ran out of device memory"
     requested, free = show_gib(diagnosis.facts.requested_bytes), show_gib(diagnosis.facts.free_bytes)

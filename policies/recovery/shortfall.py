@@ -40,11 +40,13 @@ def shortfall(run: Run, *, started: bool) -> Shortfall | None:
     if not misses:
         return None
     where, missing = misses[0]
-    memory = "host memory" if where == "host" else f"device memory in {where}"
+    short = f"{show_gib(missing)} of " + (
+        "host memory short" if where == "host" else f"GPU memory short in {where}"
+    )
     changes = {knob: after for knob, (_, after) in changed(run.accepted.profile.knobs, closest.knobs).items()}
-    text = f"the nearest configuration ({words(run.accepted.profile.knobs, changes) or 'as written'})"
+    text = f"closest: {words(run.accepted.profile.knobs, changes) or 'the job as written'}"
     return Shortfall(
-        nearest=f"{text} is predicted to miss by {show_gib(missing)} of {memory}",
+        nearest=f"{text}, predicted to be {short}",
         would_fit=tuple(_alternatives(view, present, where, started=started)),
     )
 

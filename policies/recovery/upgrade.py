@@ -36,7 +36,7 @@ def offer(run: Run) -> Remedy | None:
     found = faster(view, stable.knobs, started=True, permitted=permitted)
     if found is None:
         return None
-    why = "every phase kept memory free"
+    why = "every phase left memory free"
     return step(view, stable.knobs, found, judged(view, stable.knobs), name=CLIMB, why=why)
 
 
@@ -74,5 +74,5 @@ def back(run: Run, last: Attempt) -> Remedy | None:
     return Remedy(
         name=RETURN,
         changes=changes,
-        reason=f"the faster configuration did not hold; attempt #{stable.number} had reached the goal",
+        reason=f"the faster configuration failed; back to that of attempt #{stable.number}, which reached the goal",
     )

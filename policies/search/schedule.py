@@ -27,7 +27,7 @@ def why_end(
     """Return why no further trial is begun beside those that run; empty while the search goes on."""
     run = [r for r in results if r.result not in (Result.GATED, Result.LOST)]
     if count(run) + running >= search.trials:
-        return f"all {search.trials} trials are spent"
+        return f"all {search.trials} trials are used"
     if elapsed_s >= search.duration_s:
         return f"the {search.duration_s:.0f} s of search.duration are over"
     patience = max(_LEAST_PATIENCE, round(_PATIENCE_SHARE * search.trials))

@@ -215,8 +215,8 @@ def test_giving_up_says_by_how_much_and_what_would_help():
     story.launch()
     figures = {"requested_bytes": 50 * GIB, "free_bytes": 9 * GIB, "capacity_bytes": 80 * GIB}
     verdict = story.fails(diagnosed(phase=Phase.WEIGHT_SYNC, **figures)).verdict()
-    assert verdict.reason == "nothing left cures gpu-oom in weight_sync"
-    assert verdict.nearest == "the nearest configuration, attempt #1 misses by 41.00 GiB of device memory"
+    assert verdict.reason == "no remedy is left for gpu-oom in weight_sync"
+    assert verdict.nearest == "closest: attempt #1, 41.00 GiB of GPU memory short"
     assert "a smaller model or LoRA" in verdict.would_help
 
 
@@ -225,7 +225,7 @@ def test_budgets_end_it():
     story.launch()
     story.fails().launch()
     verdict = story.fails().verdict()
-    assert verdict.reason == "all 1 relaunches are spent"
+    assert verdict.reason == "all 1 relaunches are used"
     first = accepted(recovery=Recovery(duration_s=60))
     story = Story(replace(first, at="2026-11-21T00:00:00.000+00:00"))
     story.launch()

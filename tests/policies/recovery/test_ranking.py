@@ -68,7 +68,7 @@ def test_a_cure_is_predicted_to_fit_every_phase_and_says_so_in_figures():
     assert all(size < capacity for size in remedy.predicted.values())
     assert remedy.predicted["backward"] > 0 and remedy.step_s
     assert "backward needed 14.00 GiB more with 10.00 GiB free" in remedy.reason
-    assert "→" in remedy.reason and "predicted peaks" in remedy.reason and "79.19 GiB" in remedy.reason
+    assert "→" not in remedy.reason and "predicted peaks" in remedy.reason and "79.19 GiB" in remedy.reason
     assert "as predicted" in remedy.slows
     assert changed(TOO_MUCH, found.knobs).keys() == remedy.changes.keys()
 
@@ -213,7 +213,7 @@ def hopeless(mode: Preflight) -> Launch:
 def test_what_cannot_fit_starts_from_the_nearest_predicted_fit():
     found = hopeless(Preflight.APPLY)
     assert found.remedy is not None and found.remedy.name == "preflight"
-    assert "is predicted to need" in found.reason and "more than there is" in found.reason
+    assert "is predicted to need" in found.reason and "more than the device has" in found.reason
     assert max(found.remedy.predicted.values()) < CLUSTER.gpu_memory_bytes
 
 
@@ -273,7 +273,7 @@ def test_giving_up_says_what_misses_by_how_much_and_what_would_fit():
     start = accepted(cluster=tiny, recovery=Recovery(relaunches=0, preflight=Preflight.OFF))
     action = decide((start, Started(knobs=KNOBS), *BACKWARD))
     assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
-    assert "is predicted to miss by" in action.verdict.nearest and "GiB" in action.verdict.nearest
+    assert "GPU memory short in " in action.verdict.nearest and "GiB" in action.verdict.nearest
     assert any("times the GPUs (predicted" in text for text in action.verdict.would_help)
     assert any("billion parameters" in text for text in action.verdict.would_help)
 
