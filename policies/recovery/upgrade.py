@@ -74,5 +74,5 @@ def back(run: Run, last: Attempt) -> Remedy | None:
     return Remedy(
         name=RETURN,
         changes=changes,
-        reason=f"the faster configuration failed; back to that of attempt #{stable.number}, which reached the goal",
+        reason=f"the faster configuration failed; back to attempt #{stable.number}, which reached the goal",
     )
