@@ -35,13 +35,14 @@ check: install  ## lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: install  ## every test that needs no SGLang engine
-	$(PYTEST) -m "not e2e and not e2e_long"
+FAST := -m "not e2e and not e2e_long"
+COVERED := $(BIN)/python -m slipcover --omit 'tests/*,benchmarks/*,setup.py'
+test: install  ## every test that needs no SGLang engine, and the share of the code that they run
+	$(COVERED) --json --out .coverage.json -m pytest $(FAST)
+	@$(BIN)/python -c "import json; print('coverage:', json.load(open('.coverage.json'))['summary']['percent_covered_display'], '% of the lines of every module that a test imports')"
 
-# Apart from `make test`, whose run it would make twice as long (Python 3.11; the tracer of 3.12 costs less).
-coverage: install  ## the share of the code that the fast tests run
-	$(BIN)/python -m coverage run -m pytest -m "not e2e and not e2e_long"
-	$(BIN)/python -m coverage report --skip-covered
+coverage: install  ## the same by module, with the lines that no fast test runs
+	$(COVERED) --skip-covered -m pytest $(FAST)
 
 # The core without torch and the engine, whose wheels for these versions bring CUDA packages along.
 PYTHONS ?= python3.12 python3.13
