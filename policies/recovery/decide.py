@@ -6,6 +6,7 @@ from typing import assert_never
 
 from autotune.policies.recovery.first_launch import first_launch
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
+from autotune.policies.recovery.refusals import refusals_text, without_refused
 from autotune.policies.recovery.upgrade import CLIMB, back, due, offer, stopped_to_climb
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
@@ -29,8 +30,8 @@ from autotune.policies.values.observation import Cancelled, Completed, Crashed, 
 
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
-# Faults of the cluster that the same launch meets again, with what helps.
-_PERMANENT = {"gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are"}
+# What helps against faults of the cluster that stay after all retries.
+_HINTS = {"gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are"}
 
 
 def decide(history: History) -> Action:
@@ -40,7 +41,7 @@ def decide(history: History) -> Action:
     user asked to go on: budgets then count anew, and the last attempt is continued with its own knobs
     or cured.
     """
-    run = fold(history)
+    run = without_refused(fold(history))
     if run.finished is not None:
         return Finish(verdict=run.finished)
     if not run.attempts:
@@ -100,17 +101,13 @@ def _after_loss(run: Run, last: Attempt) -> Action:
             return Finish(verdict=Infrastructure(reason=f"killed twice {where}: {reason}"))
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     advice = (
-        _PERMANENT.get(last.diagnosis.evidence[0].rule)
-        if last.diagnosis and last.diagnosis.evidence
-        else None
+        _HINTS.get(last.diagnosis.evidence[0].rule) if last.diagnosis and last.diagnosis.evidence else None
     )
-    if advice is not None:
-        return Finish(verdict=Infrastructure(reason=f"{reason}; {advice}"))
     retries = run.accepted.job.recovery.infrastructure_retries
     if len(lost) > retries:
-        return Finish(
-            verdict=Infrastructure(reason=f"{reason} (lost {len(lost)} times, {retries} retries allowed)")
-        )
+        times = f"lost {len(lost)} times, {retries} retries allowed"
+        hint = f"; {advice}" if advice is not None else ""
+        return Finish(verdict=Infrastructure(reason=f"{reason} ({times}){hint}"))
     wait_s = backoff_s(len(lost))
     return Launch(knobs=last.knobs, reason=f"relaunched with the same knobs: {reason}", not_before_s=wait_s)
 
@@ -129,7 +126,7 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     ]
     if diagnosis.cause is Cause.HANG and _hung_before(run):
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
-    if len(failed) > recovery.relaunches:
+    if len(failed) + len(run.refused) > recovery.relaunches:
         return Finish(verdict=gave_up(run, f"all {recovery.relaunches} relaunches are used"))
     if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
         return Finish(
@@ -142,7 +139,9 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     remedy = back(run, last) or next_remedy(run)
     if remedy is None:
         return Finish(verdict=gave_up(run))
-    return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)
+    undone = refusals_text(run)
+    reason = f"{remedy.reason}; {undone}" if undone else remedy.reason
+    return Launch(knobs=remedy.apply(last.knobs), reason=reason, remedy=remedy)
 
 
 def _hung_before(run: Run) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 
 from autotune.policies.recovery.permissions import by_ladder, denied, last_failure, relapse_of, started_before
 from autotune.policies.recovery.ranking import best, judged, measures, outlook, trusted
+from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.remedies.ladder import candidates
@@ -57,7 +58,7 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
         if diagnosis.cause is Cause.POOL_TOO_SMALL and _shares_less(present, knobs):
             return False  # the engine says that its share is too small
         legal = not objections(run.accepted.profile, present, knobs, started=started)
-        return legal and relapse_of(run, knobs) is None
+        return legal and relapse_of(run, knobs) is None and not is_refused(run, knobs)
 
     found = best(view, present, diagnosis=diagnosis, started=started, permitted=permitted)
     if found is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.diagnosis import Diagnosis
@@ -51,7 +52,7 @@ def by_ladder(run: Run) -> Iterator[Remedy]:
     remedies.sort(key=lambda remedy: _used(remedy, failure.climbed))
     for remedy in remedies:
         whole = _without_relapse(run, failure.knobs, remedy, _COMBINED)
-        if whole is not None:
+        if whole is not None and not is_refused(run, whole.apply(failure.knobs)):
             yield whole
 
 

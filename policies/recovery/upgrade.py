@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.recovery.ranking import faster, judged, outlook
+from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import step
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.repeats import repeats
@@ -31,7 +32,13 @@ def offer(run: Run) -> Remedy | None:
             for a in run.attempts
         )
         tried = any(a.knobs == knobs for a in run.attempts)
-        return not known and not tried and not objections(profile, stable.knobs, knobs, started=True)
+        refused = is_refused(run, knobs)
+        return (
+            not known
+            and not tried
+            and not refused
+            and not objections(profile, stable.knobs, knobs, started=True)
+        )
 
     found = faster(view, stable.knobs, started=True, permitted=permitted)
     if found is None:

@@ -24,7 +24,7 @@ from autotune.policies.values.events import (
     Verdict,
 )
 from autotune.policies.values.failure import Cause
-from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.observation import Cancelled, Lost
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
@@ -72,6 +72,14 @@ class Attempt(Value, frozen=True, kw_only=True):
         )
 
 
+class Refused(Value, frozen=True, kw_only=True):
+    """The change of an attempt that the job refused."""
+
+    number: int  # of the attempt
+    changes: dict[str, tuple[Setting, Setting]]  # value before and after by knob
+    error: str  # its decisive line
+
+
 class Run(Value, frozen=True, kw_only=True):
     """A history, folded."""
 
@@ -80,6 +88,7 @@ class Run(Value, frozen=True, kw_only=True):
     finished: Verdict | None = None  # unless resumed since
     elapsed_s: float = 0.0  # from the first to the last row
     renewed: int = 0
+    refused: tuple[Refused, ...] = ()  # changes; their attempts are not among `attempts`
 
     @property
     def best_step(self) -> int | None:

@@ -1,0 +1,142 @@
+"""Changes that the job refused: an error right after a change undoes it and excludes it from then on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.formatting import show_setting
+from autotune.policies.values.history import Attempt, Refused, Run
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.profile import Profile
+
+_REFUSALS = frozenset({Cause.CONFIG, Cause.CODE, Cause.UNKNOWN})
+_OWN_RULES = "autotune-"  # what autotune itself writes into a log says nothing of a setting
+_START = (Phase.NONE, Phase.INIT, Phase.ROLLOUT_INIT, Phase.DATA)
+# The order in which a step passes its phases.
+_ORDER = (
+    *_START,
+    Phase.ROLLOUT,
+    Phase.LOG_PROB,
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.OPTIMIZER,
+    Phase.COMM,
+    Phase.WEIGHT_SYNC,
+    Phase.CHECKPOINT,
+)
+_NUMBERS = re.compile(r"\d+")
+
+
+def without_refused(run: Run) -> Run:
+    """Return the run without the attempts that refused their change; `refused` keeps the changes.
+
+    What follows a refusal is then what follows the attempt before it, and never its change. An attempt
+    refuses its change if it ends with an error that is neither memory nor infrastructure, and that names a
+    changed setting or comes before the point that the attempt before it reached. The same error after changes
+    of different knobs is the job's own, and its attempt stays.
+    """
+    kept: list[Attempt] = []
+    refused: list[Refused] = []
+    for attempt in run.attempts:
+        found = _refusal(run.accepted.profile, attempt, kept[-1] if kept else None, refused)
+        if found is None:
+            kept.append(attempt)
+        else:
+            refused.append(found)
+    return msgspec.structs.replace(run, attempts=tuple(kept), refused=tuple(refused))
+
+
+def is_refused(run: Run, proposed: Knobs) -> bool:
+    """Return whether a configuration has a change that the job refused.
+
+    A change of several knobs is excluded as a whole, until the same error shows which of them it follows;
+    a knob of which several values met the same error is not moved any more.
+    """
+    for alike in _by_error(run.refused).values():
+        common = _common(alike)
+        if common and all(_moved(alike, knob, getattr(proposed, knob)) for knob in common):
+            return True
+    return False
+
+
+def refusals_text(run: Run) -> str:
+    """Return what the attempts since the last one that counts refused, in words; empty if nothing."""
+    last = run.attempts[-1].number if run.attempts else 0
+    return "; ".join(
+        "the job refused "
+        + ", ".join(
+            f"{knob} {show_setting(knob, before)} → {show_setting(knob, after)}"
+            for knob, (before, after) in refused.changes.items()
+        )
+        + f" in attempt #{refused.number}"
+        + (f" ({refused.error})" if refused.error else "")
+        for refused in run.refused
+        if refused.number > last
+    )
+
+
+def _refusal(
+    profile: Profile, attempt: Attempt, before: Attempt | None, refused: Sequence[Refused]
+) -> Refused | None:
+    """Return the change that an attempt refused; None where it failed otherwise or by itself."""
+    diagnosis = attempt.diagnosis
+    if diagnosis is None or diagnosis.cause not in _REFUSALS or attempt.remedy is None:
+        return None
+    line = diagnosis.evidence[0] if diagnosis.evidence else None
+    if line is not None and line.rule.startswith(_OWN_RULES):
+        return None
+    changes = changed(profile.knobs if before is None else before.knobs, attempt.knobs)
+    error = "" if line is None else line.text.strip()
+    named = {knob: change for knob, change in changes.items() if _names(profile, knob, error)}
+    if not changes or not (named or _earlier(attempt, before)):
+        return None
+    found = Refused(number=attempt.number, changes=named or changes, error=error)
+    alike = [r for r in refused if _signature(r) == _signature(found)]
+    return None if alike and not _common([*alike, found]) else found
+
+
+def _names(profile: Profile, knob: str, error: str) -> bool:
+    """Return whether an error names the knob, by its own name or by the framework's."""
+    support = profile.supported.get(knob)
+    names = {knob} if support is None else {knob, re.split(r"[.\s=]", support.setting.strip("-+ "))[-1]}
+    words = set(re.findall(r"\w+", error.lower().replace("-", "_")))
+    return any(name.lower().replace("-", "_") in words for name in names if "_" in name or "-" in name)
+
+
+def _earlier(attempt: Attempt, before: Attempt | None) -> bool:
+    """Return whether an attempt ended before the point that the one before it reached."""
+    if attempt.diagnosis is None or attempt.progress:
+        return False
+    phase = attempt.diagnosis.phase
+    if before is None or before.diagnosis is None:
+        return phase in _START
+    if before.step is not None and phase in _START:
+        return True
+    return _ORDER.index(phase) < _ORDER.index(before.diagnosis.phase)
+
+
+def _signature(refused: Refused) -> str:
+    return _NUMBERS.sub("", refused.error)
+
+
+def _by_error(refused: Sequence[Refused]) -> dict[str, list[Refused]]:
+    alike: dict[str, list[Refused]] = {}
+    for each in refused:
+        alike.setdefault(_signature(each), []).append(each)
+    return alike
+
+
+def _common(alike: Sequence[Refused]) -> set[str]:
+    """Return the knobs that every one of the refused changes moved."""
+    return set[str].intersection(*(set(refused.changes) for refused in alike))
+
+
+def _moved(alike: Sequence[Refused], knob: str, value: Setting) -> bool:
+    """Return whether a value of the knob is among those refused, or may be where several were."""
+    before = {refused.changes[knob][0] for refused in alike}
+    after = {refused.changes[knob][1] for refused in alike}
+    return value in after if len(after) == 1 else value not in before

@@ -1,0 +1,128 @@
+"""What follows when the job refuses a change that was to cure it."""
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.values.diagnosis import Line
+from autotune.policies.values.events import Diagnosed, Infrastructure, Launch, NeedsHuman
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.observation import Completed
+from tests.policies.stories import Story, accepted, diagnosed
+
+ERROR = "ValueError: size 12 must be divisible by 5"
+
+
+def refusal(
+    text: str = ERROR, *, cause: Cause = Cause.CODE, phase: Phase = Phase.NONE, rule: str = "python"
+) -> Diagnosed:
+    return replace(diagnosed(cause, phase), evidence=(Line(line=9, text=text, rule=rule),))
+
+
+def after_a_cure() -> Story:
+    """Return a story whose second attempt runs with the remedy for a failure in backward."""
+    story = Story()
+    story.launch()
+    story.fails()
+    story.launch()
+    return story
+
+
+@pytest.mark.parametrize("cause", [Cause.CODE, Cause.CONFIG, Cause.UNKNOWN])
+def test_a_refused_change_is_undone_and_the_next_candidate_follows(cause):
+    story = after_a_cure()
+    failed, refused = story.events[2].knobs, story.knobs
+    assert refused.tokens_per_microbatch == 4096
+    launch = story.fails(refusal(cause=cause)).launch()
+    assert launch.knobs not in (failed, refused)
+    assert launch.knobs.tokens_per_microbatch != refused.tokens_per_microbatch
+    assert f"the job refused tokens_per_microbatch 8192 → 4096 in attempt #2 ({ERROR})" in launch.reason
+
+
+def test_a_refused_change_never_comes_back():
+    story = after_a_cure()
+    refused = story.knobs
+    story.fails(refusal())
+    knobs = []
+    for _ in range(4):
+        knobs.append(story.launch().knobs)
+        story.fails()
+    assert all(k.tokens_per_microbatch != refused.tokens_per_microbatch for k in knobs)
+    assert len(set(knobs)) == len(knobs)
+
+
+def test_the_same_error_after_another_change_is_the_jobs_own():
+    story = after_a_cure()
+    story.fails(refusal()).launch()
+    verdict = story.fails(refusal(ERROR.replace("12", "13"))).verdict()
+    assert isinstance(verdict, NeedsHuman)
+
+
+def test_another_error_after_another_change_is_another_refusal():
+    story = after_a_cure()
+    second = story.fails(refusal()).launch()
+    third = story.fails(refusal("KeyError: unknown option")).launch()
+    assert second.knobs != third.knobs
+    assert "in attempt #2" in third.reason and "in attempt #3" in third.reason
+
+
+def test_a_knob_of_which_two_values_met_the_same_error_is_not_moved_any_more():
+    story = after_a_cure()
+    first = story.knobs.tokens_per_microbatch
+    story.fails(refusal("tokens_per_microbatch 1 is refused"))
+    moved = [first]
+    while isinstance(action := story.action(), Launch):
+        story.launch()
+        if action.knobs.tokens_per_microbatch != 8192:
+            moved.append(action.knobs.tokens_per_microbatch)
+            story.fails(refusal("tokens_per_microbatch 2 is refused"))
+        else:
+            story.fails()
+    assert len(moved) <= 2 and len(set(moved)) == len(moved)
+
+
+def test_an_error_beyond_the_point_that_was_reached_before_is_the_jobs_own():
+    story = after_a_cure()
+    assert isinstance(story.fails(refusal(phase=Phase.WEIGHT_SYNC)).verdict(), NeedsHuman)
+    story = after_a_cure().steps(1, 2)
+    assert isinstance(story.fails(refusal()).verdict(), NeedsHuman)
+
+
+def test_an_error_that_names_the_setting_is_a_refusal_wherever_it_comes():
+    story = after_a_cure().steps(1)
+    row = refusal("AssertionError: tokens-per-microbatch is too small", phase=Phase.CHECKPOINT)
+    assert story.fails(row).launch().knobs.tokens_per_microbatch != 4096
+
+
+def test_an_error_without_a_change_before_it_is_the_jobs_own():
+    story = Story()
+    story.launch()
+    assert isinstance(story.fails(refusal()).verdict(), NeedsHuman)
+
+
+def test_a_job_that_starts_over_blames_no_change():
+    row = refusal("step 1 after a checkpoint of step 9", cause=Cause.CONFIG, rule="autotune-restarted")
+    assert isinstance(after_a_cure().fails(row).verdict(), NeedsHuman)
+
+
+def test_refusals_count_as_relaunches():
+    story = Story(accepted(recovery=Recovery(relaunches=2)))
+    story.launch()
+    story.fails().launch()
+    story.fails(refusal()).launch()
+    assert story.fails().verdict().reason == "all 2 relaunches are used"
+
+
+def test_a_run_that_refused_a_change_still_completes():
+    story = after_a_cure()
+    story.fails(refusal()).launch()
+    assert story.ends(Completed()).verdict().marginal is False
+
+
+def test_a_device_error_is_retried_before_it_is_final():
+    story = Story(accepted(recovery=Recovery(infrastructure_retries=1)))
+    first = story.launch()
+    row = refusal("CUDA error: unknown error", cause=Cause.INFRASTRUCTURE, rule="gpu-unavailable")
+    assert story.fails(row).launch().knobs == first.knobs
+    verdict = story.fails(row).verdict()
+    assert isinstance(verdict, Infrastructure) and "add nodes with GPUs" in verdict.reason
