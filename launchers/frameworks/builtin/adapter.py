@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import yaml
 
-from autotune.launchers.base import Advice, Problem
+from autotune.launchers.base import Framework, Problem
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.failure import Component, Phase
@@ -77,8 +76,11 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 _STEP = re.compile(r"\s+(\d+)/(\d+)")
 
 
-class Builtin:
-    """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`."""
+class Builtin(Framework):
+    """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`.
+
+    Its log shows no settings, and every record of a step says how many there are.
+    """
 
     name = "builtin"
     saves_by_time = False
@@ -89,8 +91,6 @@ class Builtin:
         "builtin: failure ",
         "launchers.builtin",
     )
-    advice: tuple[Advice, ...] = ()
-    presets: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -201,18 +201,6 @@ class Builtin:
             if not more:
                 return changed
             changed |= more
-
-    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as lines of settings.yaml."""
-        return tuple(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in settings.items())
-
-    def printed(self, text: str) -> dict[str, Any]:
-        """Return nothing: the job's log does not show its settings."""
-        return {}
-
-    def last_step(self, job: Job) -> int | None:
-        """Return None: every record of a step says how many there are."""
-        return None
 
     def can_force_longest(self, job: Job) -> bool:
         """Return True: prompts have one length, and `ignore_eos` makes every answer as long as allowed."""

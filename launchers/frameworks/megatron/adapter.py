@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from autotune.launchers.base import Advice, Problem
-from autotune.launchers.frameworks.core.data import rows
+from autotune.launchers.frameworks.core.data import GuidedFramework, package_of, rows
 from autotune.launchers.frameworks.core.flags import (
     Flags,
     arguments,
@@ -26,7 +26,7 @@ from autotune.launchers.frameworks.megatron.checkpoints import (
     saves,
 )
 from autotune.launchers.frameworks.megatron.checks import problems_of, unknown_of
-from autotune.launchers.frameworks.megatron.job import Dialect, shape_of
+from autotune.launchers.frameworks.megatron.job import Dialect, dialect_of, shape_of
 from autotune.launchers.frameworks.megatron.knobs import knobs_of, settings_of
 from autotune.launchers.frameworks.megatron.lines import marker_of
 from autotune.launchers.frameworks.megatron.model import model_of
@@ -48,18 +48,22 @@ _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _PYTHONS = ("python", "python3")
 
 
-class MegatronRl(ABC):
-    """One framework of the two, told apart by its dialect."""
+class MegatronRl(GuidedFramework):
+    """One framework of the two, told apart by its dialect; no flag makes answers go on beyond their end."""
 
-    name: str
     entry: tuple[str, ...]
     dropped: tuple[str, ...] = ()  # flags of a restart of the framework's own
     trial_off: Mapping[str, Any] = {}  # what a trial does not do or write
 
-    @property
-    @abstractmethod
+    @cached_property
     def dialect(self) -> Dialect:
         """In what the framework differs from the other."""
+        return dialect_of(package_of(self), "dialect.yaml")
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What holds for Megatron trainers and SGLang engines, and what the framework's guide says."""
+        return (*rows(__package__, "advice.yaml", Advice), *super().advice)
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's flags."""
@@ -140,10 +144,6 @@ class MegatronRl(ABC):
         """Return --num-rollout: neither framework prints how many steps there are."""
         return self._flags(job).count("num-rollout") or None
 
-    def can_force_longest(self, job: Job) -> bool:
-        """Return False: answers end where the model ends them, and no flag makes it go on."""
-        return False
-
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with `steps` rollouts, no checkpoints, no trackers and folders of its own."""
         flags = self._flags(job)
@@ -207,11 +207,6 @@ class MegatronRl(ABC):
                 "would bound the longest sequence; without them a token budget may fall below it"
             )
         return tuple(found)
-
-
-def common_advice() -> tuple[Advice, ...]:
-    """Return the advice on Megatron trainers and SGLang engines that holds for slime and for Relax."""
-    return rows(__package__, "advice.yaml", Advice)
 
 
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
