@@ -9,7 +9,7 @@ from autotune.policies.values.events import Launch
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Preflight
-from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.knobs import Knobs, new_values
 
 PREFLIGHT = "preflight"
 AS_WRITTEN = "as written"
@@ -29,8 +29,9 @@ def first_launch(run: Run) -> Launch:
     if found is None or found.risk >= before.risk:
         return Launch(knobs=written, reason=f"{AS_WRITTEN}: {why}, and nothing near it is predicted to fit")
     if mode is Preflight.ADVISE:
-        changes = {knob: after for knob, (_, after) in changed(written, found.knobs).items()}
-        advice = f"{words(written, changes)} is predicted to fit ({peaks(view, found)})"
+        advice = (
+            f"{words(written, new_values(written, found.knobs))} is predicted to fit ({peaks(view, found)})"
+        )
         return Launch(knobs=written, reason=f"{AS_WRITTEN}, although {why}; {advice}")
     remedy = step(view, written, found, before, name=PREFLIGHT, why=why)
     return Launch(knobs=found.knobs, reason=remedy.reason, remedy=remedy)

@@ -12,7 +12,7 @@ from autotune.policies.recovery.remedy_text import words
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster
-from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.knobs import Knobs, new_values
 from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import AtLeast, Profile
 from autotune.policies.values.value import Value
@@ -41,7 +41,7 @@ def shortfall(run: Run, *, started: bool) -> Shortfall | None:
         return None
     where, missing = misses[0]
     memory = "host memory" if where == "host" else f"device memory in {where}"
-    changes = {knob: after for knob, (_, after) in changed(run.accepted.profile.knobs, closest.knobs).items()}
+    changes = new_values(run.accepted.profile.knobs, closest.knobs)
     text = f"the nearest configuration ({words(run.accepted.profile.knobs, changes) or 'as written'})"
     return Shortfall(
         nearest=f"{text} is predicted to miss by {show_gib(missing)} of {memory}",

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Protocol
 
 from autotune.policies.search import trials
-from autotune.policies.search.feasibility import foreseen
+from autotune.policies.search.feasibility import Forecast, foreseen
 from autotune.policies.search.space import Dimension, assembled, legal, neighbours
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Purpose, Result, Tried
@@ -52,42 +52,6 @@ class Sampler(Protocol):
         seed: int,
     ) -> Proposals:
         """Return proposals after these results; with `near` each moves only some knobs away from it."""
-
-
-class Forecast(Protocol):
-    """What is predicted of configurations before they run."""
-
-    def excess(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
-
-    def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much each phase is expected to exceed what it may use; empty where unknown."""
-
-    def much_slower(self, best: Knobs, knobs: Knobs) -> float:
-        """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
-
-    def proposals(self, centers: Sequence[Knobs], *, gain: float) -> Sequence[Knobs]:
-        """Return the candidates worth a run, the most promising first."""
-
-
-class NoForecast:
-    """The forecast where no model is known, or none is wanted: nothing is predicted."""
-
-    def excess(self, knobs: Knobs) -> dict[str, float]:
-        """Return nothing."""
-        return {}
-
-    def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return nothing."""
-        return {}
-
-    def much_slower(self, best: Knobs, knobs: Knobs) -> float:
-        """Return 0."""
-        return 0.0
-
-    def proposals(self, centers: Sequence[Knobs], *, gain: float) -> Sequence[Knobs]:
-        """Return nothing."""
-        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +101,7 @@ def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:
     found = foreseen(
         history.accepted, history.evidence, history.results, space.dimensions, neighbours=space.neighbours
     )
-    return NoForecast() if found is None else found
+    return Forecast() if found is None else found
 
 
 def next_trial(
