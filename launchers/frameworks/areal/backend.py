@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from autotune.policies.values.value import Value
 
 TRAINERS = ("fsdp", "megatron", "archon")
@@ -45,16 +47,7 @@ class Backend(Value, frozen=True, kw_only=True):
             raise BackendError(f"{self.ranks} devices cannot be split into {t} x {c} x {self.pipeline}")
         if self.experts_text and (t, c) != (self.tensor, self.context):
             raise BackendError("the experts of a hybrid layout have a split of their own")
-        return Backend(
-            engine=self.engine,
-            name=self.name,
-            data=data,
-            tensor=t,
-            pipeline=self.pipeline,
-            context=c,
-            expert=self.expert,
-            experts_text=self.experts_text,
-        )
+        return msgspec.structs.replace(self, data=data, tensor=t, context=c)
 
     def __str__(self) -> str:
         """Return the backend in AReaL's words."""

@@ -167,12 +167,13 @@ def _parallel(site: Site, job: Job, supported: dict[str, Support], unsupported: 
     if site.trainer != "fsdp":
         c_knob, other = other, c_knob
     unsupported[other] = f"`c` of {site.trainer} is {c_knob.replace('_', ' ')}"
+    node = site.config.number("cluster.n_gpus_per_node") or 0
     offers: dict[str, tuple[str, tuple[int, ...]]] = {
         "rollout_tensor_parallel": (
             "rollout.backend",
-            _splits(job, site.rollout, "tensor", node=_node(site)),
+            _splits(job, site.rollout, "tensor", node=node),
         ),
-        "tensor_parallel": ("actor.backend", _splits(job, site.actor, "tensor", node=_node(site))),
+        "tensor_parallel": ("actor.backend", _splits(job, site.actor, "tensor", node=node)),
         c_knob: ("actor.backend", _splits(job, site.actor, "context", node=0)),
     }
     if site.config.is_on("actor.enable_tree_training") and c_knob == "sequence_parallel":
@@ -202,10 +203,6 @@ def _splits(job: Job, backend: Backend | None, dimension: str, *, node: int) -> 
         and (not node or size <= node)
         and (heads // size) % (other if dimension == "context" else 1) == 0
     )
-
-
-def _node(site: Site) -> int:
-    return site.config.number("cluster.n_gpus_per_node") or 0
 
 
 def _least_rollouts(site: Site) -> int:
@@ -257,21 +254,15 @@ def _constraints(site: Site, supported: dict[str, Support]) -> Iterator[Constrai
                 yield FixedDuringRun(
                     knob=knob, why="a recover checkpoint can only be read by the layout that wrote it"
                 )
-    yield from _splits_together(site, supported)
+    if site.actor is not None:  # which tensor and context sizes fit the trainer's devices together
+        context = "sequence_parallel" if site.trainer == "fsdp" else "context_parallel"
+        devices = site.actor.ranks // site.actor.pipeline
+        why = f"the trainer has {site.actor.ranks} devices"
+        yield from splits.together(supported, context, devices=devices, why=why)
     if "optimizer_offload" in supported:
         why = "the optimizer state follows offloaded weights to the host"
         yield Requires(knob="param_offload", value=True, other="optimizer_offload", values=(True,), why=why)
         yield Requires(knob="optimizer_offload", value=False, other="param_offload", values=(False,), why=why)
-
-
-def _splits_together(site: Site, supported: dict[str, Support]) -> Iterator[Constraint]:
-    """Yield which tensor and context sizes fit the trainer's devices together."""
-    if site.actor is not None:
-        context = "sequence_parallel" if site.trainer == "fsdp" else "context_parallel"
-        devices = site.actor.ranks // site.actor.pipeline
-        yield from splits.together(
-            supported, context, devices=devices, why=f"the trainer has {site.actor.ranks} devices"
-        )
 
 
 def _warnings(job: Job, site: Site, cluster: Cluster) -> Iterator[str]:

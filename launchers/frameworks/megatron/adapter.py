@@ -89,7 +89,7 @@ class MegatronRl(GuidedFramework):
             knobs=knobs,
             supported=supported,
             unsupported=unsupported_of(flags, shape, self.dialect),
-            constraints=constraints_of(flags, shape, knobs, supported),
+            constraints=tuple(constraints_of(flags, shape, knobs, supported)),
             placement=shape.placement,
             resident=resident_of(shape, self.dialect),
             engine="sglang",
@@ -102,7 +102,7 @@ class MegatronRl(GuidedFramework):
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as the framework's entry point with all flags."""
-        wanted = {**job.settings, **self._settings(job, knobs)}
+        wanted = {**job.settings, **self.settings(job, knobs)}
         flags = flags_of(wanted, negatable=self.dialect.negatable)
         given: dict[str, Any] = {**flags.given}
         given |= checkpoint_flags(job, flags, run=run, attempt=attempt, resume=resume)
@@ -120,7 +120,7 @@ class MegatronRl(GuidedFramework):
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
-        return self._settings(job, knobs)
+        return settings_of(job, knobs, self.dialect, folder=root(job, self._flags(job)))
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""
@@ -159,9 +159,6 @@ class MegatronRl(GuidedFramework):
 
     def _flags(self, job: Job) -> Flags:
         return flags_of(job.settings, negatable=self.dialect.negatable)
-
-    def _settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        return settings_of(job, knobs, self.dialect, folder=root(job, self._flags(job)))
 
     def _entry(self, job: Job) -> tuple[str, ...]:
         if not job.command:

@@ -80,9 +80,8 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
         "dataloader_workers": _support(dialect.worker_pool, Grid(minimum=0)),
         "nccl_memory_check": _support("enable-cuda-memory-check", Grid(values=_TWO)),
     }
-    return {
-        name: support for name, support in found.items() if name not in unsupported_of(flags, shape, dialect)
-    }
+    refused = unsupported_of(flags, shape, dialect)
+    return {name: support for name, support in found.items() if name not in refused}
 
 
 def unsupported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, str]:
@@ -229,14 +228,8 @@ def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:
 
 def constraints_of(
     flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
-) -> tuple[Constraint, ...]:
-    """Return what limits the knobs, as data."""
-    return tuple(_constraints(flags, shape, knobs, supported))
-
-
-def _constraints(
-    flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
 ) -> Iterator[Constraint]:
+    """Yield what limits the knobs, as data."""
     length = f"longest sequence {shape.longest}" if shape.longest else f"longest answer {shape.response}"
     for name in ("tokens_per_microbatch", "logprob_tokens"):
         yield AtLeast(

@@ -11,7 +11,7 @@ import msgspec
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
-from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.knobs import Knobs, changed
 
 SNAPSHOT_TOOL = "torch_memory"
@@ -35,12 +35,8 @@ class Names(NamedTuple):
 def names(config: Config) -> Names:
     """Return the keys of a job's model engine; the critic's node has another name than the actor's."""
     if config.megatron:
-        return Names(
-            f"{ACTOR}.megatron",
-            "critic.megatron",
-            f"{ACTOR}.megatron.context_parallel_size",
-            "critic.megatron.context_parallel_size",
-        )
+        split = "megatron.context_parallel_size"
+        return Names(MEGATRON, "critic.megatron", f"{ACTOR}.{split}", f"critic.{split}")
     return Names(
         f"{ACTOR}.fsdp_config",
         "critic.fsdp",
@@ -97,7 +93,7 @@ def read(config: Config) -> Knobs:
         entropy_chunking=config.flag(f"{ACTOR}.entropy_from_logits_with_chunking"),
         entropy_recompute=None if megatron else config.flag(f"{ACTOR}.entropy_checkpointing"),
         sync_buffer=config.count(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes") << 20,
-        host_allocator=_allocator(config),
+        host_allocator=host_allocators.preloaded(config.text(f"{ENV_VARS}.LD_PRELOAD")),
         dataloader_workers=config.count("data.dataloader_num_workers"),
         memory_snapshot=config.text("global_profiler.tool") == SNAPSHOT_TOOL
         and config.flag(f"{ACTOR}.profiler.enable"),
@@ -157,11 +153,7 @@ def _both(config: Config, name: str) -> tuple[str, ...]:
 
 def _nodes(config: Config) -> tuple[str, ...]:
     own = names(config)
-    return (own.actor, own.critic) if config.critic else (own.actor,)
-
-
-def _allocator(config: Config) -> str:
-    return host_allocators.preloaded(config.text(f"{ENV_VARS}.LD_PRELOAD"))
+    return (own.actor, *config.of_critic(own.critic))
 
 
 # --------------------------------------------------------------------------- writing
@@ -186,7 +178,7 @@ def write(config: Config, knobs: Knobs) -> Found:
     if names_changed & {"optimizer_offload_fraction", "optimizer_offload_overlap"}:
         found |= _write_cpu_adam(after)
     if "sharding" in names_changed:
-        found |= dict.fromkeys([f"{ACTOR}.strategy", *_critic(config, "critic.strategy")], after.sharding)
+        found |= dict.fromkeys([f"{ACTOR}.strategy", *config.of_critic("critic.strategy")], after.sharding)
     if "memory_snapshot" in names_changed:
         found |= _write_snapshot(bool(after.memory_snapshot))
     if names_changed & _SIZES:
@@ -254,10 +246,6 @@ _SIZES = {
 }
 
 
-def _critic(config: Config, *keys: str) -> tuple[str, ...]:
-    return keys if config.critic else ()
-
-
 def _write_recompute(config: Config, mode: str) -> Found:
     if not config.megatron:
         return dict.fromkeys(_both(config, "model.enable_gradient_checkpointing"), mode == "full")
@@ -302,9 +290,9 @@ def _write_sizes(config: Config, before: Knobs, after: Knobs) -> Found:
     split = after.sequence_parallel or after.context_parallel or 1
     found: Found = {}
     if split != config.parallel:
-        found[names(config).sequence] = split
-        if config.critic:
-            found[names(config).critic_sequence] = split
+        found |= dict.fromkeys(
+            [names(config).sequence, *config.of_critic(names(config).critic_sequence)], split
+        )
     if after.dynamic_batching:
         found |= _write_tokens(config, before, after, split)
     elif after.microbatch_size and after.microbatch_size != before.microbatch_size:
@@ -343,15 +331,11 @@ def _write_critic(config: Config, before: Knobs, after: Knobs, split: int) -> Fo
     if split == config.parallel:
         split = max(1, config.count(names(config).critic_sequence))
     tokens = own if share >= 1 else min(own, max(config.longest, math.floor(own * share)))
-    key = "critic.ppo_infer_max_token_len_per_gpu"
+    found = {"critic.ppo_infer_max_token_len_per_gpu": -(-tokens // split)}
     if not config.flag("trainer.use_v1"):
-        return {
-            key: -(-tokens // split),
-            "critic.ppo_max_token_len_per_gpu": min(
-                config.count("critic.ppo_max_token_len_per_gpu"), -(-tokens // split)
-            ),
-        }
-    return {key: -(-tokens // split)}
+        training = "critic.ppo_max_token_len_per_gpu"
+        found[training] = min(config.count(training), -(-tokens // split))
+    return found
 
 
 def _divisor(number: int, share: float) -> int:

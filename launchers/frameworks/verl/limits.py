@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
-from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names, requests
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.model import Model
@@ -45,7 +45,9 @@ _NEVER = {
 def offered(config: Config, shape: Model | None) -> dict[str, Support]:
     """Return the knobs that mean something for a job, under the key that a change writes."""
     found = {
-        "memory_fraction": _support(config, f"{ROLLOUT}.gpu_memory_utilization", _fractions()),
+        "memory_fraction": _support(
+            config, f"{ROLLOUT}.gpu_memory_utilization", Grid(minimum=0.1, maximum=0.95, multiple=0.01)
+        ),
         "concurrency": _support(
             config, f"{ROLLOUT}.max_num_seqs", Grid(minimum=1, maximum=requests(config), multiple=1)
         ),
@@ -90,7 +92,8 @@ def offered(config: Config, shape: Model | None) -> dict[str, Support]:
     if not config.megatron:
         sizes = sequence_sizes(config, shape)
         found["sequence_parallel"] = _support(config, names(config).sequence, Grid(values=sizes))
-    return {knob: support for knob, support in found.items() if knob not in declined(config)}
+    refused = declined(config)
+    return {knob: support for knob, support in found.items() if knob not in refused}
 
 
 def declined(config: Config) -> dict[str, str]:
@@ -181,9 +184,7 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
         )
     split = names(config).sequence
     knob = "context_parallel" if config.megatron else "sequence_parallel"
-    model = 1
-    if config.megatron:
-        model = max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
+    model = config.ranks(MEGATRON, "pipeline_model") if config.megatron else 1
     found.append(Divides(knob=knob, of=config.world // model or 1, why=f"{split} divides the trainer's GPUs"))
     found.append(
         Divides(
@@ -219,15 +220,15 @@ def rollout_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
     """Return the legal sizes of the engines' tensor parallelism."""
     others = config.engine_ranks // max(1, config.count(f"{ROLLOUT}.tensor_model_parallel_size"))
     sizes = [n for n in _divisors(config.rollout_world) if config.rollout_world % (n * others) == 0]
-    if shape is not None:
-        kv = shape.kv_heads
-        sizes = [n for n in sizes if shape.heads % n == 0 and (kv % n == 0 or n % kv == 0)]
-    return tuple(sizes)
+    return _splitting_heads(sizes, shape)
 
 
 def sequence_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
     """Return the legal sizes of Ulysses: it splits heads and shares key-value heads evenly."""
-    sizes = _divisors(config.world)
+    return _splitting_heads(_divisors(config.world), shape)
+
+
+def _splitting_heads(sizes: list[int], shape: Model | None) -> tuple[int, ...]:
     if shape is not None:
         kv = shape.kv_heads
         sizes = [n for n in sizes if shape.heads % n == 0 and (kv % n == 0 or n % kv == 0)]
@@ -237,12 +238,11 @@ def sequence_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
 def _together(config: Config, shape: Model | None) -> list[Constraint]:
     if config.megatron:
         why = "its copies overlap only where a part of the optimizer is on the CPU"
-        pipeline = max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
         return [
             *splits.together(
                 _megatron(config, shape),
                 "context_parallel",
-                devices=config.world // pipeline,
+                devices=config.world // config.ranks(MEGATRON, "pipeline_model"),
                 why=f"tensor x context parallelism divides the trainer's {config.world} GPUs",
             ),
             Requires(
@@ -322,16 +322,18 @@ def _fsdp(config: Config) -> dict[str, Support]:
 
 
 def _megatron(config: Config, shape: Model | None) -> dict[str, Support]:
-    pipeline = max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
-    tensor = max(1, config.count(f"{ACTOR}.megatron.tensor_model_parallel_size"))
-    groups = _divisors(config.world // pipeline)
+    stage, tensor = (
+        config.world // config.ranks(MEGATRON, "pipeline_model"),
+        config.ranks(MEGATRON, "tensor_model"),
+    )
+    groups = _divisors(stage)
     tensors = [
         n
         for n in groups
-        if (config.world // pipeline) % (n * config.parallel) == 0
+        if stage % (n * config.parallel) == 0
         and (shape is None or (shape.heads % n == 0 and shape.kv_heads % n == 0))
     ]
-    contexts = [n for n in groups if (config.world // pipeline) % (n * tensor) == 0]
+    contexts = [n for n in groups if stage % (n * tensor) == 0]
     fraction = f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction"
     overlap = f"{ACTOR}.optim.override_optimizer_config.overlap_cpu_optimizer_d2h_h2d"
     return {
@@ -356,10 +358,6 @@ def _recompute(config: Config) -> tuple[str, Grid]:
 def _has_budget(config: Config) -> bool:
     """Return whether the token limit that dynamic batching would use holds the longest sequence."""
     return config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel >= config.longest
-
-
-def _fractions() -> Grid:
-    return Grid(minimum=0.1, maximum=0.95, multiple=0.01)
 
 
 def _parked(config: Config, *used: Phase) -> tuple[Phase, ...]:
