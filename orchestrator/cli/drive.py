@@ -222,13 +222,13 @@ def _match(job: Job, cluster: Cluster) -> None:
             f"the job needs {spec.gpus_per_node} GPUs per node; the cluster has {cluster.gpus_per_node}",
             hint="lower `cluster.gpus_per_node`, or remove it to use all GPUs",
         )
-    for key, stated, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
-        if stated and measured and abs(stated - measured) > _CAPACITY_TOLERANCE * measured:
-            raise Failure(
-                f"`cluster.{key}` is {show_gib(stated)} in the job; the cluster has {show_gib(measured)}",
-                hint="remove it from the job; autotune then measures it",
-                code=ExitCode.USAGE,
-            )
+    stated, measured = spec.gpu_memory_bytes, cluster.gpu_memory_bytes
+    if stated and measured and abs(stated - measured) > _CAPACITY_TOLERANCE * measured:
+        raise Failure(
+            f"`cluster.gpu_memory` is {show_gib(stated)} in the job; the cluster has {show_gib(measured)}",
+            hint="remove it from the job; autotune then measures it",
+            code=ExitCode.USAGE,
+        )
 
 
 def _export(run: directory.Run, job: Job) -> None:

@@ -18,7 +18,7 @@ from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator import messages
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
-from autotune.orchestrator.driver.context import NullObserver, RunContext
+from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, journal
@@ -84,7 +84,7 @@ def formula(world: World, command: Command) -> tuple[Script, Exit | None]:
 _BLIND = Forecast()
 
 
-class Heard(NullObserver):
+class Heard(Observer):
     def __init__(self, told: list[str]) -> None:
         self._told = told
 
