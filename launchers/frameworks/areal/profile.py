@@ -10,6 +10,7 @@ from autotune.launchers.frameworks.areal.layout import layout_of, resident
 from autotune.launchers.frameworks.areal.recover import resumable, saves
 from autotune.launchers.frameworks.areal.workers import ALLOCATOR, PRELOAD
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import (
@@ -30,28 +31,6 @@ _TOKENS = 128  # multiple of a token budget
 _QUEUE = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
 # What AReaL 1.0.4 pins; its vLLM is another lock file of the same release.
 _ENGINE_VERSIONS = {"sglang": "0.5.10.post1", "vllm": ""}
-
-_ALWAYS_UNSUPPORTED = {
-    "max_model_len": "the engine's context must hold what a workflow asks for, which only the workflow knows",
-    "microbatch_size": "passes are packed by tokens; mb_spec.n_mbs is only a least number of passes",
-    "dynamic_batching": "passes are always packed by tokens",
-    "activation_offload": "AReaL keeps activations on the device or recomputes them",
-    "grad_offload": "gradients follow the weights: fsdp.offload_params moves both",
-    "optimizer_offload_fraction": "the optimizer state is offloaded whole",
-    "optimizer_offload_overlap": "the streamed step always overlaps its transfers",
-    "sharding": "the trainer is part of actor.backend and of every checkpoint",
-    "fused_kernels": "log-probabilities are computed in pieces of 1024 tokens; use_kernels leaves that alone",
-    "loss_recompute": "the loss is computed in pieces of 1024 tokens, there is no setting for it",
-    "logprob_chunk": "1024 tokens, fixed in the code",
-    "entropy_chunking": "the entropy is always computed in pieces of 1024 tokens",
-    "entropy_recompute": "there is no setting for it",
-    "sync_buffer": "weight_chunked_mem_mb is no setting: PPOTrainer never passes it on",
-    "weights_backup": "AReaL always keeps one while memory is offloaded",
-    "memory_margin": "there is no such reserve",
-    "restart_every": "a run is restarted from its recover checkpoint after a failure only",
-    "memory_snapshot": "its profiler writes after a step that succeeded, so a failing step leaves none",
-    "nccl_memory_check": "there is no setting for it; NCCL_DEBUG in `env:` prints NCCL's own allocations",
-}
 
 
 def profile_of(job: Job, cluster: Cluster, *, name: str) -> Profile:
@@ -99,7 +78,7 @@ def _support(site: Site, job: Job) -> tuple[dict[str, Support], dict[str, str]]:
         "dataloader_workers": _offer("train_dataset.num_workers", Grid(minimum=0, multiple=1)),
         "memory_profile": _offer("memory_profiler.profile_steps", Grid(values=_TWO)),
     }
-    unsupported = dict(_ALWAYS_UNSUPPORTED)
+    unsupported = unsupported_always(__package__)
     _engine(site, supported, unsupported)
     _training(site, supported, unsupported)
     _parallel(site, job, supported, unsupported)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names, requests
@@ -25,21 +28,11 @@ _MEBI = 1 << 20
 _FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _LARGEST_PREFILL = 8192  # tokens: SGLang 0.5.12 chooses its chunks by card, up to this on 80 GB
 
-_NEVER = {
-    "loss_recompute": "verl has no such setting; full recomputation is on by default",
-    "logprob_chunk": "log-probabilities are computed from the logits of a whole micro-batch: "
-    "its tokens, or fused kernels, are the setting",
-    "sync_mode": "trainer and engine share weights by CUDA IPC; there is no mode through files",
-    "weights_backup": "it keeps none: a sleeping engine drops its weights and gets them from the trainer",
-    "allocator": "verl switches expandable segments on by itself after every weight sync, and off before it, "
-    "because weights are shared by CUDA IPC; exported, the setting would reach the engine, whose sleep "
-    "mode cannot work with it",
-    "memory_margin": "there is no allocator margin",
-    "nccl_memory_check": "there is no such check; what NCCL holds is outside PyTorch in the message",
-    "memory_profile": "memory is profiled by the allocator's snapshots: memory_snapshot",
-    "restart_every": "verl ends early only through trainer.total_training_steps, which also shortens the "
-    "learning-rate schedule",
-}
+
+@cache
+def _never() -> dict[str, dict[str, str]]:
+    """Return the knobs that no job of a model engine offers, with the reasons."""
+    return table(__package__, "unsupported.yaml", dict[str, str])
 
 
 def offered(config: Config, shape: Model | None) -> dict[str, Support]:
@@ -98,17 +91,8 @@ def offered(config: Config, shape: Model | None) -> dict[str, Support]:
 
 def declined(config: Config) -> dict[str, str]:
     """Return the knobs that verl does not offer for a job, each with the reason."""
-    own = _without_megatron(config) if not config.megatron else _MEGATRON_DECLINES
-    return {**_NEVER, **_of_engine(config), **_of_passes(config), **own}
-
-
-_MEGATRON_DECLINES = {
-    "activation_offload": "verl offloads activations with FSDP only",
-    "grad_offload": "megatron.grad_offload was removed: param_offload frees the gradient buffers too",
-    "sequence_parallel": "Ulysses is FSDP's; with Megatron context parallelism splits the sequence",
-    "sharding": "Megatron shards by itself",
-    "entropy_recompute": "actor.entropy_checkpointing exists with FSDP only",
-}
+    own = _never()["megatron"] if config.megatron else _without_megatron(config)
+    return {**_never()["any"], **_of_engine(config), **_of_passes(config), **own}
 
 
 def _of_engine(config: Config) -> dict[str, str]:
@@ -143,12 +127,7 @@ def _of_passes(config: Config) -> dict[str, str]:
 
 
 def _without_megatron(config: Config) -> dict[str, str]:
-    found = {
-        "context_parallel": "with FSDP Ulysses splits the sequence: sequence_parallel",
-        "tensor_parallel": "FSDP shards parameters; tensor parallelism is Megatron's",
-        "optimizer_offload_fraction": "with FSDP it would reach torch.optim.AdamW, which refuses it",
-        "optimizer_offload_overlap": "with FSDP it would reach torch.optim.AdamW, which refuses it",
-    }
+    found = dict(_never()["fsdp"])
     if not config.entropy:
         found["entropy_recompute"] = "the update computes no entropy"
     if config.text(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
