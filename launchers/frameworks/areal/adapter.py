@@ -16,7 +16,7 @@ from autotune.launchers.frameworks.areal.engines import Site, allocation_mode, p
 from autotune.launchers.frameworks.areal.overrides import printed, words
 from autotune.launchers.frameworks.areal.profile import profile_of
 from autotune.launchers.frameworks.areal.recover import recover_settings
-from autotune.launchers.frameworks.core.data import GuidedFramework
+from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
@@ -27,19 +27,6 @@ _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
 _OLD_LAUNCHER = "areal.infra.launcher."
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
-_OFF: dict[str, Any] = {  # what a trial must not do in the user's name
-    "stats_logger.wandb.mode": "disabled",
-    "stats_logger.swanlab.mode": "disabled",
-    "stats_logger.trackio.mode": "disabled",
-    "stats_logger.tensorboard.path": None,
-    "recover.mode": "disabled",
-    "saver.freq_epochs": None,
-    "saver.freq_steps": None,
-    "saver.freq_secs": None,
-    "evaluator.freq_epochs": None,
-    "evaluator.freq_steps": None,
-    "evaluator.freq_secs": None,
-}
 
 
 class Areal(GuidedFramework):
@@ -123,7 +110,8 @@ class Areal(GuidedFramework):
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps, names and folders of its own, and nothing reported or saved."""
         config = Config(job)
-        own: dict[str, Any] = {**_OFF, "total_train_steps": steps, **dict(_places(config, folder))}
+        off = document(__package__, "trial.yaml", dict[str, Any])
+        own: dict[str, Any] = {**off, "total_train_steps": steps, **dict(_places(config, folder))}
         own = {name: value for name, value in own.items() if value is not None or config.has(name)}
         if longest:
             own["gconfig.ignore_eos"] = True

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Advice, Problem
-from autotune.launchers.frameworks.core.data import GuidedFramework, package_of, rows
+from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of, rows
 from autotune.launchers.frameworks.core.flags import (
     Flags,
     arguments,
@@ -147,7 +147,7 @@ class MegatronRl(GuidedFramework):
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with `steps` rollouts, no checkpoints, no trackers and folders of its own."""
         flags = self._flags(job)
-        off = {**_TRIAL_OFF, **self.trial_off, "num-rollout": steps}
+        off = {**document(__package__, "trial.yaml", dict[str, Any]), **self.trial_off, "num-rollout": steps}
         load = flags.text("load")
         if load and load.rstrip("/") == flags.text("save").rstrip("/"):
             off["load"] = None
@@ -207,16 +207,3 @@ class MegatronRl(GuidedFramework):
 
 
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
-_TRIAL_OFF: dict[str, Any] = {
-    "save": None,
-    "save-interval": None,
-    "save-hf": None,
-    "start-rollout-id": None,
-    "num-epoch": None,
-    "eval-interval": None,
-    "use-wandb": False,
-    "use-tensorboard": False,
-    "save-debug-rollout-data": None,
-    "save-debug-train-data": None,
-    "dump-details": None,
-}
