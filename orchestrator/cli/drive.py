@@ -12,7 +12,7 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.orchestrator.cli.options import Options
-from autotune.orchestrator.clock import SystemClock
+from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.config.loader import parse, written
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
@@ -133,7 +133,7 @@ def _drive(
             journal=journal,
             framework=framework,
             runner=runner,
-            clock=SystemClock(),
+            clock=Clock(),
             folder=run,
             job=job,
             interrupts=interrupts,
@@ -191,7 +191,7 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         mode=run.request.mode,
         policy=run.request.policy,
         recall=calibration_cache.recall,
-        now=SystemClock().now(),
+        now=Clock().now(),
     )
 
 

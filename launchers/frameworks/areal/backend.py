@@ -14,6 +14,7 @@ _SPEC = re.compile(r"(?P<engine>sglang|vllm|fsdp|megatron|archon)(\[(?P<name>[A-
 _DIMS = re.compile(r"([a-z][1-9]\d*)+")
 _DIM = re.compile(r"([a-z])([1-9]\d*)")
 _HYBRID = re.compile(r"\(?attn:(?P<attention>\w+)\|ffn:(?P<experts>\w+)\)?")
+_DIMENSIONS = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
 _LETTERS = {"sglang": "dtp", "vllm": "dtp", "fsdp": "dtc", "megatron": "dtpce", "archon": "dtpce"}
 
 
@@ -115,12 +116,8 @@ def _backend(found: re.Match[str], sizes: dict[str, int], experts_text: str) -> 
     backend = Backend(
         engine=found["engine"],
         name=found["name"] or "",
-        data=sizes.get("d", 1),
-        tensor=sizes.get("t", 1),
-        pipeline=sizes.get("p", 1),
-        context=sizes.get("c", 1),
-        expert=sizes.get("e", 1),
         experts_text=experts_text,
+        **{_DIMENSIONS[letter]: size for letter, size in sizes.items()},
     )
     if not experts_text and backend.ranks % (backend.pipeline * backend.expert):
         raise BackendError(f"{backend.ranks} devices cannot hold {backend.expert} expert ranks")
