@@ -55,11 +55,12 @@ class Study:
 
     def begin(self, knobs: Knobs, *, why: str) -> int:
         """Record that a trial of a configuration starts; returns its number."""
+        written = {name: value for name, value in msgspec.to_builtins(knobs).items() if value is not None}
         asked = create_trial(
             state=TrialState.RUNNING,
             params=parameters(self._distributions, knobs),
             distributions=self._distributions,
-            user_attrs={_KNOBS: _written(knobs), "proposed by": why},
+            user_attrs={_KNOBS: written, "proposed by": why},
         )
         with writing(self._path):
             self._study.add_trial(asked)
@@ -204,10 +205,6 @@ def parameters(distributions: Mapping[str, BaseDistribution], knobs: Knobs) -> d
         value = getattr(knobs, name)
         found[name] = value if _offers(distribution, value) else _top(distribution)
     return found
-
-
-def _written(knobs: Knobs) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.to_builtins(knobs).items() if value is not None}
 
 
 def distributions(dimensions: Sequence[Dimension]) -> dict[str, BaseDistribution]:

@@ -85,10 +85,6 @@ class Foresight(Forecast):
         parallel = accepted.job.search.parallel
         return HOST_LIMIT / trials_on_a_node(accepted.profile, accepted.cluster, parallel=parallel)
 
-    def offered(self, knobs: Sequence[Knobs], found: Estimates | None = None) -> Offered:
-        """Return candidates as the pace sees them."""
-        return offered(self.view.estimates(knobs) if found is None else found, knobs, self.dimensions)
-
     def excess(self, knobs: Knobs) -> dict[str, float]:
         """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
         one = judged(self, (knobs,))
@@ -118,7 +114,7 @@ class Foresight(Forecast):
         """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
         if self.pace is None:
             return 0.0
-        both = self.offered((knobs, best))
+        both = offered(self.view.estimates((knobs, best)), (knobs, best), self.dimensions)
         more, error = slower(self.pace, both.part(slice(0, 1)), both.part(slice(1, 2)))
         least = float(more[0] - _SURELY * error[0])
         return least if least > _AS_FAST else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Protocol
 
 from autotune.policies.search import trials
@@ -54,7 +54,7 @@ class Sampler(Protocol):
         """Return proposals after these results; with `near` each moves only some knobs away from it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchSpace:
     """What stays the same during a search."""
 
@@ -62,38 +62,17 @@ class SearchSpace:
     dimensions: tuple[Dimension, ...]
     starts: tuple[Knobs, ...]  # tried first; the first of them is the stable start
     min_gain: float  # share above the fastest so far that is worth a run
-    started: bool  # trials continue a checkpoint
-    neighbours: Callable[[Knobs], tuple[Knobs, ...]]  # what one move leads to
+    started: bool = False  # trials continue a checkpoint
 
     @property
     def base(self) -> Knobs:
         """The stable start, around which is searched."""
         return self.starts[0]
 
-
-def search_space(
-    profile: Profile,
-    *,
-    dimensions: Sequence[Dimension],
-    starts: Sequence[Knobs],
-    min_gain: float,
-    started: bool = False,
-) -> SearchSpace:
-    """Return the space of a search around `starts[0]`."""
-    dimensions, starts = tuple(dimensions), tuple(dict.fromkeys(starts))
-
-    @cache
-    def near(knobs: Knobs) -> tuple[Knobs, ...]:
-        return neighbours(profile, starts[0], knobs, dimensions)
-
-    return SearchSpace(
-        profile=profile,
-        dimensions=dimensions,
-        starts=starts,
-        min_gain=min_gain,
-        started=started,
-        neighbours=near,
-    )
+    @cached_property
+    def neighbours(self) -> Callable[[Knobs], tuple[Knobs, ...]]:
+        """What one move leads to."""
+        return cache(lambda knobs: neighbours(self.profile, self.base, knobs, self.dimensions))
 
 
 def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:

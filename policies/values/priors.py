@@ -39,10 +39,6 @@ class Learned(Value, frozen=True, kw_only=True):
     factors: dict[str, Factor] = {}
     runs: int = 0
 
-    def of(self, name: str) -> Factor | None:
-        """Return one factor, None where nothing is known."""
-        return self.factors.get(name)
-
 
 def merged(older: Learned, newer: Learned) -> Learned:
     """Return both as one, each factor weighed by how sure it is; raises ValueError for different kinds."""

@@ -45,6 +45,7 @@ _ENGINE_BYTES = (
 
 def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Support]:
     """Return how the framework offers the knobs that mean something to this job."""
+    context_sizes = _sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
     found = {
         "concurrency": _support("sglang-max-running-requests", Grid(minimum=1)),
         "memory_fraction": _support(
@@ -56,7 +57,7 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
         "cuda_graphs": _support(dialect.graph_limit, Grid(values=("full", "limited", "off"))),
         "max_batched_tokens": _support("sglang-chunked-prefill-size", Grid(minimum=256, multiple=256)),
         "recompute": _support("recompute-granularity", Grid(values=("off", "selective", "full"))),
-        "context_parallel": _support("context-parallel-size", Grid(values=_context_sizes(shape))),
+        "context_parallel": _support("context-parallel-size", Grid(values=context_sizes)),
         "tensor_parallel": _support("tensor-model-parallel-size", Grid(values=_tensor_sizes(flags, shape))),
         "loss_recompute": _support("recompute-loss-function", Grid(values=_TWO)),
         "logprob_chunk": _support("log-probs-chunk-size", Grid(minimum=64, multiple=64)),
@@ -154,10 +155,6 @@ def _powers(limit: int) -> list[int]:
 def _sizes(present: int, devices: int) -> tuple[int, ...]:
     fitting = {size for size in _powers(max(1, devices)) if devices == 0 or devices % size == 0}
     return tuple(sorted({present, *fitting}))
-
-
-def _context_sizes(shape: Shape) -> tuple[int, ...]:
-    return _sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
 
 
 def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:

@@ -54,17 +54,14 @@ def read(config: Config) -> Knobs:
     Token budgets are those of one micro-batch over all ranks that share its sequences: verl multiplies its
     limit per GPU by the size of sequence parallelism, so this is what a pass really takes.
     """
-    megatron, vllm = config.megatron, config.rollout == "vllm"
+    megatron = config.megatron
     fraction = config.share(f"{_CPU_ADAM}.optimizer_offload_fraction")
     return Knobs(
         concurrency=concurrency(config),
         memory_fraction=config.share(f"{ROLLOUT}.gpu_memory_utilization"),
         rollout_tensor_parallel=config.count(f"{ROLLOUT}.tensor_model_parallel_size"),
         cuda_graphs=_graphs(config),
-        max_batched_tokens=config.count(
-            f"{ROLLOUT}.max_num_batched_tokens" if vllm else f"{_SGLANG}.chunked_prefill_size"
-        )
-        or None,
+        max_batched_tokens=config.count(prefill(config)) or None,
         max_model_len=config.count(f"{ROLLOUT}.max_model_len") or None,
         tokens_per_microbatch=config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel
         if config.dynamic
@@ -98,6 +95,12 @@ def read(config: Config) -> Knobs:
         memory_snapshot=config.text("global_profiler.tool") == SNAPSHOT_TOOL
         and config.flag(f"{ACTOR}.profiler.enable"),
     )
+
+
+def prefill(config: Config) -> str:
+    """Return the key of the tokens that the engine prefills at once."""
+    vllm = config.rollout == "vllm"
+    return f"{ROLLOUT}.max_num_batched_tokens" if vllm else f"{_SGLANG}.chunked_prefill_size"
 
 
 def concurrency(config: Config) -> int:
@@ -198,11 +201,6 @@ def _set(key: str) -> Callable[[Config, Any], tuple[str, Any]]:
     return lambda config, value: (key, value)
 
 
-def _write_batched(config: Config, value: Any) -> tuple[str, Any]:
-    vllm = config.rollout == "vllm"
-    return (f"{ROLLOUT}.max_num_batched_tokens" if vllm else f"{_SGLANG}.chunked_prefill_size"), value
-
-
 def _write_allocator(config: Config, value: Any) -> tuple[str, Any]:
     key = f"{ENV_VARS}.LD_PRELOAD"
     others = [
@@ -215,7 +213,7 @@ _SINGLE: dict[str, Callable[[Config, Any], tuple[str, Any]]] = {
     "concurrency": _set(f"{ROLLOUT}.max_num_seqs"),
     "memory_fraction": _set(f"{ROLLOUT}.gpu_memory_utilization"),
     "rollout_tensor_parallel": _set(f"{ROLLOUT}.tensor_model_parallel_size"),
-    "max_batched_tokens": _write_batched,
+    "max_batched_tokens": lambda config, value: (prefill(config), value),
     "max_model_len": _set(f"{ROLLOUT}.max_model_len"),
     "dynamic_batching": _set(f"{ACTOR}.use_dynamic_bsz"),
     "fused_kernels": _set(f"{MODEL}.use_fused_kernels"),

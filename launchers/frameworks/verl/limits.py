@@ -8,7 +8,7 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, ROLLOUT, Config
-from autotune.launchers.frameworks.verl.knobs import names, requests
+from autotune.launchers.frameworks.verl.knobs import names, prefill, requests
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.model import Model
 from autotune.policies.values.profile import (
@@ -254,18 +254,13 @@ def _fixed(config: Config) -> list[Constraint]:
 
 def _engine(config: Config) -> dict[str, Support]:
     vllm = config.rollout == "vllm"
-    batched = (
-        f"{ROLLOUT}.max_num_batched_tokens"
-        if vllm
-        else f"{ROLLOUT}.engine_kwargs.sglang.chunked_prefill_size"
-    )
     return {
         "cuda_graphs": _support(
             config, f"{ROLLOUT}.enforce_eager", Grid(values=("full", "limited", "off")), effect=Effect.EXACT
         ),
         "max_batched_tokens": _support(
             config,
-            batched,
+            prefill(config),
             Grid(minimum=256, maximum=None if vllm else _LARGEST_PREFILL, multiple=64),
         ),
         "max_model_len": _support(config, f"{ROLLOUT}.max_model_len", Grid(minimum=1, multiple=1)),

@@ -104,7 +104,7 @@ def test_activations_of_a_gpt_layer():
         gated=False,
         norm="layer",
     )
-    assert kept_by_layer(model, element_bytes=2).total / hidden == pytest.approx(32, rel=0.005)
+    assert sum(kept_by_layer(model, element_bytes=2)) / hidden == pytest.approx(32, rel=0.005)
 
 
 def test_a_token_of_opt_13b_in_the_pool():

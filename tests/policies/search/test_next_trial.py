@@ -12,7 +12,6 @@ from autotune.policies.search.next_trial import (
     SearchSpace,
     forecast_of,
     next_trial,
-    search_space,
 )
 from autotune.policies.search.space import Dimension, space
 from autotune.policies.search.trial_history import TrialHistory, extended, trial_history
@@ -80,8 +79,8 @@ def past(*events: Event) -> TrialHistory:
 
 
 def searched(*starts: Knobs) -> SearchSpace:
-    return search_space(
-        ACCEPTED.profile, dimensions=DIMENSIONS, starts=starts or (KNOBS,), min_gain=0.01, started=False
+    return SearchSpace(
+        profile=ACCEPTED.profile, dimensions=DIMENSIONS, starts=starts or (KNOBS,), min_gain=0.01
     )
 
 
