@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.builtin.adapter import Builtin
-from autotune.policies.estimate.peaks import estimate
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job
 from benchmarks.builtin_peaks import JOB, MIB, PHASES, ROWS, cluster, head, run
+from benchmarks.one_estimate import estimate
 
 RECORDED = Path(__file__).parent / "measurements" / "builtin-cpu.jsonl"
 _SMALL = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocab": 2048}

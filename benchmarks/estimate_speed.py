@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 
-from autotune.policies.estimate.peaks import estimate, estimates
+from autotune.policies.estimate.peaks import estimates
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout, model_from_config
 from autotune.policies.values.profile import Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
+from benchmarks.one_estimate import estimate
 
 GIB = 1 << 30
 MODEL = model_from_config(ARCHITECTURES["Qwen2.5-7B"])

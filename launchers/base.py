@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
+import msgspec
+
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
@@ -47,7 +49,10 @@ class Advice(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Framework(Protocol):
-    """What to run: pure knowledge of one framework, one file under `frameworks/`."""
+    """What to run: pure knowledge of one framework, one folder under `frameworks/`.
+
+    A method with a body is what holds of a framework that says nothing else.
+    """
 
     name: str
     traces: tuple[str, ...]  # texts that only logs of this framework contain
@@ -57,10 +62,12 @@ class Framework(Protocol):
     @property
     def advice(self) -> tuple[Advice, ...]:
         """What the guides say beyond, or against, the supported knobs."""
+        return ()
 
     @property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
         """Settings that a guide offers as a start, by name."""
+        return {}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""
@@ -70,6 +77,7 @@ class Framework(Protocol):
 
     def shape(self, job: Job) -> Model | None:
         """Return the model's shape where the settings themselves tell it; `job.shape` otherwise."""
+        return job.shape
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return what the policies need to know of the job; its shape may be unknown."""
@@ -85,18 +93,22 @@ class Framework(Protocol):
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user of the framework types them: overrides, flags or lines."""
+        return tuple(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in settings.items())
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings that the beginning of one of its logs shows, under its own names."""
+        return {}
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the log says about progress, if anything."""
 
     def last_step(self, job: Job) -> int | None:
         """Return the step that completes the training, where the settings name it."""
+        return None
 
     def can_force_longest(self, job: Job) -> bool:
         """Return whether a trial can make every sequence as long as the job allows."""
+        return False
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job as a trial runs it: `steps` steps under names, folders and loggers of its own.

@@ -1,23 +1,12 @@
-"""Wall-clock time and sleep, behind a protocol that tests replace."""
+"""Wall-clock time and sleep, as one value that tests replace."""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
 
 
-class Clock(Protocol):
-    """Wall-clock time and sleep."""
-
-    def now(self) -> float:
-        """Return Unix seconds."""
-
-    def sleep(self, seconds: float) -> None:
-        """Return after that many seconds."""
-
-
-class SystemClock:
+class Clock:
     """The machine's own clock."""
 
     def now(self) -> float:

@@ -15,7 +15,7 @@ from autotune.policies.recovery.ranking import Outlook, judged, outlook
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.events import Accepted, Launch, Policy
+from autotune.policies.values.events import Accepted, Launch
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import Cluster, Job
@@ -102,13 +102,12 @@ def plan(
     framework: Framework,
     cluster: Cluster,
     *,
-    policy: Policy = Policy.ESTIMATE,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
     render: Callable[[Accepted, Knobs], tuple[str, ...]],
 ) -> Plan:
     """Return what `launch` would do with a job on a cluster; `render` returns the first command."""
     profile = framework.profile(job, cluster)
-    accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster, policy=policy)
+    accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster)
     accepted = msgspec.structs.replace(accepted, learned=recall(kind_of(fold((accepted,)))))
     run = fold((accepted,))
     view, action = outlook(run), decide((accepted,))
@@ -120,7 +119,7 @@ def plan(
         phases=_phases(view, profile.knobs) if view is not None else (),
         error=None if view is None else _error(view),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
-        note="" if view is not None else _why_no_estimate(job, profile, cluster, policy),
+        note="" if view is not None else _why_no_estimate(job, profile, cluster),
         first=changed(profile.knobs, action.knobs),
         reason=action.reason,
         command=render(accepted, action.knobs),
@@ -164,9 +163,7 @@ def _error(view: Outlook) -> float:
     return round(float(estimates.error.mean()), 3)
 
 
-def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster, policy: Policy) -> str:
-    if policy is Policy.LADDER:
-        return "`--policy ladder` makes none"
+def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster) -> str:
     if job.shape is None:
         return "the model's shape is unknown; set `model:` to the folder of its config.json"
     if not (profile.trainer_budget_bytes or cluster.gpu_memory_bytes):

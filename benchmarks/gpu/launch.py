@@ -24,7 +24,6 @@ if not __package__:  # started as a file: the checkout is not on the path
 from autotune.launchers.frameworks import FRAMEWORKS  # noqa: E402
 from autotune.orchestrator.config import loader as jobs  # noqa: E402
 from autotune.orchestrator.run import journal  # noqa: E402
-from autotune.policies.estimate.peaks import estimate  # noqa: E402
 from autotune.policies.values.events import (  # noqa: E402
     Decided,
     Diagnosed,
@@ -37,6 +36,7 @@ from autotune.policies.values.events import (  # noqa: E402
     TrainingCompleted,
 )
 from autotune.policies.values.job import Cluster  # noqa: E402
+from benchmarks.one_estimate import estimate  # noqa: E402
 
 # What must be importable for a framework, and the job that is launched then.
 JOBS = {

@@ -11,13 +11,13 @@ import msgspec
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
-from autotune.policies.estimate.peaks import estimate
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout, model_from_config
 from autotune.policies.values.observation import Crashed
 from autotune.policies.values.profile import Placement, Profile
+from benchmarks.one_estimate import estimate
 
 FOLDER = Path(__file__).parent / "measurements"
 # Relative errors of allocated peaks that a recorded file may show; the workspaces of cuBLAS (32 MiB on

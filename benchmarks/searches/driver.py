@@ -13,7 +13,7 @@ import msgspec
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.search.optuna_study import Study, TpeProposals
 from autotune.orchestrator.search.results import TrialResults
-from autotune.policies.search.next_trial import forecast_of, next_trial, search_space
+from autotune.policies.search.next_trial import SearchSpace, forecast_of, next_trial
 from autotune.policies.search.space import neighbours
 from autotune.policies.values.events import Event, Tried
 from autotune.policies.values.knobs import Knobs
@@ -63,7 +63,9 @@ def _decisions(folder: Path, count: int) -> Costs:
     study = Study(folder / "study.journal", name="s", dimensions=start.dimensions)
     book = Book(history)
     ledger = TrialResults(book)
-    space = search_space(start.profile, dimensions=start.dimensions, starts=(start.knobs,), min_gain=0.01)
+    space = SearchSpace(
+        profile=start.profile, dimensions=start.dimensions, starts=(start.knobs,), min_gain=0.01
+    )
     forecast_of(ledger.trials, space)
     reload_s = time.process_time() - begun
     decided, recorded = [], []

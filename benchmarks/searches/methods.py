@@ -14,7 +14,7 @@ import optuna
 from autotune.orchestrator.search.optuna_study import TpeProposals, distributions, parameters
 from autotune.orchestrator.search.results import TrialResults
 from autotune.policies.remedies.legality import objections
-from autotune.policies.search.next_trial import Proposed, forecast_of, next_trial, search_space
+from autotune.policies.search.next_trial import Proposed, SearchSpace, forecast_of, next_trial
 from autotune.policies.search.space import assembled, legal
 from autotune.policies.search.trials import keeps_limits
 from autotune.policies.values.events import Result, Tried
@@ -45,8 +45,8 @@ def autotune(start: Start, book: Book, seed: int) -> Choose:
 def proposals(start: Start, book: Book) -> Callable[[], Proposed | None]:
     """Return what proposes this project's next trial after everything that the book holds."""
     ledger = TrialResults(book)
-    space = search_space(
-        start.profile,
+    space = SearchSpace(
+        profile=start.profile,
         dimensions=start.dimensions,
         starts=(start.knobs,),
         min_gain=start.world.accepted.job.search.min_gain,

@@ -169,8 +169,7 @@ class Program:
             )
         completions: list[Completion] = [completion for part in gather(calls).values() for completion in part]
         seconds = time.perf_counter() - started
-        memories = gather({label: engine.memory.remote() for label, engine in self._engines.items()})
-        usage = _tightest(list(memories.values()), seconds=seconds)
+        usage = _tightest(self._on_engines("memory"), seconds=seconds)
         lines.phase_end("rollout", step=step, component="rollout", usage=usage)
         answers = [
             Answer(
@@ -199,8 +198,7 @@ class Program:
         reports = self._on_ranks("rest", step)
         seconds = time.perf_counter() - started
         trainer = _worst("weight_sync", reports)._replace(seconds=seconds)
-        memories = gather({label: engine.memory.remote() for label, engine in self._engines.items()})
-        rollout = _tightest(list(memories.values()), seconds=seconds)
+        rollout = _tightest(self._on_engines("memory"), seconds=seconds)
         # Both sides take part; the one that is closer to its budget is the one to know about.
         if rollout.pressure > trainer.pressure and rollout.budget_bytes:
             lines.phase_end("weight_sync", step=step, component="rollout", usage=rollout)
@@ -235,12 +233,7 @@ class Program:
                 if path.suffix == ".json" and not path.name.endswith(".index.json"):
                     shutil.copy(path, folder / path.name)
         self._on_ranks("write_weights", str(folder), step)
-        gather(
-            {
-                label: engine.update_from_disk.remote(str(folder), step=step)
-                for label, engine in self._engines.items()
-            }
-        )
+        self._on_engines("update_from_disk", str(folder), step=step)
 
     def _save(self, step: int) -> None:
         settings = self._settings
@@ -270,8 +263,12 @@ class Program:
         calls = {label: getattr(rank, method).remote(*arguments) for label, rank in self._trainers.items()}
         return list(gather(calls).values())
 
-    def _on_engines(self, method: str, *, step: int) -> None:
-        gather({label: getattr(engine, method).remote(step=step) for label, engine in self._engines.items()})
+    def _on_engines(self, method: str, *arguments: Any, **named: int) -> list[Any]:
+        calls = {
+            label: getattr(engine, method).remote(*arguments, **named)
+            for label, engine in self._engines.items()
+        }
+        return list(gather(calls).values())
 
     def _engine_options(self) -> EngineOptions:
         settings = self._settings

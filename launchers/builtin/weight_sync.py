@@ -26,7 +26,7 @@ class Broadcast:
                 master_port=int(port),
                 rank_offset=rank,
                 world_size=world_size,
-                group=GROUP,
+                group_name=GROUP,
                 backend=self._backend,
                 step=step,
             )

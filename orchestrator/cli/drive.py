@@ -12,7 +12,7 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.orchestrator.cli.options import Options
-from autotune.orchestrator.clock import SystemClock
+from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.config.loader import parse, written
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
@@ -133,7 +133,7 @@ def _drive(
             journal=journal,
             framework=framework,
             runner=runner,
-            clock=SystemClock(),
+            clock=Clock(),
             folder=run,
             job=job,
             interrupts=interrupts,
@@ -191,7 +191,7 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         mode=run.request.mode,
         policy=run.request.policy,
         recall=calibration_cache.recall,
-        now=SystemClock().now(),
+        now=Clock().now(),
     )
 
 
@@ -222,13 +222,13 @@ def _match(job: Job, cluster: Cluster) -> None:
             f"the job needs {spec.gpus_per_node} GPUs per node; the cluster has {cluster.gpus_per_node}",
             hint="lower `cluster.gpus_per_node`, or remove it to use all GPUs",
         )
-    for key, stated, measured in (("gpu_memory", spec.gpu_memory_bytes, cluster.gpu_memory_bytes),):
-        if stated and measured and abs(stated - measured) > _CAPACITY_TOLERANCE * measured:
-            raise Failure(
-                f"`cluster.{key}` is {show_gib(stated)} in the job; the cluster has {show_gib(measured)}",
-                hint="remove it from the job; autotune then measures it",
-                code=ExitCode.USAGE,
-            )
+    stated, measured = spec.gpu_memory_bytes, cluster.gpu_memory_bytes
+    if stated and measured and abs(stated - measured) > _CAPACITY_TOLERANCE * measured:
+        raise Failure(
+            f"`cluster.gpu_memory` is {show_gib(stated)} in the job; the cluster has {show_gib(measured)}",
+            hint="remove it from the job; autotune then measures it",
+            code=ExitCode.USAGE,
+        )
 
 
 def _export(run: directory.Run, job: Job) -> None:

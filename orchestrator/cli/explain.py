@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.orchestrator.cli.options import Options, given, global_options
+from autotune.orchestrator.cli.options import Options, given, global_options, option
 from autotune.orchestrator.config.model_files import read_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import explain
@@ -87,23 +87,20 @@ def _write(line: bytes) -> None:
 
 @click.command("explain", epilog=_CODES)
 @click.argument("logs", metavar="[LOG...|-]", nargs=-1)
-@click.option(
+@option(
     "--model",
     metavar="PATH",
     type=click.Path(path_type=Path),
-    show_envvar=True,
     help="The model's config.json or its folder: explains what the failed allocation was for.",
 )
-@click.option(
+@option(
     "--framework",
     metavar="NAME",
-    show_envvar=True,
     help="The framework that wrote the logs (default: detected).",
 )
-@click.option(
+@option(
     "--rule",
     metavar="ID",
-    show_envvar=True,
     help="Explain a rule or a cause, not a log.",
 )
 @global_options

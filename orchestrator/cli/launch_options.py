@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from autotune.orchestrator.cli.options import option
+
 if TYPE_CHECKING:
     from autotune.orchestrator.run.directory import RunRequest
 
@@ -30,46 +32,40 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 _OPTIONS = (
     click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path)),
-    click.option(
+    option(
         "-n",
         "--dry-run",
         is_flag=True,
-        show_envvar=True,
         help="Print the first command and start nothing.",
     ),
-    click.option(
+    option(
         "--detach",
         is_flag=True,
-        show_envvar=True,
         help="Return at once; the run continues in the background.",
     ),
-    click.option(
+    option(
         "--submit",
         metavar="URL",
-        show_envvar=True,
         help="Submit as a Ray job to the cluster whose dashboard is at URL.",
     ),
-    click.option(
+    option(
         "--set",
         "overrides",
         metavar="knob=value",
         multiple=True,
         envvar="AUTOTUNE_SET",
-        show_envvar=True,
         help="Set a knob of the job; can be repeated.",
     ),
-    click.option(
+    option(
         "--relaunches",
         type=click.IntRange(min=0),
         metavar="N",
-        show_envvar=True,
         help="Maximum number of relaunches after failures of the job.",
     ),
-    click.option(
+    option(
         "--policy",
         type=click.Choice(["estimate", "ladder"]),
         default="estimate",
-        show_envvar=True,
         help="How the next configuration is chosen: by the memory estimate, or by the remedies' fixed order.",
     ),
 )
@@ -87,8 +83,8 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             request = RunRequest(mode=Mode(mode), policy=Policy(policy))
             command(launch_options=LaunchOptions(request=request, **written))
 
-        for option in reversed(_OPTIONS):
-            wished = option(wished)
+        for add in reversed(_OPTIONS):
+            wished = add(wished)
         return wished
 
     return decorate

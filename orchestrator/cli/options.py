@@ -31,6 +31,11 @@ def given(context: click.Context) -> Options:
     return options
 
 
+def option(*names: str, **attributes: Any) -> Callable[[_F], _F]:
+    """Return an option whose help names its environment variable."""
+    return click.option(*names, show_envvar=True, **attributes)
+
+
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     """Store the value of a global option; a flag wins over the environment wherever it stands."""
     assert parameter.name is not None

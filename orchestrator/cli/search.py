@@ -6,22 +6,20 @@ import click
 
 from autotune.orchestrator.cli.launch import CODES
 from autotune.orchestrator.cli.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.options import given, global_options, option
 
 
 @click.command("search", epilog=CODES)
 @launching("search")
-@click.option(
+@option(
     "--trials",
     type=click.IntRange(min=1),
     metavar="N",
-    show_envvar=True,
     help="Maximum number of trials.",
 )
-@click.option(
+@option(
     "--duration",
     metavar="D",
-    show_envvar=True,
     help="Time limit for the search, such as 8h.",
 )
 @global_options

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.cli.options import Options, given, global_options, run_ids
+from autotune.orchestrator.cli.options import Options, given, global_options, option, run_ids
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.run import directory
@@ -224,9 +224,7 @@ def _ago(seconds: float) -> str:
 
 @click.command("status", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
-@click.option(
-    "--watch", is_flag=True, show_envvar=True, help="Refresh every two seconds until the run is over."
-)
+@option("--watch", is_flag=True, help="Refresh every two seconds until the run is over.")
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None, watch: bool) -> None:

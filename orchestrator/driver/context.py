@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from autotune.launchers.base import Framework, Runner
@@ -16,24 +14,14 @@ from autotune.policies.values.events import Event
 from autotune.policies.values.job import Job
 
 
-class Observer(Protocol):
-    """Receives progress and messages."""
+class Observer:
+    """Receives progress and messages; this one discards them."""
 
     def watch(self, progress: Progress, *, now: float) -> None:
         """Receive the progress of the running attempt; called at every poll."""
 
     def say(self, text: str) -> None:
         """Receive a message about what is done besides the events."""
-
-
-class NullObserver:
-    """Discards everything."""
-
-    def watch(self, progress: Progress, *, now: float) -> None:
-        """Discard progress."""
-
-    def say(self, text: str) -> None:
-        """Discard a message."""
 
 
 class RunContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +34,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     folder: Run
     job: Job
     interrupts: Interrupts
-    observer: Observer = NullObserver()
+    observer: Observer = Observer()
 
     def record(self, event: Event) -> None:
         """Append an event to the journal, as of now."""

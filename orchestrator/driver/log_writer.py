@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,43 +30,33 @@ class LogWriter:
     """Writes run.log and samples.jsonl of an attempt anew and returns the lines as they become whole."""
 
     def __init__(self, log: Path, samples: Path) -> None:
-        self._paths = (log, samples)
+        self._path = log
         self._partial: dict[str, bytes] = {}
         self._number = 0
-        try:
+        with _writing(log):
             self._log: BinaryIO = log.open("wb")
             self._samples: BinaryIO = samples.open("wb")
             log.chmod(0o600)
             samples.chmod(0o600)
-        except OSError as error:
-            raise _unwritable(log, error) from None
 
     def write(self, chunks: tuple[Chunk, ...], samples: tuple[Sample, ...]) -> list[LogLine]:
         """Append what is new; returns the lines that are whole now."""
-        lines: list[LogLine] = []
-        for chunk in chunks:
-            lines += self._add(chunk.source, chunk.data)
-        try:
+        with _writing(self._path):
+            lines = [line for chunk in chunks for line in self._add(chunk.source, chunk.data)]
             for sample in samples:
                 self._samples.write(msgspec.json.encode(sample) + b"\n")
             self._log.flush()
             self._samples.flush()
-        except OSError as error:
-            raise _unwritable(self._paths[0], error) from None
         return lines
 
     def finish(self) -> list[LogLine]:
         """Write lines that never ended and close; returns them."""
-        lines: list[LogLine] = []
-        try:
-            for source, data in sorted(self._partial.items()):
-                if data:
-                    lines += self._line(source, data)
+        with _writing(self._path):
+            partial = sorted(self._partial.items())
+            lines = [line for source, data in partial if data for line in self._line(source, data)]
             self._partial = {}
             self._log.close()
             self._samples.close()
-        except OSError as error:
-            raise _unwritable(self._paths[0], error) from None
         return lines
 
     def _add(self, source: str, data: bytes) -> list[LogLine]:
@@ -79,10 +70,7 @@ class LogWriter:
     def _line(self, source: str, data: bytes) -> list[LogLine]:
         self._number += 1
         prefix = f"[@{source}] ".encode() if source else b""
-        try:
-            self._log.write(prefix + data + b"\n")
-        except OSError as error:
-            raise _unwritable(self._paths[0], error) from None
+        self._log.write(prefix + data + b"\n")
         return list(_readings(self._number, source, data))
 
 
@@ -103,9 +91,13 @@ def _readings(number: int, source: str, data: bytes) -> Iterator[LogLine]:
         yield LogLine(number, source, part.decode("utf-8", "replace"))
 
 
-def _unwritable(path: Path, error: OSError) -> Failure:
-    reason = (error.strerror or str(error)).lower()
-    run = path.parent.parent.parent.name
-    return Failure(
-        f"cannot write `{path}`: {reason}", hint=f"make room, then `autotune resume {run}` continues this run"
-    )
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        run = path.parent.parent.parent.name
+        raise Failure(
+            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            hint=f"make room, then `autotune resume {run}` continues this run",
+        ) from None

@@ -34,7 +34,10 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
     if not known or not cure.exact or not cure.changes or diagnosis.cause is not Cause.GPU_OOM:
         return None
     assert profile is not None and model is not None and capacity is not None
-    from autotune.policies.estimate.peaks import PHASES, estimate  # numpy, for the few logs that show so much
+    from autotune.policies.estimate.peaks import (  # numpy, for the few logs that show so much
+        PHASES,
+        estimates,
+    )
 
     if phase not in PHASES:
         return None
@@ -45,10 +48,8 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            peaks = [
-                estimate(profile, cluster, model, knobs).phases[phase].gpu.total
-                for knobs in (profile.knobs, after)
-            ]
+            found = estimates(profile, cluster, model, (profile.knobs, after))
+        peaks: list[float] = found.gpu[PHASES.index(phase)].tolist()
     except Exception:  # a layout that only a broken log can print
         return None
     if not all(math.isfinite(peak) for peak in peaks) or peaks[0] < _NEAR * capacity or peaks[1] >= peaks[0]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -81,15 +82,13 @@ class Journal:
         self._tell = tell
         self._lock = self._acquire()
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            data = self.path.read_bytes()
-            self._history, whole = _events(data, self.path)
-            if whole < len(data):
-                os.ftruncate(self._file, whole)
-                os.fsync(self._file)
-        except OSError as error:
-            os.close(self._lock)
-            raise unwritable(self.path, error) from None
+            with writing(self.path):
+                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                data = self.path.read_bytes()
+                self._history, whole = _events(data, self.path)
+                if whole < len(data):
+                    os.ftruncate(self._file, whole)
+                    os.fsync(self._file)
         except BaseException:
             os.close(self._lock)
             raise
@@ -102,14 +101,15 @@ class Journal:
     def append(self, event: Event) -> None:
         """Record an event durably; a failure leaves the journal as it was."""
         line = encode(event) + b"\n"
-        try:
-            view = memoryview(line)
-            while view:
-                view = view[os.write(self._file, view) :]
-            os.fsync(self._file)
-        except OSError as error:
-            os.ftruncate(self._file, self._size)
-            raise unwritable(self.path, error) from None
+        with writing(self.path):
+            try:
+                view = memoryview(line)
+                while view:
+                    view = view[os.write(self._file, view) :]
+                os.fsync(self._file)
+            except OSError:
+                os.ftruncate(self._file, self._size)
+                raise
         self._size += len(line)
         self._history = (*self._history, event)
         if self._tell is not None:
@@ -130,31 +130,29 @@ class Journal:
 
     def _acquire(self) -> int:
         path = self.folder / "lock"
-        try:
+        with writing(path):
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise unwritable(path, error) from None
+        try:
+            with writing(path):
+                self._take(lock)
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def _take(self, lock: int) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             other = _read_owner(os.pread(lock, 4096, 0))
-            os.close(lock)
             who = f"pid {other.pid} on {other.host}" if other else "another process"
             raise Failure(
                 f"run {self.folder.name} is driven by {who}",
                 hint=f"`autotune status {self.folder.name}` shows it",
             ) from None
-        except OSError as error:
-            os.close(lock)
-            raise unwritable(path, error) from None
         me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id())
-        try:
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, msgspec.json.encode(me), 0)
-        except OSError as error:
-            os.close(lock)
-            raise unwritable(path, error) from None
-        return lock
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, msgspec.json.encode(me), 0)
 
 
 def _read_owner(data: bytes) -> Owner | None:
@@ -192,10 +190,13 @@ def _events(data: bytes, path: Path) -> tuple[History, int]:
     return tuple(events), whole
 
 
-def unwritable(path: Path, error: OSError) -> Failure:
-    """Return the failure of a file of a run that cannot be written."""
-    reason = (error.strerror or str(error)).lower()
-    return Failure(
-        f"cannot write `{path}`: {reason}",
-        hint=f"make room or pass --runs-dir, then `autotune resume {path.parent.name}`",
-    )
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error while a file of a run is written into the failure that says what helps."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(
+            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            hint=f"make room or pass --runs-dir, then `autotune resume {path.parent.name}`",
+        ) from None

@@ -15,7 +15,8 @@ from autotune.orchestrator.search.scheduler import TrialScheduler
 from autotune.orchestrator.search.trial import TrialContext
 from autotune.orchestrator.units import show_duration, show_rate
 from autotune.policies.search import schedule, trials
-from autotune.policies.search.next_trial import Forecast, forecast_of, search_space
+from autotune.policies.search.feasibility import Forecast
+from autotune.policies.search.next_trial import SearchSpace, forecast_of
 from autotune.policies.search.packing import gpus_of
 from autotune.policies.search.space import Dimension, assembled, legal, space
 from autotune.policies.search.trial_history import TrialHistory, has_trials, stable_start, start_result
@@ -60,8 +61,8 @@ def search(
             return verdict
     base = stable_start(journal.history()).knobs
     dimensions = space(job, accepted.profile, base)
-    varied = search_space(
-        accepted.profile,
+    varied = SearchSpace(
+        profile=accepted.profile,
         dimensions=dimensions,
         starts=(base, *presets(context.framework, job, accepted, base, dimensions)),
         min_gain=job.search.min_gain,

@@ -23,7 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.orchestrator.run.journal import unwritable
+from autotune.orchestrator.run.journal import writing
 from autotune.policies.search.space import Dimension
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Result, Tried
@@ -43,7 +43,7 @@ class Study:
         # A killed driver leaves its lock; the run's own lock says that nobody else writes.
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
         self._path, self._distributions = path, distributions(dimensions)
-        with self._writing(), _quietly():
+        with writing(self._path), _quietly():
             _cut_torn(path)
             self._study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(path))),
@@ -55,19 +55,20 @@ class Study:
 
     def begin(self, knobs: Knobs, *, why: str) -> int:
         """Record that a trial of a configuration starts; returns its number."""
+        written = {name: value for name, value in msgspec.to_builtins(knobs).items() if value is not None}
         asked = create_trial(
             state=TrialState.RUNNING,
             params=parameters(self._distributions, knobs),
             distributions=self._distributions,
-            user_attrs={_KNOBS: _written(knobs), "proposed by": why},
+            user_attrs={_KNOBS: written, "proposed by": why},
         )
-        with self._writing():
+        with writing(self._path):
             self._study.add_trial(asked)
         return len(self._study.get_trials(deepcopy=False)) - 1
 
     def tell(self, result: Tried) -> None:
         """Record what a proposal led to; out of memory is a result, a lost cluster is none."""
-        with self._writing():
+        with writing(self._path):
             self._tell(result)
 
     def _tell(self, result: Tried) -> None:
@@ -95,19 +96,12 @@ class Study:
     def close_zombies(self, results: Sequence[Tried]) -> None:
         """Finish the trials that a killed driver left running: with their result, or as if never asked."""
         told = {result.trial: result for result in results}
-        with self._writing():
+        with writing(self._path):
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if trial.number in told:
                     self._tell(told[trial.number])
                 else:
                     self._study.tell(trial.number, state=TrialState.FAIL)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise unwritable(self._path, error) from None
 
     def importance(self) -> dict[str, float]:
         """Return the share of each knob in what throughput varied by; empty while too little is known."""
@@ -211,10 +205,6 @@ def parameters(distributions: Mapping[str, BaseDistribution], knobs: Knobs) -> d
         value = getattr(knobs, name)
         found[name] = value if _offers(distribution, value) else _top(distribution)
     return found
-
-
-def _written(knobs: Knobs) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.to_builtins(knobs).items() if value is not None}
 
 
 def distributions(dimensions: Sequence[Dimension]) -> dict[str, BaseDistribution]:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from autotune.orchestrator.run.journal import Journal
 from autotune.policies.search.trial_history import TrialHistory, extended, trial_history
-from autotune.policies.values.events import History
-
-
-class Record(Protocol):
-    """What holds the events of a run."""
-
-    def history(self) -> History:
-        """Return every event on record."""
 
 
 class TrialResults:
     """The folded history of a journal."""
 
-    def __init__(self, journal: Record) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal, self._rows = journal, 0
         self._trials: TrialHistory | None = None
 

@@ -15,7 +15,8 @@ from autotune.orchestrator.search.optuna_study import Study, TpeProposals
 from autotune.orchestrator.search.trial import Trial, TrialContext
 from autotune.orchestrator.units import show_duration
 from autotune.policies.search import schedule, trials
-from autotune.policies.search.next_trial import Forecast, SearchSpace, next_trial
+from autotune.policies.search.feasibility import Forecast
+from autotune.policies.search.next_trial import SearchSpace, next_trial
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Accepted, Ended, Purpose, Result, Started, Tried
 from autotune.policies.values.knobs import Knobs

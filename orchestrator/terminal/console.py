@@ -17,6 +17,7 @@ from rich.text import Text
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.live_region import heartbeat, live_lines
 from autotune.orchestrator.terminal.widgets import (
@@ -59,7 +60,7 @@ _HEARTBEAT_S = 60.0
 _STEP_LINES_S = 10.0
 
 
-class Console:
+class Console(Observer):
     """Prints the events of one run on a stream; a quiet one prints only how the run failed."""
 
     def __init__(

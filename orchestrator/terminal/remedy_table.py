@@ -148,7 +148,7 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
             )
             continue
         limits = [_grid(knob, support.grid)]
-        limits += [_limit(knob, c) for c in profile.constraints if _concerns(c, knob)]
+        limits += [_limit(knob, c) for c in profile.constraints if c.knob == knob]
         limits.append("" if support.effect.value == "exact" else "results differ by rounding")
         rows.append(
             Row(
@@ -193,10 +193,6 @@ def _grid(knob: str, grid: Grid) -> str:
 def _number(knob: str, value: float) -> str:
     shown = show_setting(knob, value)
     return f"{value:,.0f}" if value >= 1000 and shown.isdecimal() else shown
-
-
-def _concerns(constraint: Constraint, knob: str) -> bool:
-    return constraint.knob == knob
 
 
 def _limit(knob: str, constraint: Constraint) -> str:

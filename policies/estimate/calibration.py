@@ -113,7 +113,7 @@ def calibrated(run: Run, model: Model) -> Calibration:
     knobs = [profile.knobs, *(a.knobs for a in attempts)]
     found = estimates(profile, cluster, model, knobs)
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
-    belief = _prior(found, run.accepted.learned, late=1.0)
+    belief = _prior(found, run.accepted.learned)
     needed = float(profile.longest_sequence or 1)
     failed_pool, refused, seconds = 0.0, 0, []
     for column, attempt in enumerate(attempts, start=1):
@@ -165,24 +165,23 @@ def predicted(calibration: Calibration, found: Estimates, *, late: bool = True) 
     )
 
 
-def learned(run: Run, *, version: str = "") -> Learned | None:
+def learned(run: Run) -> Learned | None:
     """Return the factors that a run showed beyond what was known before; None without a known model."""
     job, profile = run.accepted.job, run.accepted.profile
     if job.shape is None:
         return None
-    kind = kind_of(run, version=version)
     after = calibrated(run, job.shape).belief
     found = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,))
-    before = _prior(found, None, late=1.0)
+    before = _prior(found, None)
     factors = {}
     for name, column in _INDEX.items():
         was, now = before.covariance[column, column] ** 0.5, after.covariance[column, column] ** 0.5
         if not name.endswith((".late", ".scale")) and now < 0.9 * was:
             factors[name] = Factor(mean=round(1 + float(after.mean[column]), 4), error=round(float(now), 4))
-    return Learned(kind=kind, factors=factors, runs=1)
+    return Learned(kind=kind_of(run), factors=factors, runs=1)
 
 
-def kind_of(run: Run, *, version: str = "") -> Kind:
+def kind_of(run: Run) -> Kind:
     """Return which jobs a run teaches and learns from."""
     accepted = run.accepted
     model, profile = accepted.job.shape, accepted.profile
@@ -191,13 +190,13 @@ def kind_of(run: Run, *, version: str = "") -> Kind:
         model=shape,
         gpu=accepted.cluster.gpu_name,
         framework=f"{profile.framework}/{profile.layout.strategy}/{profile.engine}",
-        version=version or accepted.versions.get(profile.framework, ""),
+        version=accepted.versions.get(profile.framework, ""),
         placement=profile.placement.value,
     )
 
 
-def _prior(found: Estimates, known: Learned | None, *, late: float) -> Belief:
-    mean, errors = np.zeros(len(_NAMES)), np.zeros(len(_NAMES))
+def _prior(found: Estimates, known: Learned | None) -> Belief:
+    mean = np.zeros(len(_NAMES))
     covariance = np.zeros((len(_NAMES), len(_NAMES)))
     for part in PARTS:
         doubt = _DOUBTS[part]
@@ -211,8 +210,8 @@ def _prior(found: Estimates, known: Learned | None, *, late: float) -> Belief:
     scales = [_SCALE_SHARE * float(error) for error in found.error]
     _block(covariance, [_INDEX[f"{p.value}.scale"] for p in PHASES], scales, _SCALE_SHARED)
     growing = [_INDEX[f"{phase.value}.late"] for phase in PHASES]
-    _block(covariance, growing, [late * _LATE_ERROR] * len(PHASES), _LATE_SHARED)
-    mean[growing] = late * _LATE_MEAN
+    _block(covariance, growing, [_LATE_ERROR] * len(PHASES), _LATE_SHARED)
+    mean[growing] = _LATE_MEAN
     factors = {} if known is None else known.factors
     errors = np.sqrt(np.diag(covariance))
     for name, factor in factors.items():

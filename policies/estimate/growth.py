@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from autotune.policies.values.events import Progressed
 from autotune.policies.values.value import Value
@@ -20,8 +21,6 @@ class Growth(Value, frozen=True, kw_only=True):
     settled_bytes: float  # early peak, after the warm-up
     expected_bytes: float  # beyond the early peak by the end of the training, if it goes on
     error_bytes: float
-    per_step_bytes: float
-    levelling: bool  # it grows ever more slowly
 
 
 def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
@@ -37,38 +36,21 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
         return None
     third = len(seen) // 3
     parts = seen[:third], seen[third : len(seen) - third], seen[len(seen) - third :]
-    early, middle, late = (_median([used for _, used in part]) for part in parts)
-    start, halfway, end = (_median([float(step) for step, _ in part]) for part in parts)
+    early, middle, late = (median([used for _, used in part]) for part in parts)
+    start, halfway, end = (median([float(step) for step, _ in part]) for part in parts)
     latest = max(used for _, used in parts[2])
     noise = _NOISE * latest
     before, after = (middle - early) / max(1.0, halfway - start), (late - middle) / max(1.0, end - halfway)
     if late - early <= noise or after * (end - halfway) <= noise / 2:
-        return Growth(
-            settled_bytes=early,
-            expected_bytes=max(0.0, latest - early),
-            error_bytes=noise,
-            per_step_bytes=0.0,
-            levelling=True,
-        )
+        return Growth(settled_bytes=early, expected_bytes=max(0.0, latest - early), error_bytes=noise)
     last = seen[-1][0]
     total = progress[-1].of
     remaining = float(max(0, total - last)) if total is not None else float(_AHEAD * last)
-    levelling = after < _SLOWING * before
     ahead = after * remaining
-    if levelling:  # a geometric series: each stretch as long as the last one adds the same share of it
+    if after < _SLOWING * before:
+        # A geometric series: each stretch as long as the last one adds the same share of it.
         share = after / before
         ahead = min(ahead, after * (end - halfway) * share / (1.0 - share))
-    expected = latest - early + ahead
     return Growth(
-        settled_bytes=early,
-        expected_bytes=expected,
-        error_bytes=max(noise, 0.3 * ahead),
-        per_step_bytes=after,
-        levelling=levelling,
+        settled_bytes=early, expected_bytes=latest - early + ahead, error_bytes=max(noise, 0.3 * ahead)
     )
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -20,7 +20,6 @@ from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import Placement, Profile
-from autotune.policies.values.value import Value
 
 PHASES: tuple[Phase, ...] = (
     Phase.INIT,
@@ -34,51 +33,6 @@ PHASES: tuple[Phase, ...] = (
     Phase.CHECKPOINT,
 )
 _ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
-
-
-class Parts(Value, frozen=True, kw_only=True):
-    """Bytes of one memory at the largest instant of a phase."""
-
-    weights: float = 0.0
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    activations: float = 0.0
-    logits: float = 0.0  # and entropy
-    kv_pool: float = 0.0
-    buffers: float = 0.0
-    graphs: float = 0.0
-    residue: float = 0.0  # of a sleeping engine
-    outside: float = 0.0  # of PyTorch's tensors: contexts, NCCL, what the allocator strands; host: processes
-
-    @property
-    def total(self) -> float:
-        """Bytes of all parts."""
-        return float(sum(getattr(self, name) for name in PARTS))
-
-
-class PhaseEstimate(Value, frozen=True, kw_only=True):
-    """The peak of one phase on its device and on one node's host."""
-
-    gpu: Parts
-    host: Parts
-    component: Component  # whose device it is
-    error: float  # share of the device's total that one standard deviation is thought to be
-    gpu_capacity_bytes: int  # 0: unknown or unlimited
-    host_capacity_bytes: int
-    seconds: float
-
-    @property
-    def gpu_missing_bytes(self) -> float:
-        """By how much the device is too small; negative is free."""
-        return self.gpu.total - self.gpu_capacity_bytes if self.gpu_capacity_bytes else 0.0
-
-
-class Estimate(Value, frozen=True, kw_only=True):
-    """What one configuration needs in every phase, and how long a step takes relative to others."""
-
-    phases: dict[Phase, PhaseEstimate]
-    step_s: float
-    pool_tokens: float  # an engine's pool must hold at least one sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +60,6 @@ class Estimates:
         """Peaks of a node's host in bytes, (phase, configuration)."""
         found: Floats = self.host_parts.sum(axis=1)
         return found
-
-
-def estimate(profile: Profile, cluster: Cluster, model: Model, knobs: Knobs) -> Estimate:
-    """Return what one configuration needs."""
-    return single(estimates(profile, cluster, model, (knobs,)), 0)
 
 
 def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequence[Knobs]) -> Estimates:
@@ -169,29 +118,6 @@ def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequ
         seconds=np.stack([timed.get(phase.value, nothing) for phase in PHASES]),
         step_s=step_seconds(load, timed),
         pool_tokens=engine.pool_tokens,
-    )
-
-
-def single(found: Estimates, column: int) -> Estimate:
-    """Return one of many configurations' estimates by itself."""
-    gpu, host = found.gpu_parts[:, :, column].tolist(), found.host_parts[:, :, column].tolist()
-    host_capacity = 0 if found.host_capacity == np.inf else int(found.host_capacity)
-    phases = {}
-    for row, phase in enumerate(PHASES):
-        capacity = found.gpu_capacity[row, column]
-        phases[phase] = PhaseEstimate(
-            gpu=Parts(**dict(zip(PARTS, gpu[row], strict=True))),
-            host=Parts(**dict(zip(PARTS, host[row], strict=True))),
-            component=Component.ROLLOUT if found.on_engine[row, column] else Component.TRAINER,
-            error=float(found.error[row]),
-            gpu_capacity_bytes=0 if capacity == np.inf else int(capacity),
-            host_capacity_bytes=host_capacity,
-            seconds=float(found.seconds[row, column]),
-        )
-    return Estimate(
-        phases=phases,
-        step_s=float(found.step_s[column]),
-        pool_tokens=float(found.pool_tokens[column]),
     )
 
 

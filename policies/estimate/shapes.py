@@ -115,11 +115,6 @@ class Kept(NamedTuple):
     split: float  # divided by tensor parallelism
     experts: float  # of routed tokens
 
-    @property
-    def total(self) -> float:
-        """All of it, on one rank."""
-        return self.whole + self.split + self.experts
-
 
 def kept_by_layer(
     model: Model, *, element_bytes: int, repeated_kv: bool = False, fused: bool = False

@@ -31,7 +31,6 @@ class Cure(Value, frozen=True, kw_only=True):
     action: str  # what to do, in neutral words
     reason: str
     changes: dict[str, Setting] = {}  # knob -> new value, or the direction: lower, raise, on, off, more
-    before: dict[str, Setting] = {}  # knob -> present value, where it is known
     exact: bool = False
     slows: str = ""
 
@@ -151,22 +150,20 @@ def _serves(rung: Rung, diagnosis: Diagnosis) -> bool:
 
 
 def _cure(remedy: Remedy, knobs: Knobs) -> Cure:
-    before = {knob: getattr(knobs, knob) for knob in remedy.changes}
     return Cure(
         name=remedy.name,
-        action=_action(remedy, before),
+        action=_action(remedy, knobs),
         reason=remedy.reason,
         changes=remedy.changes,
-        before=before,
         exact=True,
         slows=_price(remedy.slows),
     )
 
 
-def _action(remedy: Remedy, before: dict[str, Setting]) -> str:
+def _action(remedy: Remedy, knobs: Knobs) -> str:
     if not remedy.changes:
         return "see who else holds the card, and free it unless it is the job's own engine"
-    return " and ".join(_turn(knob, before[knob], after) for knob, after in remedy.changes.items())
+    return " and ".join(_turn(knob, getattr(knobs, knob), after) for knob, after in remedy.changes.items())
 
 
 def _turn(knob: str, before: Setting, after: Setting) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import msgspec
 
@@ -27,6 +28,9 @@ _FIELDS = (
     "vocab_size",
 )
 _FIELD = re.compile(rf"""["'](model_type|{"|".join(_FIELDS)})["']: ["']?(\w{{1,40}})""")
+
+
+_Dimension: TypeAlias = tuple[int, str]
 
 
 class Named(Value, frozen=True, kw_only=True):
@@ -71,43 +75,23 @@ def printed_model(text: str) -> Model | None:
 
 
 def _passes(model: Model, tokens: tuple[int, ...]) -> Iterator[Named]:
+    vocab, hidden, inner = _dimensions(model)
     for count in dict.fromkeys(tokens):
+        rows = count, "tokens"
         for size, dtype in _DTYPES:
-            yield _product(count, "tokens", model.vocab, "vocab", size, f"one {dtype} copy of the logits")
+            yield _product(rows, vocab, size, f"one {dtype} copy of the logits")
         for size, dtype in _DTYPES:
-            yield _product(
-                count, "tokens", model.hidden, "hidden", size, f"one {dtype} activation of a layer"
-            )
+            yield _product(rows, hidden, size, f"one {dtype} activation of a layer")
             if model.intermediate:
-                yield _product(
-                    count,
-                    "tokens",
-                    model.intermediate,
-                    "intermediate",
-                    size,
-                    f"one {dtype} activation inside an MLP",
-                )
+                yield _product(rows, inner, size, f"one {dtype} activation inside an MLP")
 
 
 def _weights(model: Model) -> Iterator[Named]:
+    vocab, hidden, inner = _dimensions(model)
     for size, dtype in _DTYPES:
-        yield _product(
-            model.vocab,
-            "vocab",
-            model.hidden,
-            "hidden",
-            size,
-            f"the embedding, or the output layer, in {dtype}",
-        )
+        yield _product(vocab, hidden, size, f"the embedding, or the output layer, in {dtype}")
         if model.intermediate:
-            yield _product(
-                model.hidden,
-                "hidden",
-                model.intermediate,
-                "intermediate",
-                size,
-                f"one matrix of an MLP in {dtype}",
-            )
+            yield _product(hidden, inner, size, f"one matrix of an MLP in {dtype}")
     if model.intermediate and not model.experts and not model.kv_lora_rank:
         attention = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
         mlp = model.hidden * model.intermediate * (3 if model.gated else 2)
@@ -128,16 +112,19 @@ def _round_logits(requested_bytes: int, model: Model) -> Named | None:
         steps = max(1, round(requested_bytes / row / _ROUND_TOKENS))
         distance = abs(requested_bytes - steps * _ROUND_TOKENS * row)
         if distance <= error and 2 * error / (_ROUND_TOKENS * row) <= _CHANCE:
-            fit = _product(
-                steps * _ROUND_TOKENS, "tokens", model.vocab, "vocab", size, f"one {dtype} copy of the logits"
-            )
+            rows, (vocab, _, _) = (steps * _ROUND_TOKENS, "tokens"), _dimensions(model)
+            fit = _product(rows, vocab, size, f"one {dtype} copy of the logits")
             return msgspec.structs.replace(fit, assumed=True)
     return None
 
 
-def _product(first: int, of: str, second: int, by: str, size: int, meaning: str) -> Named:
+def _dimensions(model: Model) -> tuple[_Dimension, _Dimension, _Dimension]:
+    return (model.vocab, "vocab"), (model.hidden, "hidden"), (model.intermediate, "intermediate")
+
+
+def _product(first: _Dimension, second: _Dimension, size: int, meaning: str) -> Named:
     return Named(
-        formula=f"{first:,} {of} × {second:,} {by} × {size} bytes",
+        formula=f"{first[0]:,} {first[1]} × {second[0]:,} {second[1]} × {size} bytes",
         meaning=meaning,
-        size_bytes=first * second * size,
+        size_bytes=first[0] * second[0] * size,
     )

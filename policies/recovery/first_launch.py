@@ -12,7 +12,7 @@ from autotune.policies.values.events import Launch
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Preflight
-from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.knobs import Knobs, new_values
 
 PREFLIGHT = "preflight"
 AS_WRITTEN = "as written"
@@ -40,8 +40,9 @@ def _first_launch(run: Run) -> Launch:
             knobs=written, reason=f"{AS_WRITTEN}: {why}, and no configuration near it is predicted to fit"
         )
     if mode is Preflight.ADVISE:
-        changes = {knob: after for knob, (_, after) in changed(written, found.knobs).items()}
-        advice = f"{words(written, changes)} is predicted to fit ({peaks(view, found)})"
+        advice = (
+            f"{words(written, new_values(written, found.knobs))} is predicted to fit ({peaks(view, found)})"
+        )
         return Launch(knobs=written, reason=f"{AS_WRITTEN}, although {why}; {advice}")
     remedy = step(view, written, found, before, name=PREFLIGHT, why=why)
     return Launch(knobs=found.knobs, reason=remedy.reason, remedy=remedy)

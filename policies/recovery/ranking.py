@@ -14,13 +14,13 @@ from autotune.policies.estimate.calibration import Calibration, Prediction, cali
 from autotune.policies.estimate.gaussian import Floats, exceeded
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.remedies.neighbours import choices, effect_of, search
+from autotune.policies.remedies.neighbours import Score, choices, effect_of, search
 from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Policy
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.model import Model
 from autotune.policies.values.profile import Placement
 from autotune.policies.values.remedy import Effect
@@ -129,23 +129,26 @@ def best(
     smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance
     is weighed against speed.
     """
-    profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
-    options = choices(profile, present, recovery=recovery, started=started)
-    knobs, slow, over = search(profile, present, options, _score(view, present), started=started)
-    found = view.estimates(knobs)
-    prediction = predicted(view.calibration, found)
-    risk = _risk(found, prediction)
-    changes = [_changes(present, k) for k in knobs]
+    knobs, slow, over, found, seen = _neighbourhood(view, present, _score(view, present), started)
+    changes = [new_values(present, k) for k in knobs]
     rungs = _rungs(view, present, diagnosis, started=started)
-    numeric = np.array([effect_of(profile, c) is Effect.NUMERIC for c in changes])
-    moved = np.array([_distance(present, c) for c in changes])
-    roomy = _misses(view, found, prediction) <= 0
-    less = _less_than_failed(view, found)
-    for index in _order(slow, risk, over, roomy, numeric, changes, rungs, moved):
+    failed = [a for a in view.run.attempts if a.diagnosis is not None and a.diagnosis.cause in _MODELLED]
+    less = less_than(view, failed, clearly=_CLEARLY)(found)
+    order = _order(
+        slow,
+        any_of(chances(found, seen)),
+        over,
+        _misses(view, found, seen) <= 0,
+        _numeric(view, changes),
+        changes,
+        rungs,
+        np.array([_distance(present, c) for c in changes]),
+    )
+    for index in order:
         # What the ladder would not touch for such a failure may join a cure, and is none by itself.
         cures = diagnosis is None or not rungs.keys().isdisjoint(changes[index])
         if changes[index] and cures and less[index] and permitted(knobs[index]):
-            return _ranked(view, knobs, found, prediction, index)
+            return _ranked(view, knobs, found, seen, index)
     return None
 
 
@@ -153,33 +156,24 @@ def faster(
     view: Outlook, present: Knobs, *, started: bool, permitted: Callable[[Knobs], bool]
 ) -> Ranked | None:
     """Return a configuration that is clearly faster than the present one and surely fits, if there is one."""
-    profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
-    options = choices(profile, present, recovery=recovery, started=started)
-    knobs, slow, _ = search(profile, present, options, _score(view, None), started=started)
-    found = view.estimates(knobs)
-    prediction = predicted(view.calibration, found)
-    risk = _risk(found, prediction)
-    changes = [_changes(present, k) for k in knobs]
+    knobs, slow, _, found, seen = _neighbourhood(view, present, _score(view, None), started)
+    changes = [new_values(present, k) for k in knobs]
     gain = slow[0] - slow  # the search begins with the present configuration
-    numeric = np.array([effect_of(profile, c) is Effect.NUMERIC for c in changes])
-    left = np.nonzero((gain >= _WORTH_CLIMBING) & (risk <= _CLIMBING_RISK) & ~numeric)[0]
+    fits = any_of(chances(found, seen)) <= _CLIMBING_RISK
+    left = np.nonzero((gain >= _WORTH_CLIMBING) & fits & ~_numeric(view, changes))[0]
     while left.size:
         equal = left[gain[left] >= gain[left].max() - _NOISE]
         counts = np.array([len(changes[i]) for i in equal])
         for index in equal[np.lexsort((-gain[equal], counts))].tolist():
             if permitted(knobs[index]):
-                return _ranked(view, knobs, found, prediction, index)
+                return _ranked(view, knobs, found, seen, index)
         left = left[gain[left] < gain[left].max() - _NOISE]
     return None
 
 
 def nearest(view: Outlook, present: Knobs, *, started: bool) -> Ranked:
     """Return the legal configuration whose expected peaks miss by least."""
-    profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
-    options = choices(profile, present, recovery=recovery, started=started)
-    knobs, _, _ = search(profile, present, options, _score(view, present), started=started)
-    found = view.estimates(knobs)
-    seen = predicted(view.calibration, found)
+    knobs, _, _, found, seen = _neighbourhood(view, present, _score(view, present), started)
     misses = (seen.gpu / found.gpu_capacity).max(axis=0)
     misses = np.maximum(misses, (seen.host / (HOST_LIMIT * found.host_capacity)).max(axis=0))
     misses = misses + np.maximum(0.0, -seen.pool)
@@ -197,7 +191,22 @@ def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
     return sorted(((name, size) for name, size in sizes if size > 0), key=lambda item: -item[1])
 
 
-def _score(view: Outlook, present: Knobs | None) -> Callable[[Sequence[Knobs]], tuple[Floats, Floats]]:
+def _neighbourhood(
+    view: Outlook, present: Knobs, score: Score, started: bool
+) -> tuple[list[Knobs], Floats, Floats, Estimates, Prediction]:
+    """Return the configurations near the present one, their score, estimates and predictions."""
+    profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
+    options = choices(profile, present, recovery=recovery, started=started)
+    knobs, slow, over = search(profile, present, options, score, started=started)
+    found = view.estimates(knobs)
+    return knobs, slow, over, found, predicted(view.calibration, found)
+
+
+def _numeric(view: Outlook, changes: list[dict[str, Setting]]) -> NDArray[np.bool_]:
+    return np.array([effect_of(view.run.accepted.profile, c) is Effect.NUMERIC for c in changes])
+
+
+def _score(view: Outlook, present: Knobs | None) -> Score:
     """Return the search's score; without a present configuration every prediction of speed is believed."""
 
     def score(knobs: Sequence[Knobs]) -> tuple[Floats, Floats]:
@@ -206,9 +215,7 @@ def _score(view: Outlook, present: Knobs | None) -> Callable[[Sequence[Knobs]], 
         capacity = found.gpu_capacity * (1 - _HEADROOM)
         over = np.maximum(0.0, (seen.gpu + _MARGIN * seen.gpu_error) / capacity - 1).sum(axis=0)
         over = np.maximum(over, _misses(view, found, seen))
-        limit = HOST_LIMIT * found.host_capacity
-        over = over + np.maximum(0.0, (seen.host + _MARGIN * seen.host_error) / limit - 1).max(axis=0)
-        over = over + 0.1 * np.maximum(0.0, _MARGIN - np.maximum(-20.0, seen.pool))
+        over = with_host_and_pool(over, found, seen, margin=_MARGIN)
         return np.log(np.maximum(1e-9, _seconds(view, found, knobs, present))), over
 
     return score
@@ -252,16 +259,27 @@ def _misses(view: Outlook, found: Estimates, seen: Prediction) -> Floats:
     return misses
 
 
-def _risk(found: Estimates, seen: Prediction) -> Floats:
-    risk: Floats = 1 - np.prod(1 - _risks(found, seen), axis=0)
-    return risk
+def with_host_and_pool(
+    over: Floats, found: Estimates, seen: Prediction, *, margin: float, host_share: float = HOST_LIMIT
+) -> Floats:
+    """Return what does not fit, host and pool included, with a margin of so many standard deviations."""
+    limit = host_share * found.host_capacity
+    over = over + np.maximum(0.0, (seen.host + margin * seen.host_error) / limit - 1).max(axis=0)
+    return over + 0.1 * np.maximum(0.0, margin - np.maximum(-20.0, seen.pool))
 
 
-def _risks(found: Estimates, seen: Prediction) -> Floats:
+def chances(
+    found: Estimates, seen: Prediction, *, headroom: float = _HEADROOM, host_share: float = HOST_LIMIT
+) -> Floats:
     """Return the chance that a memory overflows: a row for every phase's device, the host and the pool."""
-    gpu = exceeded((found.gpu_capacity * (1 - _HEADROOM) - seen.gpu) / seen.gpu_error)
-    host = exceeded((HOST_LIMIT * found.host_capacity - seen.host) / seen.host_error).max(axis=0)
+    gpu = exceeded((found.gpu_capacity * (1 - headroom) - seen.gpu) / seen.gpu_error)
+    host = exceeded((host_share * found.host_capacity - seen.host) / seen.host_error).max(axis=0)
     return np.vstack([gpu, host, exceeded(seen.pool)])
+
+
+def any_of(chances: Floats) -> Floats:
+    """Return the chance that some memory overflows, as if none said anything of another."""
+    return np.asarray(1 - np.prod(1 - chances, axis=0))
 
 
 def _order(
@@ -293,32 +311,33 @@ def _order(
     yield from others[np.lexsort((counts[others], np.round(worth, 2)))].tolist()
 
 
-def _less_than_failed(view: Outlook, found: Estimates) -> NDArray[np.bool_]:
-    """Return which candidates need clearly less than every failed attempt in the phase where it failed."""
-    attempts = [
-        (a, a.diagnosis)
-        for a in view.run.attempts
-        if a.diagnosis is not None and a.diagnosis.cause in _MODELLED
-    ]
-    less = np.ones(len(found.step_s), dtype=bool)
-    if not attempts:
+def less_than(
+    view: Outlook, failed: Sequence[Attempt], *, clearly: float = 0.0
+) -> Callable[[Estimates], NDArray[np.bool_]]:
+    """Return what says which candidates need less than every failed attempt of the memory on which it failed.
+
+    `clearly` is the least share of it; then what the message missed is to be free as well.
+    """
+    asked = view.estimates([a.knobs for a in failed])
+    before = predicted(view.calibration, asked, late=False)
+    below = np.less_equal if clearly else np.less
+
+    def less_of(found: Estimates) -> NDArray[np.bool_]:
+        less = np.ones(len(found.step_s), dtype=bool)
+        after = predicted(view.calibration, found, late=False)
+        for column, diagnosis in enumerate(a.diagnosis for a in failed):
+            match diagnosis:
+                case Diagnosis(cause=Cause.GPU_OOM, phase=phase, facts=facts) if phase in PHASES:
+                    short = max(clearly * view.calibration.unit, float(missing_bytes(facts) or 0))
+                    most = before.gpu[PHASES.index(phase), column] - (short if clearly else 0.0)
+                    less &= below(after.gpu[PHASES.index(phase)], most)
+                case Diagnosis(cause=Cause.HOST_OOM):
+                    less &= below(after.host.max(axis=0), before.host[:, column].max() * (1 - clearly))
+                case Diagnosis(cause=Cause.POOL_TOO_SMALL):
+                    less &= found.pool_tokens > asked.pool_tokens[column]
         return less
-    failed = view.estimates([a.knobs for a, _ in attempts])
-    before = predicted(view.calibration, failed, late=False)
-    after = predicted(view.calibration, found, late=False)
-    for column, (_, diagnosis) in enumerate(attempts):
-        match diagnosis.cause:
-            case Cause.GPU_OOM if diagnosis.phase in PHASES:
-                place = PHASES.index(diagnosis.phase)
-                short = max(_CLEARLY * view.calibration.unit, float(missing_bytes(diagnosis.facts) or 0))
-                less &= after.gpu[place] <= before.gpu[place, column] - short
-            case Cause.HOST_OOM:
-                less &= after.host.max(axis=0) <= before.host[:, column].max() * (1 - _CLEARLY)
-            case Cause.POOL_TOO_SMALL:
-                less &= found.pool_tokens > failed.pool_tokens[column]
-            case _:
-                pass
-    return less
+
+    return less_of
 
 
 def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool) -> dict[str, int]:
@@ -333,11 +352,11 @@ def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, starte
 
 
 def _ranked(view: Outlook, knobs: Sequence[Knobs], found: Estimates, seen: Prediction, index: int) -> Ranked:
-    slower = view.calibration.slower or 1.0
+    slower, risks = view.calibration.slower or 1.0, chances(found, seen)
     return Ranked(
         knobs=knobs[index],
-        risk=float(_risk(found, seen)[index]),
-        least_risk=float(_risks(found, seen)[:, index].max()),
+        risk=float(any_of(risks)[index]),
+        least_risk=float(risks[:, index].max()),
         step_s=float(found.step_s[index]) * slower,
         gpu={phase: float(seen.gpu[place, index]) for place, phase in enumerate(PHASES)},
         host=float(seen.host[:, index].max()),
@@ -355,10 +374,6 @@ def _distance(present: Knobs, changes: dict[str, Setting]) -> float:
         else:
             far += 1.0
     return far
-
-
-def _changes(present: Knobs, knobs: Knobs) -> dict[str, Setting]:
-    return {name: after for name, (_, after) in changed(present, knobs).items()}
 
 
 def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:

@@ -11,7 +11,7 @@ from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.formatting import show_gib, show_setting
-from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.remedy import Remedy
 
 _BACK = "reduce_host_offload"
@@ -21,7 +21,7 @@ _SHOWN = 3  # peaks named in a reason: the tightest
 
 def cure(view: Outlook, present: Knobs, ranked: Ranked, before: Ranked, diagnosis: Diagnosis) -> Remedy:
     """Return the remedy that leads from `present` to the ranked configuration."""
-    changes = {name: after for name, (_, after) in changed(present, ranked.knobs).items()}
+    changes = new_values(present, ranked.knobs)
     return step(
         view,
         present,
@@ -37,7 +37,7 @@ def step(
     view: Outlook, present: Knobs, ranked: Ranked, before: Ranked, *, name: str, why: str, frees: str = ""
 ) -> Remedy:
     """Return the remedy of a ranked configuration under a name and a reason of its own."""
-    changes = {knob: after for knob, (_, after) in changed(present, ranked.knobs).items()}
+    changes = new_values(present, ranked.knobs)
     return Remedy(
         name=name,
         changes=changes,

@@ -12,7 +12,7 @@ from autotune.policies.recovery.remedy_text import words
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster
-from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.knobs import Knobs, new_values
 from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import AtLeast, Profile
 from autotune.policies.values.value import Value
@@ -43,7 +43,7 @@ def shortfall(run: Run, *, started: bool) -> Shortfall | None:
     short = f"{show_gib(missing)} of " + (
         "host memory short" if where == "host" else f"GPU memory short in {where}"
     )
-    changes = {knob: after for knob, (_, after) in changed(run.accepted.profile.knobs, closest.knobs).items()}
+    changes = new_values(run.accepted.profile.knobs, closest.knobs)
     text = f"closest: {words(run.accepted.profile.knobs, changes) or 'the job as written'}"
     return Shortfall(
         nearest=f"{text}, predicted to be {short}",

@@ -9,7 +9,7 @@ from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Then
-from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.knobs import Knobs, new_values
 from autotune.policies.values.observation import Cancelled
 from autotune.policies.values.remedy import Remedy
 
@@ -77,9 +77,8 @@ def back(run: Run, last: Attempt) -> Remedy | None:
     )
     if stable is None:
         return None
-    changes = {knob: after for knob, (_, after) in changed(last.knobs, stable.knobs).items()}
     return Remedy(
         name=RETURN,
-        changes=changes,
+        changes=new_values(last.knobs, stable.knobs),
         reason=f"the faster configuration failed; back to attempt #{stable.number}, which reached the goal",
     )

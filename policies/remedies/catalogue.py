@@ -28,6 +28,21 @@ class Move(Value, frozen=True, kw_only=True):
     turns: dict[str, Turn] = {}  # by knob: the ways to apply it; none where nothing of the job changes
 
 
+def _move(
+    knob: str,
+    *,
+    frees: str,
+    slows: str,
+    memory: Memory = Memory.GPU,
+    action: str = "",
+    reason: str = "",
+    knob_slows: str = "",
+) -> Move:
+    """Return a remedy that turns one knob."""
+    turn = Turn(action=action, reason=reason, slows=knob_slows)
+    return Move(frees=frees, slows=slows, memory=memory, turns={knob: turn})
+
+
 _BY_TRANSFERS = "every step, by transfers to and from the host"
 _TRANSFERS = "every step, by the transfers"
 _COMMUNICATION = "every pass, by communication"
@@ -38,49 +53,35 @@ _PART = "each rank holds a part of every sequence"
 _KEPT = "they are in host memory while the devices do not need them"
 
 MOVES: dict[str, Move] = {
-    "reduce_concurrency": Move(
+    "reduce_concurrency": _move(
+        "concurrency",
         frees="batch and KV-cache memory of running requests",
         slows="rollout, if the engine was not saturated",
-        turns={
-            "concurrency": Turn(
-                action="lower `concurrency`, the requests the engine works on at once, for instance to half",
-                reason="fewer requests at once need less batch and KV memory; all samples are generated",
-            ),
-        },
+        action="lower `concurrency`, the requests the engine works on at once, for instance to half",
+        reason="fewer requests at once need less batch and KV memory; all samples are generated",
     ),
-    "reduce_mem_fraction": Move(
+    "reduce_mem_fraction": _move(
+        "memory_fraction",
         frees="the engine's static share",
         slows="rollout, if fewer requests fit in the KV cache",
-        turns={
-            "memory_fraction": Turn(
-                action="lower `memory_fraction`, the engine's static share of the card, for instance by 0.1",
-                reason="the engine's static share is taken from the memory that ran out",
-                slows="rollout, if fewer requests fit in the KV cache",
-            ),
-        },
+        action="lower `memory_fraction`, the engine's static share of the card, for instance by 0.1",
+        reason="the engine's static share is taken from the memory that ran out",
     ),
-    "increase_mem_fraction": Move(
+    "increase_mem_fraction": _move(
+        "memory_fraction",
         frees="pool memory, taken from the rest of the card",
         slows="nothing",
         memory=Memory.POOL,
-        turns={
-            "memory_fraction": Turn(
-                action="raise `memory_fraction`, the engine's static share of the card, for instance by 0.05",
-                reason="what the weights leave of the engine's share is too small a pool, "
-                "so the share must grow",
-            ),
-        },
+        action="raise `memory_fraction`, the engine's static share of the card, for instance by 0.05",
+        reason="what the weights leave of the engine's share is too small a pool, so the share must grow",
     ),
-    "disable_cuda_graph": Move(
+    "disable_cuda_graph": _move(
+        "cuda_graphs",
         frees="the graphs' private pools",
         slows="decoding of small batches",
-        turns={
-            "cuda_graphs": Turn(
-                action="capture fewer CUDA graphs, or none",
-                reason="captured graphs keep private pools beside the token pool",
-                slows="decoding of small batches, by 10 to 30 %",
-            ),
-        },
+        action="capture fewer CUDA graphs, or none",
+        reason="captured graphs keep private pools beside the token pool",
+        knob_slows="decoding of small batches, by 10 to 30 %",
     ),
     "reduce_tokens_per_mb": Move(
         frees="activation and logit memory",
@@ -103,27 +104,21 @@ MOVES: dict[str, Move] = {
             ),
         },
     ),
-    "reduce_micro_batch": Move(
+    "reduce_micro_batch": _move(
+        "microbatch_size",
         frees="activation and logit memory",
         slows="the phase by a few percent",
-        turns={
-            "microbatch_size": Turn(
-                action="lower `microbatch_size`, for instance to half, and accumulate more gradients",
-                reason=_PASS,
-                slows="this phase by a few percent",
-            ),
-        },
+        action="lower `microbatch_size`, for instance to half, and accumulate more gradients",
+        reason=_PASS,
+        knob_slows="this phase by a few percent",
     ),
-    "recompute": Move(
+    "recompute": _move(
+        "recompute",
         frees="the layers' kept activations",
         slows="training by 5 to 30 %",
-        turns={
-            "recompute": Turn(
-                action="recompute activations in backward (gradient checkpointing)",
-                reason="backward recomputes activations instead of keeping them",
-                slows="training by 20 to 30 %",
-            ),
-        },
+        action="recompute activations in backward (gradient checkpointing)",
+        reason="backward recomputes activations instead of keeping them",
+        knob_slows="training by 20 to 30 %",
     ),
     "loss_recompute": Move(
         frees="logits kept for backward",
@@ -154,27 +149,21 @@ MOVES: dict[str, Move] = {
             ),
         },
     ),
-    "fused_kernels": Move(
+    "fused_kernels": _move(
+        "fused_kernels",
         frees="logits and gate products",
         slows="nothing; results differ by rounding",
-        turns={
-            "fused_kernels": Turn(
-                action="use fused kernels for loss and gates",
-                reason="they never write the full logits; results differ by rounding",
-                slows="nothing",
-            ),
-        },
+        action="use fused kernels for loss and gates",
+        reason="they never write the full logits; results differ by rounding",
+        knob_slows="nothing",
     ),
-    "offload_activations": Move(
+    "offload_activations": _move(
+        "activation_offload",
         frees="kept activations, onto the host",
         slows=_BY_TRANSFERS,
-        turns={
-            "activation_offload": Turn(
-                action="offload activations to the host between forward and backward",
-                reason=_KEPT,
-                slows=_TRANSFERS,
-            ),
-        },
+        action="offload activations to the host between forward and backward",
+        reason=_KEPT,
+        knob_slows=_TRANSFERS,
     ),
     "offload_optimizer": Move(
         frees="the optimizer's state, onto the host",
@@ -191,27 +180,21 @@ MOVES: dict[str, Move] = {
             ),
         },
     ),
-    "offload_params": Move(
+    "offload_params": _move(
+        "param_offload",
         frees="the trainer's weights, onto the host",
         slows=_BY_TRANSFERS,
-        turns={
-            "param_offload": Turn(
-                action="offload the trainer's weights to the host, or shard them over more cards",
-                reason=_KEPT,
-                slows=_TRANSFERS,
-            ),
-        },
+        action="offload the trainer's weights to the host, or shard them over more cards",
+        reason=_KEPT,
+        knob_slows=_TRANSFERS,
     ),
-    "offload_grads": Move(
+    "offload_grads": _move(
+        "grad_offload",
         frees="gradients, onto the host",
         slows=_BY_TRANSFERS,
-        turns={
-            "grad_offload": Turn(
-                action="offload the gradients to the host",
-                reason=_KEPT,
-                slows=_TRANSFERS,
-            ),
-        },
+        action="offload the gradients to the host",
+        reason=_KEPT,
+        knob_slows=_TRANSFERS,
     ),
     "sequence_parallel": Move(
         frees="about half of each sequence's activations",
@@ -236,48 +219,36 @@ MOVES: dict[str, Move] = {
             ),
         },
     ),
-    "disk_weight_sync": Move(
+    "disk_weight_sync": _move(
+        "sync_mode",
         frees="gathered weights and sync buffers",
         slows="weight sync, by a write and a read",
-        turns={
-            "sync_mode": Turn(
-                action="hand new weights to the engine through files",
-                reason="weights written to files need no gathered copies and buffers on the devices",
-                slows="weight sync, by writing and reading the model",
-            ),
-        },
+        action="hand new weights to the engine through files",
+        reason="weights written to files need no gathered copies and buffers on the devices",
+        knob_slows="weight sync, by writing and reading the model",
     ),
-    "reduce_sync_buffer": Move(
+    "reduce_sync_buffer": _move(
+        "sync_buffer",
         frees="sync buffers in proportion",
         slows="weight sync, slightly",
-        turns={
-            "sync_buffer": Turn(
-                action="send new weights in smaller pieces",
-                reason="weights travel in pieces of this size, held on both sides",
-            ),
-        },
+        action="send new weights in smaller pieces",
+        reason="weights travel in pieces of this size, held on both sides",
     ),
-    "expandable_segments": Move(
+    "expandable_segments": _move(
+        "allocator",
         frees="fragmented reserve",
         slows="nothing",
-        turns={
-            "allocator": Turn(
-                action="let the allocator's segments grow",
-                reason="memory that is reserved but in pieces too small for the request becomes usable",
-            ),
-        },
+        action="let the allocator's segments grow",
+        reason="memory that is reserved but in pieces too small for the request becomes usable",
     ),
     "adjust_memory_margin": Move(frees="the difference", slows="nothing", turns={"memory_margin": Turn()}),
-    "host_allocator": Move(
+    "host_allocator": _move(
+        "host_allocator",
         frees="host memory that is freed but not returned",
         slows="nothing",
         memory=Memory.HOST,
-        turns={
-            "host_allocator": Turn(
-                action="use an allocator that gives host memory back",
-                reason="glibc keeps freed host memory in its arenas; jemalloc and tcmalloc return it",
-            ),
-        },
+        action="use an allocator that gives host memory back",
+        reason="glibc keeps freed host memory in its arenas; jemalloc and tcmalloc return it",
     ),
     "reduce_host_offload": Move(
         frees="host memory, at the cost of the card's",
@@ -293,26 +264,20 @@ MOVES: dict[str, Move] = {
             "param_offload": Turn(),
         },
     ),
-    "drop_weights_backup": Move(
+    "drop_weights_backup": _move(
+        "weights_backup",
         frees="one host copy of the weights",
         slows="waking the trainer, slightly",
         memory=Memory.HOST,
-        turns={
-            "weights_backup": Turn(
-                reason="the backup is a full copy of the weights in host memory",
-            ),
-        },
+        reason="the backup is a full copy of the weights in host memory",
     ),
-    "reduce_workers": Move(
+    "reduce_workers": _move(
+        "dataloader_workers",
         frees="host and shared memory in proportion",
         slows="data loading, where it is the bottleneck",
         memory=Memory.HOST,
-        turns={
-            "dataloader_workers": Turn(
-                action="lower `dataloader_workers`, for instance to half",
-                reason="every data loader process holds its own copy of the data and its shared batches",
-            ),
-        },
+        action="lower `dataloader_workers`, for instance to half",
+        reason="every data loader process holds its own copy of the data and its shared batches",
     ),
     "restart_every": Move(
         frees="what accumulates over steps",
@@ -321,14 +286,11 @@ MOVES: dict[str, Move] = {
         turns={"restart_every": Turn()},
     ),
     "free_before_relaunch": Move(frees="what others hold of the card", slows="nothing"),
-    "capture_snapshot": Move(
+    "capture_snapshot": _move(
+        "memory_snapshot",
         frees="nothing; records the next failure",
         slows="every allocation, slightly",
-        turns={
-            "memory_snapshot": Turn(
-                reason="nothing explains this failure; the next one is recorded with its allocations",
-            ),
-        },
+        reason="nothing explains this failure; the next one is recorded with its allocations",
     ),
 }
 # The remedy that turns each knob; of two that turn it either way, the one that saves device memory.

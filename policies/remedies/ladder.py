@@ -37,11 +37,25 @@ class Rung(Value, frozen=True, kw_only=True):
 
 _GPU = (Cause.GPU_OOM,)
 _ANY_PHASE = tuple(Phase)
+_ROLLOUTS = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
+_PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.NONE)  # a failure of unknown phase is most often one
 _SHARED = (Placement.COLOCATED,)
 _APART = (Placement.SEPARATE, Placement.ASYNCHRONOUS)
 _ENGINE = (Component.ROLLOUT, Component.REWARD)
 _TRAINER = (Component.TRAINER, Component.REF, Component.CRITIC)
 _TRAINING = (*_TRAINER, Component.DRIVER, Component.DATA, Component.UNKNOWN)
+
+
+# What takes the trainer's state off the card, and, once the passes failed, spreads the job further.
+_OFFLOADS = (training.offload_optimizer, training.offload_params, training.offload_grads)
+_STATE_AND_SPLITS = (
+    training.offload_optimizer,
+    training.offload_grads,
+    training.offload_params,
+    training.sequence_parallel,
+    training.tensor_parallel,
+    host.adjust_memory_margin,
+)
 
 
 def _rungs(
@@ -87,15 +101,8 @@ LADDER: tuple[Rung, ...] = (
         engine.reduce_concurrency,
         training.reduce_tokens_per_mb,
     ),
-    *_rungs(
-        _GPU,
-        (Phase.ROLLOUT, Phase.ROLLOUT_INIT),
-        training.offload_optimizer,
-        training.offload_params,
-        training.offload_grads,
-        placements=_SHARED,
-    ),
-    *_rungs(_GPU, (Phase.ROLLOUT, Phase.ROLLOUT_INIT), training.tensor_parallel),
+    *_rungs(_GPU, _ROLLOUTS, *_OFFLOADS, placements=_SHARED),
+    *_rungs(_GPU, _ROLLOUTS, training.tensor_parallel),
     # Scoring.
     *_rungs(
         _GPU,
@@ -106,21 +113,11 @@ LADDER: tuple[Rung, ...] = (
         training.fused_kernels,
     ),
     *_rungs(_GPU, (Phase.LOG_PROB,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.LOG_PROB,), host.expandable_segments, *_STATE_AND_SPLITS),
+    # Training passes.
     *_rungs(
         _GPU,
-        (Phase.LOG_PROB,),
-        host.expandable_segments,
-        training.offload_optimizer,
-        training.offload_grads,
-        training.offload_params,
-        training.sequence_parallel,
-        training.tensor_parallel,
-        host.adjust_memory_margin,
-    ),
-    # Training passes; a failure of unknown phase in the trainer is most often one.
-    *_rungs(
-        _GPU,
-        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
+        _PASSES,
         training.reduce_tokens_per_mb,
         training.reduce_micro_batch,
         training.chunk_logits,
@@ -130,29 +127,12 @@ LADDER: tuple[Rung, ...] = (
         host.expandable_segments,
         components=_TRAINING,
     ),
-    *_rungs(
-        _GPU,
-        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
-        engine.reduce_mem_fraction,
-        components=_TRAINING,
-        placements=_SHARED,
-    ),
-    *_rungs(
-        _GPU,
-        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
-        training.offload_activations,
-        training.offload_optimizer,
-        training.offload_grads,
-        training.offload_params,
-        training.sequence_parallel,
-        training.tensor_parallel,
-        host.adjust_memory_margin,
-        components=_TRAINING,
-    ),
+    *_rungs(_GPU, _PASSES, engine.reduce_mem_fraction, components=_TRAINING, placements=_SHARED),
+    *_rungs(_GPU, _PASSES, training.offload_activations, *_STATE_AND_SPLITS, components=_TRAINING),
     # An engine that fails beside training, or in a phase nobody named.
     *_rungs(
         _GPU,
-        (Phase.FORWARD, Phase.BACKWARD, Phase.NONE),
+        _PASSES,
         engine.reduce_concurrency,
         engine.reduce_mem_fraction,
         engine.disable_cuda_graph,
@@ -182,15 +162,7 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, placements=_SHARED),
     *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
     *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.disk_weight_sync),
-    *_rungs(
-        _GPU,
-        (Phase.WEIGHT_SYNC,),
-        training.offload_optimizer,
-        training.offload_params,
-        training.offload_grads,
-        host.expandable_segments,
-        training.tensor_parallel,
-    ),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), *_OFFLOADS, host.expandable_segments, training.tensor_parallel),
     # Communication buffers outside PyTorch.
     *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, placements=_SHARED),
     *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
@@ -251,11 +223,7 @@ LADDER: tuple[Rung, ...] = (
     ),
     # Host memory: never more offload.
     *_rungs(
-        (Cause.HOST_OOM,),
-        _ANY_PHASE,
-        host.reduce_workers,
-        host.drop_weights_backup,
-        host.host_allocator,
+        (Cause.HOST_OOM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.host_allocator
     ),
     *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.reduce_tokens_per_mb),
     *_rungs((Cause.HOST_OOM,), _ANY_PHASE, host.reduce_host_offload),

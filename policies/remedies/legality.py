@@ -59,11 +59,7 @@ def lowest(profile: Profile, knob: str) -> float | None:
     bounds = [c.value for c in profile.constraints if isinstance(c, AtLeast) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:
-        numbers = _numbers(support.grid)
-        if numbers:
-            bounds.append(min(numbers))
-        elif support.grid.minimum is not None:
-            bounds.append(support.grid.minimum)
+        bounds += sorted(_numbers(support.grid))[:1] or _given(support.grid.minimum)
     return max(bounds, default=None)
 
 
@@ -72,11 +68,7 @@ def highest(profile: Profile, knob: str) -> float | None:
     bounds = [c.value for c in profile.constraints if isinstance(c, AtMost) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:
-        numbers = _numbers(support.grid)
-        if numbers:
-            bounds.append(max(numbers))
-        elif support.grid.maximum is not None:
-            bounds.append(support.grid.maximum)
+        bounds += sorted(_numbers(support.grid))[-1:] or _given(support.grid.maximum)
     return min(bounds, default=None)
 
 
@@ -98,6 +90,10 @@ def completed(profile: Profile, knobs: Knobs, changes: dict[str, Setting]) -> di
 
 def _numbers(grid: Grid) -> list[float]:
     return [float(v) for v in grid.values if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _given(bound: float | None) -> list[float]:
+    return [] if bound is None else [bound]
 
 
 def _support(profile: Profile, name: str, value: Setting) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TypeAlias
 
 import msgspec
-import numpy as np
 
 from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.remedies.beam_search import beam
 from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
 from autotune.policies.remedies.legality import completed, objections
@@ -24,7 +25,6 @@ Score: TypeAlias = Callable[[Sequence[Knobs]], tuple[Floats, Floats]]
 REMEDY_OF: dict[str, str] = {
     row.name: SAVING[row.name] for row in ROWS if row.name in SAVING and row.estimated
 }
-_ROUNDS = 6
 _WEIGHTS = (0.5, 3.0, 12.0, 1e3)  # of what does not fit against the logarithm of the step's seconds
 _KEPT = 5  # by each weight, from round to round
 
@@ -66,64 +66,36 @@ def search(
     """
     names = tuple(options)
     linked = any(isinstance(c, Requires) for c in profile.constraints)
-    start = (0,) * len(names)
-    seen: dict[tuple[int, ...], int] = {}
-    knobs: list[Knobs] = []
-    slow, over = np.zeros(0), np.zeros(0)
-    front = [start]
-    for _ in range(_ROUNDS):
-        new = list(
-            dict.fromkeys(
-                p for place in front for p in (place, *_moves(place, names, options)) if p not in seen
-            )
-        )
-        made = [(p, _at(profile, present, p, names, options, linked=linked)) for p in new]
-        if linked:
-            made = [(p, k) for p, k in made if not objections(profile, present, k, started=started)]
-        if not made:
-            break
-        for place, _knobs in made:
-            seen[place] = len(seen)
-        knobs += [k for _, k in made]
-        seconds, misses = score([k for _, k in made])
-        slow, over = np.concatenate([slow, seconds]), np.concatenate([over, misses])
-        places = list(seen)
-        front = [places[i] for i in _front(slow, over)]
-    return knobs, slow, over
+
+    @cache
+    def at(place: tuple[int, ...]) -> Knobs:
+        changes = {name: options[name][index] for name, index in zip(names, place, strict=True) if index}
+        if linked and changes:
+            changes = completed(profile, present, changes)
+        return msgspec.structs.replace(present, **changes)
+
+    @cache
+    def legal(place: tuple[int, ...]) -> bool:
+        return not linked or not objections(profile, present, at(place), started=started)
+
+    def moves(place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        for position, name in enumerate(names):
+            for value in range(len(options[name])):
+                moved = (*place[:position], value, *place[position + 1 :])
+                if moved != place and legal(moved):
+                    yield moved
+
+    places, slow, over = beam(
+        [(0,) * len(names)],
+        moves,
+        lambda some: score([at(place) for place in some]),
+        weights=_WEIGHTS,
+        kept=_KEPT,
+    )
+    return [at(place) for place in places], slow, over
 
 
 def effect_of(profile: Profile, changes: dict[str, Setting]) -> Effect:
     """Return the strongest effect among the changes."""
     numeric = any(profile.supported[k].effect is Effect.NUMERIC for k in changes if k in profile.supported)
     return Effect.NUMERIC if numeric else Effect.EXACT
-
-
-def _front(slow: Floats, over: Floats) -> list[int]:
-    chosen: dict[int, None] = {}
-    for weight in _WEIGHTS:
-        chosen |= dict.fromkeys(int(i) for i in np.argsort(slow + weight * over, kind="stable")[:_KEPT])
-    return list(chosen)
-
-
-def _moves(
-    place: tuple[int, ...], names: tuple[str, ...], options: dict[str, tuple[Setting, ...]]
-) -> Iterator[tuple[int, ...]]:
-    for position, name in enumerate(names):
-        for value in range(len(options[name])):
-            if value != place[position]:
-                yield (*place[:position], value, *place[position + 1 :])
-
-
-def _at(
-    profile: Profile,
-    present: Knobs,
-    place: tuple[int, ...],
-    names: tuple[str, ...],
-    options: dict[str, tuple[Setting, ...]],
-    *,
-    linked: bool,
-) -> Knobs:
-    changes = {name: options[name][index] for name, index in zip(names, place, strict=True) if index}
-    if linked and changes:
-        changes = completed(profile, present, changes)
-    return msgspec.structs.replace(present, **changes)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Protocol
 
 from autotune.policies.search import trials
-from autotune.policies.search.feasibility import foreseen
+from autotune.policies.search.feasibility import Forecast, foreseen
 from autotune.policies.search.space import Dimension, assembled, legal, neighbours
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Purpose, Result, Tried
@@ -54,43 +54,7 @@ class Sampler(Protocol):
         """Return proposals after these results; with `near` each moves only some knobs away from it."""
 
 
-class Forecast(Protocol):
-    """What is predicted of configurations before they run."""
-
-    def excess(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
-
-    def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much each phase is expected to exceed what it may use; empty where unknown."""
-
-    def much_slower(self, best: Knobs, knobs: Knobs) -> float:
-        """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
-
-    def proposals(self, centers: Sequence[Knobs], *, gain: float) -> Sequence[Knobs]:
-        """Return the candidates worth a run, the most promising first."""
-
-
-class NoForecast:
-    """The forecast where no model is known, or none is wanted: nothing is predicted."""
-
-    def excess(self, knobs: Knobs) -> dict[str, float]:
-        """Return nothing."""
-        return {}
-
-    def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return nothing."""
-        return {}
-
-    def much_slower(self, best: Knobs, knobs: Knobs) -> float:
-        """Return 0."""
-        return 0.0
-
-    def proposals(self, centers: Sequence[Knobs], *, gain: float) -> Sequence[Knobs]:
-        """Return nothing."""
-        return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchSpace:
     """What stays the same during a search."""
 
@@ -98,38 +62,17 @@ class SearchSpace:
     dimensions: tuple[Dimension, ...]
     starts: tuple[Knobs, ...]  # tried first; the first of them is the stable start
     min_gain: float  # share above the fastest so far that is worth a run
-    started: bool  # trials continue a checkpoint
-    neighbours: Callable[[Knobs], tuple[Knobs, ...]]  # what one move leads to
+    started: bool = False  # trials continue a checkpoint
 
     @property
     def base(self) -> Knobs:
         """The stable start, around which is searched."""
         return self.starts[0]
 
-
-def search_space(
-    profile: Profile,
-    *,
-    dimensions: Sequence[Dimension],
-    starts: Sequence[Knobs],
-    min_gain: float,
-    started: bool = False,
-) -> SearchSpace:
-    """Return the space of a search around `starts[0]`."""
-    dimensions, starts = tuple(dimensions), tuple(dict.fromkeys(starts))
-
-    @cache
-    def near(knobs: Knobs) -> tuple[Knobs, ...]:
-        return neighbours(profile, starts[0], knobs, dimensions)
-
-    return SearchSpace(
-        profile=profile,
-        dimensions=dimensions,
-        starts=starts,
-        min_gain=min_gain,
-        started=started,
-        neighbours=near,
-    )
+    @cached_property
+    def neighbours(self) -> Callable[[Knobs], tuple[Knobs, ...]]:
+        """What one move leads to."""
+        return cache(lambda knobs: neighbours(self.profile, self.base, knobs, self.dimensions))
 
 
 def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:
@@ -137,7 +80,7 @@ def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:
     found = foreseen(
         history.accepted, history.evidence, history.results, space.dimensions, neighbours=space.neighbours
     )
-    return NoForecast() if found is None else found
+    return Forecast() if found is None else found
 
 
 def next_trial(

@@ -50,7 +50,6 @@ class Offered:
 class Pace:
     """What is believed of the seconds of a step."""
 
-    scale: float  # measured over predicted seconds of the job as a whole
     usual_s: float  # predicted seconds of a usual step
     factors: Floats  # of each group, for what overlaps
     overlapped: bool  # generation and training run at the same time
@@ -93,7 +92,6 @@ def pace_of(
     covariance = _covariance(known, known, usual) + np.diag(error**2)
     inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     return Pace(
-        scale=scale,
         usual_s=usual,
         factors=factors,
         overlapped=overlapped,
@@ -101,14 +99,6 @@ def pace_of(
         inverse=inverse,
         surprise=inverse @ (target - rows.sum(axis=1)),
     )
-
-
-def seconds(pace: Pace, found: Offered) -> Floats:
-    """Return the seconds of a step in the unit of the rates."""
-    there = Offered(rows=_active(found.rows, pace.factors, overlapped=pace.overlapped), codes=found.codes)
-    expected = there.rows.sum(axis=1) + _covariance(there, pace.known, pace.usual_s) @ pace.surprise
-    result: Floats = pace.scale * np.maximum(0.05 * pace.usual_s, expected)
-    return result
 
 
 def slower(pace: Pace, found: Offered, reference: Offered) -> tuple[Floats, Floats]:

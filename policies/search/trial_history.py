@@ -19,6 +19,7 @@ from autotune.policies.values.events import (
     Started,
     Tried,
 )
+from autotune.policies.values.history import accepted_of
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Lost
 from autotune.policies.values.value import Value
@@ -50,9 +51,7 @@ class TrialHistory(Value, frozen=True, kw_only=True):
 
 def trial_history(history: History) -> TrialHistory:
     """Return the history folded; raises ValueError where it does not begin with Accepted."""
-    if not history or not isinstance(history[0], Accepted):
-        raise ValueError("a history begins with Accepted")
-    return extended(TrialHistory(accepted=history[0]), history[1:])
+    return extended(TrialHistory(accepted=accepted_of(history)), history[1:])
 
 
 def extended(past: TrialHistory, events: Iterable[Event]) -> TrialHistory:

@@ -107,7 +107,7 @@ def fold(history: History, *, trials: bool = False) -> Run:
     With `trials` those of a search are there too, as far as they show the worst case: where the longest
     sequences were forced, attempts on the job's own lengths are left out.
     """
-    accepted = _accepted(history)
+    accepted = accepted_of(history)
     attempts: list[Attempt] = []
     finished: Verdict | None = None
     decided: Decided | None = None
@@ -164,7 +164,8 @@ def _left_out(history: History, *, trials: bool) -> set[int]:
     return {e.attempt for e in begun if not trials or (forced and not e.longest)}
 
 
-def _accepted(history: History) -> Accepted:
+def accepted_of(history: History) -> Accepted:
+    """Return the one row that a history begins with; raises ValueError for any other history."""
     if not history or not isinstance(history[0], Accepted):
         raise ValueError("a history begins with Accepted")
     if any(isinstance(event, Accepted) for event in history[1:]):

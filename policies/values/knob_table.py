@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, StrEnum
+from functools import partial
 
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Setting
@@ -151,49 +152,30 @@ _BY_TOKENS = Condition(knob="dynamic_batching", values=(True, None))
 _BY_SEQUENCES = Condition(knob="dynamic_batching", values=(False, None))
 _OFFLOADED = Condition(knob="optimizer_offload", values=(True,))
 
+_engine_knob = partial(Knob, part=Part.ENGINE, phases=_ENGINE_PHASES)
+_diagnostic = partial(Knob, unit=Unit.SWITCH, part=Part.DIAGNOSTICS, searched=False, estimated=False)
+
 ROWS: tuple[Knob, ...] = (
     # --------------------------------------------------------------------- rollout
-    Knob(
-        name="concurrency",
-        unit=Unit.REQUESTS,
-        part=Part.ENGINE,
-        phases=_ENGINE_PHASES,
-        saves=_LOWER_BOTH | {Memory.POOL: Way.DOWN},
-    ),
-    Knob(
+    _engine_knob(name="concurrency", unit=Unit.REQUESTS, saves=_LOWER_BOTH | {Memory.POOL: Way.DOWN}),
+    _engine_knob(
         name="memory_fraction",
         unit=Unit.SHARE,
-        part=Part.ENGINE,
-        phases=_ENGINE_PHASES,
         saves=_LOWER | {Memory.POOL: Way.UP, Memory.POOL_AT_START: Way.UP},
         smallest=0.1,
         largest=0.95,
     ),
-    Knob(
-        name="rollout_tensor_parallel",
-        unit=Unit.RANKS,
-        part=Part.ENGINE,
-        phases=_ENGINE_PHASES,
-        saves=_HIGHER,
-    ),
-    Knob(
+    _engine_knob(name="rollout_tensor_parallel", unit=Unit.RANKS, saves=_HIGHER),
+    _engine_knob(
         name="cuda_graphs",
         unit=Unit.MODE,
-        part=Part.ENGINE,
-        phases=_ENGINE_PHASES,
         saves=_LOWER,
         modes=("off", "limited", "full"),
         unset="full",
         kept_asleep=("vllm",),  # verl's guide: vLLM frees weights and pool only
     ),
-    Knob(
-        name="max_batched_tokens",
-        unit=Unit.PASS_TOKENS,
-        part=Part.ENGINE,
-        phases=_ENGINE_PHASES,
-        saves=_LOWER,
-    ),
-    Knob(name="max_model_len", unit=Unit.LENGTH, part=Part.ENGINE, phases=_ENGINE_PHASES, saves=_LOWER),
+    _engine_knob(name="max_batched_tokens", unit=Unit.PASS_TOKENS, saves=_LOWER),
+    _engine_knob(name="max_model_len", unit=Unit.LENGTH, saves=_LOWER),
     # --------------------------------------------------------------------- training
     Knob(
         name="tokens_per_microbatch",
@@ -314,27 +296,9 @@ ROWS: tuple[Knob, ...] = (
         estimated=False,
     ),
     # --------------------------------------------------------------------- diagnostics
-    Knob(
-        name="memory_snapshot",
-        unit=Unit.SWITCH,
-        part=Part.DIAGNOSTICS,
-        searched=False,
-        estimated=False,
-    ),
-    Knob(
-        name="nccl_memory_check",
-        unit=Unit.SWITCH,
-        part=Part.DIAGNOSTICS,
-        searched=False,
-        estimated=False,
-    ),
-    Knob(
-        name="memory_profile",
-        unit=Unit.SWITCH,
-        part=Part.DIAGNOSTICS,
-        searched=False,
-        estimated=False,
-    ),
+    _diagnostic(name="memory_snapshot"),
+    _diagnostic(name="nccl_memory_check"),
+    _diagnostic(name="memory_profile"),
 )
 KNOB_TABLE: dict[str, Knob] = {row.name: row for row in ROWS}
 ENGINE_KNOBS = frozenset(row.name for row in ROWS if row.part is Part.ENGINE)

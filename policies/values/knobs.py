@@ -68,3 +68,8 @@ def changed(before: Knobs, after: Knobs) -> dict[str, tuple[Setting, Setting]]:
     """Return the knobs in which `after` differs, as name -> (before, after)."""
     values = zip(KNOBS, msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
     return {name: (old, new) for name, old, new in values if old != new}
+
+
+def new_values(before: Knobs, after: Knobs) -> dict[str, Setting]:
+    """Return what turns `before` into `after`, as name -> value."""
+    return {name: new for name, (_, new) in changed(before, after).items()}

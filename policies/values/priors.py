@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from autotune.policies.values.value import Value
 
 # A new version of a framework may move memory between phases; half of what is known is kept, and its error
@@ -37,10 +39,6 @@ class Learned(Value, frozen=True, kw_only=True):
     factors: dict[str, Factor] = {}
     runs: int = 0
 
-    def of(self, name: str) -> Factor | None:
-        """Return one factor, None where nothing is known."""
-        return self.factors.get(name)
-
 
 def merged(older: Learned, newer: Learned) -> Learned:
     """Return both as one, each factor weighed by how sure it is; raises ValueError for different kinds."""
@@ -50,11 +48,7 @@ def merged(older: Learned, newer: Learned) -> Learned:
     for name, factor in newer.factors.items():
         known = factors.get(name)
         factors[name] = factor if known is None else _weighed(known, factor)
-    return Learned(
-        kind=newer.kind,
-        factors=factors,
-        runs=older.runs + newer.runs,
-    )
+    return msgspec.structs.replace(newer, factors=factors, runs=older.runs + newer.runs)
 
 
 def widened(learned: Learned, *, version: str) -> Learned:
@@ -67,14 +61,8 @@ def widened(learned: Learned, *, version: str) -> Learned:
         )
         for name, factor in learned.factors.items()
     }
-    kind = Kind(
-        model=learned.kind.model,
-        gpu=learned.kind.gpu,
-        framework=learned.kind.framework,
-        version=version,
-        placement=learned.kind.placement,
-    )
-    return Learned(kind=kind, factors=factors, runs=learned.runs)
+    kind = msgspec.structs.replace(learned.kind, version=version)
+    return msgspec.structs.replace(learned, kind=kind, factors=factors)
 
 
 def _weighed(one: Factor, other: Factor) -> Factor:

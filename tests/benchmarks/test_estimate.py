@@ -3,11 +3,11 @@
 import pytest
 
 from autotune.launchers.frameworks.builtin.adapter import Builtin
-from autotune.policies.estimate.peaks import estimate
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job
 from benchmarks import estimate_accuracy, estimate_builtin, estimate_speed
 from benchmarks.estimate_accuracy import FIGURES, STEPS, Row, Step, bends, cases, errors, planned, spread
+from benchmarks.one_estimate import estimate
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ PositiveReal = Annotated[float, msgspec.Meta(gt=0)]
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>B|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_REALS = (Share, NonNegativeReal, PositiveReal)
 _BUDGETS = ("trainer_budget", "engine_budget")
 
 
@@ -176,7 +177,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
             raise ValueError("selective recomputation is not supported")
     if key == "betas" and isinstance(value, list):
         value = [_number(item) for item in value]
-    return msgspec.convert(_number(value) if _is_real(hint) else value, type=hint)
+    return msgspec.convert(_number(value) if hint in _REALS else value, type=hint)
 
 
 def _number(value: Any) -> Any:
@@ -187,10 +188,6 @@ def _number(value: Any) -> Any:
         except ValueError:
             return value
     return value
-
-
-def _is_real(hint: Any) -> bool:
-    return hint in (Share, NonNegativeReal, PositiveReal)
 
 
 def _per_rank(budgets: tuple[int | None, ...], ranks: int) -> tuple[int | None, ...]:

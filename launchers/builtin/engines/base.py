@@ -1,6 +1,6 @@
 """What the built-in job asks of a rollout engine."""
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 
@@ -32,6 +32,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]
 
 
+class Sampling(TypedDict):
+    """How responses are sampled."""
+
+    max_new_tokens: int
+    temperature: float
+    ignore_eos: bool
+
+
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine used since it was last asked."""
 
@@ -41,30 +49,27 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """A running engine; not thread-safe."""
+    """A running engine; not thread-safe. Some have nothing to do in the methods that return here."""
 
     def mark_step(self, step: int) -> None:
         """Name the training step that the next calls belong to, for failure records."""
+        return
 
     def generate(
-        self,
-        prompts: list[list[int]],
-        *,
-        seeds: list[int],
-        max_new_tokens: int,
-        temperature: float,
-        ignore_eos: bool,
+        self, prompts: list[list[int]], *, seeds: list[int], **sampling: Unpack[Sampling]
     ) -> list[Completion]:
         """Return one response per prompt; equal seeds and weights give equal tokens."""
 
     def begin_update(self) -> None:
         """Open a transfer of weights through memory."""
+        return
 
     def update(self, bucket: "list[tuple[str, torch.Tensor]]") -> None:
         """Load some of the model's tensors."""
 
     def end_update(self) -> None:
         """Close the transfer; the next response comes from the new weights."""
+        return
 
     def update_from_disk(self, path: str) -> None:
         """Load all weights from a folder of safetensors."""
@@ -74,3 +79,4 @@ class Engine(Protocol):
 
     def shutdown(self) -> None:
         """End the engine and all its processes."""
+        return

@@ -6,18 +6,18 @@ its neighbours; a resumed run could not repeat them. Here each request owns one.
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from safetensors import safe_open
 
-from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from autotune.launchers.builtin.engines.base import Completion, Engine, EngineMemory, EngineOptions, Sampling
 from autotune.launchers.builtin.process import torchvision_ops
 from autotune.launchers.builtin.process.device import Device, warm_up
 
 
-class LightEngine:
-    """A Hugging Face causal LM that answers `concurrency` requests at a time."""
+class LightEngine(Engine):
+    """A Hugging Face causal LM that answers `concurrency` requests at a time, in this process alone."""
 
     def __init__(self, options: EngineOptions) -> None:
         torchvision_ops.declare()
@@ -35,26 +35,18 @@ class LightEngine:
             self._weights = dict(self._model.named_parameters())
         self._pool_tokens = self._pool()
 
-    def mark_step(self, step: int) -> None:
-        """Take no notice: failures of this engine reach its actor as exceptions."""
-
     def generate(
-        self,
-        prompts: list[list[int]],
-        *,
-        seeds: list[int],
-        max_new_tokens: int,
-        temperature: float,
-        ignore_eos: bool,
+        self, prompts: list[list[int]], *, seeds: list[int], **sampling: Unpack[Sampling]
     ) -> list[Completion]:
         """Return one response per prompt; equal seeds and weights give equal tokens."""
         by_length: dict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
             by_length[len(prompt)].append(index)
         found: dict[int, Completion] = {}
+        limit = sampling["max_new_tokens"]
         with self._device.phase("rollout"), torch.inference_mode():
             for length, members in by_length.items():
-                wave = min(self._options.concurrency, self._pool_tokens // (length + max_new_tokens))
+                wave = min(self._options.concurrency, self._pool_tokens // (length + limit))
                 if wave < 1:
                     raise ValueError("Loaded weights leave no GPU memory for one request's tokens")
                 for start in range(0, len(members), wave):
@@ -62,24 +54,19 @@ class LightEngine:
                     completions = self._wave(
                         [prompts[index] for index in chosen],
                         seeds=[seeds[index] for index in chosen],
-                        max_new_tokens=max_new_tokens,
-                        temperature=temperature,
+                        max_new_tokens=limit,
+                        temperature=sampling["temperature"],
                     )
                     found |= dict(zip(chosen, completions, strict=True))
         completions = [found[index] for index in range(len(prompts))]
-        return completions if ignore_eos else [self._until_end(completion) for completion in completions]
-
-    def begin_update(self) -> None:
-        """Open a transfer of weights through memory."""
+        whole = sampling["ignore_eos"]
+        return completions if whole else [self._until_end(completion) for completion in completions]
 
     def update(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
         """Load some of the model's tensors."""
         with self._device.phase("rollout"):
             for name, tensor in bucket:
                 self._weights[name].copy_(tensor)
-
-    def end_update(self) -> None:
-        """Close the transfer; the next response comes from the new weights."""
 
     def update_from_disk(self, path: str) -> None:
         """Load all weights from a folder of safetensors."""
@@ -98,9 +85,6 @@ class LightEngine:
             budget_bytes=self._device.capacity_bytes or None,
             pool_tokens=self._pool_tokens,
         )
-
-    def shutdown(self) -> None:
-        """End the engine, which has no processes of its own."""
 
     def _pool(self) -> int:
         capacity = self._device.capacity_bytes

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import ray
 
@@ -13,9 +13,10 @@ from autotune.launchers.builtin.engines.base import (
     EngineKind,
     EngineMemory,
     EngineOptions,
+    Sampling,
 )
 from autotune.launchers.builtin.process.records import PhaseFailure, describe, report
-from autotune.launchers.builtin.transfer.broadcast import Backend, Content
+from autotune.launchers.builtin.transfer.broadcast import Content, Place
 
 if TYPE_CHECKING:
     import torch
@@ -38,24 +39,11 @@ class RolloutActor:
         return True
 
     def generate(
-        self,
-        prompts: list[list[int]],
-        *,
-        seeds: list[int],
-        max_new_tokens: int,
-        temperature: float,
-        ignore_eos: bool,
-        step: int = 0,
+        self, prompts: list[list[int]], *, seeds: list[int], step: int = 0, **sampling: Unpack[Sampling]
     ) -> list[Completion]:
         """Return one response per prompt."""
         with self._reporting("rollout", step=step):
-            return self._engine.generate(
-                prompts,
-                seeds=seeds,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                ignore_eos=ignore_eos,
-            )
+            return self._engine.generate(prompts, seeds=seeds, **sampling)
 
     def begin_update(self, *, step: int = 0) -> None:
         """Open a transfer of weights through memory."""
@@ -77,27 +65,10 @@ class RolloutActor:
         with self._reporting("weight_sync", step=step):
             self._engine.update_from_disk(path)
 
-    def join_update_group(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        rank_offset: int,
-        world_size: int,
-        group: str,
-        backend: Backend,
-        step: int = 0,
-    ) -> None:
+    def join_update_group(self, *, step: int = 0, **place: Unpack[Place]) -> None:
         """Join the process group over which trainer rank 0 broadcasts weights to the engines."""
         with self._reporting("weight_sync", step=step):
-            self._distributed().join_update_group(
-                master_address=master_address,
-                master_port=master_port,
-                rank_offset=rank_offset,
-                world_size=world_size,
-                group=group,
-                backend=backend,
-            )
+            self._distributed().join_update_group(**place)
 
     def receive(self, tensors: list[Content], *, group: str, step: int = 0) -> None:
         """Take one broadcast bucket; the sender broadcasts at the same time."""

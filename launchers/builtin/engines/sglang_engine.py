@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
+from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions, Sampling
 from autotune.launchers.builtin.engines.board import Board
 from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
-from autotune.launchers.builtin.transfer.broadcast import Backend, Content
+from autotune.launchers.builtin.transfer.broadcast import Content, Place
 
 if TYPE_CHECKING:
     import torch
@@ -104,22 +104,15 @@ class SglangEngine:
         self._board.write("step", step)
 
     def generate(
-        self,
-        prompts: list[list[int]],
-        *,
-        seeds: list[int],
-        max_new_tokens: int,
-        temperature: float,
-        ignore_eos: bool,
+        self, prompts: list[list[int]], *, seeds: list[int], **sampling: Unpack[Sampling]
     ) -> list[Completion]:
         """Return one response per prompt; equal seeds and weights give equal tokens."""
         if not prompts:
             return []
-        shared = {"max_new_tokens": max_new_tokens, "temperature": temperature, "ignore_eos": ignore_eos}
         with self._watching():
             answers = self._engine.generate(
                 input_ids=prompts,
-                sampling_params=[shared | {"sampling_seed": seed} for seed in seeds],
+                sampling_params=[{**sampling, "sampling_seed": seed} for seed in seeds],
                 return_logprob=True,
             )
         return [_completion(answer) for answer in answers]
@@ -145,23 +138,10 @@ class SglangEngine:
         with self._watching():
             self._check(self._engine.update_weights_from_disk(path))
 
-    def join_update_group(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        rank_offset: int,
-        world_size: int,
-        group: str,
-        backend: Backend,
-    ) -> None:
+    def join_update_group(self, **place: Unpack[Place]) -> None:
         """Join the process group whose rank 0, a trainer, broadcasts weights."""
         with self._watching():
-            self._check(
-                self._engine.init_weights_update_group(
-                    master_address, master_port, rank_offset, world_size, group, backend
-                )
-            )
+            self._check(self._engine.init_weights_update_group(**place))
 
     def receive(self, tensors: list[Content], *, group: str) -> None:
         """Load one broadcast bucket, between begin_update and end_update."""

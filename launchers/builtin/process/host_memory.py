@@ -8,7 +8,7 @@ import os
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -129,39 +129,31 @@ class Parking:
 
     def park(self, *, changed: bool) -> None:
         """Free the device memory; `changed` says that the host's copy is out of date."""
-        if self._parked:
-            return
 
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            place = self._places.get(id(tensor))
-            if place is None:
-                return tensor
+        def to_host(tensor: torch.Tensor, place: _Place) -> torch.Tensor:
             if changed:
                 place.host.copy_(local(tensor))
-            return _like(tensor, place.host)
+            return place.host
 
-        self._apply(move)
-        self._parked = True
+        if not self._parked:
+            self._replace(to_host)
 
     def fetch(self) -> None:
         """Bring the parameters back to the device."""
-        if not self._parked:
-            return
+        if self._parked:
+            self._replace(
+                lambda _, place: torch.empty_like(place.host, device=place.device).copy_(place.host)
+            )
 
+    def _replace(self, moved: Callable[[torch.Tensor, _Place], torch.Tensor]) -> None:
         def move(tensor: torch.Tensor) -> torch.Tensor:
             place = self._places.get(id(tensor))
-            if place is None:
-                return tensor
-            copy = torch.empty_like(place.host, device=place.device).copy_(place.host)
-            return _like(tensor, copy)
+            return tensor if place is None else _like(tensor, moved(tensor, place))
 
-        self._apply(move)
-        self._parked = False
-
-    def _apply(self, move: object) -> None:
         # The one entry that FSDP2 follows too: it re-points its own views of the shards.
         with torch.no_grad():
             self._module._apply(move)  # type: ignore[no-untyped-call]
+        self._parked = not self._parked
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Weight sync from card to card, where it runs: in trainer rank 0, which broadcasts, and in the engines."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     import torch
@@ -9,6 +9,17 @@ if TYPE_CHECKING:
 Backend = Literal["nccl", "gloo"]
 
 GROUP = "weights"
+
+
+class Place(TypedDict):
+    """An engine's place in the process group, by SGLang's names."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str
+    backend: Backend
 
 
 class Content(NamedTuple):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Advice, Problem
+from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.areal import lines
 from autotune.launchers.frameworks.areal.checks import problems
 from autotune.launchers.frameworks.areal.config import Config, overrides
@@ -17,11 +16,10 @@ from autotune.launchers.frameworks.areal.engines import Site, allocation_mode, p
 from autotune.launchers.frameworks.areal.overrides import printed, words
 from autotune.launchers.frameworks.areal.profile import profile_of
 from autotune.launchers.frameworks.areal.recover import recover_settings
-from autotune.launchers.frameworks.core.data import rows, table
+from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Profile
 
@@ -29,23 +27,13 @@ _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
 _OLD_LAUNCHER = "areal.infra.launcher."
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
-_OFF: dict[str, Any] = {  # what a trial must not do in the user's name
-    "stats_logger.wandb.mode": "disabled",
-    "stats_logger.swanlab.mode": "disabled",
-    "stats_logger.trackio.mode": "disabled",
-    "stats_logger.tensorboard.path": None,
-    "recover.mode": "disabled",
-    "saver.freq_epochs": None,
-    "saver.freq_steps": None,
-    "saver.freq_secs": None,
-    "evaluator.freq_epochs": None,
-    "evaluator.freq_steps": None,
-    "evaluator.freq_secs": None,
-}
 
 
-class Areal:
-    """Asynchronous RL with FSDP2, Megatron or Archon trainers and SGLang or vLLM engines."""
+class Areal(GuidedFramework):
+    """Asynchronous RL with FSDP2, Megatron or Archon trainers and SGLang or vLLM engines.
+
+    Every line of a step says how many there are, so that no setting has to tell the last one.
+    """
 
     name = "areal"
     saves_by_time = True
@@ -59,16 +47,6 @@ class Areal:
         "StatsLogger INFO",
     )
 
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """What AReaL's guide says beyond, or against, the supported knobs."""
-        return rows(__package__, "advice.yaml", Advice)
-
-    @cached_property
-    def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """Settings that the guide offers as a start, by name."""
-        return table(__package__, "presets.yaml", dict[str, Any])
-
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""
         return tuple(problems(job))
@@ -76,10 +54,6 @@ class Areal:
     def model_path(self, job: Job) -> str | None:
         """Return the folder or hub name of the actor's model."""
         return Config(job).text("actor.path") or None
-
-    def shape(self, job: Job) -> Model | None:
-        """Return the shape that was read from the model's folder; the settings tell none."""
-        return job.shape
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with AReaL's defaults filled in, and what limits them."""
@@ -129,10 +103,6 @@ class Areal:
         """Return what a line says about steps, recovery and the memory that a phase left in use."""
         return lines.marker(line)
 
-    def last_step(self, job: Job) -> int | None:
-        """Return None: every line of a step says how many there are."""
-        return None
-
     def can_force_longest(self, job: Job) -> bool:
         """Return whether `gconfig.ignore_eos` makes every answer as long as the job's own limit."""
         return Site(job).lengths_known
@@ -140,7 +110,8 @@ class Areal:
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps, names and folders of its own, and nothing reported or saved."""
         config = Config(job)
-        own: dict[str, Any] = {**_OFF, "total_train_steps": steps, **dict(_places(config, folder))}
+        off = document(__package__, "trial.yaml", dict[str, Any])
+        own: dict[str, Any] = {**off, "total_train_steps": steps, **dict(_places(config, folder))}
         own = {name: value for name, value in own.items() if value is not None or config.has(name)}
         if longest:
             own["gconfig.ignore_eos"] = True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from autotune.policies.values.value import Value
 
 TRAINERS = ("fsdp", "megatron", "archon")
@@ -12,6 +14,7 @@ _SPEC = re.compile(r"(?P<engine>sglang|vllm|fsdp|megatron|archon)(\[(?P<name>[A-
 _DIMS = re.compile(r"([a-z][1-9]\d*)+")
 _DIM = re.compile(r"([a-z])([1-9]\d*)")
 _HYBRID = re.compile(r"\(?attn:(?P<attention>\w+)\|ffn:(?P<experts>\w+)\)?")
+_DIMENSIONS = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
 _LETTERS = {"sglang": "dtp", "vllm": "dtp", "fsdp": "dtc", "megatron": "dtpce", "archon": "dtpce"}
 
 
@@ -45,16 +48,7 @@ class Backend(Value, frozen=True, kw_only=True):
             raise BackendError(f"{self.ranks} devices cannot be split into {t} x {c} x {self.pipeline}")
         if self.experts_text and (t, c) != (self.tensor, self.context):
             raise BackendError("the experts of a hybrid layout have a split of their own")
-        return Backend(
-            engine=self.engine,
-            name=self.name,
-            data=data,
-            tensor=t,
-            pipeline=self.pipeline,
-            context=c,
-            expert=self.expert,
-            experts_text=self.experts_text,
-        )
+        return msgspec.structs.replace(self, data=data, tensor=t, context=c)
 
     def __str__(self) -> str:
         """Return the backend in AReaL's words."""
@@ -122,12 +116,8 @@ def _backend(found: re.Match[str], sizes: dict[str, int], experts_text: str) -> 
     backend = Backend(
         engine=found["engine"],
         name=found["name"] or "",
-        data=sizes.get("d", 1),
-        tensor=sizes.get("t", 1),
-        pipeline=sizes.get("p", 1),
-        context=sizes.get("c", 1),
-        expert=sizes.get("e", 1),
         experts_text=experts_text,
+        **{_DIMENSIONS[letter]: size for letter, size in sizes.items()},
     )
     if not experts_text and backend.ranks % (backend.pipeline * backend.expert):
         raise BackendError(f"{backend.ranks} devices cannot hold {backend.expert} expert ranks")

@@ -132,8 +132,10 @@ def _as_written(job: Job, name: str) -> str:
     return next(key for key in job.settings if str(key).lstrip("+") == name)
 
 
-def _place(job: Job, name: str) -> tuple[str | int, ...]:
-    return ("settings", _as_written(job, name)) if name in overrides(job) else ("config",)
+def _wrong(job: Job, name: str, message: str, hint: str = "") -> Problem:
+    """Return a mistake in a setting, where the job writes it."""
+    path = ("settings", _as_written(job, name)) if name in overrides(job) else ("config",)
+    return Problem(path=path, message=message, hint=hint)
 
 
 def _values(job: Job, site: Site) -> Iterator[Problem]:
@@ -141,13 +143,11 @@ def _values(job: Job, site: Site) -> Iterator[Problem]:
         kind, value = kind_of(name), site.config.get(name)
         wanted = _misfit(kind, value)
         if wanted:
-            yield Problem(path=_place(job, name), message=f"`{name}` must be {wanted}, not {value!r}")
+            yield _wrong(job, name, f"`{name}` must be {wanted}, not {value!r}")
     for name, choices in _CHOICES.items():
         value = site.config.get(name)
         if value is not None and value not in choices:
-            yield Problem(
-                path=_place(job, name), message=f"`{name}` is one of {', '.join(choices)}, not {value!r}"
-            )
+            yield _wrong(job, name, f"`{name}` is one of {', '.join(choices)}, not {value!r}")
     for name in _required(site):
         absent = not site.config.text(name) and site.config.reference(name) is None
         if job.config is not None and job.document and absent:
@@ -206,22 +206,20 @@ def _backends(job: Job, site: Site) -> Iterator[Problem]:
         try:
             backend = parse(text)
         except BackendError as error:
-            yield Problem(path=_place(job, name), message=f"`{name}` = {text}: {error}")
+            yield _wrong(job, name, f"`{name}` = {text}: {error}")
             continue
         if backend.engine not in engines:
-            yield Problem(
-                path=_place(job, name),
-                message=f"`{name}` names one of {', '.join(engines)}, not {backend.engine}",
-            )
+            yield _wrong(job, name, f"`{name}` names one of {', '.join(engines)}, not {backend.engine}")
 
 
 def _rules(job: Job, site: Site) -> Iterator[Problem]:
     config = site.config
     if config.text("scheduler.type") == "slurm":
-        yield Problem(
-            path=_place(job, "scheduler.type"),
-            message="AReaL's Slurm scheduler starts workers outside the Ray cluster that autotune watches",
-            hint="use scheduler.type=ray on that cluster",
+        yield _wrong(
+            job,
+            "scheduler.type",
+            "AReaL's Slurm scheduler starts workers outside the Ray cluster that autotune watches",
+            "use scheduler.type=ray on that cluster",
         )
     if site.rollout is not None and site.actor is not None:
         yield from _devices(job, site)
@@ -229,15 +227,14 @@ def _rules(job: Job, site: Site) -> Iterator[Problem]:
         if not config.is_on("enable_offload"):
             yield Problem(path=("config",), message="engines on the same devices need enable_offload=true")
         if config.text("actor.weight_update_mode") != "disk":
-            yield Problem(
-                path=_place(job, "actor.weight_update_mode"),
-                message="engines on the same devices need actor.weight_update_mode=disk",
+            yield _wrong(
+                job,
+                "actor.weight_update_mode",
+                "engines on the same devices need actor.weight_update_mode=disk",
             )
     for role in ("actor", "ref", "critic"):
         if config.is_on(f"{role}.offload") and not config.is_on("enable_offload"):
-            yield Problem(
-                path=_place(job, f"{role}.offload"), message=f"`{role}.offload` needs enable_offload=true"
-            )
+            yield _wrong(job, f"{role}.offload", f"`{role}.offload` needs enable_offload=true")
     rollouts, batch = (
         config.number("rollout.max_concurrent_rollouts"),
         config.number("train_dataset.batch_size"),
@@ -246,10 +243,11 @@ def _rules(job: Job, site: Site) -> Iterator[Problem]:
         rollouts or config.number("rollout.consumer_batch_size") or 1
     )
     if batch and queue < batch:
-        yield Problem(
-            path=_place(job, "rollout.max_concurrent_rollouts"),
-            message=f"the rollout queue holds {queue} tasks, fewer than train_dataset.batch_size = {batch}",
-            hint=f"rollout.max_concurrent_rollouts of at least {-(-batch // 16)}",
+        yield _wrong(
+            job,
+            "rollout.max_concurrent_rollouts",
+            f"the rollout queue holds {queue} tasks, fewer than train_dataset.batch_size = {batch}",
+            f"rollout.max_concurrent_rollouts of at least {-(-batch // 16)}",
         )
 
 
@@ -265,11 +263,12 @@ def _devices(job: Job, site: Site) -> Iterator[Problem]:
     if site.critic is not None and critic_apart:
         apart.append(site.critic.ranks)
     if sum(apart) > nodes * per_node:
-        yield Problem(
-            path=_place(job, "actor.backend"),
-            message=(
+        yield _wrong(
+            job,
+            "actor.backend",
+            (
                 f"the engines need {' + '.join(map(str, apart))} devices, more than the "
                 f"{nodes * per_node} of cluster.n_nodes x cluster.n_gpus_per_node"
             ),
-            hint="AReaL's local scheduler would put two workers on one card without a word",
+            "AReaL's local scheduler would put two workers on one card without a word",
         )

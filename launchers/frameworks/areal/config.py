@@ -100,14 +100,8 @@ class Config:
         yield from _names(self._tree, "")
 
     def _find(self, name: str) -> tuple[bool, Any]:
-        value: Any = self._tree
-        for key in name.split("."):
-            if isinstance(value, str):
-                value = self._resolved(value)
-            if not isinstance(value, dict) or key not in value:
-                return False, None
-            value = value[key]
-        return True, self._resolved(value)
+        found, value = self._raw(name)
+        return found, self._resolved(value)
 
     def _resolved(self, value: Any, depth: int = 0) -> Any:
         if depth > _DEPTH:

@@ -197,13 +197,8 @@ def allocation_mode(rollout: Backend, actor: Backend, *, shared: bool) -> str:
     return str(rollout).replace(":", "[rollout]:", 1) + "|" + str(actor).replace(":", "[actor]:", 1)
 
 
-def _tokens(site: Site) -> Setting:
-    """Return the token budget; unlimited, a pass holds a whole mini-batch of one data-parallel rank."""
-    return budget(site, "actor")
-
-
 def budget(site: Site, role: str) -> int:
-    """Return the most tokens of one pass of a role."""
+    """Return the most tokens of one pass; unlimited, it holds a whole mini-batch of a data-parallel rank."""
     written = site.config.number(f"{role}.mb_spec.max_tokens_per_mb")
     if written is not None:
         return written
@@ -303,10 +298,6 @@ def _write_environment(site: Site, knobs: Knobs) -> dict[str, Any]:
     )
 
 
-def _sync(site: Site) -> Setting:
-    return "disk" if site.config.text("actor.weight_update_mode") == "disk" else "memory"
-
-
 # Every knob that AReaL has, with how it is read and how it is written.
 TABLE: dict[str, tuple[Read, Write]] = {
     "concurrency": (_concurrency, lambda _, k: {"rollout.max_concurrent_rollouts": k.concurrency}),
@@ -323,7 +314,7 @@ TABLE: dict[str, tuple[Read, Write]] = {
         lambda site: site.config.number("sglang.max_prefill_tokens") if site.engine == "sglang" else None,
         lambda _, k: {"sglang.max_prefill_tokens": k.max_batched_tokens},
     ),
-    "tokens_per_microbatch": (_tokens, _write_tokens),
+    "tokens_per_microbatch": (lambda site: budget(site, "actor"), _write_tokens),
     "recompute": (_recompute, _write_recompute),
     "param_offload": (_params, _write_offload),
     "optimizer_offload": (_optimizer, _write_offload),
@@ -338,7 +329,7 @@ TABLE: dict[str, tuple[Read, Write]] = {
         lambda _, k: {"ref.mb_spec.max_tokens_per_mb": k.logprob_tokens},
     ),
     "sync_mode": (
-        _sync,
+        lambda site: "disk" if site.config.text("actor.weight_update_mode") == "disk" else "memory",
         lambda _, k: {"actor.weight_update_mode": "disk" if k.sync_mode == "disk" else "xccl"},
     ),
     "dataloader_workers": (

@@ -10,6 +10,7 @@ from autotune.launchers.frameworks.areal.layout import layout_of, resident
 from autotune.launchers.frameworks.areal.recover import resumable, saves
 from autotune.launchers.frameworks.areal.workers import ALLOCATOR, PRELOAD
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import (
@@ -30,28 +31,6 @@ _TOKENS = 128  # multiple of a token budget
 _QUEUE = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
 # What AReaL 1.0.4 pins; its vLLM is another lock file of the same release.
 _ENGINE_VERSIONS = {"sglang": "0.5.10.post1", "vllm": ""}
-
-_ALWAYS_UNSUPPORTED = {
-    "max_model_len": "the engine's context must hold what a workflow asks for, which only the workflow knows",
-    "microbatch_size": "passes are packed by tokens; mb_spec.n_mbs is only a least number of passes",
-    "dynamic_batching": "passes are always packed by tokens",
-    "activation_offload": "AReaL keeps activations on the device or recomputes them",
-    "grad_offload": "gradients follow the weights: fsdp.offload_params moves both",
-    "optimizer_offload_fraction": "the optimizer state is offloaded whole",
-    "optimizer_offload_overlap": "the streamed step always overlaps its transfers",
-    "sharding": "the trainer is part of actor.backend and of every checkpoint",
-    "fused_kernels": "log-probabilities are computed in pieces of 1024 tokens; use_kernels leaves that alone",
-    "loss_recompute": "the loss is computed in pieces of 1024 tokens, there is no setting for it",
-    "logprob_chunk": "1024 tokens, fixed in the code",
-    "entropy_chunking": "the entropy is always computed in pieces of 1024 tokens",
-    "entropy_recompute": "there is no setting for it",
-    "sync_buffer": "weight_chunked_mem_mb is no setting: PPOTrainer never passes it on",
-    "weights_backup": "AReaL always keeps one while memory is offloaded",
-    "memory_margin": "there is no such reserve",
-    "restart_every": "a run is restarted from its recover checkpoint after a failure only",
-    "memory_snapshot": "its profiler writes after a step that succeeded, so a failing step leaves none",
-    "nccl_memory_check": "there is no setting for it; NCCL_DEBUG in `env:` prints NCCL's own allocations",
-}
 
 
 def profile_of(job: Job, cluster: Cluster, *, name: str) -> Profile:
@@ -99,7 +78,7 @@ def _support(site: Site, job: Job) -> tuple[dict[str, Support], dict[str, str]]:
         "dataloader_workers": _offer("train_dataset.num_workers", Grid(minimum=0, multiple=1)),
         "memory_profile": _offer("memory_profiler.profile_steps", Grid(values=_TWO)),
     }
-    unsupported = dict(_ALWAYS_UNSUPPORTED)
+    unsupported = unsupported_always(__package__)
     _engine(site, supported, unsupported)
     _training(site, supported, unsupported)
     _parallel(site, job, supported, unsupported)
@@ -167,12 +146,13 @@ def _parallel(site: Site, job: Job, supported: dict[str, Support], unsupported: 
     if site.trainer != "fsdp":
         c_knob, other = other, c_knob
     unsupported[other] = f"`c` of {site.trainer} is {c_knob.replace('_', ' ')}"
+    node = site.config.number("cluster.n_gpus_per_node") or 0
     offers: dict[str, tuple[str, tuple[int, ...]]] = {
         "rollout_tensor_parallel": (
             "rollout.backend",
-            _splits(job, site.rollout, "tensor", node=_node(site)),
+            _splits(job, site.rollout, "tensor", node=node),
         ),
-        "tensor_parallel": ("actor.backend", _splits(job, site.actor, "tensor", node=_node(site))),
+        "tensor_parallel": ("actor.backend", _splits(job, site.actor, "tensor", node=node)),
         c_knob: ("actor.backend", _splits(job, site.actor, "context", node=0)),
     }
     if site.config.is_on("actor.enable_tree_training") and c_knob == "sequence_parallel":
@@ -202,10 +182,6 @@ def _splits(job: Job, backend: Backend | None, dimension: str, *, node: int) -> 
         and (not node or size <= node)
         and (heads // size) % (other if dimension == "context" else 1) == 0
     )
-
-
-def _node(site: Site) -> int:
-    return site.config.number("cluster.n_gpus_per_node") or 0
 
 
 def _least_rollouts(site: Site) -> int:
@@ -257,21 +233,15 @@ def _constraints(site: Site, supported: dict[str, Support]) -> Iterator[Constrai
                 yield FixedDuringRun(
                     knob=knob, why="a recover checkpoint can only be read by the layout that wrote it"
                 )
-    yield from _splits_together(site, supported)
+    if site.actor is not None:  # which tensor and context sizes fit the trainer's devices together
+        context = "sequence_parallel" if site.trainer == "fsdp" else "context_parallel"
+        devices = site.actor.ranks // site.actor.pipeline
+        why = f"the trainer has {site.actor.ranks} devices"
+        yield from splits.together(supported, context, devices=devices, why=why)
     if "optimizer_offload" in supported:
         why = "the optimizer state follows offloaded weights to the host"
         yield Requires(knob="param_offload", value=True, other="optimizer_offload", values=(True,), why=why)
         yield Requires(knob="optimizer_offload", value=False, other="param_offload", values=(False,), why=why)
-
-
-def _splits_together(site: Site, supported: dict[str, Support]) -> Iterator[Constraint]:
-    """Yield which tensor and context sizes fit the trainer's devices together."""
-    if site.actor is not None:
-        context = "sequence_parallel" if site.trainer == "fsdp" else "context_parallel"
-        devices = site.actor.ranks // site.actor.pipeline
-        yield from splits.together(
-            supported, context, devices=devices, why=f"the trainer has {site.actor.ranks} devices"
-        )
 
 
 def _warnings(job: Job, site: Site, cluster: Cluster) -> Iterator[str]:

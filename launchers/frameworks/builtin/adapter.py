@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import yaml
 
-from autotune.launchers.base import Advice, Problem
+from autotune.launchers.base import Framework, Problem
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
+from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
@@ -48,37 +48,17 @@ _SUPPORTED: dict[str, Grid] = {
     "dataloader_workers": Grid(minimum=0),
     "allocator": Grid(values=("default", "expandable")),
 }
-_UNSUPPORTED = {
-    "rollout_tensor_parallel": "an engine is one process; add engines instead",
-    "cuda_graphs": "the CPU engine has none, and the GPU engine keeps SGLang's default",
-    "max_model_len": "it is the longest sequence of the task, which is the user's",
-    "dynamic_batching": "a token budget and a sequence count are both honoured",
-    "grad_offload": "gradients live for one step and are freed by it",
-    "optimizer_offload_fraction": "the optimizer state is offloaded whole",
-    "optimizer_offload_overlap": "the state is mapped, there is no copy to overlap",
-    "sequence_parallel": "the trainer shards parameters, not sequences",
-    "context_parallel": "the trainer shards parameters, not sequences",
-    "tensor_parallel": "the trainer shards parameters with FSDP2",
-    "sharding": "FSDP2 whenever there is more than one rank",
-    "fused_kernels": "there are none for this model",
-    "entropy_chunking": "the loss has no entropy term",
-    "entropy_recompute": "the loss has no entropy term",
-    "host_allocator": "its allocator settings are part of how peaks are measured",
-    "weights_backup": "it keeps none",
-    "memory_margin": "there is no allocator margin",
-    "restart_every": "it leaks nothing that a restart would free",
-    "memory_snapshot": "peaks per phase are always recorded",
-    "nccl_memory_check": "peaks per phase are always recorded",
-    "memory_profile": "peaks per phase are always recorded",
-}
 
 _LINE = re.compile(r"builtin: (?P<kind>phase|step|checkpoint|resumed|done)\b(?P<rest>.*)")
 _PAIR = re.compile(r"(\w+)=(\S+)")
 _STEP = re.compile(r"\s+(\d+)/(\d+)")
 
 
-class Builtin:
-    """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`."""
+class Builtin(Framework):
+    """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`.
+
+    Its log shows no settings, and every record of a step says how many there are.
+    """
 
     name = "builtin"
     saves_by_time = False
@@ -89,8 +69,6 @@ class Builtin:
         "builtin: failure ",
         "launchers.builtin",
     )
-    advice: tuple[Advice, ...] = ()
-    presets: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -161,7 +139,7 @@ class Builtin:
             framework=self.name,
             knobs=Knobs(**own),
             supported=supported,
-            unsupported=_UNSUPPORTED,
+            unsupported=unsupported_always(__package__),
             constraints=tuple(constraints),
             placement=Placement.SEPARATE,
             engine=settings.engine,
@@ -201,18 +179,6 @@ class Builtin:
             if not more:
                 return changed
             changed |= more
-
-    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as lines of settings.yaml."""
-        return tuple(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in settings.items())
-
-    def printed(self, text: str) -> dict[str, Any]:
-        """Return nothing: the job's log does not show its settings."""
-        return {}
-
-    def last_step(self, job: Job) -> int | None:
-        """Return None: every record of a step says how many there are."""
-        return None
 
     def can_force_longest(self, job: Job) -> bool:
         """Return True: prompts have one length, and `ignore_eos` makes every answer as long as allowed."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Advice, Problem
+from autotune.launchers.base import Framework, Problem
 from autotune.launchers.frameworks.command import lines
 from autotune.launchers.frameworks.command.placeholders import (
     LATER,
@@ -23,7 +23,7 @@ from autotune.launchers.frameworks.command.placeholders import (
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
-from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.model import Layout
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import (
     AtLeast,
@@ -68,15 +68,13 @@ _SPECIAL: dict[str, str] = {
 }
 
 
-class AnyCommand:
-    """A script with `{knob}` placeholders in its command or environment."""
+class AnyCommand(Framework):
+    """A script with `{knob}` placeholders in its command or environment; nothing is known of its data."""
 
     name = "command"
     saves_by_time = False
     announces_end = False
     traces: tuple[str, ...] = ()
-    advice: tuple[Advice, ...] = ()
-    presets: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the command, its placeholders and their values."""
@@ -85,10 +83,6 @@ class AnyCommand:
     def model_path(self, job: Job) -> str | None:
         """Return nothing: only `model:` of the job names a model."""
         return None
-
-    def shape(self, job: Job) -> Model | None:
-        """Return the shape that was read from the model's folder; the settings tell none."""
-        return job.shape
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the knobs that the command offers, with grids below their starting values."""
@@ -142,14 +136,6 @@ class AnyCommand:
             if getattr(knobs, name) is not None and getattr(knobs, name) != value
         }
 
-    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as lines of `settings:`."""
-        return tuple(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in settings.items())
-
-    def printed(self, text: str) -> dict[str, Any]:
-        """Return nothing: no script's way of showing its settings is known."""
-        return {}
-
     def marker(self, line: str) -> Marker | None:
         """Return what a line says about progress, where it says so beyond doubt."""
         return lines.marker(line)
@@ -159,10 +145,6 @@ class AnyCommand:
         written = job.settings.get("steps")
         named = any(placeholder.name == "steps" for placeholder in _all(job))
         return written if named and isinstance(written, int) else None
-
-    def can_force_longest(self, job: Job) -> bool:
-        """Return False: nothing is known of the script's data."""
-        return False
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with `{steps}` and `{folder}` of its own; a command without them runs as it is."""

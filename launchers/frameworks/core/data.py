@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, TypeVar
 
 import msgspec
 import yaml
+
+from autotune.launchers.base import Advice, Framework
 
 T = TypeVar("T")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -19,6 +23,20 @@ class Words(frozenset[str]):
 
 class DataError(ValueError):
     """A data file that does not hold what its readers expect; the message names file, line and entry."""
+
+
+class GuidedFramework(Framework):
+    """A framework whose folder holds `advice.yaml` and `presets.yaml`."""
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the framework's guide says beyond, or against, the supported knobs."""
+        return rows(package_of(self), "advice.yaml", Advice)
+
+    @cached_property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings that the guide offers as a start, by name."""
+        return table(package_of(self), "presets.yaml", dict[str, Any])
 
 
 def rows(package: str, file: str, row: type[T]) -> tuple[T, ...]:
@@ -43,9 +61,24 @@ def table(package: str, file: str, value: type[T]) -> dict[str, T]:
     return entries
 
 
+@cache
+def _unsupported(package: str) -> dict[str, str]:
+    return table(package, "unsupported.yaml", str)
+
+
+def unsupported_always(package: str) -> dict[str, str]:
+    """Return the knobs that no job of a framework offers, each with the reason."""
+    return dict(_unsupported(package))
+
+
 def document(package: str, file: str, kind: type[T]) -> T:
     """Return a file as one value; raises DataError for a wrong key or type."""
     return _decoded(_root(package, file), kind, file)
+
+
+def package_of(framework: Framework) -> str:
+    """Return the folder of a framework's adapter as a package."""
+    return type(framework).__module__.rpartition(".")[0]
 
 
 def _root(package: str, file: str) -> Any:

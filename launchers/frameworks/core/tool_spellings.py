@@ -46,7 +46,7 @@ class Ceiling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     words: str
 
 
-class _Spellings(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Spellings(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What spellings.yaml holds."""
 
     tools: tuple[Tool, ...]
@@ -55,23 +55,9 @@ class _Spellings(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 @cache
-def _spellings() -> _Spellings:
-    return document(__package__, "tool_spellings.yaml", _Spellings)
-
-
-def every_tool() -> tuple[Tool, ...]:
-    """Return the tools whose logs are known."""
-    return _spellings().tools
-
-
-def process() -> Tool:
-    """Return what belongs to the process and not to a tool."""
-    return _spellings().process
-
-
-def ceilings() -> tuple[Ceiling, ...]:
-    """Return where the places to run set a memory that ran out."""
-    return _spellings().ceilings
+def spellings() -> Spellings:
+    """Return the tools, what belongs to the process and not to a tool, and where places set a limit."""
+    return document(__package__, "tool_spellings.yaml", Spellings)
 
 
 _TRIES = 50  # places of a name in a log
@@ -90,7 +76,7 @@ _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, m
 
 def seen(text: str) -> tuple[Tool, ...]:
     """Return the tools whose traces a text holds."""
-    return tuple(tool for tool in every_tool() if any(trace in text for trace in tool.traces))
+    return tuple(tool for tool in spellings().tools if any(trace in text for trace in tool.traces))
 
 
 def present(tools: tuple[Tool, ...], text: str) -> Profile:
@@ -125,7 +111,7 @@ def excluded(text: str) -> frozenset[str]:
 
 def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozenset[str]) -> frozenset[str]:
     """Return the knobs that the tools spell, and those of an area in which none of them was seen."""
-    own = {spelling.knob for tool in (*tools, process()) for spelling in tool.spellings}
+    own = {spelling.knob for tool in (*tools, spellings().process) for spelling in tool.spellings}
     engines = any(tool.engine for tool in tools)
     trainers = any(not tool.engine and len(tool.spellings) > _ADD_ON for tool in tools)
     if not engines:
@@ -140,7 +126,7 @@ def words(
 ) -> tuple[tuple[str, str], ...]:
     """Return (tool, what to type) for a change, in the words of every tool that knows it."""
     lines: dict[str, str] = {}
-    for tool in (*tools, process()):
+    for tool in (*tools, spellings().process):
         for knob, value in changes.items():
             for spelling in tool.spellings:
                 if spelling.knob != knob or tool.name in lines:

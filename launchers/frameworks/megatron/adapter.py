@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from autotune.launchers.base import Advice, Problem
-from autotune.launchers.frameworks.core.data import rows
+from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of, rows
 from autotune.launchers.frameworks.core.flags import (
     Flags,
     arguments,
@@ -26,7 +26,7 @@ from autotune.launchers.frameworks.megatron.checkpoints import (
     saves,
 )
 from autotune.launchers.frameworks.megatron.checks import problems_of, unknown_of
-from autotune.launchers.frameworks.megatron.job import Dialect, shape_of
+from autotune.launchers.frameworks.megatron.job import Dialect, dialect_of, shape_of
 from autotune.launchers.frameworks.megatron.knobs import knobs_of, settings_of
 from autotune.launchers.frameworks.megatron.lines import marker_of
 from autotune.launchers.frameworks.megatron.model import model_of
@@ -48,18 +48,22 @@ _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _PYTHONS = ("python", "python3")
 
 
-class MegatronRl(ABC):
-    """One framework of the two, told apart by its dialect."""
+class MegatronRl(GuidedFramework):
+    """One framework of the two, told apart by its dialect; no flag makes answers go on beyond their end."""
 
-    name: str
     entry: tuple[str, ...]
     dropped: tuple[str, ...] = ()  # flags of a restart of the framework's own
     trial_off: Mapping[str, Any] = {}  # what a trial does not do or write
 
-    @property
-    @abstractmethod
+    @cached_property
     def dialect(self) -> Dialect:
         """In what the framework differs from the other."""
+        return dialect_of(package_of(self), "dialect.yaml")
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What holds for Megatron trainers and SGLang engines, and what the framework's guide says."""
+        return (*rows(__package__, "advice.yaml", Advice), *super().advice)
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's flags."""
@@ -85,7 +89,7 @@ class MegatronRl(ABC):
             knobs=knobs,
             supported=supported,
             unsupported=unsupported_of(flags, shape, self.dialect),
-            constraints=constraints_of(flags, shape, knobs, supported),
+            constraints=tuple(constraints_of(flags, shape, knobs, supported)),
             placement=shape.placement,
             resident=resident_of(shape, self.dialect),
             engine="sglang",
@@ -98,7 +102,7 @@ class MegatronRl(ABC):
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as the framework's entry point with all flags."""
-        wanted = {**job.settings, **self._settings(job, knobs)}
+        wanted = {**job.settings, **self.settings(job, knobs)}
         flags = flags_of(wanted, negatable=self.dialect.negatable)
         given: dict[str, Any] = {**flags.given}
         given |= checkpoint_flags(job, flags, run=run, attempt=attempt, resume=resume)
@@ -116,7 +120,7 @@ class MegatronRl(ABC):
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
-        return self._settings(job, knobs)
+        return settings_of(job, knobs, self.dialect, folder=root(job, self._flags(job)))
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""
@@ -140,14 +144,10 @@ class MegatronRl(ABC):
         """Return --num-rollout: neither framework prints how many steps there are."""
         return self._flags(job).count("num-rollout") or None
 
-    def can_force_longest(self, job: Job) -> bool:
-        """Return False: answers end where the model ends them, and no flag makes it go on."""
-        return False
-
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with `steps` rollouts, no checkpoints, no trackers and folders of its own."""
         flags = self._flags(job)
-        off = {**_TRIAL_OFF, **self.trial_off, "num-rollout": steps}
+        off = {**document(__package__, "trial.yaml", dict[str, Any]), **self.trial_off, "num-rollout": steps}
         load = flags.text("load")
         if load and load.rstrip("/") == flags.text("save").rstrip("/"):
             off["load"] = None
@@ -159,9 +159,6 @@ class MegatronRl(ABC):
 
     def _flags(self, job: Job) -> Flags:
         return flags_of(job.settings, negatable=self.dialect.negatable)
-
-    def _settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        return settings_of(job, knobs, self.dialect, folder=root(job, self._flags(job)))
 
     def _entry(self, job: Job) -> tuple[str, ...]:
         if not job.command:
@@ -209,22 +206,4 @@ class MegatronRl(ABC):
         return tuple(found)
 
 
-def common_advice() -> tuple[Advice, ...]:
-    """Return the advice on Megatron trainers and SGLang engines that holds for slime and for Relax."""
-    return rows(__package__, "advice.yaml", Advice)
-
-
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
-_TRIAL_OFF: dict[str, Any] = {
-    "save": None,
-    "save-interval": None,
-    "save-hf": None,
-    "start-rollout-id": None,
-    "num-epoch": None,
-    "eval-interval": None,
-    "use-wandb": False,
-    "use-tensorboard": False,
-    "save-debug-rollout-data": None,
-    "save-debug-train-data": None,
-    "dump-details": None,
-}

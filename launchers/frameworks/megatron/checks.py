@@ -4,57 +4,33 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.data import Words, document
 from autotune.launchers.frameworks.core.flags import Flags, bare, is_on, parsed_value
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup, roles_of
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
+from autotune.policies.values.value import Value
 
 _ENGINE = "sglang-"
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
 _OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these prefixes
-# The frameworks set these themselves and have no such flag.
-_OF_FRAMEWORK = frozenset(
-    (
-        *("model-path", "config", "trust-remote-code", "random-seed", "enable-memory-saver", "tp-size"),
-        *("port", "nnodes", "node-rank", "dist-init-addr", "gpu-id-step", "base-gpu-id", "nccl-port"),
-        *("skip-server-warmup", "enable-return-routed-experts"),
-    )
-)
-_NUMBERS = (
-    "actor-num-nodes",
-    "actor-num-gpus-per-node",
-    "context-parallel-size",
-    "log-probs-chunk-size",
-    "log-probs-max-tokens-per-gpu",
-    "max-tokens-per-gpu",
-    "micro-batch-size",
-    "num-rollout",
-    "optimizer-offload-fraction",
-    "pipeline-model-parallel-size",
-    "recompute-num-layers",
-    "rollout-max-context-len",
-    "rollout-max-response-len",
-    "rollout-num-gpus",
-    "rollout-num-gpus-per-engine",
-    "save-interval",
-    "sglang-chunked-prefill-size",
-    "sglang-max-running-requests",
-    "sglang-mem-fraction-static",
-    "tensor-model-parallel-size",
-    "train-memory-margin-bytes",
-    "update-weight-buffer-size",
-)
-_CHOICES = {
-    "recompute-granularity": ("full", "selective"),
-    "recompute-method": ("uniform", "block"),
-    "memory-recorder": ("torch", "memray"),
-    "qkv-format": ("thd", "bshd"),
-    "update-weight-transport": ("nccl", "disk"),
-    "update-weight-mode": ("full", "delta"),
-}
 _NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
+
+
+class _Values(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What values.yaml holds."""
+
+    numbers: tuple[str, ...]
+    choices: dict[str, tuple[str, ...]]
+    of_framework: Words  # arguments of the engine that the frameworks set themselves
+
+
+@cache
+def _known_values() -> _Values:
+    return document(__package__, "values.yaml", _Values)
 
 
 def problems_of(job: Job, flags: Flags, shape: Shape, dialect: Dialect) -> tuple[Problem, ...]:
@@ -99,7 +75,7 @@ def _names(job: Job, dialect: Dialect) -> Iterator[Problem]:
                 message=f"{dialect.name} ignores --{name} without a word",
                 hint=dialect.removed[name],
             )
-        elif name.startswith(_ENGINE) and name.removeprefix(_ENGINE) in _OF_FRAMEWORK:
+        elif name.startswith(_ENGINE) and name.removeprefix(_ENGINE) in _known_values().of_framework:
             message = f"{dialect.name} sets this of the engine itself and ignores --{name}"
             yield Problem(path=path, message=message)
         elif not _is_known(name, dialect) and (meant := _meant(name, dialect)):
@@ -125,13 +101,13 @@ def _meant(name: str, dialect: Dialect) -> str:
 
 
 def _values(flags: Flags, keys: dict[str, str]) -> Iterator[Problem]:
-    for name in _NUMBERS:
+    for name in _known_values().numbers:
         value = flags.given.get(name)
         if value is None or name not in keys:
             continue
         if isinstance(value, bool) or not isinstance(parsed_value(str(value)), int | float):
             yield Problem(path=("settings", keys[name]), message=f"--{name} is a number, not {value!r}")
-    for name, choices in _CHOICES.items():
+    for name, choices in _known_values().choices.items():
         value = flags.given.get(name)
         if value is not None and name in keys and value not in choices:
             hint = "one of " + ", ".join(choices)

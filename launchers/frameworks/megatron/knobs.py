@@ -74,7 +74,7 @@ def knobs_of(flags: Flags, shape: Shape, dialect: Dialect, *, gpu_memory_bytes: 
         if dialect.disk_sync and flags.text("update-weight-transport") == "disk"
         else "memory",
         sync_buffer=flags.count("update-weight-buffer-size", SYNC_BUFFER),
-        host_allocator=_allocator(environment),
+        host_allocator=host_allocators.preloaded(str(environment.get("LD_PRELOAD", ""))),
         weights_backup=not (dialect.weights_backup and flags.on("disable-weights-backuper")),
         dataloader_workers=flags.count(dialect.worker_pool) or None,
         allocator="expandable" if _is_expandable(environment, dialect) else "default",
@@ -123,10 +123,6 @@ def _recompute(flags: Flags, shape: Shape) -> str:
         done = flags.count("recompute-num-layers")
         return "full" if not layers or done >= layers else "selective"
     return granularity
-
-
-def _allocator(environment: Mapping[str, Any]) -> str:
-    return host_allocators.preloaded(str(environment.get("LD_PRELOAD", "")))
 
 
 def _is_expandable(environment: Mapping[str, Any], dialect: Dialect) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.data import rows
 from autotune.launchers.frameworks.core.flags import Flags
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup
@@ -24,6 +26,7 @@ from autotune.policies.values.profile import (
     Support,
 )
 from autotune.policies.values.remedy import Effect
+from autotune.policies.values.value import Value
 
 _MIB = 1 << 20
 _TWO = (False, True)
@@ -42,6 +45,7 @@ _ENGINE_BYTES = (
 
 def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Support]:
     """Return how the framework offers the knobs that mean something to this job."""
+    context_sizes = _sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
     found = {
         "concurrency": _support("sglang-max-running-requests", Grid(minimum=1)),
         "memory_fraction": _support(
@@ -53,7 +57,7 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
         "cuda_graphs": _support(dialect.graph_limit, Grid(values=("full", "limited", "off"))),
         "max_batched_tokens": _support("sglang-chunked-prefill-size", Grid(minimum=256, multiple=256)),
         "recompute": _support("recompute-granularity", Grid(values=("off", "selective", "full"))),
-        "context_parallel": _support("context-parallel-size", Grid(values=_context_sizes(shape))),
+        "context_parallel": _support("context-parallel-size", Grid(values=context_sizes)),
         "tensor_parallel": _support("tensor-model-parallel-size", Grid(values=_tensor_sizes(flags, shape))),
         "loss_recompute": _support("recompute-loss-function", Grid(values=_TWO)),
         "logprob_chunk": _support("log-probs-chunk-size", Grid(minimum=64, multiple=64)),
@@ -80,120 +84,64 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
         "dataloader_workers": _support(dialect.worker_pool, Grid(minimum=0)),
         "nccl_memory_check": _support("enable-cuda-memory-check", Grid(values=_TWO)),
     }
-    return {
-        name: support for name, support in found.items() if name not in unsupported_of(flags, shape, dialect)
-    }
+    refused = unsupported_of(flags, shape, dialect)
+    return {name: support for name, support in found.items() if name not in refused}
+
+
+class _Unsupported(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why a knob is not offered, and in which jobs."""
+
+    knob: str
+    why: str
+    when: str = ""  # a name of UNSUPPORTED_WHEN; empty: in all
+
+
+def _scores_within_the_training_budget(flags: Flags, shape: Shape, dialect: Dialect) -> bool:
+    apart = shape.reference and flags.has("log-probs-max-tokens-per-gpu")
+    return shape.placement is not Placement.ASYNCHRONOUS and not apart
+
+
+# The predicates that unsupported.yaml names.
+UNSUPPORTED_WHEN: dict[str, Callable[[Flags, Shape, Dialect], bool]] = {
+    "packs_by_tokens": lambda _, shape, __: shape.dynamic,
+    "counts_sequences": lambda _, shape, __: not shape.dynamic,
+    "pads": lambda flags, _, __: flags.text("qkv-format") == "bshd",
+    "ignores_the_scoring_budget": lambda _, __, dialect: not dialect.logprob_budget,
+    "scores_within_the_training_budget": _scores_within_the_training_budget,
+    "has_no_loader": lambda flags, _, dialect: (
+        not dialect.worker_pool or flags.count(dialect.worker_pool) == 0
+    ),
+    "optimizer_is_not_adam": lambda flags, _, __: (
+        flags.text("optimizer", "adam") != "adam" or flags.on("use-stateless-adam")
+    ),
+    "devices_are_apart": lambda _, shape, __: shape.placement is not Placement.COLOCATED,
+    "trains_a_critic": lambda _, shape, __: shape.critic,
+    "trainer_sleeps": lambda _, shape, __: shape.offload_train,
+    "trainer_stays": lambda _, shape, __: not shape.offload_train,
+    "cannot_sync_by_disk": lambda _, __, dialect: not dialect.disk_sync,
+    "has_no_backup_switch": lambda _, __, dialect: not dialect.weights_backup,
+    "needs_the_backup": lambda flags, _, __: needs_weights_backup(flags),
+    "has_no_margin": lambda _, __, dialect: not dialect.memory_margin,
+    "always_checks_nccl": lambda _, __, dialect: not dialect.nccl_check,
+    "would_normalise_otherwise": lambda flags, shape, dialect: (
+        dialect.per_token_context and shape.context == 1 and not flags.on("calculate-per-token-loss")
+    ),
+}
+
+
+@cache
+def unsupported_rows() -> tuple[_Unsupported, ...]:
+    """Return the knobs that some or all jobs do not offer."""
+    return rows(__package__, "unsupported.yaml", _Unsupported)
 
 
 def unsupported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, str]:
     """Return why the other knobs cannot be turned for this job."""
-    found = {
-        "max_model_len": "--sglang-context-length sizes no memory, and lengths are the user's",
-        "activation_offload": (
-            "--cpu-offloading-num-layers excludes recomputation and pipeline parallelism, and recomputation "
-            "frees more"
-        ),
-        "grad_offload": "gradients move with the whole trainer: --offload-train",
-        "sequence_parallel": "--sequence-parallel is a switch that goes with --tensor-model-parallel-size",
-        "sharding": "the trainer is Megatron with its distributed optimizer, which is always on",
-        "fused_kernels": "--cross-entropy-loss-fusion serves fine-tuning only, not the policy loss",
-        "entropy_chunking": "--log-probs-chunk-size cuts the entropy as well",
-        "entropy_recompute": "--recompute-loss-function covers the entropy as well",
-        "restart_every": "no flag ends a run early: --num-rollout would also end the learning-rate schedule",
-    }
-    return found | dict(_unsupported_here(flags, shape, dialect))
-
-
-def _unsupported_here(flags: Flags, shape: Shape, dialect: Dialect) -> Iterator[tuple[str, str]]:
-    budget_apart = shape.placement is Placement.ASYNCHRONOUS or (
-        shape.reference and flags.has("log-probs-max-tokens-per-gpu")
-    )
-    other_optimizer = flags.text("optimizer", "adam") != "adam" or flags.on("use-stateless-adam")
-    wider_loss = dialect.per_token_context and shape.context == 1 and not flags.on("calculate-per-token-loss")
-    only_adam = "Megatron offloads the state of Adam only"
-    # The first row that applies to a knob gives its reason.
-    rows: tuple[tuple[bool, str, str], ...] = (
-        (
-            shape.dynamic,
-            "microbatch_size",
-            "--use-dynamic-batch-size packs by tokens and ignores --micro-batch-size",
-        ),
-        (
-            not shape.dynamic,
-            "tokens_per_microbatch",
-            "--max-tokens-per-gpu acts only with --use-dynamic-batch-size",
-        ),
-        (
-            flags.text("qkv-format") == "bshd",
-            "dynamic_batching",
-            "--qkv-format bshd forbids --use-dynamic-batch-size",
-        ),
-        (
-            not dialect.logprob_budget,
-            "logprob_tokens",
-            "--log-probs-max-tokens-per-gpu is parsed and never read; --max-tokens-per-gpu acts",
-        ),
-        (not shape.dynamic, "logprob_tokens", "it acts only with --use-dynamic-batch-size"),
-        (
-            not budget_apart,
-            "logprob_tokens",
-            "here only the reference's pass reads it, and it follows --max-tokens-per-gpu, which bounds both",
-        ),
-        (
-            not dialect.worker_pool or flags.count(dialect.worker_pool) == 0,
-            "dataloader_workers",
-            "the rollout feeds the trainer directly, there are no loader processes",
-        ),
-        (other_optimizer, "optimizer_offload", only_adam),
-        (other_optimizer, "optimizer_offload_fraction", only_adam),
-        (other_optimizer, "optimizer_offload_overlap", only_adam),
-        (
-            shape.placement is not Placement.COLOCATED,
-            "param_offload",
-            "apart, nobody else could use the trainer's cards meanwhile",
-        ),
-        (shape.critic, "param_offload", "with a critic the trainer always sleeps"),
-        (
-            shape.offload_train,
-            "host_allocator",
-            "the sleeping trainer's own LD_PRELOAD (torch_memory_saver) replaces any other",
-        ),
-        (
-            shape.offload_train,
-            "allocator",
-            "expandable segments pass by torch_memory_saver, so the trainer would not sleep",
-        ),
-        (not dialect.disk_sync, "sync_mode", "weights reach the engine through device memory only"),
-        (
-            not dialect.weights_backup,
-            "weights_backup",
-            "--disable-weights-backuper is gone; the copy feeds the weight sync",
-        ),
-        (
-            needs_weights_backup(flags),
-            "weights_backup",
-            "the weights of another model are switched in from this copy",
-        ),
-        (not dialect.memory_margin, "memory_margin", "--train-memory-margin-bytes is gone"),
-        (
-            not shape.offload_train,
-            "memory_margin",
-            "the margin belongs to torch_memory_saver, which only --offload-train uses",
-        ),
-        (
-            not dialect.nccl_check,
-            "nccl_memory_check",
-            "the check is always on, below 3 GiB of free memory",
-        ),
-        (
-            wider_loss,
-            "context_parallel",
-            "it asks for --calculate-per-token-loss, another normalisation of the loss, which is the user's",
-        ),
-    )
-    for applies, knob, reason in reversed(rows):
-        if applies:
-            yield knob, reason
+    found = {row.knob: row.why for row in unsupported_rows() if not row.when}
+    for row in reversed(unsupported_rows()):
+        if row.when and UNSUPPORTED_WHEN[row.when](flags, shape, dialect):
+            found[row.knob] = row.why
+    return found
 
 
 def _support(setting: str, grid: Grid, *, numeric: bool = False) -> Support:
@@ -207,10 +155,6 @@ def _powers(limit: int) -> list[int]:
 def _sizes(present: int, devices: int) -> tuple[int, ...]:
     fitting = {size for size in _powers(max(1, devices)) if devices == 0 or devices % size == 0}
     return tuple(sorted({present, *fitting}))
-
-
-def _context_sizes(shape: Shape) -> tuple[int, ...]:
-    return _sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
 
 
 def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:
@@ -229,14 +173,8 @@ def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:
 
 def constraints_of(
     flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
-) -> tuple[Constraint, ...]:
-    """Return what limits the knobs, as data."""
-    return tuple(_constraints(flags, shape, knobs, supported))
-
-
-def _constraints(
-    flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
 ) -> Iterator[Constraint]:
+    """Yield what limits the knobs, as data."""
     length = f"longest sequence {shape.longest}" if shape.longest else f"longest answer {shape.response}"
     for name in ("tokens_per_microbatch", "logprob_tokens"):
         yield AtLeast(

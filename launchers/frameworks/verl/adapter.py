@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
-from autotune.launchers.base import Advice, Problem
-from autotune.launchers.frameworks.core.data import rows, table
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.data import GuidedFramework
 from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
 from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import read, write
@@ -17,30 +16,19 @@ from autotune.launchers.frameworks.verl.printed_config import printed
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Profile
 
 _PINNED = {"vllm": "0.24.0", "sglang": "0.5.12"}  # extras of verl 0.9.1
 
 
-class Verl:
+class Verl(GuidedFramework):
     """verl's own trainer, or a recipe that takes its settings; settings are Hydra overrides."""
 
     name = "verl"
     saves_by_time = False
     announces_end = False
     traces: tuple[str, ...] = TRACES
-
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """What verl's guide says beyond, or against, the supported knobs."""
-        return rows(__package__, "advice.yaml", Advice)
-
-    @cached_property
-    def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """Settings that the guide offers as a start, by name."""
-        return table(__package__, "presets.yaml", dict[str, Any])
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -49,10 +37,6 @@ class Verl:
     def model_path(self, job: Job) -> str | None:
         """Return the model that the settings name."""
         return launch.model_path(Config(job))
-
-    def shape(self, job: Job) -> Model | None:
-        """Return the shape that was read from the model's folder; the settings tell none."""
-        return job.shape
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""

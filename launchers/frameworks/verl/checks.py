@@ -8,7 +8,7 @@ from functools import cache
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.verl import keys
-from autotune.launchers.frameworks.verl.config import ACTOR, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import critic_tokens, names
 from autotune.launchers.frameworks.verl.launch import is_own
 from autotune.launchers.frameworks.verl.limits import rollout_sizes, sequence_sizes
@@ -176,9 +176,7 @@ def _splits(job: Job, config: Config) -> Iterator[tuple[str, str, str]]:
         yield engine, f"{present} does not divide {config.rollout_world} GPUs{heads}", f"one of {sizes}"
     key = names(config).sequence
     if config.megatron:
-        model = config.parallel
-        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-            model *= max(1, config.count(f"{ACTOR}.megatron.{name}"))
+        model = config.parallel * config.ranks(MEGATRON, "tensor_model", "pipeline_model")
         if config.world % model:
             yield (
                 f"{ACTOR}.megatron.tensor_model_parallel_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -14,6 +15,7 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 ACTOR = "actor_rollout_ref.actor"
+MEGATRON = f"{ACTOR}.megatron"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
@@ -104,6 +106,10 @@ class Config:
 
     # ------------------------------------------------------------------ what several readers need
 
+    def ranks(self, node: str, *kinds: str) -> int:
+        """Return over how many ranks kinds of parallelism of a node spread together."""
+        return math.prod(max(1, self.count(f"{node}.{kind}_parallel_size")) for kind in kinds)
+
     @property
     def world(self) -> int:
         """GPUs of the trainer."""
@@ -113,7 +119,7 @@ class Config:
     def parallel(self) -> int:
         """Ranks over which one sequence is split: Ulysses, or Megatron's context parallelism."""
         if self.megatron:
-            return max(1, self.count(f"{ACTOR}.megatron.context_parallel_size"))
+            return self.ranks(MEGATRON, "context")
         old = self.count(f"{ACTOR}.ulysses_sequence_parallel_size")
         return old if old > 1 else max(1, self.count(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"))
 
@@ -147,6 +153,10 @@ class Config:
         """Whether a critic is trained."""
         enabled = self.get("critic.enable")
         return bool(enabled) if enabled is not None else self.text("algorithm.adv_estimator") == "gae"
+
+    def of_critic(self, *keys: str) -> tuple[str, ...]:
+        """Return the keys where a critic is trained, else none."""
+        return keys if self.critic else ()
 
     @property
     def dynamic(self) -> bool:
@@ -185,11 +195,7 @@ class Config:
     @property
     def engine_ranks(self) -> int:
         """GPUs of one engine."""
-        sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
-        ranks = 1
-        for size in sizes:
-            ranks *= max(1, self.count(f"{ROLLOUT}.{size}"))
-        return ranks
+        return self.ranks(ROLLOUT, "tensor_model", "data", "pipeline_model")
 
     @property
     def rollout_world(self) -> int:
@@ -205,8 +211,7 @@ class Config:
         """Ranks that each take their own part of a mini-batch."""
         split = self.parallel
         if self.megatron:
-            split *= max(1, self.count(f"{ACTOR}.megatron.tensor_model_parallel_size"))
-            split *= max(1, self.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
+            split *= self.ranks(MEGATRON, "tensor_model", "pipeline_model")
         return max(1, self.world // split)
 
     @property

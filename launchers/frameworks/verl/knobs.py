@@ -11,7 +11,7 @@ import msgspec
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
-from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.knobs import Knobs, changed
 
 SNAPSHOT_TOOL = "torch_memory"
@@ -35,12 +35,8 @@ class Names(NamedTuple):
 def names(config: Config) -> Names:
     """Return the keys of a job's model engine; the critic's node has another name than the actor's."""
     if config.megatron:
-        return Names(
-            f"{ACTOR}.megatron",
-            "critic.megatron",
-            f"{ACTOR}.megatron.context_parallel_size",
-            "critic.megatron.context_parallel_size",
-        )
+        split = "megatron.context_parallel_size"
+        return Names(MEGATRON, "critic.megatron", f"{ACTOR}.{split}", f"critic.{split}")
     return Names(
         f"{ACTOR}.fsdp_config",
         "critic.fsdp",
@@ -58,17 +54,14 @@ def read(config: Config) -> Knobs:
     Token budgets are those of one micro-batch over all ranks that share its sequences: verl multiplies its
     limit per GPU by the size of sequence parallelism, so this is what a pass really takes.
     """
-    megatron, vllm = config.megatron, config.rollout == "vllm"
+    megatron = config.megatron
     fraction = config.share(f"{_CPU_ADAM}.optimizer_offload_fraction")
     return Knobs(
         concurrency=concurrency(config),
         memory_fraction=config.share(f"{ROLLOUT}.gpu_memory_utilization"),
         rollout_tensor_parallel=config.count(f"{ROLLOUT}.tensor_model_parallel_size"),
         cuda_graphs=_graphs(config),
-        max_batched_tokens=config.count(
-            f"{ROLLOUT}.max_num_batched_tokens" if vllm else f"{_SGLANG}.chunked_prefill_size"
-        )
-        or None,
+        max_batched_tokens=config.count(prefill(config)) or None,
         max_model_len=config.count(f"{ROLLOUT}.max_model_len") or None,
         tokens_per_microbatch=config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel
         if config.dynamic
@@ -97,11 +90,17 @@ def read(config: Config) -> Knobs:
         entropy_chunking=config.flag(f"{ACTOR}.entropy_from_logits_with_chunking"),
         entropy_recompute=None if megatron else config.flag(f"{ACTOR}.entropy_checkpointing"),
         sync_buffer=config.count(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes") << 20,
-        host_allocator=_allocator(config),
+        host_allocator=host_allocators.preloaded(config.text(f"{ENV_VARS}.LD_PRELOAD")),
         dataloader_workers=config.count("data.dataloader_num_workers"),
         memory_snapshot=config.text("global_profiler.tool") == SNAPSHOT_TOOL
         and config.flag(f"{ACTOR}.profiler.enable"),
     )
+
+
+def prefill(config: Config) -> str:
+    """Return the key of the tokens that the engine prefills at once."""
+    vllm = config.rollout == "vllm"
+    return f"{ROLLOUT}.max_num_batched_tokens" if vllm else f"{_SGLANG}.chunked_prefill_size"
 
 
 def concurrency(config: Config) -> int:
@@ -157,11 +156,7 @@ def _both(config: Config, name: str) -> tuple[str, ...]:
 
 def _nodes(config: Config) -> tuple[str, ...]:
     own = names(config)
-    return (own.actor, own.critic) if config.critic else (own.actor,)
-
-
-def _allocator(config: Config) -> str:
-    return host_allocators.preloaded(config.text(f"{ENV_VARS}.LD_PRELOAD"))
+    return (own.actor, *config.of_critic(own.critic))
 
 
 # --------------------------------------------------------------------------- writing
@@ -186,7 +181,7 @@ def write(config: Config, knobs: Knobs) -> Found:
     if names_changed & {"optimizer_offload_fraction", "optimizer_offload_overlap"}:
         found |= _write_cpu_adam(after)
     if "sharding" in names_changed:
-        found |= dict.fromkeys([f"{ACTOR}.strategy", *_critic(config, "critic.strategy")], after.sharding)
+        found |= dict.fromkeys([f"{ACTOR}.strategy", *config.of_critic("critic.strategy")], after.sharding)
     if "memory_snapshot" in names_changed:
         found |= _write_snapshot(bool(after.memory_snapshot))
     if names_changed & _SIZES:
@@ -206,11 +201,6 @@ def _set(key: str) -> Callable[[Config, Any], tuple[str, Any]]:
     return lambda config, value: (key, value)
 
 
-def _write_batched(config: Config, value: Any) -> tuple[str, Any]:
-    vllm = config.rollout == "vllm"
-    return (f"{ROLLOUT}.max_num_batched_tokens" if vllm else f"{_SGLANG}.chunked_prefill_size"), value
-
-
 def _write_allocator(config: Config, value: Any) -> tuple[str, Any]:
     key = f"{ENV_VARS}.LD_PRELOAD"
     others = [
@@ -223,7 +213,7 @@ _SINGLE: dict[str, Callable[[Config, Any], tuple[str, Any]]] = {
     "concurrency": _set(f"{ROLLOUT}.max_num_seqs"),
     "memory_fraction": _set(f"{ROLLOUT}.gpu_memory_utilization"),
     "rollout_tensor_parallel": _set(f"{ROLLOUT}.tensor_model_parallel_size"),
-    "max_batched_tokens": _write_batched,
+    "max_batched_tokens": lambda config, value: (prefill(config), value),
     "max_model_len": _set(f"{ROLLOUT}.max_model_len"),
     "dynamic_batching": _set(f"{ACTOR}.use_dynamic_bsz"),
     "fused_kernels": _set(f"{MODEL}.use_fused_kernels"),
@@ -252,10 +242,6 @@ _SIZES = {
     "sequence_parallel",
     "context_parallel",
 }
-
-
-def _critic(config: Config, *keys: str) -> tuple[str, ...]:
-    return keys if config.critic else ()
 
 
 def _write_recompute(config: Config, mode: str) -> Found:
@@ -302,9 +288,9 @@ def _write_sizes(config: Config, before: Knobs, after: Knobs) -> Found:
     split = after.sequence_parallel or after.context_parallel or 1
     found: Found = {}
     if split != config.parallel:
-        found[names(config).sequence] = split
-        if config.critic:
-            found[names(config).critic_sequence] = split
+        found |= dict.fromkeys(
+            [names(config).sequence, *config.of_critic(names(config).critic_sequence)], split
+        )
     if after.dynamic_batching:
         found |= _write_tokens(config, before, after, split)
     elif after.microbatch_size and after.microbatch_size != before.microbatch_size:
@@ -343,15 +329,11 @@ def _write_critic(config: Config, before: Knobs, after: Knobs, split: int) -> Fo
     if split == config.parallel:
         split = max(1, config.count(names(config).critic_sequence))
     tokens = own if share >= 1 else min(own, max(config.longest, math.floor(own * share)))
-    key = "critic.ppo_infer_max_token_len_per_gpu"
+    found = {"critic.ppo_infer_max_token_len_per_gpu": -(-tokens // split)}
     if not config.flag("trainer.use_v1"):
-        return {
-            key: -(-tokens // split),
-            "critic.ppo_max_token_len_per_gpu": min(
-                config.count("critic.ppo_max_token_len_per_gpu"), -(-tokens // split)
-            ),
-        }
-    return {key: -(-tokens // split)}
+        training = "critic.ppo_max_token_len_per_gpu"
+        found[training] = min(config.count(training), -(-tokens // split))
+    return found
 
 
 def _divisor(number: int, share: float) -> int:

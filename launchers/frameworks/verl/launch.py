@@ -67,7 +67,7 @@ def needs(job: Job, config: Config, *, run: str, attempt: int, resume: bool) -> 
     if not config.has("trainer.save_freq"):
         found["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
     if config.count("trainer.save_freq") > 0 or "trainer.save_freq" in found:
-        for key in ("trainer.max_actor_ckpt_to_keep", *_critics(config, "trainer.max_critic_ckpt_to_keep")):
+        for key in ("trainer.max_actor_ckpt_to_keep", *config.of_critic("trainer.max_critic_ckpt_to_keep")):
             if not config.has(key):
                 found[key] = _KEPT
     loggers = _listed(config.get("trainer.logger"))
@@ -144,10 +144,6 @@ def _variables(
         names = f"{config.text('trainer.project_name')}/{config.text('trainer.experiment_name')}"
         found["TENSORBOARD_DIR"] = _absolute(job, f"tensorboard_log/{names}")
     return {name: value for name, value in found.items() if not config.has(f"{ENV_VARS}.{name}")}
-
-
-def _critics(config: Config, *keys: str) -> tuple[str, ...]:
-    return keys if config.critic else ()
 
 
 def _listed(value: Any) -> list[str]:

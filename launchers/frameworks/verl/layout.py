@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.verl.config import ACTOR, MODEL, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.model import Layout
@@ -60,12 +60,8 @@ def layout(config: Config) -> Layout:
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
         shards=_shards(config),
-        pipeline_parallel=max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
-        if config.megatron
-        else 1,
-        expert_parallel=max(1, config.count(f"{ACTOR}.megatron.expert_model_parallel_size"))
-        if config.megatron
-        else 1,
+        pipeline_parallel=config.ranks(MEGATRON, "pipeline_model") if config.megatron else 1,
+        expert_parallel=config.ranks(MEGATRON, "expert_model") if config.megatron else 1,
         expert_tensor_parallel=_expert_tensor(config),
         expert_shards=_expert_shards(config),
         engine_ranks=config.rollout_world,
@@ -104,18 +100,15 @@ def _expert_tensor(config: Config) -> int:
     """Return over how many ranks one expert is split; Megatron's default is its tensor parallelism."""
     if not config.megatron:
         return 1
-    own = config.count(f"{ACTOR}.megatron.expert_tensor_parallel_size")
-    return own or max(1, config.count(f"{ACTOR}.megatron.tensor_model_parallel_size"))
+    own = config.count(f"{MEGATRON}.expert_tensor_parallel_size")
+    return own or config.ranks(MEGATRON, "tensor_model")
 
 
 def _expert_shards(config: Config) -> int:
     if not config.megatron or not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
         return 0
-    sizes = ("expert_model_parallel_size", "pipeline_model_parallel_size")
-    ranks = _expert_tensor(config)
-    for size in sizes:
-        ranks *= max(1, config.count(f"{ACTOR}.megatron.{size}"))
-    return max(1, config.world // ranks)
+    others = config.ranks(MEGATRON, "expert_model", "pipeline_model")
+    return max(1, config.world // (_expert_tensor(config) * others))
 
 
 def _shards(config: Config) -> int:

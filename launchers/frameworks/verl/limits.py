@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
-from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MODEL, ROLLOUT, Config
-from autotune.launchers.frameworks.verl.knobs import names, requests
+from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.knobs import names, prefill, requests
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.model import Model
 from autotune.policies.values.profile import (
@@ -25,27 +28,19 @@ _MEBI = 1 << 20
 _FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _LARGEST_PREFILL = 8192  # tokens: SGLang 0.5.12 chooses its chunks by card, up to this on 80 GB
 
-_NEVER = {
-    "loss_recompute": "verl has no such setting; full recomputation is on by default",
-    "logprob_chunk": "log-probabilities are computed from the logits of a whole micro-batch: "
-    "its tokens, or fused kernels, are the setting",
-    "sync_mode": "trainer and engine share weights by CUDA IPC; there is no mode through files",
-    "weights_backup": "it keeps none: a sleeping engine drops its weights and gets them from the trainer",
-    "allocator": "verl switches expandable segments on by itself after every weight sync, and off before it, "
-    "because weights are shared by CUDA IPC; exported, the setting would reach the engine, whose sleep "
-    "mode cannot work with it",
-    "memory_margin": "there is no allocator margin",
-    "nccl_memory_check": "there is no such check; what NCCL holds is outside PyTorch in the message",
-    "memory_profile": "memory is profiled by the allocator's snapshots: memory_snapshot",
-    "restart_every": "verl ends early only through trainer.total_training_steps, which also shortens the "
-    "learning-rate schedule",
-}
+
+@cache
+def _never() -> dict[str, dict[str, str]]:
+    """Return the knobs that no job of a model engine offers, with the reasons."""
+    return table(__package__, "unsupported.yaml", dict[str, str])
 
 
 def offered(config: Config, shape: Model | None) -> dict[str, Support]:
     """Return the knobs that mean something for a job, under the key that a change writes."""
     found = {
-        "memory_fraction": _support(config, f"{ROLLOUT}.gpu_memory_utilization", _fractions()),
+        "memory_fraction": _support(
+            config, f"{ROLLOUT}.gpu_memory_utilization", Grid(minimum=0.1, maximum=0.95, multiple=0.01)
+        ),
         "concurrency": _support(
             config, f"{ROLLOUT}.max_num_seqs", Grid(minimum=1, maximum=requests(config), multiple=1)
         ),
@@ -90,22 +85,14 @@ def offered(config: Config, shape: Model | None) -> dict[str, Support]:
     if not config.megatron:
         sizes = sequence_sizes(config, shape)
         found["sequence_parallel"] = _support(config, names(config).sequence, Grid(values=sizes))
-    return {knob: support for knob, support in found.items() if knob not in declined(config)}
+    refused = declined(config)
+    return {knob: support for knob, support in found.items() if knob not in refused}
 
 
 def declined(config: Config) -> dict[str, str]:
     """Return the knobs that verl does not offer for a job, each with the reason."""
-    own = _without_megatron(config) if not config.megatron else _MEGATRON_DECLINES
-    return {**_NEVER, **_of_engine(config), **_of_passes(config), **own}
-
-
-_MEGATRON_DECLINES = {
-    "activation_offload": "verl offloads activations with FSDP only",
-    "grad_offload": "megatron.grad_offload was removed: param_offload frees the gradient buffers too",
-    "sequence_parallel": "Ulysses is FSDP's; with Megatron context parallelism splits the sequence",
-    "sharding": "Megatron shards by itself",
-    "entropy_recompute": "actor.entropy_checkpointing exists with FSDP only",
-}
+    own = _never()["megatron"] if config.megatron else _without_megatron(config)
+    return {**_never()["any"], **_of_engine(config), **_of_passes(config), **own}
 
 
 def _of_engine(config: Config) -> dict[str, str]:
@@ -140,12 +127,7 @@ def _of_passes(config: Config) -> dict[str, str]:
 
 
 def _without_megatron(config: Config) -> dict[str, str]:
-    found = {
-        "context_parallel": "with FSDP Ulysses splits the sequence: sequence_parallel",
-        "tensor_parallel": "FSDP shards parameters; tensor parallelism is Megatron's",
-        "optimizer_offload_fraction": "with FSDP it would reach torch.optim.AdamW, which refuses it",
-        "optimizer_offload_overlap": "with FSDP it would reach torch.optim.AdamW, which refuses it",
-    }
+    found = dict(_never()["fsdp"])
     if not config.entropy:
         found["entropy_recompute"] = "the update computes no entropy"
     if config.text(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
@@ -181,9 +163,7 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
         )
     split = names(config).sequence
     knob = "context_parallel" if config.megatron else "sequence_parallel"
-    model = 1
-    if config.megatron:
-        model = max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
+    model = config.ranks(MEGATRON, "pipeline_model") if config.megatron else 1
     found.append(Divides(knob=knob, of=config.world // model or 1, why=f"{split} divides the trainer's GPUs"))
     found.append(
         Divides(
@@ -219,15 +199,15 @@ def rollout_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
     """Return the legal sizes of the engines' tensor parallelism."""
     others = config.engine_ranks // max(1, config.count(f"{ROLLOUT}.tensor_model_parallel_size"))
     sizes = [n for n in _divisors(config.rollout_world) if config.rollout_world % (n * others) == 0]
-    if shape is not None:
-        kv = shape.kv_heads
-        sizes = [n for n in sizes if shape.heads % n == 0 and (kv % n == 0 or n % kv == 0)]
-    return tuple(sizes)
+    return _splitting_heads(sizes, shape)
 
 
 def sequence_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
     """Return the legal sizes of Ulysses: it splits heads and shares key-value heads evenly."""
-    sizes = _divisors(config.world)
+    return _splitting_heads(_divisors(config.world), shape)
+
+
+def _splitting_heads(sizes: list[int], shape: Model | None) -> tuple[int, ...]:
     if shape is not None:
         kv = shape.kv_heads
         sizes = [n for n in sizes if shape.heads % n == 0 and (kv % n == 0 or n % kv == 0)]
@@ -237,12 +217,11 @@ def sequence_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
 def _together(config: Config, shape: Model | None) -> list[Constraint]:
     if config.megatron:
         why = "its copies overlap only where a part of the optimizer is on the CPU"
-        pipeline = max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
         return [
             *splits.together(
                 _megatron(config, shape),
                 "context_parallel",
-                devices=config.world // pipeline,
+                devices=config.world // config.ranks(MEGATRON, "pipeline_model"),
                 why=f"tensor x context parallelism divides the trainer's {config.world} GPUs",
             ),
             Requires(
@@ -275,18 +254,13 @@ def _fixed(config: Config) -> list[Constraint]:
 
 def _engine(config: Config) -> dict[str, Support]:
     vllm = config.rollout == "vllm"
-    batched = (
-        f"{ROLLOUT}.max_num_batched_tokens"
-        if vllm
-        else f"{ROLLOUT}.engine_kwargs.sglang.chunked_prefill_size"
-    )
     return {
         "cuda_graphs": _support(
             config, f"{ROLLOUT}.enforce_eager", Grid(values=("full", "limited", "off")), effect=Effect.EXACT
         ),
         "max_batched_tokens": _support(
             config,
-            batched,
+            prefill(config),
             Grid(minimum=256, maximum=None if vllm else _LARGEST_PREFILL, multiple=64),
         ),
         "max_model_len": _support(config, f"{ROLLOUT}.max_model_len", Grid(minimum=1, multiple=1)),
@@ -322,16 +296,18 @@ def _fsdp(config: Config) -> dict[str, Support]:
 
 
 def _megatron(config: Config, shape: Model | None) -> dict[str, Support]:
-    pipeline = max(1, config.count(f"{ACTOR}.megatron.pipeline_model_parallel_size"))
-    tensor = max(1, config.count(f"{ACTOR}.megatron.tensor_model_parallel_size"))
-    groups = _divisors(config.world // pipeline)
+    stage, tensor = (
+        config.world // config.ranks(MEGATRON, "pipeline_model"),
+        config.ranks(MEGATRON, "tensor_model"),
+    )
+    groups = _divisors(stage)
     tensors = [
         n
         for n in groups
-        if (config.world // pipeline) % (n * config.parallel) == 0
+        if stage % (n * config.parallel) == 0
         and (shape is None or (shape.heads % n == 0 and shape.kv_heads % n == 0))
     ]
-    contexts = [n for n in groups if (config.world // pipeline) % (n * tensor) == 0]
+    contexts = [n for n in groups if stage % (n * tensor) == 0]
     fraction = f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction"
     overlap = f"{ACTOR}.optim.override_optimizer_config.overlap_cpu_optimizer_d2h_h2d"
     return {
@@ -356,10 +332,6 @@ def _recompute(config: Config) -> tuple[str, Grid]:
 def _has_budget(config: Config) -> bool:
     """Return whether the token limit that dynamic batching would use holds the longest sequence."""
     return config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel >= config.longest
-
-
-def _fractions() -> Grid:
-    return Grid(minimum=0.1, maximum=0.95, multiple=0.01)
 
 
 def _parked(config: Config, *used: Phase) -> tuple[Phase, ...]:

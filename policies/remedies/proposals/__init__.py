@@ -66,6 +66,16 @@ def stepped(
         yield from change(name, profile, knobs, {knob: value}, reason=reason, frees=frees)
 
 
+def stepping(name: str, knob: str, *, reason: str = "", frees: str = "") -> Propose:
+    """Return the proposal of a remedy that does nothing but move one knob by its next steps."""
+
+    def propose(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+        return stepped(name, profile, knobs, knob, diagnosis, reason=reason, frees=frees)
+
+    propose.__name__ = name
+    return propose
+
+
 def doubled(name: str, profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Yield the remedy that spreads the work over twice as many ranks, where that is offered."""
     move, present = MOVES[name], getattr(knobs, knob)

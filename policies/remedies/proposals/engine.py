@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.policies.remedies.proposals import change, stepped
+from autotune.policies.remedies.proposals import change, stepped, stepping
 from autotune.policies.remedies.step_size import lower_fraction, shrink_share, smaller
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause
@@ -41,40 +41,20 @@ def reduce_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) ->
     )
 
 
-def increase_mem_fraction(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose a larger static share for an engine whose pool is too small."""
-    yield from stepped(
-        "increase_mem_fraction",
-        profile,
-        knobs,
-        "memory_fraction",
-        diagnosis,
-        frees="pool memory; takes it from everything else on the card",
-    )
-
-
-def disable_cuda_graph(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose fewer or no captured graphs in the engine."""
-    yield from stepped(
-        "disable_cuda_graph",
-        profile,
-        knobs,
-        "cuda_graphs",
-        diagnosis,
-        frees="the graphs' private pools, often 1 to 3 GiB",
-    )
-
-
-def disk_weight_sync(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose new weights reach the engine through files instead of device buffers."""
-    yield from stepped(
-        "disk_weight_sync",
-        profile,
-        knobs,
-        "sync_mode",
-        diagnosis,
-        frees="the gathered weights and the sync buffers",
-    )
+# A larger static share for an engine whose pool is too small.
+increase_mem_fraction = stepping(
+    "increase_mem_fraction",
+    "memory_fraction",
+    frees="pool memory; takes it from everything else on the card",
+)
+# Fewer or no captured graphs in the engine.
+disable_cuda_graph = stepping(
+    "disable_cuda_graph", "cuda_graphs", frees="the graphs' private pools, often 1 to 3 GiB"
+)
+# New weights reach the engine through files instead of device buffers.
+disk_weight_sync = stepping(
+    "disk_weight_sync", "sync_mode", frees="the gathered weights and the sync buffers"
+)
 
 
 def reduce_sync_buffer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
-from autotune.policies.remedies.proposals import GIB, change, stepped
+from autotune.policies.remedies.proposals import GIB, change, stepping
 from autotune.policies.remedies.step_size import smaller
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Phase
@@ -36,16 +36,10 @@ def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) ->
             )
 
 
-def drop_weights_backup(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose no second copy of the weights in host memory."""
-    yield from stepped(
-        "drop_weights_backup",
-        profile,
-        knobs,
-        "weights_backup",
-        diagnosis,
-        frees="one copy of the weights in host memory",
-    )
+# No second copy of the weights in host memory.
+drop_weights_backup = stepping(
+    "drop_weights_backup", "weights_backup", frees="one copy of the weights in host memory"
+)
 
 
 def reduce_workers(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -71,9 +65,8 @@ def host_allocator(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
         )
 
 
-def expandable_segments(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose an allocator whose segments grow, so that free pieces are not stranded."""
-    yield from stepped("expandable_segments", profile, knobs, "allocator", diagnosis)
+# An allocator whose segments grow, so that free pieces are not stranded.
+expandable_segments = stepping("expandable_segments", "allocator")
 
 
 def adjust_memory_margin(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -119,6 +112,5 @@ def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
         )
 
 
-def capture_snapshot(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose the next failure is recorded, where nothing explains this one; cures nothing by itself."""
-    yield from stepped("capture_snapshot", profile, knobs, "memory_snapshot", diagnosis, frees="nothing")
+# The next failure is recorded, where nothing explains this one; cures nothing by itself.
+capture_snapshot = stepping("capture_snapshot", "memory_snapshot", frees="nothing")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
-from autotune.policies.remedies.proposals import change, doubled, stepped
+from autotune.policies.remedies.proposals import Propose, change, doubled, stepped, stepping
 from autotune.policies.remedies.step_size import next_values, smaller
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -32,22 +32,13 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
     elif diagnosis.phase is Phase.LOG_PROB:
         names = ("logprob_tokens", "tokens_per_microbatch")
     for knob in names:
-        yield from stepped(
-            "reduce_tokens_per_mb", profile, knobs, knob, diagnosis, frees="activation and logit memory"
-        )
+        yield from stepped("reduce_tokens_per_mb", profile, knobs, knob, diagnosis)
 
 
 def reduce_micro_batch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer sequences per micro-batch, where batches are counted in sequences."""
     if knobs.dynamic_batching is not True:
-        yield from stepped(
-            "reduce_micro_batch",
-            profile,
-            knobs,
-            "microbatch_size",
-            diagnosis,
-            frees="activation and logit memory",
-        )
+        yield from stepped("reduce_micro_batch", profile, knobs, "microbatch_size", diagnosis)
 
 
 def chunk_logits(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -107,14 +98,21 @@ def fused_kernels(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
         )
 
 
-def offload_activations(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose kept activations in host memory between forward and backward."""
-    yield from _offload("offload_activations", profile, knobs, diagnosis, "the kept activations")
+def _offload(name: str, knob: str, what: str) -> Propose:
+    why = f"moves {what} to host memory while the devices do not need it"
+    return stepping(name, knob, reason=why, frees=what)
+
+
+# What is kept, and is not used, moves to host memory; the optimizer's state also in part.
+offload_activations = _offload("offload_activations", "activation_offload", "the kept activations")
+offload_params = _offload("offload_params", "param_offload", "the trainer's weights")
+offload_grads = _offload("offload_grads", "grad_offload", "the gradients")
+_offload_switch = _offload("offload_optimizer", "optimizer_offload", "the optimizer's state")
 
 
 def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the optimizer's state in host memory."""
-    yield from _offload("offload_optimizer", profile, knobs, diagnosis, "the optimizer's state")
+    yield from _offload_switch(profile, knobs, diagnosis)
     share = knobs.optimizer_offload_fraction
     most = highest(profile, "optimizer_offload_fraction")
     switch = profile.supported.get("optimizer_offload")
@@ -130,16 +128,6 @@ def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> I
         )
 
 
-def offload_params(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose the trainer's weights in host memory while they are not used."""
-    yield from _offload("offload_params", profile, knobs, diagnosis, "the trainer's weights")
-
-
-def offload_grads(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose the gradients in host memory while they are not used."""
-    yield from _offload("offload_grads", profile, knobs, diagnosis, "the gradients")
-
-
 def sequence_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose every sequence split over more ranks."""
     for knob in ("sequence_parallel", "context_parallel"):
@@ -152,15 +140,3 @@ def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Ite
     if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ROLLOUT_PHASES:
         knob = "rollout_tensor_parallel"
     yield from doubled("tensor_parallel", profile, knobs, knob, diagnosis)
-
-
-def _offload(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis, what: str) -> Iterator[Remedy]:
-    yield from stepped(
-        name,
-        profile,
-        knobs,
-        next(iter(MOVES[name].turns)),
-        diagnosis,
-        reason=f"moves {what} to host memory while the devices do not need it",
-        frees=what,
-    )

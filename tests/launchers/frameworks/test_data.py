@@ -13,6 +13,7 @@ from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.areal import checks as areal_check
 from autotune.launchers.frameworks.areal import keys as areal_keys
 from autotune.launchers.frameworks.core import data
+from autotune.launchers.frameworks.megatron import profile
 from autotune.launchers.frameworks.verl import checks, config, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
@@ -134,6 +135,11 @@ def test_every_type_of_areal_is_one_of_its_classes_or_plain() -> None:
 def test_every_predicate_of_verls_unread_settings_is_named_and_every_name_is_one() -> None:
     named = {setting.when for setting in checks.unread().values()}
     assert named == set(checks.UNREAD_WHEN)
+
+
+def test_every_predicate_of_megatrons_unsupported_knobs_is_named_and_every_name_is_one() -> None:
+    named = {row.when for row in profile.unsupported_rows()}
+    assert named - {""} == set(profile.UNSUPPORTED_WHEN)
 
 
 def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:

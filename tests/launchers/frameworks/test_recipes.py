@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers import frameworks
-from autotune.policies.estimate.peaks import Estimate, estimate
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.first_launch import AS_WRITTEN
 from autotune.policies.values.events import Accepted, Launch
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import Cluster, ClusterSpec, Job
+from benchmarks.one_estimate import Estimate, estimate
 
 from .recipes import RUNNING, Recipe
 

@@ -8,11 +8,11 @@ from autotune.launchers.frameworks.core import tool_spellings
 from autotune.policies.values.knob_table import ENGINE_KNOBS
 from autotune.policies.values.knobs import KNOBS
 
-EVERY = (*tool_spellings.every_tool(), tool_spellings.process())
+EVERY = (*tool_spellings.spellings().tools, tool_spellings.spellings().process)
 
 
 def tools(*names: str) -> tuple[tool_spellings.Tool, ...]:
-    return tuple(tool for tool in tool_spellings.every_tool() if tool.name in names)
+    return tuple(tool for tool in tool_spellings.spellings().tools if tool.name in names)
 
 
 def test_every_row_spells_a_knob() -> None:

@@ -7,7 +7,7 @@ import time
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.orchestrator.cli import drive, main
-from autotune.orchestrator.clock import SystemClock
+from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.driver import reconcile
 from autotune.policies.values.command import Command
 from tests.orchestrator.scripted import Place, Script, World, failure, forever, phase, silent, tight_memory
@@ -15,7 +15,7 @@ from tests.orchestrator.scripted import Place, Script, World, failure, forever, 
 _FASTER = 20
 
 
-class Fast(SystemClock):
+class Fast(Clock):
     """The real time, waited for twenty times shorter."""
 
     def sleep(self, seconds: float) -> None:
@@ -47,6 +47,6 @@ def open_runner(*_: object, **__: object) -> Place:
 if __name__ == "__main__":
     play = sys.argv.pop(1)
     drive.open_runner = open_runner  # type: ignore[assignment]
-    drive.SystemClock = Fast  # type: ignore[misc]
+    drive.Clock = Fast  # type: ignore[misc]
     reconcile.LAST_WORDS_S = 0.5
     main(prog_name="autotune")

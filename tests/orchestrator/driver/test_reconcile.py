@@ -299,7 +299,8 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
 
     def until_full(self: log_writer.LogWriter, *args: object) -> object:
         if any(isinstance(e, Progressed) for e in case.history):
-            raise log_writer._unwritable(case.run.attempt(1).log, OSError(28, "No space left on device"))
+            with log_writer._writing(case.run.attempt(1).log):
+                raise OSError(28, "No space left on device")
         return written(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(log_writer.LogWriter, "write", until_full)

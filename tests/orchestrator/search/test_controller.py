@@ -17,7 +17,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import export
 from autotune.orchestrator.search import controller
 from autotune.policies.search import trials
-from autotune.policies.search.next_trial import NoForecast
+from autotune.policies.search.feasibility import Forecast
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
     Accepted,
@@ -170,7 +170,7 @@ def test_what_time_cut_short_is_counted(tmp_path: Path) -> None:
 
 
 def test_nothing_is_chosen_anew_until_something_is_known(tmp_path: Path) -> None:
-    class Counting(NoForecast):
+    class Counting(Forecast):
         asked = 0
 
         def proposals(self, centers: Sequence[Knobs], *, gain: float) -> tuple[Knobs, ...]:
@@ -227,7 +227,7 @@ def test_a_study_that_cannot_be_written_is_a_failure_of_the_place(tmp_path: Path
 
 
 def test_a_setting_that_the_job_does_not_run_with_is_not_tried_with_every_other(tmp_path: Path) -> None:
-    class Fond(NoForecast):
+    class Fond(Forecast):
         """Foresees that recomputing everything is fastest, with whatever else."""
 
         def proposals(self, centers: Sequence[Knobs], *, gain: float) -> tuple[Knobs, ...]:

@@ -18,13 +18,13 @@ from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator import messages
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
-from autotune.orchestrator.driver.context import NullObserver, RunContext
+from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.search import controller
 from autotune.policies.search import trials
-from autotune.policies.search.next_trial import Forecast, NoForecast
+from autotune.policies.search.feasibility import Forecast
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
     Accepted,
@@ -81,10 +81,10 @@ def formula(world: World, command: Command) -> tuple[Script, Exit | None]:
     return [*opening, *lines, f"builtin: done steps={steps}\n"], Exit(code=0)
 
 
-_BLIND = NoForecast()
+_BLIND = Forecast()
 
 
-class Heard(NullObserver):
+class Heard(Observer):
     def __init__(self, told: list[str]) -> None:
         self._told = told
 
@@ -200,7 +200,7 @@ def test_out_of_memory_is_information(tmp_path: Path) -> None:
 
 
 def test_the_gate_is_never_passed(tmp_path: Path) -> None:
-    class Low(NoForecast):
+    class Low(Forecast):
         def excess(self, knobs: Knobs) -> dict[str, float]:
             tokens = knobs.tokens_per_microbatch or 0
             return {"backward": tokens / 1500 - 1} if tokens > 1500 else {}
@@ -318,7 +318,7 @@ def test_more_trials_at_once_than_the_cluster_holds_are_refused() -> None:
 
 
 def test_what_no_reading_tells_the_estimate_does(tmp_path: Path) -> None:
-    class Sure(NoForecast):
+    class Sure(Forecast):
         def expectations(self, knobs: Knobs) -> dict[str, float]:
             return {"backward": 0.2 if (knobs.tokens_per_microbatch or 0) > 500 else -0.3}
 

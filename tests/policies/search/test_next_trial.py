@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import (
-    NoForecast,
     Proposed,
     SearchSpace,
     forecast_of,
     next_trial,
-    search_space,
 )
 from autotune.policies.search.space import Dimension, space
 from autotune.policies.search.trial_history import TrialHistory, extended, trial_history
@@ -54,7 +53,7 @@ class Script:
         self.refused.append(violation)
 
 
-class Fond(NoForecast):
+class Fond(Forecast):
     """A forecast that finds some configurations worth a run, and some too large."""
 
     def __init__(self, *worth: Knobs, over: Sequence[Knobs] = (), slow: Sequence[Knobs] = ()) -> None:
@@ -80,22 +79,22 @@ def past(*events: Event) -> TrialHistory:
 
 
 def searched(*starts: Knobs) -> SearchSpace:
-    return search_space(
-        ACCEPTED.profile, dimensions=DIMENSIONS, starts=starts or (KNOBS,), min_gain=0.01, started=False
+    return SearchSpace(
+        profile=ACCEPTED.profile, dimensions=DIMENSIONS, starts=starts or (KNOBS,), min_gain=0.01
     )
 
 
 def chosen(
     history: TrialHistory,
     *starts: Knobs,
-    forecast: NoForecast | None = None,
+    forecast: Forecast | None = None,
     sampler: Script | None = None,
     running: Sequence[Knobs] = (),
 ) -> Proposed | None:
     return next_trial(
         history,
         space=searched(*starts),
-        forecast=forecast or NoForecast(),
+        forecast=forecast or Forecast(),
         sampler=sampler or Script(),
         running=running,
     )
@@ -180,6 +179,6 @@ def test_a_history_folds_alike_at_once_and_row_by_row() -> None:
 
 def test_without_a_known_model_nothing_is_predicted() -> None:
     unknown = trial_history((accepted(model=None),))
-    assert isinstance(forecast_of(unknown, searched()), NoForecast)
+    assert type(forecast_of(unknown, searched())) is Forecast
     known = forecast_of(past(), searched())
     assert known.excess(replace(KNOBS, tokens_per_microbatch=131_072, recompute="off"))

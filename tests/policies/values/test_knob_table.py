@@ -245,7 +245,7 @@ def test_a_new_knob_is_its_row_and_its_remedy(tmp_path: Path) -> None:
     _insert(tmp_path, Knobs, FIELD, before="    # scoring\n")
     _insert(tmp_path, Knob, ROW, before='    Knob(\n        name="logprob_tokens",')
     _insert(tmp_path, reduce_micro_batch, PROPOSAL)
-    _insert(tmp_path, Move, WORDS, before='    "offload_activations": Move(')
+    _insert(tmp_path, Move, WORDS, before='    "offload_activations": _move(')
     _insert(tmp_path, Rung, RUNG, before="    # The optimizer's step.\n")
     imports = "\n".join(f"from {each.__module__} import {each.__name__}" for each in CALLED)
     check = subprocess.run(

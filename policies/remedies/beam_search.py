@@ -1,0 +1,49 @@
+"""A search through combinations: every candidate is scored, the best by several weights are moved again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.policies.estimate.gaussian import Floats
+
+_T = TypeVar("_T", bound=Hashable)
+_ROUNDS = 6
+
+
+def beam(
+    starts: Sequence[_T],
+    moves: Callable[[_T], Iterable[_T]],
+    score: Callable[[list[_T]], tuple[Floats, Floats]],
+    *,
+    weights: Sequence[float],
+    kept: int,
+) -> tuple[list[_T], Floats, Floats]:
+    """Return the candidates looked at, how slow they are and what of them does not fit, as `score` says.
+
+    `kept` candidates go on by each of the weights of what does not fit against what is slow.
+    """
+    seen: dict[_T, None] = {}
+    slow, over = np.zeros(0), np.zeros(0)
+    front, moved = list(starts), set[_T]()
+    for _ in range(_ROUNDS):
+        new = list(dict.fromkeys(n for one in front for n in (one, *moves(one)) if n not in seen))
+        moved.update(front)
+        if new:
+            more_slow, more_over = score(new)
+            slow, over = np.concatenate([slow, more_slow]), np.concatenate([over, more_over])
+            seen |= dict.fromkeys(new)
+        every = list(seen)
+        best = dict.fromkeys(every[i] for weight in weights for i in in_order(slow + weight * over)[:kept])
+        front = [one for one in best if one not in moved]
+        if not front:
+            break
+    return list(seen), slow, over
+
+
+def in_order(cost: Floats) -> NDArray[np.intp]:
+    """Return the places of the costs in rising order; equal ones as they came, on every machine."""
+    return np.argsort(np.round(cost, 9), kind="stable")
