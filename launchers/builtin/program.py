@@ -298,15 +298,15 @@ class Program:
         settings = self._settings
         if settings.checkpoint_dir is None or settings.resume == "never":
             return None
-        found = checkpoint.newest_complete(Path(settings.checkpoint_dir))
-        manifest = None if found is None else checkpoint.read_manifest(found)
+        newest = checkpoint.newest_complete(Path(settings.checkpoint_dir))
+        manifest = None if newest is None else checkpoint.read_manifest(newest)
         if manifest is None:
             return None
         if manifest.ranks != settings.ranks:
-            what = f"{found} was written by {manifest.ranks} ranks"
+            what = f"{newest} was written by {manifest.ranks} ranks"
             raise SettingsError((ConfigError("ranks", what, f"set ranks: {manifest.ranks}"),))
         self._done_steps, self._position = manifest.step, manifest.position
-        return found
+        return newest
 
 
 def _worst(phase: str, reports: list[Any]) -> Usage:

@@ -39,11 +39,13 @@ def show(job_file: Path, *, options: Options) -> None:
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in directory.shown_argv(command))
 
-    found = plan(job, framework, _cluster(job), recall=calibration_cache.recall, render=shown)
+    outcome = plan(job, framework, _cluster(job), recall=calibration_cache.recall, render=shown)
     if options.json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(outcome))
         return
-    whole = render_plan(found, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout))
+    whole = render_plan(
+        outcome, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout)
+    )
     echo(whole, color=options.color)
 
 

@@ -23,5 +23,5 @@ def command(context: click.Context, run: str | None) -> None:
     from autotune.orchestrator.run import directory
 
     options = given(context)
-    found = directory.find(options.runs_dir, run)
-    context.exit(drive.drive(found, options=options))
+    run_folder = directory.find(options.runs_dir, run)
+    context.exit(drive.drive(run_folder, options=options))

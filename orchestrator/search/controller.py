@@ -69,7 +69,7 @@ def search(
         started=job.resume,
     )
     shown_already = start_result(journal.history(), headroom=job.goal.headroom)
-    found = TrialScheduler(
+    scheduler = TrialScheduler(
         bench,
         space=varied,
         forecasts=forecasts or (lambda history: forecast_of(history, varied)),
@@ -79,10 +79,10 @@ def search(
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
     observer.say(f"searching over {names}")
-    reason = found.drive()
+    reason = scheduler.drive()
     if reason:
         observer.say(f"no more trials: {reason}")
-        found.confirm()
+        scheduler.confirm()
     exported()
     results = bench.ledger.trials.results
     if context.interrupts.by:
@@ -90,7 +90,7 @@ def search(
     left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
     left = max(0, job.search.trials - schedule.count(results))
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
-    summary(journal.history(), found.importance(), say=observer.say)
+    summary(journal.history(), scheduler.importance(), say=observer.say)
     return _finish(context, schedule.verdict_of(results, start=base))
 
 
@@ -98,7 +98,7 @@ def presets(
     framework: Framework, job: Job, accepted: Accepted, base: Knobs, dimensions: tuple[Dimension, ...]
 ) -> tuple[Knobs, ...]:
     """Return the framework's own presets as configurations of this job, where they are legal for it."""
-    found: dict[Knobs, None] = {}
+    result: dict[Knobs, None] = {}
     for settings in framework.presets.values():
         wanted = msgspec.structs.replace(job, settings={**job.settings, **settings})
         if framework.check(wanted):
@@ -109,8 +109,8 @@ def presets(
             accepted.profile, base, dimensions, {k: v for k, v in values.items() if v is not None}
         )
         if knobs != base and legal(accepted.profile, base, knobs, started=job.resume):
-            found[knobs] = None
-    return tuple(found)
+            result[knobs] = None
+    return tuple(result)
 
 
 def check(job: Job, accepted: Accepted) -> None:

@@ -110,10 +110,10 @@ class Study:
             return {}
         with _quietly():
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            found: Mapping[str, float] = optuna.importance.get_param_importances(
+            importances: Mapping[str, float] = optuna.importance.get_param_importances(
                 self._study, evaluator=evaluator
             )
-        return {name: share for name, share in found.items() if share > 0}
+        return {name: share for name, share in importances.items() if share > 0}
 
 
 def _cut_torn(path: Path) -> None:
@@ -200,11 +200,11 @@ def _frozen(distributions: Mapping[str, BaseDistribution], result: Tried) -> Fro
 
 def parameters(distributions: Mapping[str, BaseDistribution], knobs: Knobs) -> dict[str, Any]:
     """Return the values of a configuration, those that are not offered by what stands for them."""
-    found = {}
+    result = {}
     for name, distribution in distributions.items():
         value = getattr(knobs, name)
-        found[name] = value if _offers(distribution, value) else _top(distribution)
-    return found
+        result[name] = value if _offers(distribution, value) else _top(distribution)
+    return result
 
 
 def distributions(dimensions: Sequence[Dimension]) -> dict[str, BaseDistribution]:

@@ -223,18 +223,18 @@ class Trial:
 
     def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
         """Record why the attempt failed and return what that says about the configuration."""
-        found = explain(self._bench.context, evidence, number=self._attempt)
-        reason = found.evidence[0].text.strip()[:160] if found.evidence else found.cause.value
-        if found.cause is Cause.DISK:
+        diagnosis = explain(self._bench.context, evidence, number=self._attempt)
+        reason = diagnosis.evidence[0].text.strip()[:160] if diagnosis.evidence else diagnosis.cause.value
+        if diagnosis.cause is Cause.DISK:
             # No configuration is to blame: the next would meet the same disk.
             raise Failure(
                 f"attempt {self._attempt}: {reason}",
                 hint=f"free space on the disk, then run `autotune resume {self._bench.context.folder.id}`",
             )
-        if found.cause.is_memory:
-            where = f"{found.cause.value} in {found.phase.value}"
-            return self._result(Result.FAILS, reason=where, failure=found)
-        lost = found.cause is Cause.INFRASTRUCTURE or isinstance(ended.outcome, Lost)
+        if diagnosis.cause.is_memory:
+            where = f"{diagnosis.cause.value} in {diagnosis.phase.value}"
+            return self._result(Result.FAILS, reason=where, failure=diagnosis)
+        lost = diagnosis.cause is Cause.INFRASTRUCTURE or isinstance(ended.outcome, Lost)
         return self._result(Result.LOST if lost else Result.REFUSED, reason=reason)
 
     def _result(self, result: Result, *, reason: str = "", failure: Diagnosis | None = None) -> Tried:

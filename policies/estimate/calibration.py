@@ -111,21 +111,21 @@ def calibrated(run: Run, model: Model) -> Calibration:
     profile, cluster = run.accepted.profile, run.accepted.cluster
     attempts = [a for a in run.attempts if a.progress or a.ended is not None or a.diagnosis is not None]
     knobs = [profile.knobs, *(a.knobs for a in attempts)]
-    found = estimates(profile, cluster, model, knobs)
+    estimate = estimates(profile, cluster, model, knobs)
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
-    belief = _prior(found, run.accepted.learned)
+    belief = _prior(estimate, run.accepted.learned)
     needed = float(profile.longest_sequence or 1)
     failed_pool, refused, seconds = 0.0, 0, []
     for column, attempt in enumerate(attempts, start=1):
-        belief = _shown(belief, found, column, attempt, capacity)
-        pool = float(found.pool_tokens[column])
+        belief = _shown(belief, estimate, column, attempt, capacity)
+        pool = float(estimate.pool_tokens[column])
         if attempt.diagnosis is not None and attempt.diagnosis.cause is Cause.POOL_TOO_SMALL:
             failed_pool, refused = max(failed_pool, pool), refused + 1
         elif attempt.progress:
             needed = min(needed, pool)
         timed = [p.seconds for p in attempt.progress if p.seconds]
-        if timed and found.step_s[column] > 0:
-            seconds.append(sorted(timed)[len(timed) // 2] / float(found.step_s[column]))
+        if timed and estimate.step_s[column] > 0:
+            seconds.append(sorted(timed)[len(timed) // 2] / float(estimate.step_s[column]))
     return Calibration(
         belief=belief,
         unit=capacity,
@@ -135,13 +135,13 @@ def calibrated(run: Run, model: Model) -> Calibration:
     )
 
 
-def predicted(calibration: Calibration, found: Estimates, *, late: bool = True) -> Prediction:
+def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = True) -> Prediction:
     """Return what the calibrated estimate says of many configurations."""
     mean, covariance = calibration.belief.mean, calibration.belief.covariance
     gpu, gpu_error, host, host_error = [], [], [], []
     least = 0.003 * calibration.unit
     for place, phase in enumerate(PHASES):
-        parts = found.gpu_parts[place]
+        parts = estimate.gpu_parts[place]
         terms = [parts, _scaled(parts)[None, :]]
         columns = [*_PART_COLUMNS[place], _INDEX[f"{phase.value}.scale"]]
         if late:
@@ -150,12 +150,14 @@ def predicted(calibration: Calibration, found: Estimates, *, late: bool = True) 
         rows = np.concatenate(terms)
         gpu.append(np.maximum(0.4 * parts.sum(axis=0), parts.sum(axis=0) + mean[columns] @ rows))
         gpu_error.append(_spread(covariance[np.ix_(columns, columns)], rows, least))
-        rows = found.host_parts[place]
+        rows = estimate.host_parts[place]
         host.append(np.maximum(0.4 * rows.sum(axis=0), rows.sum(axis=0) + mean[_HOST_COLUMNS] @ rows))
         host_error.append(_spread(covariance[np.ix_(_HOST_COLUMNS, _HOST_COLUMNS)], rows, least))
-    pool = (found.pool_tokens - calibration.pool_tokens) / (_POOL_ERROR * max(1.0, calibration.pool_tokens))
+    pool = (estimate.pool_tokens - calibration.pool_tokens) / (
+        _POOL_ERROR * max(1.0, calibration.pool_tokens)
+    )
     # An engine without a known limit has room.
-    pool = np.where(np.isinf(found.gpu_capacity[PHASES.index(Phase.ROLLOUT)]), np.inf, pool)
+    pool = np.where(np.isinf(estimate.gpu_capacity[PHASES.index(Phase.ROLLOUT)]), np.inf, pool)
     return Prediction(
         gpu=np.stack(gpu),
         gpu_error=np.stack(gpu_error),
@@ -171,8 +173,8 @@ def learned(run: Run) -> Learned | None:
     if job.shape is None:
         return None
     after = calibrated(run, job.shape).belief
-    found = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,))
-    before = _prior(found, None)
+    estimate = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,))
+    before = _prior(estimate, None)
     factors = {}
     for name, column in _INDEX.items():
         was, now = before.covariance[column, column] ** 0.5, after.covariance[column, column] ** 0.5
@@ -195,7 +197,7 @@ def kind_of(run: Run) -> Kind:
     )
 
 
-def _prior(found: Estimates, known: Learned | None) -> Belief:
+def _prior(estimate: Estimates, known: Learned | None) -> Belief:
     mean = np.zeros(len(_NAMES))
     covariance = np.zeros((len(_NAMES), len(_NAMES)))
     for part in PARTS:
@@ -207,7 +209,7 @@ def _prior(found: Estimates, known: Learned | None) -> Belief:
             doubt.shared,
         )
     _block(covariance, list(_HOST_COLUMNS), [_HOST_ERROR] * len(PARTS), 0.2)
-    scales = [_SCALE_SHARE * float(error) for error in found.error]
+    scales = [_SCALE_SHARE * float(error) for error in estimate.error]
     _block(covariance, [_INDEX[f"{p.value}.scale"] for p in PHASES], scales, _SCALE_SHARED)
     growing = [_INDEX[f"{phase.value}.late"] for phase in PHASES]
     _block(covariance, growing, [_LATE_ERROR] * len(PHASES), _LATE_SHARED)
@@ -230,42 +232,42 @@ def _block(covariance: Floats, columns: Sequence[int], errors: Sequence[float], 
     covariance[np.ix_(columns, columns)] = block
 
 
-def _shown(belief: Belief, found: Estimates, column: int, attempt: Attempt, unit: float) -> Belief:
+def _shown(belief: Belief, estimate: Estimates, column: int, attempt: Attempt, unit: float) -> Belief:
     """Return the belief after one attempt: its peaks, the phases it passed, and where it failed."""
     diagnosis = attempt.diagnosis
     fresh = not attempt.progress or attempt.progress[0].step <= 1
     steady = [event for event in attempt.progress if event.step > 1 or not fresh]
     failing = diagnosis is not None and diagnosis.phase in PHASES
     for place, phase in enumerate(PHASES):
-        name, capacity = phase.value, float(found.gpu_capacity[place, column])
+        name, capacity = phase.value, float(estimate.gpu_capacity[place, column])
         peak = _largest([e.peaks[name] for e in steady if name in e.peaks])
         if peak is None and attempt.progress and attempt.ended is not None:
             peak = attempt.ended.peaks.get(name)
         if peak is not None:
-            belief = _read(belief, found, place, column, attempt, peak, unit)
+            belief = _read(belief, estimate, place, column, attempt, peak, unit)
         elif steady:
-            row = _row(found, place, column, unit, late=False)
-            belief = _under(belief, row, capacity - _total(found, place, column), capacity)
+            row = _row(estimate, place, column, unit, late=False)
+            belief = _under(belief, row, capacity - _total(estimate, place, column), capacity)
         else:
-            first = _row(found, place, column, unit, late=False, state=phase not in _BEFORE_STATE)
+            first = _row(estimate, place, column, unit, late=False, state=phase not in _BEFORE_STATE)
             peak = _first_peak(attempt, name)
             if peak is not None and not peak.upper_bound:
-                value = peak.used_bytes - _total(found, place, column, state=phase not in _BEFORE_STATE)
+                value = peak.used_bytes - _total(estimate, place, column, state=phase not in _BEFORE_STATE)
                 belief = measured(belief, first, value, error=3 * _READING * peak.used_bytes)
             elif attempt.progress or (failing and _passed(attempt, phase)):
-                base = _total(found, place, column, state=phase not in _BEFORE_STATE)
+                base = _total(estimate, place, column, state=phase not in _BEFORE_STATE)
                 belief = _under(belief, first, capacity - base, capacity)
     if diagnosis is not None and diagnosis.cause is Cause.GPU_OOM and diagnosis.phase in PHASES:
-        belief = _overflowed(belief, found, column, attempt, unit)
-    return _host_shown(belief, found, column, attempt)
+        belief = _overflowed(belief, estimate, column, attempt, unit)
+    return _host_shown(belief, estimate, column, attempt)
 
 
 def _read(
-    belief: Belief, found: Estimates, place: int, column: int, attempt: Attempt, peak: Peak, unit: float
+    belief: Belief, estimate: Estimates, place: int, column: int, attempt: Attempt, peak: Peak, unit: float
 ) -> Belief:
     """Return the belief after a phase's peak was reported."""
-    row = _row(found, place, column, unit, late=False)
-    total = _total(found, place, column)
+    row = _row(estimate, place, column, unit, late=False)
+    total = _total(estimate, place, column)
     if peak.upper_bound:
         return _under(belief, row, peak.used_bytes - total, float(peak.used_bytes))
     grew = growth(attempt.progress, PHASES[place].value)
@@ -281,12 +283,12 @@ def _read(
     return belief
 
 
-def _overflowed(belief: Belief, found: Estimates, column: int, attempt: Attempt, unit: float) -> Belief:
+def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attempt, unit: float) -> Belief:
     """Return the belief after a phase ran out: what was in use and what was asked for did not fit."""
     diagnosis = attempt.diagnosis
     assert diagnosis is not None
     place, facts = PHASES.index(diagnosis.phase), diagnosis.facts
-    capacity = float(found.gpu_capacity[place, column])
+    capacity = float(estimate.gpu_capacity[place, column])
     bound = float(facts.capacity_bytes or capacity)
     if not np.isfinite(capacity):
         return belief
@@ -298,14 +300,14 @@ def _overflowed(belief: Belief, found: Estimates, column: int, attempt: Attempt,
     late = done + 1 >= _LATE_STEP
     if late:  # what held for steps and then did not is growth, or a batch that had not come before
         belief = doubted(belief, _INDEX[f"{diagnosis.phase.value}.late"], _LATE_FAILED)
-    row = _row(found, place, column, unit, late=late, state=state)
-    value = bound - _total(found, place, column, state=state)
+    row = _row(estimate, place, column, unit, late=late, state=state)
+    value = bound - _total(estimate, place, column, state=state)
     return at_least(belief, row, value, error=_MESSAGE * bound, beyond=_BEYOND * capacity)
 
 
-def _host_shown(belief: Belief, found: Estimates, column: int, attempt: Attempt) -> Belief:
-    totals = found.host[:, column]
-    limit = HOST_LIMIT * found.host_capacity
+def _host_shown(belief: Belief, estimate: Estimates, column: int, attempt: Attempt) -> Belief:
+    totals = estimate.host[:, column]
+    limit = HOST_LIMIT * estimate.host_capacity
     if not np.isfinite(limit):
         return belief
     place = int(totals.argmax())
@@ -313,14 +315,14 @@ def _host_shown(belief: Belief, found: Estimates, column: int, attempt: Attempt)
     if diagnosis is not None and diagnosis.cause is Cause.HOST_OOM:
         if diagnosis.phase in PHASES and diagnosis.phase is not Phase.INIT:
             place = PHASES.index(diagnosis.phase)
-        row = _host_row(found, place, column)
+        row = _host_row(estimate, place, column)
         return at_least(belief, row, limit - totals[place], error=0.02 * limit, beyond=_BEYOND * limit)
     if not attempt.progress and diagnosis is not None and diagnosis.phase in PHASES:
         # What came before the failure passed on the host too.
         place = int(totals[: PHASES.index(diagnosis.phase) + 1].argmax())
     elif not attempt.progress:
         return belief
-    return at_most(belief, _host_row(found, place, column), limit - totals[place], error=0.02 * limit)
+    return at_most(belief, _host_row(estimate, place, column), limit - totals[place], error=0.02 * limit)
 
 
 def _under(belief: Belief, row: Floats, value: float, scale: float) -> Belief:
@@ -349,10 +351,12 @@ def _largest(peaks: Sequence[Peak]) -> Peak | None:
     return max(peaks, key=lambda peak: peak.used_bytes) if peaks else None
 
 
-def _row(found: Estimates, place: int, column: int, unit: float, *, late: bool, state: bool = True) -> Floats:
+def _row(
+    estimate: Estimates, place: int, column: int, unit: float, *, late: bool, state: bool = True
+) -> Floats:
     """Return what each deviation adds to one phase's peak of one configuration, in bytes."""
     row = np.zeros(len(_NAMES))
-    parts = found.gpu_parts[place][:, column].copy()
+    parts = estimate.gpu_parts[place][:, column].copy()
     if not state:
         parts[_OPTIMIZER] = 0.0
     row[_PART_COLUMNS[place]] = parts
@@ -362,23 +366,23 @@ def _row(found: Estimates, place: int, column: int, unit: float, *, late: bool, 
     return row
 
 
-def _host_row(found: Estimates, place: int, column: int) -> Floats:
+def _host_row(estimate: Estimates, place: int, column: int) -> Floats:
     row = np.zeros(len(_NAMES))
-    row[_HOST_COLUMNS] = found.host_parts[place][:, column]
+    row[_HOST_COLUMNS] = estimate.host_parts[place][:, column]
     return row
 
 
-def _total(found: Estimates, place: int, column: int, *, state: bool = True) -> float:
-    parts = found.gpu_parts[place][:, column]
+def _total(estimate: Estimates, place: int, column: int, *, state: bool = True) -> float:
+    parts = estimate.gpu_parts[place][:, column]
     return float(parts.sum() - (0.0 if state else parts[_OPTIMIZER]))
 
 
 def _scaled(parts: Floats) -> Floats:
     """Return the bytes that a phase's own factor multiplies: all but the pool, whose size is set."""
-    found: Floats = parts.sum(axis=0) - parts[_POOL]
-    return found
+    result: Floats = parts.sum(axis=0) - parts[_POOL]
+    return result
 
 
 def _spread(covariance: Floats, rows: Floats, least: float) -> Floats:
-    found: Floats = np.sqrt(np.maximum(0.0, (rows * (covariance @ rows)).sum(axis=0)) + least**2)
-    return found
+    result: Floats = np.sqrt(np.maximum(0.0, (rows * (covariance @ rows)).sum(axis=0)) + least**2)
+    return result

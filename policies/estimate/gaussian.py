@@ -93,8 +93,8 @@ def doubted(belief: Belief, column: int, error: float) -> Belief:
 def exceeded(excess: Floats) -> Floats:
     """Return the chance that a normal deviate exceeds `excess` standard deviations."""
     # Logistic approximation of the normal distribution, within 0.0095 of it (Bowling et al. 2009).
-    found: Floats = 1.0 / (1.0 + np.exp(np.clip(1.702 * excess, -60.0, 60.0)))
-    return found
+    result: Floats = 1.0 / (1.0 + np.exp(np.clip(1.702 * excess, -60.0, 60.0)))
+    return result
 
 
 def _hazard(place: float) -> float:

@@ -25,17 +25,17 @@ class Growth(Value, frozen=True, kw_only=True):
 
 def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     """Return how a phase's measured peaks grew; None where too few were measured."""
-    seen = [
+    peaks = [
         (event.step, float(event.peaks[phase].used_bytes))
         for event in progress
         if phase in event.peaks and not event.peaks[phase].upper_bound
     ]
-    first = seen[0][0] if seen else 0
-    seen = [(step, used) for step, used in seen if step - first >= _WARM_UP]
-    if len(seen) < _FEWEST:
+    first = peaks[0][0] if peaks else 0
+    peaks = [(step, used) for step, used in peaks if step - first >= _WARM_UP]
+    if len(peaks) < _FEWEST:
         return None
-    third = len(seen) // 3
-    parts = seen[:third], seen[third : len(seen) - third], seen[len(seen) - third :]
+    third = len(peaks) // 3
+    parts = peaks[:third], peaks[third : len(peaks) - third], peaks[len(peaks) - third :]
     early, middle, late = (median([used for _, used in part]) for part in parts)
     start, halfway, end = (median([float(step) for step, _ in part]) for part in parts)
     latest = max(used for _, used in parts[2])
@@ -43,7 +43,7 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     before, after = (middle - early) / max(1.0, halfway - start), (late - middle) / max(1.0, end - halfway)
     if late - early <= noise or after * (end - halfway) <= noise / 2:
         return Growth(settled_bytes=early, expected_bytes=max(0.0, latest - early), error_bytes=noise)
-    last = seen[-1][0]
+    last = peaks[-1][0]
     total = progress[-1].of
     remaining = float(max(0, total - last)) if total is not None else float(_AHEAD * last)
     ahead = after * remaining

@@ -163,8 +163,8 @@ class _Columns:
     def number(self, name: str, default: float) -> Floats:
         own = getattr(self._own, name)
         fallback = default if own is None else own
-        found = [getattr(knobs, name) for knobs in self._candidates]
-        return np.array([fallback if value is None else value for value in found], dtype=np.float64)
+        result = [getattr(knobs, name) for knobs in self._candidates]
+        return np.array([fallback if value is None else value for value in result], dtype=np.float64)
 
     def flag(self, name: str, *, default: bool = False) -> Flags:
         return self.number(name, float(default)) > 0

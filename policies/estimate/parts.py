@@ -42,10 +42,10 @@ def summed(parts: Floats, *names: str) -> Floats:
 
 def heaviest(*instants: Floats) -> Floats:
     """Return, for each configuration, the parts of its largest instant."""
-    found = instants[0]
-    total = found.sum(axis=0)
+    largest = instants[0]
+    total = largest.sum(axis=0)
     for other in instants[1:]:
         size = other.sum(axis=0)
-        found = np.where(size > total, other, found)
+        largest = np.where(size > total, other, largest)
         total = np.maximum(total, size)
-    return found
+    return largest

@@ -52,14 +52,14 @@ class Estimates:
     @property
     def gpu(self) -> Floats:
         """Peaks of the devices in bytes, (phase, configuration)."""
-        found: Floats = self.gpu_parts.sum(axis=1)
-        return found
+        result: Floats = self.gpu_parts.sum(axis=1)
+        return result
 
     @property
     def host(self) -> Floats:
         """Peaks of a node's host in bytes, (phase, configuration)."""
-        found: Floats = self.host_parts.sum(axis=1)
-        return found
+        result: Floats = self.host_parts.sum(axis=1)
+        return result
 
 
 def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequence[Knobs]) -> Estimates:
@@ -122,12 +122,12 @@ def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequ
 
 
 def _colocated(devices: dict[str, Floats], engine: Engine, idle: Floats) -> dict[str, Floats]:
-    found = {phase: parts + engine.training for phase, parts in devices.items() if phase != "weight_sync"}
-    found["init"] = devices["init"]
-    found["rollout_init"] = idle + engine.starting
-    found["rollout"] = idle + engine.running
-    found["weight_sync"] = heaviest(devices["weight_sync"] + engine.receiving, idle + engine.starting)
-    return found
+    result = {phase: parts + engine.training for phase, parts in devices.items() if phase != "weight_sync"}
+    result["init"] = devices["init"]
+    result["rollout_init"] = idle + engine.starting
+    result["rollout"] = idle + engine.running
+    result["weight_sync"] = heaviest(devices["weight_sync"] + engine.receiving, idle + engine.starting)
+    return result
 
 
 def _share(parts: Floats, capacity: float) -> Floats:
@@ -162,5 +162,5 @@ def _errors(model: Model, layout: Layout, load: Load) -> Floats:
     base = np.array([_ENGINE_ERROR if phase in _ENGINE_PHASES else _BASE_ERROR for phase in PHASES])
     # An engine sizes its pool by what is free: what is not measured of training does not add to its phases.
     training = np.array([phase not in _ENGINE_PHASES for phase in PHASES])
-    found: Floats = np.sqrt(base**2 + training * extra)
-    return found
+    result: Floats = np.sqrt(base**2 + training * extra)
+    return result

@@ -65,10 +65,10 @@ def parameters(model: Model) -> Parameters:
 
 def active_parameters(model: Model) -> float:
     """Return the parameters that one token meets, without the embedding."""
-    found = parameters(model)
-    experts = found.experts * model.experts_per_token / model.experts if model.experts else 0.0
-    layer = found.attention + found.mlp + experts
-    return found.layers * layer + model.vocab * model.hidden
+    count = parameters(model)
+    experts = count.experts * model.experts_per_token / model.experts if model.experts else 0.0
+    layer = count.attention + count.mlp + experts
+    return count.layers * layer + model.vocab * model.hidden
 
 
 def lora_parameters(model: Model, rank: int) -> float:

@@ -105,9 +105,9 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     logits = logits_of(model, load, tokens=load.tokens, scored=load.scored)
 
     def at(**sizes: Floats | float) -> Floats:
-        found = instant(load.count, **sizes)
-        found[OUTSIDE] += _outside(load, state, found) if load.gpus else state.outside
-        return found
+        parts = instant(load.count, **sizes)
+        parts[OUTSIDE] += _outside(load, state, parts) if load.gpus else state.outside
+        return parts
 
     def scoring(**sizes: Floats | float) -> Floats:
         return at(weights=weights + state.gathered, gradients=idle, optimizer=moments, **sizes)
@@ -202,14 +202,14 @@ def _training_instants(
 def resting(load: Load, state: State) -> Floats:
     """Return what a trainer rank keeps on its device while the engines run."""
     persistent = load.layout.strategy == "megatron"
-    found = instant(
+    parts = instant(
         load.count,
         weights=np.where(load.param_offload, 0.0, state.weights) + state.reference + state.critic,
         gradients=np.where(load.grad_offload | load.param_offload, 0.0, state.gradients) * persistent,
         optimizer=state.optimizer * (1.0 - load.optimizer_offload),
     )
-    found[OUTSIDE] += state.outside
-    return found
+    parts[OUTSIDE] += state.outside
+    return parts
 
 
 def sync_buffers(model: Model, load: Load) -> Floats:
@@ -226,7 +226,7 @@ def _temporaries_on_device(load: Load) -> Floats | Flags:
     return 1.0 - load.optimizer_offload * (load.layout.optimizer_stays_offloaded and load.gpus)
 
 
-def _outside(load: Load, state: State, found: Floats) -> Floats:
+def _outside(load: Load, state: State, parts: Floats) -> Floats:
     share = np.where(load.expandable, constant("fragmentation_expandable"), constant("fragmentation"))
-    needed: Floats = state.outside + load.margin + share * summed(found, "activations", "logits", "buffers")
+    needed: Floats = state.outside + load.margin + share * summed(parts, "activations", "logits", "buffers")
     return needed

@@ -54,13 +54,13 @@ def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
     Where the job's settings are known these are recovery's own remedies. Where they are not, the same ladder
     gives directions, those last that presuppose what the log does not show.
     """
-    found = {remedy.name: _cure(remedy, Knobs()) for remedy in _held_by_others(diagnosis)}
+    result = {remedy.name: _cure(remedy, Knobs()) for remedy in _held_by_others(diagnosis)}
     exact = _exact(known, diagnosis)
     if known.complete:
-        return tuple((found | exact).values())
+        return tuple((result | exact).values())
     directions = _directions(known, diagnosis, exact)
     ranked = sorted(directions.values(), key=lambda cure: _presupposes(cure, diagnosis, known))
-    return (*found.values(), *ranked)
+    return (*result.values(), *ranked)
 
 
 def _held_by_others(diagnosis: Diagnosis) -> tuple[Remedy, ...]:
@@ -75,10 +75,10 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
     """Return what recovery would take, in its order; of remedies with one name the first."""
     if known.profile is None:
         return {}
-    found: dict[str, Cure] = {}
+    result: dict[str, Cure] = {}
     for remedy in _remedies(_failed_once(known.profile, known, diagnosis)):
-        found.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
-    return found
+        result.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
+    return result
 
 
 def _remedies(run: Run) -> Iterator[Remedy]:
@@ -111,22 +111,22 @@ def _failed_once(profile: Profile, known: Known, diagnosis: Diagnosis) -> Run:
 
 def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> dict[str, Cure]:
     """Return the ladder's remedies for a failure: exact where a value is known, else which way to go."""
-    found: dict[str, Cure] = {}
+    result: dict[str, Cure] = {}
     for rung in LADDER:
-        if rung.name not in found and _serves(rung, diagnosis):
+        if rung.name not in result and _serves(rung, diagnosis):
             cure = exact.get(rung.name) or _neutral(rung.name, diagnosis, known)
-            found |= {} if cure is None else {cure.name: cure}
+            result |= {} if cure is None else {cure.name: cure}
     if fragmentation_excluded(diagnosis):
-        found.pop("expandable_segments", None)
-    elif diagnosis.fragmentation and "expandable_segments" not in found:
+        result.pop("expandable_segments", None)
+    elif diagnosis.fragmentation and "expandable_segments" not in result:
         cure = _neutral("expandable_segments", diagnosis, known)  # it helps in every phase
-        found |= {} if cure is None else {cure.name: cure}
-    if not known.counts_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= found.keys():
+        result |= {} if cure is None else {cure.name: cure}
+    if not known.counts_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= result.keys():
         # Scripts without an RL framework count sequences, most often.
-        order = [name for name in found if name != "reduce_tokens_per_mb"]
+        order = [name for name in result if name != "reduce_tokens_per_mb"]
         order.insert(order.index("reduce_micro_batch") + 1, "reduce_tokens_per_mb")
-        found = {name: found[name] for name in order}
-    return found
+        result = {name: result[name] for name in order}
+    return result
 
 
 def fragmentation_excluded(diagnosis: Diagnosis) -> bool:

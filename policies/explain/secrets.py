@@ -66,8 +66,8 @@ def shown(line: Line) -> Line:
 
 def _hidden(match: re.Match[str]) -> str:
     begin = match.start("word")
-    found = _NAME_END.search(match.string[max(0, begin - _NAME_REACH) : begin])
-    name = found[0] if found else ""
+    name_end = _NAME_END.search(match.string[max(0, begin - _NAME_REACH) : begin])
+    name = name_end[0] if name_end else ""
     if not _is_secret(name, match):
         return match[0]
     return f"{match['word']}{match['between']}{match['quote'] or ''}{MASK}"

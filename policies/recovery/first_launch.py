@@ -34,18 +34,17 @@ def _first_launch(run: Run) -> Launch:
     if view is None or before is None or before.least_risk < _HOPELESS:
         return Launch(knobs=written, reason=AS_WRITTEN)
     why = _why(view, before)
-    found = _nearest_fit(view, written)
-    if found is None or found.risk >= before.risk:
+    candidate = _nearest_fit(view, written)
+    if candidate is None or candidate.risk >= before.risk:
         return Launch(
             knobs=written, reason=f"{AS_WRITTEN}: {why}, and no configuration near it is predicted to fit"
         )
     if mode is Preflight.ADVISE:
-        advice = (
-            f"{words(written, new_values(written, found.knobs))} is predicted to fit ({peaks(view, found)})"
-        )
+        changes = words(written, new_values(written, candidate.knobs))
+        advice = f"{changes} is predicted to fit ({peaks(view, candidate)})"
         return Launch(knobs=written, reason=f"{AS_WRITTEN}, although {why}; {advice}")
-    remedy = step(view, written, found, before, name=PREFLIGHT, why=why)
-    return Launch(knobs=found.knobs, reason=remedy.reason, remedy=remedy)
+    remedy = step(view, written, candidate, before, name=PREFLIGHT, why=why)
+    return Launch(knobs=candidate.knobs, reason=remedy.reason, remedy=remedy)
 
 
 def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:

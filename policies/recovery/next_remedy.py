@@ -60,10 +60,10 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
         legal = not objections(run.accepted.profile, present, knobs, started=started)
         return legal and relapse_of(run, knobs) is None and not is_refused(run, knobs)
 
-    found = best(view, present, diagnosis=diagnosis, started=started, permitted=permitted)
-    if found is None:
+    candidate = best(view, present, diagnosis=diagnosis, started=started, permitted=permitted)
+    if candidate is None:
         return None
-    return cure(view, present, found, judged(view, present), diagnosis)
+    return cure(view, present, candidate, judged(view, present), diagnosis)
 
 
 def _shares_less(present: Knobs, knobs: Knobs) -> bool:
@@ -132,8 +132,8 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     """Return the changes that are the user's to make."""
     last = run.attempts[-1]
     profile, recovery = run.accepted.profile, run.accepted.job.recovery
-    found = [remedy.reason for remedy in free_before_relaunch(profile, last.knobs, diagnosis)]
-    found += [
+    result = [remedy.reason for remedy in free_before_relaunch(profile, last.knobs, diagnosis)]
+    result += [
         f"{remedy.name}, which recovery.allow or recovery.deny excludes"
         for remedy in candidates(profile, last.knobs, diagnosis, started=started_before(run))
         if remedy.changes and denied(recovery, remedy)
@@ -142,12 +142,12 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
         candidates(profile, last.knobs, diagnosis, started=False) if started_before(run) else iter(())
     )
     legal_now = {_key(r) for r in candidates(profile, last.knobs, diagnosis, started=started_before(run))}
-    found += [
+    result += [
         f"a new run with {_words(remedy)}, which a checkpoint of this run does not allow"
         for remedy in after_start
         if _key(remedy) not in legal_now
     ]
-    return tuple(dict.fromkeys([*found, *_USERS.get(diagnosis.cause.resource, ())]))
+    return tuple(dict.fromkeys([*result, *_USERS.get(diagnosis.cause.resource, ())]))
 
 
 def _key(remedy: Remedy) -> bytes:

@@ -92,10 +92,12 @@ def _known_model(run: Run) -> Model | None:
 
 def measures(view: Outlook, diagnosis: Diagnosis) -> bool:
     """Return whether the size of the memory that failed is known: else nothing can be said to fit."""
-    found = view.estimates((view.run.accepted.profile.knobs,))
+    estimate = view.estimates((view.run.accepted.profile.knobs,))
     if diagnosis.cause is Cause.HOST_OOM:
-        return math.isfinite(found.host_capacity)
-    return diagnosis.phase in PHASES and math.isfinite(found.gpu_capacity[PHASES.index(diagnosis.phase), 0])
+        return math.isfinite(estimate.host_capacity)
+    return diagnosis.phase in PHASES and math.isfinite(
+        estimate.gpu_capacity[PHASES.index(diagnosis.phase), 0]
+    )
 
 
 def trusted(run: Run, diagnosis: Diagnosis) -> bool:
@@ -111,8 +113,8 @@ def trusted(run: Run, diagnosis: Diagnosis) -> bool:
 
 def judged(view: Outlook, knobs: Knobs) -> Ranked:
     """Return one configuration as the ranking sees it."""
-    found = view.estimates((knobs,))
-    return _ranked(view, (knobs,), found, predicted(view.calibration, found), 0)
+    estimate = view.estimates((knobs,))
+    return _ranked(view, (knobs,), estimate, predicted(view.calibration, estimate), 0)
 
 
 def best(
@@ -129,16 +131,16 @@ def best(
     smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance
     is weighed against speed.
     """
-    knobs, slow, over, found, seen = _neighbourhood(view, present, _score(view, present), started)
+    knobs, slow, over, estimate, prediction = _neighbourhood(view, present, _score(view, present), started)
     changes = [new_values(present, k) for k in knobs]
     rungs = _rungs(view, present, diagnosis, started=started)
     failed = [a for a in view.run.attempts if a.diagnosis is not None and a.diagnosis.cause in _MODELLED]
-    less = less_than(view, failed, clearly=_CLEARLY)(found)
+    less = less_than(view, failed, clearly=_CLEARLY)(estimate)
     order = _order(
         slow,
-        any_of(chances(found, seen)),
+        any_of(chances(estimate, prediction)),
         over,
-        _misses(view, found, seen) <= 0,
+        _misses(view, estimate, prediction) <= 0,
         _numeric(view, changes),
         changes,
         rungs,
@@ -148,7 +150,7 @@ def best(
         # What the ladder would not touch for such a failure may join a cure, and is none by itself.
         cures = diagnosis is None or not rungs.keys().isdisjoint(changes[index])
         if changes[index] and cures and less[index] and permitted(knobs[index]):
-            return _ranked(view, knobs, found, seen, index)
+            return _ranked(view, knobs, estimate, prediction, index)
     return None
 
 
@@ -156,38 +158,38 @@ def faster(
     view: Outlook, present: Knobs, *, started: bool, permitted: Callable[[Knobs], bool]
 ) -> Ranked | None:
     """Return a configuration that is clearly faster than the present one and surely fits, if there is one."""
-    knobs, slow, _, found, seen = _neighbourhood(view, present, _score(view, None), started)
+    knobs, slow, _, estimate, prediction = _neighbourhood(view, present, _score(view, None), started)
     changes = [new_values(present, k) for k in knobs]
     gain = slow[0] - slow  # the search begins with the present configuration
-    fits = any_of(chances(found, seen)) <= _CLIMBING_RISK
+    fits = any_of(chances(estimate, prediction)) <= _CLIMBING_RISK
     left = np.nonzero((gain >= _WORTH_CLIMBING) & fits & ~_numeric(view, changes))[0]
     while left.size:
         equal = left[gain[left] >= gain[left].max() - _NOISE]
         counts = np.array([len(changes[i]) for i in equal])
         for index in equal[np.lexsort((-gain[equal], counts))].tolist():
             if permitted(knobs[index]):
-                return _ranked(view, knobs, found, seen, index)
+                return _ranked(view, knobs, estimate, prediction, index)
         left = left[gain[left] < gain[left].max() - _NOISE]
     return None
 
 
 def nearest(view: Outlook, present: Knobs, *, started: bool) -> Ranked:
     """Return the legal configuration whose expected peaks miss by least."""
-    knobs, _, _, found, seen = _neighbourhood(view, present, _score(view, present), started)
-    misses = (seen.gpu / found.gpu_capacity).max(axis=0)
-    misses = np.maximum(misses, (seen.host / (HOST_LIMIT * found.host_capacity)).max(axis=0))
-    misses = misses + np.maximum(0.0, -seen.pool)
-    return _ranked(view, knobs, found, seen, int(misses.argmin()))
+    knobs, _, _, estimate, prediction = _neighbourhood(view, present, _score(view, present), started)
+    misses = (prediction.gpu / estimate.gpu_capacity).max(axis=0)
+    misses = np.maximum(misses, (prediction.host / (HOST_LIMIT * estimate.host_capacity)).max(axis=0))
+    misses = misses + np.maximum(0.0, -prediction.pool)
+    return _ranked(view, knobs, estimate, prediction, int(misses.argmin()))
 
 
 def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
     """Return the phases, and `host`, whose expected peak does not fit, and by how many bytes; worst first."""
-    found = view.estimates((ranked.knobs,))
+    estimate = view.estimates((ranked.knobs,))
     sizes = [
-        (phase.value, ranked.gpu[phase] - float(found.gpu_capacity[place, 0]))
+        (phase.value, ranked.gpu[phase] - float(estimate.gpu_capacity[place, 0]))
         for place, phase in enumerate(PHASES)
     ]
-    sizes.append(("host", ranked.host - HOST_LIMIT * found.host_capacity))
+    sizes.append(("host", ranked.host - HOST_LIMIT * estimate.host_capacity))
     return sorted(((name, size) for name, size in sizes if size > 0), key=lambda item: -item[1])
 
 
@@ -198,8 +200,8 @@ def _neighbourhood(
     profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
     options = choices(profile, present, recovery=recovery, started=started)
     knobs, slow, over = search(profile, present, options, score, started=started)
-    found = view.estimates(knobs)
-    return knobs, slow, over, found, predicted(view.calibration, found)
+    estimate = view.estimates(knobs)
+    return knobs, slow, over, estimate, predicted(view.calibration, estimate)
 
 
 def _numeric(view: Outlook, changes: list[dict[str, Setting]]) -> NDArray[np.bool_]:
@@ -210,22 +212,22 @@ def _score(view: Outlook, present: Knobs | None) -> Score:
     """Return the search's score; without a present configuration every prediction of speed is believed."""
 
     def score(knobs: Sequence[Knobs]) -> tuple[Floats, Floats]:
-        found = view.estimates(knobs)
-        seen = predicted(view.calibration, found)
-        capacity = found.gpu_capacity * (1 - _HEADROOM)
-        over = np.maximum(0.0, (seen.gpu + _MARGIN * seen.gpu_error) / capacity - 1).sum(axis=0)
-        over = np.maximum(over, _misses(view, found, seen))
-        over = with_host_and_pool(over, found, seen, margin=_MARGIN)
-        return np.log(np.maximum(1e-9, _seconds(view, found, knobs, present))), over
+        estimate = view.estimates(knobs)
+        prediction = predicted(view.calibration, estimate)
+        capacity = estimate.gpu_capacity * (1 - _HEADROOM)
+        over = np.maximum(0.0, (prediction.gpu + _MARGIN * prediction.gpu_error) / capacity - 1).sum(axis=0)
+        over = np.maximum(over, _misses(view, estimate, prediction))
+        over = with_host_and_pool(over, estimate, prediction, margin=_MARGIN)
+        return np.log(np.maximum(1e-9, _seconds(view, estimate, knobs, present))), over
 
     return score
 
 
-def _seconds(view: Outlook, found: Estimates, knobs: Sequence[Knobs], present: Knobs | None) -> Floats:
+def _seconds(view: Outlook, estimate: Estimates, knobs: Sequence[Knobs], present: Knobs | None) -> Floats:
     """Return predicted step times in which a smaller pool or fewer requests never shorten generation."""
     if present is None:
-        return found.step_s
-    rollout = found.seconds[_ROLLOUT]
+        return estimate.step_s
+    rollout = estimate.seconds[_ROLLOUT]
     fuller = {index: _fuller(k, present) for index, k in enumerate(knobs)}
     less = [index for index, reference in fuller.items() if reference is not knobs[index]]
     slower = rollout.copy()
@@ -233,10 +235,10 @@ def _seconds(view: Outlook, found: Estimates, knobs: Sequence[Knobs], present: K
         reference = view.estimates([fuller[index] for index in less]).seconds[_ROLLOUT]
         slower[less] = np.maximum(rollout[less], reference)
     if view.run.accepted.profile.placement is Placement.ASYNCHRONOUS:
-        sync = found.seconds[PHASES.index(Phase.WEIGHT_SYNC)]
-        overlapped: Floats = np.maximum(found.step_s, slower + sync)
+        sync = estimate.seconds[PHASES.index(Phase.WEIGHT_SYNC)]
+        overlapped: Floats = np.maximum(estimate.step_s, slower + sync)
         return overlapped
-    alone: Floats = found.step_s - rollout + slower
+    alone: Floats = estimate.step_s - rollout + slower
     return alone
 
 
@@ -252,29 +254,40 @@ def _fuller(knobs: Knobs, present: Knobs) -> Knobs:
     return msgspec.structs.replace(knobs, **changes) if changes else knobs
 
 
-def _misses(view: Outlook, found: Estimates, seen: Prediction) -> Floats:
+def _misses(view: Outlook, estimate: Estimates, prediction: Prediction) -> Floats:
     """Return by what share the fullest phase exceeds what leaves the goal's headroom; negative fits."""
-    capacity = found.gpu_capacity * (1 - view.run.accepted.job.goal.headroom)
-    misses: Floats = (seen.gpu / capacity).max(axis=0) - 1
+    capacity = estimate.gpu_capacity * (1 - view.run.accepted.job.goal.headroom)
+    misses: Floats = (prediction.gpu / capacity).max(axis=0) - 1
     return misses
 
 
 def with_host_and_pool(
-    over: Floats, found: Estimates, seen: Prediction, *, margin: float, host_share: float = HOST_LIMIT
+    over: Floats,
+    estimate: Estimates,
+    prediction: Prediction,
+    *,
+    margin: float,
+    host_share: float = HOST_LIMIT,
 ) -> Floats:
     """Return what does not fit, host and pool included, with a margin of so many standard deviations."""
-    limit = host_share * found.host_capacity
-    over = over + np.maximum(0.0, (seen.host + margin * seen.host_error) / limit - 1).max(axis=0)
-    return over + 0.1 * np.maximum(0.0, margin - np.maximum(-20.0, seen.pool))
+    limit = host_share * estimate.host_capacity
+    over = over + np.maximum(0.0, (prediction.host + margin * prediction.host_error) / limit - 1).max(axis=0)
+    return over + 0.1 * np.maximum(0.0, margin - np.maximum(-20.0, prediction.pool))
 
 
 def chances(
-    found: Estimates, seen: Prediction, *, headroom: float = _HEADROOM, host_share: float = HOST_LIMIT
+    estimate: Estimates,
+    prediction: Prediction,
+    *,
+    headroom: float = _HEADROOM,
+    host_share: float = HOST_LIMIT,
 ) -> Floats:
     """Return the chance that a memory overflows: a row for every phase's device, the host and the pool."""
-    gpu = exceeded((found.gpu_capacity * (1 - headroom) - seen.gpu) / seen.gpu_error)
-    host = exceeded((host_share * found.host_capacity - seen.host) / seen.host_error).max(axis=0)
-    return np.vstack([gpu, host, exceeded(seen.pool)])
+    gpu = exceeded((estimate.gpu_capacity * (1 - headroom) - prediction.gpu) / prediction.gpu_error)
+    host = exceeded((host_share * estimate.host_capacity - prediction.host) / prediction.host_error).max(
+        axis=0
+    )
+    return np.vstack([gpu, host, exceeded(prediction.pool)])
 
 
 def any_of(chances: Floats) -> Floats:
@@ -322,9 +335,9 @@ def less_than(
     before = predicted(view.calibration, asked, late=False)
     below = np.less_equal if clearly else np.less
 
-    def less_of(found: Estimates) -> NDArray[np.bool_]:
-        less = np.ones(len(found.step_s), dtype=bool)
-        after = predicted(view.calibration, found, late=False)
+    def less_of(estimate: Estimates) -> NDArray[np.bool_]:
+        less = np.ones(len(estimate.step_s), dtype=bool)
+        after = predicted(view.calibration, estimate, late=False)
         for column, diagnosis in enumerate(a.diagnosis for a in failed):
             match diagnosis:
                 case Diagnosis(cause=Cause.GPU_OOM, phase=phase, facts=facts) if phase in PHASES:
@@ -334,7 +347,7 @@ def less_than(
                 case Diagnosis(cause=Cause.HOST_OOM):
                     less &= below(after.host.max(axis=0), before.host[:, column].max() * (1 - clearly))
                 case Diagnosis(cause=Cause.POOL_TOO_SMALL):
-                    less &= found.pool_tokens > asked.pool_tokens[column]
+                    less &= estimate.pool_tokens > asked.pool_tokens[column]
         return less
 
     return less_of
@@ -344,22 +357,24 @@ def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, starte
     """Return the place on the ladder at which each knob is first moved."""
     if diagnosis is None:
         return {}
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for remedy in candidates(view.run.accepted.profile, present, diagnosis, started=started):
         for knob in remedy.changes:
-            found.setdefault(knob, len(found))
-    return found
+            result.setdefault(knob, len(result))
+    return result
 
 
-def _ranked(view: Outlook, knobs: Sequence[Knobs], found: Estimates, seen: Prediction, index: int) -> Ranked:
-    slower, risks = view.calibration.slower or 1.0, chances(found, seen)
+def _ranked(
+    view: Outlook, knobs: Sequence[Knobs], estimate: Estimates, prediction: Prediction, index: int
+) -> Ranked:
+    slower, risks = view.calibration.slower or 1.0, chances(estimate, prediction)
     return Ranked(
         knobs=knobs[index],
         risk=float(any_of(risks)[index]),
         least_risk=float(risks[:, index].max()),
-        step_s=float(found.step_s[index]) * slower,
-        gpu={phase: float(seen.gpu[place, index]) for place, phase in enumerate(PHASES)},
-        host=float(seen.host[:, index].max()),
+        step_s=float(estimate.step_s[index]) * slower,
+        gpu={phase: float(prediction.gpu[place, index]) for place, phase in enumerate(PHASES)},
+        host=float(prediction.host[:, index].max()),
     )
 
 
@@ -381,14 +396,14 @@ def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
     model, last = _known_model(run), run.attempts[-1]
     if model is None or len(last.progress) >= _LATE:
         return False
-    found = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
+    estimate = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
     if diagnosis.cause is Cause.HOST_OOM:
-        seen, expected = HOST_LIMIT * found.host_capacity, float(found.host.max())
-        return math.isfinite(seen) and seen > _BEYOND * expected
+        prediction, expected = HOST_LIMIT * estimate.host_capacity, float(estimate.host.max())
+        return math.isfinite(prediction) and prediction > _BEYOND * expected
     used = needed_bytes(diagnosis.facts)
     if used is None or diagnosis.phase not in PHASES:
         return False
-    return used > _BEYOND * float(found.gpu[PHASES.index(diagnosis.phase), 0])
+    return used > _BEYOND * float(estimate.gpu[PHASES.index(diagnosis.phase), 0])
 
 
 def _was_wrong(attempt: Attempt, diagnosis: Diagnosis) -> bool:

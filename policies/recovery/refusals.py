@@ -42,11 +42,11 @@ def without_refused(run: Run) -> Run:
     kept: list[Attempt] = []
     refused: list[Refused] = []
     for attempt in run.attempts:
-        found = _refusal(run.accepted.profile, attempt, kept[-1] if kept else None, refused)
-        if found is None:
+        refusal = _refusal(run.accepted.profile, attempt, kept[-1] if kept else None, refused)
+        if refusal is None:
             kept.append(attempt)
         else:
-            refused.append(found)
+            refused.append(refusal)
     return msgspec.structs.replace(run, attempts=tuple(kept), refused=tuple(refused))
 
 
@@ -94,9 +94,9 @@ def _refusal(
     named = {knob: change for knob, change in changes.items() if _names(profile, knob, error)}
     if not changes or not (named or _earlier(attempt, before)):
         return None
-    found = Refused(number=attempt.number, changes=named or changes, error=error)
-    alike = [r for r in refused if _signature(r) == _signature(found)]
-    return None if alike and not _common([*alike, found]) else found
+    refusal = Refused(number=attempt.number, changes=named or changes, error=error)
+    alike = [r for r in refused if _signature(r) == _signature(refusal)]
+    return None if alike and not _common([*alike, refusal]) else refusal
 
 
 def _names(profile: Profile, knob: str, error: str) -> bool:

@@ -61,9 +61,13 @@ def words(present: Knobs, changes: dict[str, Setting]) -> str:
 
 def peaks(view: Outlook, ranked: Ranked) -> str:
     """Return the tightest predicted peaks against what there is."""
-    found = view.estimates((ranked.knobs,))
+    estimate = view.estimates((ranked.knobs,))
     shares = [
-        (ranked.gpu[phase] / float(found.gpu_capacity[place, 0]), phase, float(found.gpu_capacity[place, 0]))
+        (
+            ranked.gpu[phase] / float(estimate.gpu_capacity[place, 0]),
+            phase,
+            float(estimate.gpu_capacity[place, 0]),
+        )
         for place, phase in enumerate(PHASES)
     ]
     shares.sort(key=lambda item: -item[0])
@@ -76,8 +80,8 @@ def peaks(view: Outlook, ranked: Ranked) -> str:
             f"{phase.value} {show_gib(ranked.gpu[phase])} of {show_gib(capacity)}"
             for _, phase, capacity in shown
         )
-    if ranked.host > 0.8 * found.host_capacity:
-        text += f", host {show_gib(ranked.host)} of {show_gib(found.host_capacity)}"
+    if ranked.host > 0.8 * estimate.host_capacity:
+        text += f", host {show_gib(ranked.host)} of {show_gib(estimate.host_capacity)}"
     return text
 
 

@@ -62,32 +62,32 @@ def _alternatives(view: Outlook, present: Knobs, where: str, *, started: bool) -
             shards=layout.shards * factor,
             engine_ranks=layout.engine_ranks * factor,
         )
-        found = _fits(view, present, profile=_with(profile, spread), cluster=cluster, started=started)
-        if found is not None:
-            yield f"{factor} times the GPUs ({_figure(found, where)})"
+        ranked = _fits(view, present, profile=_with(profile, spread), cluster=cluster, started=started)
+        if ranked is not None:
+            yield f"{factor} times the GPUs ({_figure(ranked, where)})"
             break
     for share in (2, 4, 8):
         if layout.response_tokens // share < 1:
             break
         shorter = msgspec.structs.replace(layout, response_tokens=layout.response_tokens // share)
-        found = _fits(view, present, profile=_shorter(profile, shorter), started=started)
-        if found is not None:
+        ranked = _fits(view, present, profile=_shorter(profile, shorter), started=started)
+        if ranked is not None:
             yield (
                 f"responses of {shorter.response_tokens} tokens instead of {layout.response_tokens} "
-                f"({_figure(found, where)})"
+                f"({_figure(ranked, where)})"
             )
             break
     if not layout.lora_rank:
         lora = msgspec.structs.replace(layout, lora_rank=_LORA_RANK)
-        found = _fits(view, present, profile=_with(profile, lora), started=started)
-        if found is not None:
-            yield f"LoRA of rank {_LORA_RANK} ({_figure(found, where)})"
+        ranked = _fits(view, present, profile=_with(profile, lora), started=started)
+        if ranked is not None:
+            yield f"LoRA of rank {_LORA_RANK} ({_figure(ranked, where)})"
     for share in (2, 3, 4, 8, 16):
         smaller = msgspec.structs.replace(model, layers=max(1, model.layers // share))
-        found = _fits(view, present, model=smaller, started=started)
-        if found is not None:
+        ranked = _fits(view, present, model=smaller, started=started)
+        if ranked is not None:
             size = float(parameters(smaller).total) / 1e9
-            yield f"a model of about {size:.1f} billion parameters ({_figure(found, where)})"
+            yield f"a model of about {size:.1f} billion parameters ({_figure(ranked, where)})"
             break
 
 
@@ -115,8 +115,8 @@ def _fits(
         present = msgspec.structs.replace(
             present, tokens_per_microbatch=min(present.tokens_per_microbatch, max(least, 1))
         )
-    found = nearest(other, present, started=started)
-    return found if found.risk < _LIKELY else None
+    ranked = nearest(other, present, started=started)
+    return ranked if ranked.risk < _LIKELY else None
 
 
 def _with(profile: Profile, layout: Layout) -> Profile:
@@ -135,8 +135,8 @@ def _shorter(profile: Profile, layout: Layout) -> Profile:
     return msgspec.structs.replace(profile, layout=layout, longest_sequence=longest, constraints=bounds)
 
 
-def _figure(found: Ranked, where: str) -> str:
+def _figure(ranked: Ranked, where: str) -> str:
     if where == "host":
-        return f"predicted host {show_gib(found.host)}"
-    size = next(size for phase, size in found.gpu.items() if phase.value == where)
+        return f"predicted host {show_gib(ranked.host)}"
+    size = next(size for phase, size in ranked.gpu.items() if phase.value == where)
     return f"predicted {where} {show_gib(size)}"

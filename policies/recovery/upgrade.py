@@ -40,11 +40,11 @@ def offer(run: Run) -> Remedy | None:
             and not objections(profile, stable.knobs, knobs, started=True)
         )
 
-    found = faster(view, stable.knobs, started=True, permitted=permitted)
-    if found is None:
+    candidate = faster(view, stable.knobs, started=True, permitted=permitted)
+    if candidate is None:
         return None
     why = "every phase left memory free"
-    return step(view, stable.knobs, found, judged(view, stable.knobs), name=CLIMB, why=why)
+    return step(view, stable.knobs, candidate, judged(view, stable.knobs), name=CLIMB, why=why)
 
 
 def due(run: Run, last: Attempt) -> Remedy | None:

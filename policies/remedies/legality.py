@@ -26,12 +26,12 @@ def objections(profile: Profile, before: Knobs, after: Knobs, *, started: bool) 
     may exist, so that what a checkpoint depends on stays as it is.
     """
     names = changed(before, after)
-    found = [text for name in names if (text := _support(profile, name, getattr(after, name)))]
+    result = [text for name in names if (text := _support(profile, name, getattr(after, name)))]
     for constraint in profile.constraints:
         text = _constraint(constraint, before, after, frozenset(names), started=started)
         if text:
-            found.append(text)
-    return tuple(found)
+            result.append(text)
+    return tuple(result)
 
 
 def on_grid(grid: Grid, value: Setting) -> bool:

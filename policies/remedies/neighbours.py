@@ -35,7 +35,7 @@ def choices(
     """Return what each knob may become by itself, its present value first."""
     simple = tuple(c for c in profile.constraints if not isinstance(c, Requires))
     alone = msgspec.structs.replace(profile, constraints=simple)
-    found: dict[str, tuple[Setting, ...]] = {}
+    result: dict[str, tuple[Setting, ...]] = {}
     for knob, remedy in REMEDY_OF.items():
         support = profile.supported.get(knob)
         if support is None or knob in recovery.deny or remedy in recovery.deny:
@@ -52,8 +52,8 @@ def choices(
             )
         ]
         if legal:
-            found[knob] = (own, *legal)
-    return found
+            result[knob] = (own, *legal)
+    return result
 
 
 def search(

@@ -84,8 +84,8 @@ def smaller(
         return None
     floor = lowest(profile, knob)
     floor = 1.0 if floor is None else max(1.0, floor)
-    found = _snapped(profile, knob, max(floor, present * share), down=True, floor=floor)
-    return int(found) if found is not None and found < present else None
+    value = _snapped(profile, knob, max(floor, present * share), down=True, floor=floor)
+    return int(value) if value is not None and value < present else None
 
 
 def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
@@ -106,8 +106,8 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     step *= 2 ** (diagnosis.streak - 1)
     floor = lowest(profile, knob)
     floor = FRACTION_STEP_BLIND if floor is None else floor
-    found = _snapped(profile, knob, max(floor, present - step), down=True, floor=floor)
-    return found if found is not None and found < present - _SNAP else None
+    value = _snapped(profile, knob, max(floor, present - step), down=True, floor=floor)
+    return value if value is not None and value < present - _SNAP else None
 
 
 def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
@@ -121,8 +121,8 @@ def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagno
         step = max(FRACTION_STEP, missing / capacity + FRACTION_MULTIPLE)
     ceiling = highest(profile, knob)
     ceiling = 0.95 if ceiling is None else ceiling
-    found = _snapped(profile, knob, min(ceiling, present + step), down=False, floor=present)
-    return found if found is not None and found > present + _SNAP else None
+    value = _snapped(profile, knob, min(ceiling, present + step), down=False, floor=present)
+    return value if value is not None and value > present + _SNAP else None
 
 
 def stronger(profile: Profile, knobs: Knobs, knob: str, memory: Memory) -> tuple[Setting, ...]:

@@ -88,17 +88,19 @@ class Foresight(Forecast):
     def excess(self, knobs: Knobs) -> dict[str, float]:
         """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
         one = judged(self, (knobs,))
-        expected = _expected(self, one.found, one.seen)
+        expected = _expected(self, one.estimate, one.prediction)
         out = {phase: value for phase, value in expected.items() if value > 0}
         if one.risk[0] > RISK:
-            gpu = (one.seen.gpu[:, 0] + one.seen.gpu_error[:, 0]) / one.found.gpu_capacity[:, 0] - 1
+            gpu = (one.prediction.gpu[:, 0] + one.prediction.gpu_error[:, 0]) / one.estimate.gpu_capacity[
+                :, 0
+            ] - 1
             host = (
-                float(((one.seen.host + one.seen.host_error)[:, 0]).max())
-                / (self.host_share * one.found.host_capacity)
+                float(((one.prediction.host + one.prediction.host_error)[:, 0]).max())
+                / (self.host_share * one.estimate.host_capacity)
                 - 1
             )
             worst = {phase.value: float(gpu[place]) for place, phase in enumerate(PHASES)} | {"host": host}
-            worst["pool"] = -float(one.seen.pool[0])
+            worst["pool"] = -float(one.prediction.pool[0])
             name = max(worst, key=lambda key: worst[key])
             out[name] = max(out.get(name, 0.0), worst[name], 0.001)
         if not out and not one.allowed[0]:
@@ -107,8 +109,8 @@ class Foresight(Forecast):
 
     def expectations(self, knobs: Knobs) -> dict[str, float]:
         """Return by how much each phase's expected peak exceeds what it may use, in units of the limit."""
-        found = self.view.estimates((knobs,))
-        return _expected(self, found, predicted(self.view.calibration, found))
+        estimate = self.view.estimates((knobs,))
+        return _expected(self, estimate, predicted(self.view.calibration, estimate))
 
     def much_slower(self, best: Knobs, knobs: Knobs) -> float:
         """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
@@ -132,7 +134,7 @@ class Foresight(Forecast):
         def score(knobs: list[Knobs]) -> tuple[Floats, Floats]:
             one = judged(self, knobs)
             risky.append(~one.allowed)
-            return _hoped(self, knobs, one.found, reference, center), one.over
+            return _hoped(self, knobs, one.estimate, reference, center), one.over
 
         every, slow, _ = beam(centers, self.neighbours, score, weights=_WEIGHTS, kept=_KEPT)
         refused = np.concatenate(risky)
@@ -145,8 +147,8 @@ class Foresight(Forecast):
 class Judged:
     """What is foreseen of many candidates."""
 
-    found: Estimates
-    seen: Prediction
+    estimate: Estimates
+    prediction: Prediction
     risk: Floats  # chance that some memory overflows
     over: Floats  # what does not fit with its margin, in units of the limits
     allowed: NDArray[np.bool_]  # to run
@@ -170,10 +172,10 @@ def foreseen(
     pace = None
     if measured:
         knobs = [r.knobs for r in measured]
-        found = view.estimates(knobs)
+        estimate = view.estimates(knobs)
         pace = pace_of(
-            offered(found, knobs, dimensions),
-            found.step_s,
+            offered(estimate, knobs, dimensions),
+            estimate.step_s,
             [r.rate for r in measured],
             [r.noise or 0.0 for r in measured],
             overlapped=accepted.profile.placement is Placement.ASYNCHRONOUS,
@@ -198,36 +200,36 @@ def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
 
 def judged(sight: Foresight, knobs: Sequence[Knobs]) -> Judged:
     """Return what is foreseen of candidates."""
-    found = sight.view.estimates(knobs)
-    seen = predicted(sight.view.calibration, found)
-    risk = any_of(chances(found, seen, headroom=0.0, host_share=sight.host_share))
-    gpu = seen.gpu / found.gpu_capacity - (1 - sight.headroom)
-    tight = (seen.gpu + _MARGIN * seen.gpu_error) / found.gpu_capacity - 1
+    estimate = sight.view.estimates(knobs)
+    prediction = predicted(sight.view.calibration, estimate)
+    risk = any_of(chances(estimate, prediction, headroom=0.0, host_share=sight.host_share))
+    gpu = prediction.gpu / estimate.gpu_capacity - (1 - sight.headroom)
+    tight = (prediction.gpu + _MARGIN * prediction.gpu_error) / estimate.gpu_capacity - 1
     over = np.maximum(0.0, np.maximum(gpu, tight)).sum(axis=0)
-    over = with_host_and_pool(over, found, seen, margin=_MARGIN, host_share=sight.host_share)
-    allowed = (gpu <= 0).all(axis=0) & (risk <= RISK) & sight.needs_less(found)
-    return Judged(found=found, seen=seen, risk=risk, over=over, allowed=allowed)
+    over = with_host_and_pool(over, estimate, prediction, margin=_MARGIN, host_share=sight.host_share)
+    allowed = (gpu <= 0).all(axis=0) & (risk <= RISK) & sight.needs_less(estimate)
+    return Judged(estimate=estimate, prediction=prediction, risk=risk, over=over, allowed=allowed)
 
 
-def _expected(sight: Foresight, found: Estimates, seen: Prediction) -> dict[str, float]:
-    shares = seen.gpu[:, 0] / found.gpu_capacity[:, 0] - (1 - sight.headroom)
+def _expected(sight: Foresight, estimate: Estimates, prediction: Prediction) -> dict[str, float]:
+    shares = prediction.gpu[:, 0] / estimate.gpu_capacity[:, 0] - (1 - sight.headroom)
     out = {
         p.value: float(s)
         for p, s in zip(PHASES, shares, strict=True)
-        if found.gpu_capacity[PHASES.index(p), 0] < np.inf
+        if estimate.gpu_capacity[PHASES.index(p), 0] < np.inf
     }
-    if np.isfinite(found.host_capacity):
-        out["host"] = float(seen.host[:, 0].max()) / (HOST_LIMIT * found.host_capacity) - 1
+    if np.isfinite(estimate.host_capacity):
+        out["host"] = float(prediction.host[:, 0].max()) / (HOST_LIMIT * estimate.host_capacity) - 1
     return out
 
 
 def _hoped(
-    sight: Foresight, knobs: Sequence[Knobs], found: Estimates, reference: Estimates, center: Offered
+    sight: Foresight, knobs: Sequence[Knobs], estimate: Estimates, reference: Estimates, center: Offered
 ) -> Floats:
     """Return by what share steps may be hoped to take longer than the reference's; negative is faster."""
     if sight.pace is None:
-        plain: Floats = found.step_s / float(reference.step_s[0]) - 1
+        plain: Floats = estimate.step_s / float(reference.step_s[0]) - 1
         return plain
-    more, error = slower(sight.pace, offered(found, knobs, sight.dimensions), center)
+    more, error = slower(sight.pace, offered(estimate, knobs, sight.dimensions), center)
     hoped: Floats = more - _OPTIMISM * error
     return hoped

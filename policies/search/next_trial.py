@@ -77,10 +77,10 @@ class SearchSpace:
 
 def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:
     """Return the calibrated estimate after what has run; without a known model one that predicts nothing."""
-    found = foreseen(
+    foresight = foreseen(
         history.accepted, history.evidence, history.results, space.dimensions, neighbours=space.neighbours
     )
-    return Forecast() if found is None else found
+    return Forecast() if foresight is None else foresight
 
 
 def next_trial(

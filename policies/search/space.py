@@ -52,7 +52,7 @@ def open_knobs(job: Job, profile: Profile) -> tuple[str, ...]:
 
 def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
     """Return the dimensions around `knobs`; a knob without at least two legal values is none."""
-    found = []
+    result = []
     allowed, denied = job.recovery.allow, job.recovery.deny
     kept = {c.knob for c in profile.constraints if isinstance(c, FixedDuringRun)}
     fixed = kept if job.resume else set[str]()
@@ -64,8 +64,8 @@ def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
         values = _values(profile, knobs, name)
         if len(values) > 1:
             ordered = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-            found.append(Dimension(knob=name, values=values, ordered=ordered))
-    return tuple(found)
+            result.append(Dimension(knob=name, values=values, ordered=ordered))
+    return tuple(result)
 
 
 def assembled(
@@ -83,13 +83,13 @@ def neighbours(
     """Return what one move along each dimension leads to, where the framework accepts it."""
     dimensions = tuple(dimensions)
     here = {d.knob: d.nearest(getattr(knobs, d.knob)) for d in dimensions}
-    found: dict[Knobs, None] = {}
+    result: dict[Knobs, None] = {}
     for dimension in dimensions:
         for value in dimension.few(getattr(knobs, dimension.knob)):
             moved = _with(profile, base, here | {dimension.knob: value})
-            if moved not in found and legal(profile, base, moved, started=False):
-                found[moved] = None
-    return tuple(found)
+            if moved not in result and legal(profile, base, moved, started=False):
+                result[moved] = None
+    return tuple(result)
 
 
 def legal(profile: Profile, before: Knobs, after: Knobs, *, started: bool) -> bool:

@@ -58,9 +58,9 @@ class Pace:
     surprise: Floats  # that inverse times what was measured beyond the roofline
 
 
-def offered(found: Estimates, knobs: Sequence[Knobs], dimensions: Sequence[Dimension]) -> Offered:
+def offered(estimate: Estimates, knobs: Sequence[Knobs], dimensions: Sequence[Dimension]) -> Offered:
     """Return configurations as the pace sees them."""
-    groups = [sum(found.seconds[PHASES.index(phase)] for phase in group) for group in _GROUPS]
+    groups = [sum(estimate.seconds[PHASES.index(phase)] for phase in group) for group in _GROUPS]
     places: list[dict[Setting, float]] = [
         {value: place / max(1, len(d.values) - 1) for place, value in enumerate(d.values)} for d in dimensions
     ]
@@ -101,9 +101,11 @@ def pace_of(
     )
 
 
-def slower(pace: Pace, found: Offered, reference: Offered) -> tuple[Floats, Floats]:
+def slower(pace: Pace, candidates: Offered, reference: Offered) -> tuple[Floats, Floats]:
     """Return by how much a step takes longer than the reference's, as a share of it, and how surely."""
-    there = Offered(rows=_active(found.rows, pace.factors, overlapped=pace.overlapped), codes=found.codes)
+    there = Offered(
+        rows=_active(candidates.rows, pace.factors, overlapped=pace.overlapped), codes=candidates.codes
+    )
     here = Offered(
         rows=_active(reference.rows, pace.factors, overlapped=pace.overlapped), codes=reference.codes
     )

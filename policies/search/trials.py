@@ -74,12 +74,12 @@ def unit_of(results: Iterable[Tried]) -> Unit | None:
 
 def highest(*peaks: Mapping[str, Peak]) -> dict[str, Peak]:
     """Return the largest peak of each phase."""
-    found: dict[str, Peak] = {}
+    result: dict[str, Peak] = {}
     for some in peaks:
         for phase, peak in some.items():
-            if phase not in found or found[phase].used_bytes < peak.used_bytes:
-                found[phase] = peak
-    return found
+            if phase not in result or result[phase].used_bytes < peak.used_bytes:
+                result[phase] = peak
+    return result
 
 
 def excess(peaks: Mapping[str, Peak], *, headroom: float) -> dict[str, float]:
@@ -242,7 +242,7 @@ def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
     ran = [r.knobs for r in results if r.result in (Result.FITS, Result.SLOW)] if refused else []
     seen = {name: {getattr(k, name) for k in ran} for _, change in refused for name in change}
     alike: dict[str, Suspects] = {}  # by reason
-    found: list[Suspects] = []
+    result: list[Suspects] = []
     for r, change in refused:
         new = {name: value for name, (_, value) in change.items() if value not in seen[name]}
         if not new:
@@ -254,8 +254,8 @@ def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
         if common:
             alike[reason] = msgspec.structs.replace(first, settings=common)
         else:
-            found.append(own)
-    return (*alike.values(), *found)
+            result.append(own)
+    return (*alike.values(), *result)
 
 
 def suspected(found: Iterable[Suspects], proposed: Knobs) -> str:
@@ -279,11 +279,11 @@ def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
             first.setdefault(r.knobs, r)
     usable = list(first.values())
     usable.sort(key=lambda r: (r.rate, r.headroom or 0.0), reverse=True)
-    found: list[Tried] = []
+    kept: list[Tried] = []
     for result in usable:
-        if not found or (result.headroom or 0.0) > (found[-1].headroom or 0.0):
-            found.append(result)
-    return tuple(found)
+        if not kept or (result.headroom or 0.0) > (kept[-1].headroom or 0.0):
+            kept.append(result)
+    return tuple(kept)
 
 
 def spent(history: History) -> dict[str, float]:

@@ -15,18 +15,18 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def errors(self) -> list[tuple[str, str]]:
         """Return what is impossible about the shape, each with a hint."""
-        found = [
+        result = [
             (f"{name} is {value}", "use a positive number")
             for name, value in msgspec.structs.asdict(self).items()
             if value < 1
         ]
-        if found:
-            return found
+        if result:
+            return result
         if self.hidden % (2 * self.heads):
             what = f"hidden {self.hidden} is no even multiple of heads {self.heads}"
-            found.append((what, "make hidden / heads an even number"))
+            result.append((what, "make hidden / heads an even number"))
         if self.heads % self.kv_heads:
-            found.append((f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}", "use a divisor"))
+            result.append((f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}", "use a divisor"))
         if self.vocab < 16 or self.vocab % 4:
-            found.append((f"vocab {self.vocab} does not suit the task", "use a multiple of 4, at least 16"))
-        return found
+            result.append((f"vocab {self.vocab} does not suit the task", "use a multiple of 4, at least 16"))
+        return result

@@ -42,7 +42,7 @@ class LightEngine(Engine):
         by_length: dict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
             by_length[len(prompt)].append(index)
-        found: dict[int, Completion] = {}
+        result: dict[int, Completion] = {}
         limit = sampling["max_new_tokens"]
         with self._device.phase("rollout"), torch.inference_mode():
             for length, members in by_length.items():
@@ -57,8 +57,8 @@ class LightEngine(Engine):
                         max_new_tokens=limit,
                         temperature=sampling["temperature"],
                     )
-                    found |= dict(zip(chosen, completions, strict=True))
-        completions = [found[index] for index in range(len(prompts))]
+                    result |= dict(zip(chosen, completions, strict=True))
+        completions = [result[index] for index in range(len(prompts))]
         whole = sampling["ignore_eos"]
         return completions if whole else [self._until_end(completion) for completion in completions]
 

@@ -75,8 +75,8 @@ def complete(folder: Path) -> list[Path]:
 
 def newest_complete(folder: Path) -> Path | None:
     """Return the checkpoint to continue from."""
-    found = complete(folder)
-    return found[-1] if found else None
+    manifest = complete(folder)
+    return manifest[-1] if manifest else None
 
 
 def read_manifest(path: Path) -> Manifest | None:

@@ -292,9 +292,9 @@ class TrainerRank:
                 sequences=settings.microbatch_size,
                 dynamic=settings.dynamic_batching or settings.logprob_tokens is not None,
             ):
-                found = policy(batch.tokens, batch.responses, settings.logprob_chunk)
+                output = policy(batch.tokens, batch.responses, settings.logprob_chunk)
                 if batch.weight:
-                    parts = found.split([len(self._samples[index].response) for index in batch.indices])
+                    parts = output.split([len(self._samples[index].response) for index in batch.indices])
                     # Clones: a part would keep the whole micro-batch alive.
                     scores |= {index: part.clone() for index, part in zip(batch.indices, parts, strict=True)}
         return scores

@@ -65,19 +65,19 @@ def parse(text: str) -> Backend:
     packed = re.sub(r"\s+", "", text)
     if "+" in packed:
         raise BackendError("`+` joins engines in allocation_mode only; each engine has a backend of its own")
-    found = _SPEC.fullmatch(packed)
-    if found is None:
+    match = _SPEC.fullmatch(packed)
+    if match is None:
         known = ", ".join((*ENGINES, *TRAINERS))
         raise BackendError(f"a backend is `engine:dimensions`, such as `fsdp:d4t2`; engines are {known}")
-    engine, dims = found["engine"], found["dims"]
+    engine, dims = match["engine"], match["dims"]
     hybrid = _HYBRID.fullmatch(dims)
     if hybrid is not None:
         if engine not in TRAINERS or engine == "fsdp":
             raise BackendError(f"{engine} knows no hybrid layout of attention and experts")
         sizes = _sizes(hybrid["attention"], "cdtp", engine)
         experts = _sizes(hybrid["experts"], "detp", engine)
-        return _backend(found, sizes | {"e": experts.get("e", 1)}, hybrid["experts"])
-    return _backend(found, _sizes(dims, _LETTERS[engine], engine), "")
+        return _backend(match, sizes | {"e": experts.get("e", 1)}, hybrid["experts"])
+    return _backend(match, _sizes(dims, _LETTERS[engine], engine), "")
 
 
 def from_allocation_mode(mode: str) -> tuple[Backend, Backend, bool]:
@@ -112,10 +112,10 @@ def _sizes(dims: str, letters: str, engine: str) -> dict[str, int]:
     return sizes
 
 
-def _backend(found: re.Match[str], sizes: dict[str, int], experts_text: str) -> Backend:
+def _backend(match: re.Match[str], sizes: dict[str, int], experts_text: str) -> Backend:
     backend = Backend(
-        engine=found["engine"],
-        name=found["name"] or "",
+        engine=match["engine"],
+        name=match["name"] or "",
         experts_text=experts_text,
         **{_DIMENSIONS[letter]: size for letter, size in sizes.items()},
     )

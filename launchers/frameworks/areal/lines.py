@@ -80,14 +80,14 @@ def marker(line: str) -> Marker | None:
 
 
 def _memory(line: str) -> Marker | None:
-    found = _MEMORY.search(line)
-    if found is None or found["what"] not in _WORK:
+    match = _MEMORY.search(line)
+    if match is None or match["what"] not in _WORK:
         return None
-    phase, component = _WORK[found["what"]]
+    phase, component = _WORK[match["what"]]
     # What the card holds once the work is done; the allocator's reserve bounds the use from above.
     peak = Peak(
-        used_bytes=round(float(found["used"]) * GIB),
-        capacity_bytes=round(float(found["total"]) * GIB),
+        used_bytes=round(float(match["used"]) * GIB),
+        capacity_bytes=round(float(match["total"]) * GIB),
         component=component,
         upper_bound=True,
     )

@@ -43,7 +43,7 @@ def value_text(value: Any) -> str:
 
 def printed(text: str) -> dict[str, Any]:
     """Return the overrides of the command lines that a log shows, by AReaL's own names."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for line in text.splitlines():
         if _COMMAND.search(line) is None:
             continue
@@ -54,8 +54,8 @@ def printed(text: str) -> dict[str, Any]:
         for word in argv:
             override = _OVERRIDE.fullmatch(word)
             if override is not None and kind_of(override[1]) is not None:
-                found[override[1]] = _read(override[2])
-    return found
+                result[override[1]] = _read(override[2])
+    return result
 
 
 def _read(text: str) -> Any:

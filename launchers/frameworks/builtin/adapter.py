@@ -193,13 +193,13 @@ class Builtin(Framework):
 
     def marker(self, line: str) -> Marker | None:
         """Return what one of the job's own lines says."""
-        found = _LINE.search(line)
-        if found is None:
+        match = _LINE.search(line)
+        if match is None:
             return None
-        rest = found["rest"]
+        rest = match["rest"]
         fields = dict(_PAIR.findall(rest))
         try:
-            match found["kind"]:
+            match match["kind"]:
                 case "phase":
                     return _phase(rest, fields)
                 case "step":

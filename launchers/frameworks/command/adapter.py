@@ -158,7 +158,7 @@ class AnyCommand(Framework):
 
 def _all(job: Job) -> tuple[Placeholder, ...]:
     texts = [*map(str, job.command), *job.env.values()]
-    return tuple(found for text in texts for found in placeholders(text))
+    return tuple(placeholder for text in texts for placeholder in placeholders(text))
 
 
 def _own(job: Job) -> dict[str, Any]:
@@ -259,25 +259,26 @@ def _problems(job: Job) -> Iterator[Problem]:
         *((("env", name), text) for name, text in job.env.items()),
     ]
     for place, text in texts:
-        for found in placeholders(text):
-            yield from _placeholder(job, place, found)
+        for placeholder in placeholders(text):
+            yield from _placeholder(job, place, placeholder)
     named = {p.name for p in _all(job)}
     for name in job.settings:
         yield from _setting(job, str(name), named)
 
 
-def _placeholder(job: Job, place: tuple[str | int, ...], found: Placeholder) -> Iterator[Problem]:
+def _placeholder(job: Job, place: tuple[str | int, ...], placeholder: Placeholder) -> Iterator[Problem]:
     known = (*KNOBS, *OWN, *LATER)
-    name = found.name
+    name = placeholder.name
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{{{close[0]}}}`?" if close else f"`{{{{{name}}}}}` stands for the text itself"
         yield Problem(path=place, message=f"unknown placeholder `{{{name}}}`", hint=hint)
-    elif found.unit and (found.unit not in UNITS or name not in _SIZES):
+    elif placeholder.unit and (placeholder.unit not in UNITS or name not in _SIZES):
         yield Problem(
-            path=place, message=f"`{{{name}:{found.unit}}}`: sizes have units, one of {', '.join(UNITS)}"
+            path=place,
+            message=f"`{{{name}:{placeholder.unit}}}`: sizes have units, one of {', '.join(UNITS)}",
         )
-    elif (found.is_knob or name == "steps") and name not in job.settings:
+    elif (placeholder.is_knob or name == "steps") and name not in job.settings:
         yield Problem(
             path=place,
             message=f"`{{{name}}}` has no value to start from",

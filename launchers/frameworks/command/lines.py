@@ -48,15 +48,15 @@ def marker(line: str) -> Marker | None:
     record = _record(line)
     if record is not None:
         return record
-    found = _STEP.search(line)
-    if found is None or _OTHER.search(line[: found.start("step")]):
+    match = _STEP.search(line)
+    if match is None or _OTHER.search(line[: match.start("step")]):
         return None
-    if found["plain"] and found["of"] is None and ":" not in found[0] and "=" not in found[0]:
+    if match["plain"] and match["of"] is None and ":" not in match[0] and "=" not in match[0]:
         return None  # "step 3" is prose as often as progress
     seconds, speed = _SECONDS.search(line), _SPEED.search(line)
     return StepDone(
-        step=int(found["step"]),
-        of=int(found["of"]) if found["of"] else None,
+        step=int(match["step"]),
+        of=int(match["of"]) if match["of"] else None,
         seconds=float(seconds[1]) / 1000 if seconds else None,
         tokens_per_second=float(speed[1]) if speed else None,
     )
@@ -64,11 +64,11 @@ def marker(line: str) -> Marker | None:
 
 def _record(line: str) -> Marker | None:
     """Return what a logged dictionary says, such as those of the Hugging Face Trainer."""
-    found = _DICT.search(line)
-    if found is None:
+    match = _DICT.search(line)
+    if match is None:
         return None
     try:
-        record = ast.literal_eval(found[0])
+        record = ast.literal_eval(match[0])
     except (ValueError, SyntaxError):
         return None
     if not isinstance(record, dict):
@@ -86,5 +86,5 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and float(value).is_integer() else None
 
 
-def _first(found: re.Match[str]) -> int:
-    return int(next(group for group in found.groups() if group))
+def _first(match: re.Match[str]) -> int:
+    return int(next(group for group in match.groups() if group))

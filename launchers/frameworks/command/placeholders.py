@@ -33,22 +33,22 @@ class Placeholder(Value, frozen=True, kw_only=True):
 
 def placeholders(text: str) -> Iterator[Placeholder]:
     """Yield the placeholders of one word."""
-    for found in _PLACEHOLDER.finditer(text):
-        yield Placeholder(name=found["name"], unit=found["unit"] or "", conditional=found["text"] is not None)
+    for match in _PLACEHOLDER.finditer(text):
+        yield Placeholder(name=match["name"], unit=match["unit"] or "", conditional=match["text"] is not None)
 
 
 def filled(text: str, values: Mapping[str, Setting]) -> str:
     """Return a word with its placeholders filled in; those of the place where it starts stay."""
 
-    def value_of(found: re.Match[str]) -> str:
-        name = found["name"]
+    def value_of(match: re.Match[str]) -> str:
+        name = match["name"]
         if name in LATER or name not in values:
-            return found[0]
+            return match[0]
         value = values[name]
-        if found["text"] is not None:
-            return found["text"] if value not in _OFF else ""
-        if found["unit"] and isinstance(value, int | float):
-            return f"{value / UNITS[found['unit']]:g}"
+        if match["text"] is not None:
+            return match["text"] if value not in _OFF else ""
+        if match["unit"] and isinstance(value, int | float):
+            return f"{value / UNITS[match['unit']]:g}"
         return shown(value)
 
     return _ESCAPED.sub(r"{\1}", _PLACEHOLDER.sub(value_of, text))

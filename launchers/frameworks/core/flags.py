@@ -96,10 +96,10 @@ def spelled(
 
 def arguments(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tuple[str, ...]:
     """Return the words of a command line that give the settings; what is off or null gives none."""
-    found: list[str] = []
+    result: list[str] = []
     for key, value in settings.items():
-        found += _one(bare(key), value, negatable=negatable)
-    return tuple(found)
+        result += _one(bare(key), value, negatable=negatable)
+    return tuple(result)
 
 
 def shown(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def printed_flags(
 
     `inverse` gives the flags that turn an argument of another name off.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     traced: dict[str, Any] = {}
     for raw in text.splitlines():
         line = _ESCAPES.sub("", raw)
@@ -143,30 +143,30 @@ def printed_flags(
         if dumped is not None:
             name, value = dumped["name"].replace("_", "-"), parsed_value(dumped["value"].strip())
             if name in inverse:
-                found |= {inverse[name]: True} if value is False else {}
+                result |= {inverse[name]: True} if value is False else {}
             elif name in known and value is not None and (value is not False or name in negatable):
-                found[name] = value
+                result[name] = value
         elif _TRACED.match(line):
             traced |= from_words(_split(line))
-    return found or {name: value for name, value in traced.items() if name in known}
+    return result or {name: value for name, value in traced.items() if name in known}
 
 
 def from_words(words: Iterable[str]) -> dict[str, Any]:
     """Return the flags of a command line; what stands before the first is the program."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     name = ""
     for word in words:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            found[name] = parsed_value(value) if equals else True
+            result[name] = parsed_value(value) if equals else True
         elif name:
-            present = found[name]
+            present = result[name]
             value = parsed_value(word)
             if present is True:
-                found[name] = value
+                result[name] = value
             else:
-                found[name] = [*present, value] if isinstance(present, list) else [present, value]
-    return found
+                result[name] = [*present, value] if isinstance(present, list) else [present, value]
+    return result
 
 
 def parsed_value(text: str) -> Any:

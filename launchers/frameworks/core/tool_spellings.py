@@ -81,20 +81,20 @@ def seen(text: str) -> tuple[Tool, ...]:
 
 def present(tools: tuple[Tool, ...], text: str) -> Profile:
     """Return what a text prints of the tools' settings as a profile of those knobs only."""
-    found: dict[str, Setting] = {}
+    result: dict[str, Setting] = {}
     for tool in tools:
         for spelling in tool.spellings:
             value = _printed(spelling, text) if spelling.printed else None
             if value is not None:
-                found.setdefault(spelling.knob, value)
+                result.setdefault(spelling.knob, value)
     if _EXPANDABLE.search(text) is not None:
-        found["allocator"] = "expandable"
+        result["allocator"] = "expandable"
     return Profile(
         framework="",
-        knobs=msgspec.structs.replace(Knobs(), **found),
+        knobs=msgspec.structs.replace(Knobs(), **result),
         supported={
             knob: Support(setting=knob, grid=_GRIDS.get(knob, Grid(minimum=1)))
-            for knob, value in found.items()
+            for knob, value in result.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         },
     )
@@ -143,9 +143,9 @@ _ADD_ON = 3  # knobs; a tool that spells no more than these does not describe a 
 
 def _printed(spelling: Spelling, text: str) -> Setting:
     for value in _values(spelling.printed, text):
-        found = _setting(spelling, value)
-        if found is not None:
-            return found
+        setting = _setting(spelling, value)
+        if setting is not None:
+            return setting
     return None
 
 

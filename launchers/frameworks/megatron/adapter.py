@@ -175,35 +175,35 @@ class MegatronRl(GuidedFramework):
         return {}
 
     def _warnings(self, job: Job, flags: Flags) -> tuple[str, ...]:
-        found = [
+        result = [
             f"--{name} is in no list of flags; {self.name} ignores what it does not know without a word"
             for name in unknown_of(job, self.dialect)
         ]
-        found += [
+        result += [
             f"the file of --{name} is read after the flags: what it sets cannot be changed from here"
             for name in _YAML
             if flags.has(name)
         ]
-        found += [
+        result += [
             f"--{name} is left out: it restarts with the settings that just failed"
             for name in self.dropped
             if flags.on(name)
         ]
         if any(word.startswith("--") for word in job.command):
-            found.append("flags in `command` are passed on but not seen: write them under `settings:`")
+            result.append("flags in `command` are passed on but not seen: write them under `settings:`")
         if flags.on("balance-by-flops"):
-            found.append(
+            result.append(
                 "--balance-by-flops may put more tokens into a micro-batch than --max-tokens-per-gpu"
             )
         shape = shape_of(job, flags, self.dialect)
         if shape.placement is Placement.COLOCATED and not shape.offload_rollout:
-            found.append("--no-offload-rollout leaves the engine's pool on the card while training runs")
+            result.append("--no-offload-rollout leaves the engine's pool on the card while training runs")
         if shape.longest is None:
-            found.append(
+            result.append(
                 "--rollout-max-context-len or --rollout-max-prompt-len and --rollout-max-response-len "
                 "would bound the longest sequence; without them a token budget may fall below it"
             )
-        return tuple(found)
+        return tuple(result)
 
 
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")

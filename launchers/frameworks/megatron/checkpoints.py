@@ -38,35 +38,35 @@ def checkpoint_flags(job: Job, flags: Flags, *, run: str, attempt: int, resume: 
         load = flags.text("load") if attempt == 1 and flags.has("load") else home
         return {"save": home, "save-interval": interval, "load": load}
     own = f"{root(job, flags)}/{job.name}-{run}"
-    found: dict[str, Any] = {"save": own, "save-interval": interval}
+    result: dict[str, Any] = {"save": own, "save-interval": interval}
     if not resume:
-        return found | _start_only(flags)
-    found |= {"load": own, **{name: None for name in _START if flags.has(name)}}
+        return result | _start_only(flags)
+    result |= {"load": own, **{name: None for name in _START if flags.has(name)}}
     start = _start_of(flags)
     if start and not needs_reference(flags):
-        found["ref-load"] = start  # where the weights come from while nothing is saved
-    return found
+        result["ref-load"] = start  # where the weights come from while nothing is saved
+    return result
 
 
 def checkpoint_warnings(job: Job, flags: Flags) -> tuple[str, ...]:
     """Return what the user should know of saving and resuming."""
     if not saves(flags):
         return ("`save` is null: without checkpoints every relaunch begins at step 0",)
-    found = []
+    result = []
     if not _continues(job, flags):
-        found.append(
+        result.append(
             f"checkpoints go to {root(job, flags)}/{job.name}-<run>; `resume: true` uses --save itself"
         )
     if _start_of(flags) and not job.resume:
-        found.append("--load is read as start weights, from step 0; `resume: true` continues it")
+        result.append("--load is read as start weights, from step 0; `resume: true` continues it")
         other = "hf-checkpoint" if flags.text("megatron-to-hf-mode") == "bridge" else "ref-load"
         if other != "ref-load" or needs_reference(flags):
-            found.append(f"until a checkpoint is saved, a relaunch takes its start weights from --{other}")
+            result.append(f"until a checkpoint is saved, a relaunch takes its start weights from --{other}")
     if flags.on("async-save"):
-        found.append("--async-save finishes a checkpoint at the next one: a crash loses the newest")
+        result.append("--async-save finishes a checkpoint at the next one: a crash loses the newest")
     if flags.on("no-save-optim"):
-        found.append("--no-save-optim: a relaunch begins with a new optimizer state")
-    return tuple(found)
+        result.append("--no-save-optim: a relaunch begins with a new optimizer state")
+    return tuple(result)
 
 
 def _continues(job: Job, flags: Flags) -> bool:

@@ -36,16 +36,16 @@ def _known_values() -> _Values:
 def problems_of(job: Job, flags: Flags, shape: Shape, dialect: Dialect) -> tuple[Problem, ...]:
     """Return what the framework would refuse, or worse, ignore."""
     keys = {bare(key): key for key in job.settings}
-    found = list(_names(job, dialect))
-    found += _values(flags, keys)
+    result = list(_names(job, dialect))
+    result += _values(flags, keys)
     for demand in DEMANDS:
         for name, message, hint in demand(job, flags, shape, dialect):
             path = ("settings", keys[name]) if name in keys else ("settings",)
-            found.append(Problem(path=path, message=message, hint=hint))
+            result.append(Problem(path=path, message=message, hint=hint))
     if job.config is not None:
         hint = "write the flags under `settings:`"
-        found.append(Problem(path=("config",), message=f"{dialect.name} takes flags, no file", hint=hint))
-    return tuple(found)
+        result.append(Problem(path=("config",), message=f"{dialect.name} takes flags, no file", hint=hint))
+    return tuple(result)
 
 
 def unknown_of(job: Job, dialect: Dialect) -> tuple[str, ...]:

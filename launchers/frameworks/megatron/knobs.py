@@ -143,11 +143,11 @@ def settings_of(job: Job, wanted: Knobs, dialect: Dialect, *, folder: str) -> di
     Both ways know the card from the job alone: a default that followed a measured one would be written down
     here as if it had changed.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     done: set[str] = set()
     idle = _PACKED if wanted.dynamic_batching is False else _COUNTED if wanted.dynamic_batching else ()
     while True:  # one flag's default may follow another, such as the scoring budget the training budget
-        changes = spelled(job.settings, found, negatable=dialect.negatable)
+        changes = spelled(job.settings, result, negatable=dialect.negatable)
         flags = flags_of({**job.settings, **changes}, negatable=dialect.negatable)
         shape = shape_of(job, flags, dialect)
         present = knobs_of(flags, shape, dialect, gpu_memory_bytes=job.cluster.gpu_memory_bytes or 0)
@@ -166,7 +166,7 @@ def settings_of(job: Job, wanted: Knobs, dialect: Dialect, *, folder: str) -> di
             return changes
         done.add(name)
         context = Context(flags=flags, shape=shape, dialect=dialect, folder=folder)
-        found |= WRITERS[name](getattr(wanted, name), context)
+        result |= WRITERS[name](getattr(wanted, name), context)
 
 
 def _plain(flag: str) -> Writer:
@@ -270,11 +270,11 @@ def _write_snapshot(value: bool, context: Context) -> dict[str, Any]:
 
 
 def _write_profile(value: bool, context: Context) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(context.dialect.profile_flags, value)
+    result: dict[str, Any] = dict.fromkeys(context.dialect.profile_flags, value)
     folder = context.dialect.profile_folder
     if value and folder and not context.flags.has(folder):
-        found[folder] = f"{context.folder}/profiles"
-    return found
+        result[folder] = f"{context.folder}/profiles"
+    return result
 
 
 WRITERS: dict[str, Writer] = {

@@ -74,13 +74,13 @@ def _border(phase: Phase, step: int, *, ends: bool) -> Marker:
     return PhaseEnded(phase=phase, step=step, seconds=0.0) if ends else PhaseStarted(phase=phase, step=step)
 
 
-def _timed(found: re.Match[str]) -> Marker | None:
-    phase = _TIMERS.get(found["name"])
+def _timed(match: re.Match[str]) -> Marker | None:
+    phase = _TIMERS.get(match["name"])
     if phase is None:
         return None
-    if found["start"]:
+    if match["start"]:
         return PhaseStarted(phase=phase, step=0)
-    return PhaseEnded(phase=phase, step=0, seconds=float(found["seconds"]))
+    return PhaseEnded(phase=phase, step=0, seconds=float(match["seconds"]))
 
 
 def _measured(step: int, text: str) -> Marker | None:

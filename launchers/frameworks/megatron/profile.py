@@ -46,7 +46,7 @@ _ENGINE_BYTES = (
 def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Support]:
     """Return how the framework offers the knobs that mean something to this job."""
     context_sizes = _sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
-    found = {
+    result = {
         "concurrency": _support("sglang-max-running-requests", Grid(minimum=1)),
         "memory_fraction": _support(
             "sglang-mem-fraction-static", Grid(minimum=0.1, maximum=0.95, multiple=0.01)
@@ -85,7 +85,7 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
         "nccl_memory_check": _support("enable-cuda-memory-check", Grid(values=_TWO)),
     }
     refused = unsupported_of(flags, shape, dialect)
-    return {name: support for name, support in found.items() if name not in refused}
+    return {name: support for name, support in result.items() if name not in refused}
 
 
 class _Unsupported(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,11 +137,11 @@ def unsupported_rows() -> tuple[_Unsupported, ...]:
 
 def unsupported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, str]:
     """Return why the other knobs cannot be turned for this job."""
-    found = {row.knob: row.why for row in unsupported_rows() if not row.when}
+    result = {row.knob: row.why for row in unsupported_rows() if not row.when}
     for row in reversed(unsupported_rows()):
         if row.when and UNSUPPORTED_WHEN[row.when](flags, shape, dialect):
-            found[row.knob] = row.why
-    return found
+            result[row.knob] = row.why
+    return result
 
 
 def _support(setting: str, grid: Grid, *, numeric: bool = False) -> Support:

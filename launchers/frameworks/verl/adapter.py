@@ -96,30 +96,30 @@ def _resumable(config: Config) -> bool:
 
 
 def _warnings(job: Job, config: Config) -> tuple[str, ...]:
-    found = []
+    result = []
     if not _resumable(config):
-        found.append(
+        result.append(
             "the job cannot be resumed: trainer.save_freq is not positive or trainer.resume_mode is disable, "
             "so every relaunch begins at step 0"
         )
     if config.get("trainer.max_actor_ckpt_to_keep") == 1:
-        found.append(
+        result.append(
             "trainer.max_actor_ckpt_to_keep: 1 deletes a checkpoint before the next is complete; keep 2"
         )
     if config.flag(f"{ACTOR}.checkpoint.async_save"):
-        found.append(
+        result.append(
             "with checkpoint.async_save verl does not record the checkpoint that a resume would read"
         )
     if config.rollout == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None:
-        found.append(
+        result.append(
             f"{ROLLOUT}.max_model_len is unset: vLLM plans for the model's longest context and may refuse to "
             f"start; this job needs {config.longest}"
         )
     if any("expandable_segments" in value for value in job.env.values()):
-        found.append(
+        result.append(
             "expandable_segments in the environment reaches the engine, whose sleep mode refuses it; "
             "verl switches it on for the trainer by itself"
         )
     if config.colocated and not config.sleeps and config.rollout:
-        found.append("the engine never sleeps: its weights and pool stay on the card while training runs")
-    return tuple(found)
+        result.append("the engine never sleeps: its weights and pool stay on the card while training runs")
+    return tuple(result)

@@ -49,9 +49,9 @@ def unread() -> dict[str, _Unread]:
 def problems(job: Job) -> tuple[Problem, ...]:
     """Return what would make the job fail at its start or at its first longest sequence."""
     config = Config(job)
-    found = []
+    result = []
     if job.config is not None:
-        found.append(
+        result.append(
             Problem(
                 path=("config",),
                 message="verl composes its own YAML",
@@ -59,9 +59,9 @@ def problems(job: Job) -> tuple[Problem, ...]:
             )
         )
     if is_own(job):
-        found += _unknown_keys(config)
-        found += [_problem(config, key, message, hint) for key, message, hint in _values(job, config)]
-    return tuple(found)
+        result += _unknown_keys(config)
+        result += [_problem(config, key, message, hint) for key, message, hint in _values(job, config)]
+    return tuple(result)
 
 
 def ignored(config: Config) -> tuple[str, ...]:

@@ -243,12 +243,12 @@ def written(job: Job) -> dict[str, Any]:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in settings.items():
         name = bare(key)
         inside = keys.is_node(name, "dp") or keys.is_node(name, "megatron")
         if isinstance(value, Mapping) and value and inside:
-            found |= _flat({f"{key}.{inner}": each for inner, each in value.items()})
+            result |= _flat({f"{key}.{inner}": each for inner, each in value.items()})
         else:
-            found[key] = value
-    return found
+            result[key] = value
+    return result

@@ -85,8 +85,8 @@ def similar(key: str, engine: str) -> str:
     known = sorted(configured(engine) | addable(engine))
     name = key.rpartition(".")[2]
     same = [other for other in known if other.rpartition(".")[2] == name]
-    found = difflib.get_close_matches(key, same or known, n=1, cutoff=0.6)
-    return found[0] if found else ""
+    close = difflib.get_close_matches(key, same or known, n=1, cutoff=0.6)
+    return close[0] if close else ""
 
 
 def _expanded(*sections: tuple[_Row, ...]) -> frozenset[str]:

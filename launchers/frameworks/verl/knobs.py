@@ -168,25 +168,25 @@ def write(config: Config, knobs: Knobs) -> Found:
     wanted = {name: getattr(knobs, name) for name in Knobs.__struct_fields__}
     after = msgspec.structs.replace(before, **{k: v for k, v in wanted.items() if v is not None})
     names_changed = frozenset(changed(before, after))
-    found: Found = {}
+    result: Found = {}
     for knob in names_changed & _SINGLE.keys():
         key, value = _SINGLE[knob](config, getattr(after, knob))
-        found[key] = value
+        result[key] = value
     for knob in names_changed & _EACH.keys():
-        found |= dict.fromkeys(_both(config, _EACH[knob]), getattr(after, knob))
+        result |= dict.fromkeys(_both(config, _EACH[knob]), getattr(after, knob))
     if "recompute" in names_changed:
-        found |= _write_recompute(config, str(after.recompute))
+        result |= _write_recompute(config, str(after.recompute))
     if "cuda_graphs" in names_changed:
-        found |= _write_graphs(config, str(after.cuda_graphs))
+        result |= _write_graphs(config, str(after.cuda_graphs))
     if names_changed & {"optimizer_offload_fraction", "optimizer_offload_overlap"}:
-        found |= _write_cpu_adam(after)
+        result |= _write_cpu_adam(after)
     if "sharding" in names_changed:
-        found |= dict.fromkeys([f"{ACTOR}.strategy", *config.of_critic("critic.strategy")], after.sharding)
+        result |= dict.fromkeys([f"{ACTOR}.strategy", *config.of_critic("critic.strategy")], after.sharding)
     if "memory_snapshot" in names_changed:
-        found |= _write_snapshot(bool(after.memory_snapshot))
+        result |= _write_snapshot(bool(after.memory_snapshot))
     if names_changed & _SIZES:
-        found |= _write_sizes(config, before, after)
-    return {config.key(key): value for key, value in sorted(found.items()) if _differs(config, found, key)}
+        result |= _write_sizes(config, before, after)
+    return {config.key(key): value for key, value in sorted(result.items()) if _differs(config, result, key)}
 
 
 def _differs(config: Config, found: Found, key: str) -> bool:
@@ -247,21 +247,21 @@ _SIZES = {
 def _write_recompute(config: Config, mode: str) -> Found:
     if not config.megatron:
         return dict.fromkeys(_both(config, "model.enable_gradient_checkpointing"), mode == "full")
-    found: Found = {}
+    result: Found = {}
     for node in _nodes(config):
-        found[f"{node}.{_RECOMPUTE}_granularity"] = None if mode == "off" else mode
-        found[f"{node}.{_RECOMPUTE}_method"] = "uniform" if mode == "full" else None
-        found[f"{node}.{_RECOMPUTE}_num_layers"] = 1 if mode == "full" else None
-    return found
+        result[f"{node}.{_RECOMPUTE}_granularity"] = None if mode == "off" else mode
+        result[f"{node}.{_RECOMPUTE}_method"] = "uniform" if mode == "full" else None
+        result[f"{node}.{_RECOMPUTE}_num_layers"] = 1 if mode == "full" else None
+    return result
 
 
 def _write_graphs(config: Config, mode: str) -> Found:
-    found: Found = {f"{ROLLOUT}.enforce_eager": mode == "off"}
+    result: Found = {f"{ROLLOUT}.enforce_eager": mode == "off"}
     if mode != "off" and config.rollout == "sglang":
-        found[f"{_SGLANG}.cuda_graph_max_bs"] = LARGEST_LIMITED_BATCH if mode == "limited" else None
+        result[f"{_SGLANG}.cuda_graph_max_bs"] = LARGEST_LIMITED_BATCH if mode == "limited" else None
     elif mode != "off":
-        found[f"{ROLLOUT}.cudagraph_capture_sizes"] = list(LIMITED_BATCHES) if mode == "limited" else None
-    return found
+        result[f"{ROLLOUT}.cudagraph_capture_sizes"] = list(LIMITED_BATCHES) if mode == "limited" else None
+    return result
 
 
 def _write_cpu_adam(after: Knobs) -> Found:
@@ -286,23 +286,23 @@ def _write_snapshot(wanted: bool) -> Found:
 def _write_sizes(config: Config, before: Knobs, after: Knobs) -> Found:
     """Return the budgets of actor, reference and critic, each under the key that verl reads for it."""
     split = after.sequence_parallel or after.context_parallel or 1
-    found: Found = {}
+    result: Found = {}
     if split != config.parallel:
-        found |= dict.fromkeys(
+        result |= dict.fromkeys(
             [names(config).sequence, *config.of_critic(names(config).critic_sequence)], split
         )
     if after.dynamic_batching:
-        found |= _write_tokens(config, before, after, split)
+        result |= _write_tokens(config, before, after, split)
     elif after.microbatch_size and after.microbatch_size != before.microbatch_size:
-        found[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = after.microbatch_size
+        result[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = after.microbatch_size
         share = after.microbatch_size / (before.microbatch_size or after.microbatch_size)
         scored = [ROLLOUT, *([REF] if config.reference else [])]
         for key in (f"{node}.log_prob_micro_batch_size_per_gpu" for node in scored):
             if config.count(key):
-                found[key] = _divisor(config.count(key), share)
+                result[key] = _divisor(config.count(key), share)
     if config.critic:
-        found |= _write_critic(config, before, after, split)
-    return found
+        result |= _write_critic(config, before, after, split)
+    return result
 
 
 def _write_tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
@@ -329,11 +329,11 @@ def _write_critic(config: Config, before: Knobs, after: Knobs, split: int) -> Fo
     if split == config.parallel:
         split = max(1, config.count(names(config).critic_sequence))
     tokens = own if share >= 1 else min(own, max(config.longest, math.floor(own * share)))
-    found = {"critic.ppo_infer_max_token_len_per_gpu": -(-tokens // split)}
+    result = {"critic.ppo_infer_max_token_len_per_gpu": -(-tokens // split)}
     if not config.flag("trainer.use_v1"):
         training = "critic.ppo_max_token_len_per_gpu"
-        found[training] = min(config.count(training), -(-tokens // split))
-    return found
+        result[training] = min(config.count(training), -(-tokens // split))
+    return result
 
 
 def _divisor(number: int, share: float) -> int:

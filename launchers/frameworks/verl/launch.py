@@ -58,28 +58,28 @@ def is_own(job: Job) -> bool:
 def needs(job: Job, config: Config, *, run: str, attempt: int, resume: bool) -> Settings:
     """Return the settings that make an attempt resumable, and its loggers go on where they stopped."""
     folder = checkpoints(job, config, run=run)
-    found: Settings = {
+    result: Settings = {
         "trainer.default_local_dir": folder,
         "trainer.resume_mode": "auto"
         if resume and config.text("trainer.resume_mode") != "disable"
         else "disable",
     }
     if not config.has("trainer.save_freq"):
-        found["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
-    if config.count("trainer.save_freq") > 0 or "trainer.save_freq" in found:
+        result["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
+    if config.count("trainer.save_freq") > 0 or "trainer.save_freq" in result:
         for key in ("trainer.max_actor_ckpt_to_keep", *config.of_critic("trainer.max_critic_ckpt_to_keep")):
             if not config.has(key):
-                found[key] = _KEPT
+                result[key] = _KEPT
     loggers = _listed(config.get("trainer.logger"))
     if job.python is not None and config.get(_WORKERS) is None:
-        found[_WORKERS] = "{python}"  # verl's own null would make Ray take the cluster's interpreter
+        result[_WORKERS] = "{python}"  # verl's own null would make Ray take the cluster's interpreter
     if "console" not in loggers or "file" not in loggers:
-        found["trainer.logger"] = [*loggers, *(name for name in ("console", "file") if name not in loggers)]
+        result["trainer.logger"] = [*loggers, *(name for name in ("console", "file") if name not in loggers)]
     variables = _variables(job, config, loggers, folder=folder, run=run, attempt=attempt)
-    found |= {f"{ENV_VARS}.{name}": value for name, value in variables.items() if name not in job.env}
+    result |= {f"{ENV_VARS}.{name}": value for name, value in variables.items() if name not in job.env}
     if config.text("global_profiler.tool") == SNAPSHOT_TOOL and not config.has("global_profiler.save_path"):
-        found["global_profiler.save_path"] = f"{folder}/memory/attempt-{attempt:04d}"
-    return {key: value for key, value in found.items() if config.get(key) != value or not config.has(key)}
+        result["global_profiler.save_path"] = f"{folder}/memory/attempt-{attempt:04d}"
+    return {key: value for key, value in result.items() if config.get(key) != value or not config.has(key)}
 
 
 def checkpoints(job: Job, config: Config, *, run: str) -> str:
@@ -133,17 +133,17 @@ def _variables(
     job: Job, config: Config, loggers: list[str], *, folder: str, run: str, attempt: int
 ) -> dict[str, str]:
     """Return variables of verl's own process: a Ray worker inherits nothing from whoever starts it."""
-    found = {
+    result = {
         "VERL_FILE_LOGGER_ROOT": f"{folder}/metrics/attempt-{attempt:04d}",
         # verl says every minute that it waits for rollouts, even for dead ones: a hang has to be silent.
         "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS": _DAY_S,
     }
     if "wandb" in loggers:
-        found |= {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
+        result |= {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
     if "tensorboard" in loggers:
         names = f"{config.text('trainer.project_name')}/{config.text('trainer.experiment_name')}"
-        found["TENSORBOARD_DIR"] = _absolute(job, f"tensorboard_log/{names}")
-    return {name: value for name, value in found.items() if not config.has(f"{ENV_VARS}.{name}")}
+        result["TENSORBOARD_DIR"] = _absolute(job, f"tensorboard_log/{names}")
+    return {name: value for name, value in result.items() if not config.has(f"{ENV_VARS}.{name}")}
 
 
 def _listed(value: Any) -> list[str]:

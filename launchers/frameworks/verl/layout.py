@@ -40,13 +40,13 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
     rollout = (Component.ROLLOUT.value,)
     shared = config.colocated
     awake = rollout if shared and not config.sleeps else ()
-    found = {phase.value: (*trainers, *awake) for phase in _TRAINING}
-    found[Phase.INIT.value] = trainers
+    result = {phase.value: (*trainers, *awake) for phase in _TRAINING}
+    result[Phase.INIT.value] = trainers
     if config.reference:
-        found[Phase.LOG_PROB.value] = (*found[Phase.LOG_PROB.value], Component.REF.value)
-    found |= {phase.value: (*trainers, *rollout) if shared else rollout for phase in _GENERATION}
-    found[Phase.WEIGHT_SYNC.value] = (*trainers, *rollout)
-    return {phase: tuple(dict.fromkeys(parts)) for phase, parts in found.items()}
+        result[Phase.LOG_PROB.value] = (*result[Phase.LOG_PROB.value], Component.REF.value)
+    result |= {phase.value: (*trainers, *rollout) if shared else rollout for phase in _GENERATION}
+    result[Phase.WEIGHT_SYNC.value] = (*trainers, *rollout)
+    return {phase: tuple(dict.fromkeys(parts)) for phase, parts in result.items()}
 
 
 def layout(config: Config) -> Layout:

@@ -37,7 +37,7 @@ def _never() -> dict[str, dict[str, str]]:
 
 def offered(config: Config, shape: Model | None) -> dict[str, Support]:
     """Return the knobs that mean something for a job, under the key that a change writes."""
-    found = {
+    result = {
         "memory_fraction": _support(
             config, f"{ROLLOUT}.gpu_memory_utilization", Grid(minimum=0.1, maximum=0.95, multiple=0.01)
         ),
@@ -79,14 +79,14 @@ def offered(config: Config, shape: Model | None) -> dict[str, Support]:
         ),
         "memory_snapshot": _support(config, "global_profiler.tool", _SWITCH),
     }
-    found |= (
+    result |= (
         _engine(config) | _passes(config) | (_megatron(config, shape) if config.megatron else _fsdp(config))
     )
     if not config.megatron:
         sizes = sequence_sizes(config, shape)
-        found["sequence_parallel"] = _support(config, names(config).sequence, Grid(values=sizes))
+        result["sequence_parallel"] = _support(config, names(config).sequence, Grid(values=sizes))
     refused = declined(config)
-    return {knob: support for knob, support in found.items() if knob not in refused}
+    return {knob: support for knob, support in result.items() if knob not in refused}
 
 
 def declined(config: Config) -> dict[str, str]:
@@ -96,56 +96,56 @@ def declined(config: Config) -> dict[str, str]:
 
 
 def _of_engine(config: Config) -> dict[str, str]:
-    found = {}
+    result = {}
     if config.rollout != "vllm":
-        found["max_model_len"] = "verl passes it to vLLM only, and SGLang does not plan its pool by it"
+        result["max_model_len"] = "verl passes it to vLLM only, and SGLang does not plan its pool by it"
     if config.rollout not in ("vllm", "sglang"):
-        found["cuda_graphs"] = found["max_batched_tokens"] = (
+        result["cuda_graphs"] = result["max_batched_tokens"] = (
             f"{config.rollout or 'no engine'} does not take it"
         )
     elif config.rollout == "vllm" and not config.flag(f"{ROLLOUT}.enable_chunked_prefill"):
-        found["max_batched_tokens"] = "without chunked prefill verl raises it to the longest sequence"
-    return found
+        result["max_batched_tokens"] = "without chunked prefill verl raises it to the longest sequence"
+    return result
 
 
 def _of_passes(config: Config) -> dict[str, str]:
-    found = {}
+    result = {}
     if config.dynamic:
-        found["microbatch_size"] = "actor.use_dynamic_bsz fills micro-batches up to a number of tokens"
+        result["microbatch_size"] = "actor.use_dynamic_bsz fills micro-batches up to a number of tokens"
     else:
         for knob in ("tokens_per_microbatch", "logprob_tokens"):
-            found[knob] = "micro-batches are counted in sequences while actor.use_dynamic_bsz is off"
+            result[knob] = "micro-batches are counted in sequences while actor.use_dynamic_bsz is off"
         if not config.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu"):
-            found["microbatch_size"] = "the job names none"
+            result["microbatch_size"] = "the job names none"
     if config.flag(f"{ACTOR}.calculate_sum_pi_squared"):
-        found["fused_kernels"] = "actor.calculate_sum_pi_squared needs the full logits"
+        result["fused_kernels"] = "actor.calculate_sum_pi_squared needs the full logits"
     if not config.flag(f"{MODEL}.use_remove_padding"):
-        found["fused_kernels"] = "fused kernels need model.use_remove_padding"
+        result["fused_kernels"] = "fused kernels need model.use_remove_padding"
     if config.flag(f"{MODEL}.use_fused_kernels"):
-        found["entropy_chunking"] = "fused kernels never hold the full logits"
-    return found
+        result["entropy_chunking"] = "fused kernels never hold the full logits"
+    return result
 
 
 def _without_megatron(config: Config) -> dict[str, str]:
-    found = dict(_never()["fsdp"])
+    result = dict(_never()["fsdp"])
     if not config.entropy:
-        found["entropy_recompute"] = "the update computes no entropy"
+        result["entropy_recompute"] = "the update computes no entropy"
     if config.text(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
-        found["activation_offload"] = f"{ACTOR}.strategy is neither fsdp nor fsdp2"
-        found["sharding"] = found["grad_offload"] = found["activation_offload"]
+        result["activation_offload"] = f"{ACTOR}.strategy is neither fsdp nor fsdp2"
+        result["sharding"] = result["grad_offload"] = result["activation_offload"]
     if config.flag(f"{ACTOR}.fsdp_config.offload_policy"):
         for knob in ("param_offload", "optimizer_offload"):
-            found[knob] = "fsdp_config.offload_policy keeps everything in host memory already"
+            result[knob] = "fsdp_config.offload_policy keeps everything in host memory already"
     if not config.flag(f"{MODEL}.use_remove_padding"):
-        found["sequence_parallel"] = "Ulysses needs model.use_remove_padding"
-    return found
+        result["sequence_parallel"] = "Ulysses needs model.use_remove_padding"
+    return result
 
 
 def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
     """Return what binds the knobs beyond their grids."""
-    found: list[Constraint] = []
+    result: list[Constraint] = []
     lengths = f"data.max_prompt_length + data.max_response_length = {config.longest}"
-    found += [
+    result += [
         AtLeast(knob=knob, value=config.longest, why=f"{why}: {lengths}")
         for knob, why in (
             ("tokens_per_microbatch", "a micro-batch holds the longest sequence"),
@@ -154,7 +154,7 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
         )
     ]
     if config.rollout == "vllm":
-        found.append(
+        result.append(
             AtLeast(
                 knob="max_batched_tokens",
                 value=config.count(f"{ROLLOUT}.max_num_seqs"),
@@ -164,8 +164,10 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
     split = names(config).sequence
     knob = "context_parallel" if config.megatron else "sequence_parallel"
     model = config.ranks(MEGATRON, "pipeline_model") if config.megatron else 1
-    found.append(Divides(knob=knob, of=config.world // model or 1, why=f"{split} divides the trainer's GPUs"))
-    found.append(
+    result.append(
+        Divides(knob=knob, of=config.world // model or 1, why=f"{split} divides the trainer's GPUs")
+    )
+    result.append(
         Divides(
             knob="rollout_tensor_parallel",
             of=config.rollout_world,
@@ -173,11 +175,11 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
         )
     )
     if shape is not None:
-        found.append(
+        result.append(
             Divides(knob="rollout_tensor_parallel", of=shape.heads, why="it divides the attention heads")
         )
         if not config.megatron:
-            found.append(
+            result.append(
                 Divides(
                     knob="sequence_parallel",
                     of=shape.heads,
@@ -185,14 +187,14 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
                 )
             )
     if not config.dynamic and config.mini_batch:
-        found.append(
+        result.append(
             Divides(
                 knob="microbatch_size",
                 of=config.mini_batch,
                 why=f"it divides the {config.mini_batch} sequences of a mini-batch on one rank",
             )
         )
-    return (*found, *_together(config, shape), *_fixed(config))
+    return (*result, *_together(config, shape), *_fixed(config))
 
 
 def rollout_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
@@ -233,10 +235,10 @@ def _together(config: Config, shape: Model | None) -> list[Constraint]:
             ),
         ]
     why = "fsdp_config.offload_policy is FSDP2's"
-    found: list[Constraint] = [
+    result: list[Constraint] = [
         Requires(knob="grad_offload", value=True, other="sharding", values=("fsdp2",), why=why)
     ]
-    return found
+    return result
 
 
 def _fixed(config: Config) -> list[Constraint]:

@@ -56,16 +56,16 @@ def marker_of(line: str) -> Marker | None:
     if not any(needle in line for needle in _NEEDLES):
         return None
     line = line.rstrip("\r\n").rsplit("\r", 1)[-1]
-    if (found := _STEP.search(line)) is not None:
-        return _stepped(int(found[1]), found[2])
-    if (found := _RESUMED.search(line)) is not None:
-        return Resumed(step=int(found[1]))
-    if (found := _SAVING.search(line)) is not None:
-        return PhaseStarted(phase=Phase.CHECKPOINT, step=int(found[1]))
-    if (found := _SAVED.search(line)) is not None:
-        return Saved(step=int(found[1]))
-    if (found := _PROGRESS.search(line)) is not None:
-        return TrainingDone(step=int(found[1])) if found[1] == found[2] else None
+    if (match := _STEP.search(line)) is not None:
+        return _stepped(int(match[1]), match[2])
+    if (match := _RESUMED.search(line)) is not None:
+        return Resumed(step=int(match[1]))
+    if (match := _SAVING.search(line)) is not None:
+        return PhaseStarted(phase=Phase.CHECKPOINT, step=int(match[1]))
+    if (match := _SAVED.search(line)) is not None:
+        return Saved(step=int(match[1]))
+    if (match := _PROGRESS.search(line)) is not None:
+        return TrainingDone(step=int(match[1])) if match[1] == match[2] else None
     if "Final validation metrics" in line:
         return TrainingDone(step=0)  # the line does not name the step
     return next((PhaseStarted(phase=phase, step=0) for text, phase in _TURNS if text in line), None)

@@ -25,8 +25,8 @@ def bare(key: str) -> str:
 
 def prefix(key: str) -> str:
     """Return Hydra's prefix of a key, empty where it has none."""
-    found = _PREFIX.match(key)
-    return found[1] if found else ""
+    match = _PREFIX.match(key)
+    return match[1] if match else ""
 
 
 def value_text(value: Any) -> str:
@@ -84,15 +84,15 @@ def override(key: str, value: Any) -> str:
 
 def overrides_in(words: Iterable[str]) -> dict[str, Any]:
     """Return the overrides among the words of a command line, under their keys as written."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for word in words:
         if word.startswith("-") or not _WORD.match(word) or ("=" not in word and word[:1] != "~"):
             continue
         key, _, text = word.partition("=")
         if "." not in key and key not in _TOP:
             continue  # a variable of the environment
-        found[key] = value_of(text)
-    return found
+        result[key] = value_of(text)
+    return result
 
 
 def _quoted(text: str) -> str:

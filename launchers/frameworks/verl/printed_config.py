@@ -26,13 +26,13 @@ _LONGEST_DICT = 400_000  # characters; a printed configuration has about 60 000
 
 def printed(text: str) -> dict[str, Any]:
     """Return the settings shown, under the keys of verl; overrides of a command line stand over the rest."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     lines = [_ANSI.sub("", line) for line in text.splitlines()]
     for tree in (*_dictionaries(lines), *_trees(lines)):
-        found |= _flat(tree)
+        result |= _flat(tree)
     for words in _commands(lines):
-        found |= {bare(key): value for key, value in overrides_in(words).items()}
-    return found
+        result |= {bare(key): value for key, value in overrides_in(words).items()}
+    return result
 
 
 def _dictionaries(lines: list[str]) -> Iterator[dict[str, Any]]:
@@ -134,18 +134,18 @@ def _commands(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _untagged(line: str) -> tuple[str, str]:
-    found = _ACTOR.match(line)
-    return (found[1], line[found.end() :]) if found else ("", line)
+    match = _ACTOR.match(line)
+    return (match[1], line[match.end() :]) if match else ("", line)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if str(key) == "_target_":
             continue
         if isinstance(value, dict):
-            found |= _flat(value, f"{name}.")
+            result |= _flat(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            result[name] = value
+    return result
