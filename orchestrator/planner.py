@@ -11,7 +11,8 @@ from autotune.policies.estimate.calibration import kind_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
-from autotune.policies.recovery.ranking import Outlook, judged, outlook
+from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.ranking import judged
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
 from autotune.policies.values.diagnosis import Diagnosis

@@ -8,7 +8,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from autotune.policies.recovery.ranking import outlook
+from autotune.policies.recovery.outlook import outlook
 from autotune.policies.values.events import History, Progressed
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import SAVE_S, SAVE_STEPS, Job

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from autotune.policies.recovery.ranking import Outlook, Ranked, best, judged, outlook, overflowing
+from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
 from autotune.policies.recovery.refusals import is_refused, refusals_text
 from autotune.policies.recovery.remedy_text import peaks, step, words
 from autotune.policies.remedies.legality import objections

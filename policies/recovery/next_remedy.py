@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from autotune.policies.recovery.outlook import measures, outlook, trusted
 from autotune.policies.recovery.permissions import by_ladder, denied, last_failure, relapse_of, started_before
-from autotune.policies.recovery.ranking import best, judged, measures, outlook, trusted
+from autotune.policies.recovery.ranking import best, judged
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autotune.policies.estimate.peaks import PHASES
-from autotune.policies.recovery.ranking import Outlook, Ranked
+from autotune.policies.recovery.outlook import Outlook
+from autotune.policies.recovery.ranking import Ranked
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import REMEDY_OF, effect_of

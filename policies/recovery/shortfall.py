@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from autotune.policies.estimate.shapes import parameters
-from autotune.policies.recovery.ranking import Outlook, Ranked, nearest, outlook, overflowing
+from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.ranking import Ranked, nearest, overflowing
 from autotune.policies.recovery.remedy_text import words
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run

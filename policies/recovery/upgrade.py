@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.policies.recovery.ranking import faster, judged, outlook
+from autotune.policies.recovery.outlook import outlook
+from autotune.policies.recovery.ranking import faster, judged
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import step
 from autotune.policies.remedies.legality import objections

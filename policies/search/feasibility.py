@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autotune.policies.estimate.calibration import Prediction, predicted
 from autotune.policies.estimate.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
-from autotune.policies.recovery.ranking import (
+from autotune.policies.recovery.outlook import (
     Outlook,
     any_of,
     chances,

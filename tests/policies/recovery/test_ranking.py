@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
-from autotune.policies.recovery.ranking import best, judged, outlook, overflowing, trusted
+from autotune.policies.recovery.outlook import outlook, trusted
+from autotune.policies.recovery.ranking import best, judged, overflowing
 from autotune.policies.recovery.upgrade import CLIMB, RETURN
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.neighbours import choices

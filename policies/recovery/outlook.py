@@ -1,0 +1,164 @@
+"""What the calibrated estimate says of a run's configurations, and where it may not be asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.policies.estimate.calibration import Calibration, Prediction, calibrated, predicted
+from autotune.policies.estimate.gaussian import Floats, exceeded
+from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
+from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.events import Policy
+from autotune.policies.values.failure import HOST_LIMIT, Cause
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Model
+
+HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
+_WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
+_BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
+_LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
+MODELLED = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Everything that ranks the configurations of one run."""
+
+    run: Run
+    model: Model
+    calibration: Calibration
+
+    def estimates(self, knobs: Sequence[Knobs]) -> Estimates:
+        """Return the uncalibrated estimates."""
+        return estimates(self.run.accepted.profile, self.run.accepted.cluster, self.model, knobs)
+
+
+def outlook(run: Run) -> Outlook | None:
+    """Return what ranks a run's configurations; None: no model is known, or the user wants the ladder."""
+    model = _known_model(run)
+    return None if model is None else Outlook(run=run, model=model, calibration=calibrated(run, model))
+
+
+def _known_model(run: Run) -> Model | None:
+    """Return the model of a run that the estimate may speak of."""
+    accepted = run.accepted
+    if accepted.policy is Policy.LADDER:
+        return None
+    capacity = accepted.profile.trainer_budget_bytes or accepted.cluster.gpu_memory_bytes
+    if not capacity or accepted.profile.layout.sequences <= 0:
+        return None  # the adapter knows too little of the job
+    return accepted.job.shape
+
+
+def measures(view: Outlook, diagnosis: Diagnosis) -> bool:
+    """Return whether the size of the memory that failed is known: else nothing can be said to fit."""
+    estimate = view.estimates((view.run.accepted.profile.knobs,))
+    if diagnosis.cause is Cause.HOST_OOM:
+        return math.isfinite(estimate.host_capacity)
+    return diagnosis.phase in PHASES and math.isfinite(
+        estimate.gpu_capacity[PHASES.index(diagnosis.phase), 0]
+    )
+
+
+def trusted(run: Run, diagnosis: Diagnosis) -> bool:
+    """Return whether the estimate may still rank the cures of such a failure."""
+    if diagnosis.cause not in MODELLED:
+        return False
+    if diagnosis.cause is Cause.GPU_OOM and diagnosis.phase not in PHASES:
+        return False
+    if _beyond_belief(run, diagnosis):
+        return False
+    return sum(_was_wrong(attempt, diagnosis) for attempt in run.attempts) < _WRONG
+
+
+def with_host_and_pool(
+    over: Floats,
+    estimate: Estimates,
+    prediction: Prediction,
+    *,
+    margin: float,
+    host_share: float = HOST_LIMIT,
+) -> Floats:
+    """Return what does not fit, host and pool included, with a margin of so many standard deviations."""
+    limit = host_share * estimate.host_capacity
+    over = over + np.maximum(0.0, (prediction.host + margin * prediction.host_error) / limit - 1).max(axis=0)
+    return over + 0.1 * np.maximum(0.0, margin - np.maximum(-20.0, prediction.pool))
+
+
+def chances(
+    estimate: Estimates,
+    prediction: Prediction,
+    *,
+    headroom: float = HEADROOM,
+    host_share: float = HOST_LIMIT,
+) -> Floats:
+    """Return the chance that a memory overflows: a row for every phase's device, the host and the pool."""
+    gpu = exceeded((estimate.gpu_capacity * (1 - headroom) - prediction.gpu) / prediction.gpu_error)
+    host = exceeded((host_share * estimate.host_capacity - prediction.host) / prediction.host_error).max(
+        axis=0
+    )
+    return np.vstack([gpu, host, exceeded(prediction.pool)])
+
+
+def any_of(chances: Floats) -> Floats:
+    """Return the chance that some memory overflows, as if none said anything of another."""
+    return np.asarray(1 - np.prod(1 - chances, axis=0))
+
+
+def less_than(
+    view: Outlook, failed: Sequence[Attempt], *, clearly: float = 0.0
+) -> Callable[[Estimates], NDArray[np.bool_]]:
+    """Return what says which candidates need less than every failed attempt of the memory on which it failed.
+
+    `clearly` is the least share of it; then what the message missed is to be free as well.
+    """
+    asked = view.estimates([a.knobs for a in failed])
+    before = predicted(view.calibration, asked, late=False)
+    below = np.less_equal if clearly else np.less
+
+    def less_of(estimate: Estimates) -> NDArray[np.bool_]:
+        less = np.ones(len(estimate.step_s), dtype=bool)
+        after = predicted(view.calibration, estimate, late=False)
+        for column, diagnosis in enumerate(a.diagnosis for a in failed):
+            match diagnosis:
+                case Diagnosis(cause=Cause.GPU_OOM, phase=phase, facts=facts) if phase in PHASES:
+                    short = max(clearly * view.calibration.unit, float(missing_bytes(facts) or 0))
+                    most = before.gpu[PHASES.index(phase), column] - (short if clearly else 0.0)
+                    less &= below(after.gpu[PHASES.index(phase)], most)
+                case Diagnosis(cause=Cause.HOST_OOM):
+                    less &= below(after.host.max(axis=0), before.host[:, column].max() * (1 - clearly))
+                case Diagnosis(cause=Cause.POOL_TOO_SMALL):
+                    less &= estimate.pool_tokens > asked.pool_tokens[column]
+        return less
+
+    return less_of
+
+
+def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
+    """Return whether a failure needed so much more than estimated that the job is not the one it knows."""
+    model, last = _known_model(run), run.attempts[-1]
+    if model is None or len(last.progress) >= _LATE:
+        return False
+    estimate = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
+    if diagnosis.cause is Cause.HOST_OOM:
+        prediction, expected = HOST_LIMIT * estimate.host_capacity, float(estimate.host.max())
+        return math.isfinite(prediction) and prediction > _BEYOND * expected
+    used = needed_bytes(diagnosis.facts)
+    if used is None or diagnosis.phase not in PHASES:
+        return False
+    return used > _BEYOND * float(estimate.gpu[PHASES.index(diagnosis.phase), 0])
+
+
+def _was_wrong(attempt: Attempt, diagnosis: Diagnosis) -> bool:
+    """Return whether the estimate promised an attempt that it would pass where it failed."""
+    own, remedy = attempt.diagnosis, attempt.remedy
+    if own is None or remedy is None or not remedy.predicted or len(attempt.progress) >= _LATE:
+        return False
+    return (own.cause, own.phase) == (diagnosis.cause, diagnosis.phase)
