@@ -16,15 +16,23 @@ _AHEAD = 10  # times the steps seen, where the job does not say how many it take
 
 
 class Growth(Value, frozen=True, kw_only=True):
-    """What one phase's peaks did over the steps of an attempt."""
+    """What one phase's peaks did over the steps of an attempt.
 
-    settled_bytes: float  # early peak, after the warm-up
-    expected_bytes: float  # beyond the early peak by the end of the training, if it goes on
+    `settled_bytes` and `grown_bytes` together are at least the largest peak.
+    """
+
+    settled_bytes: float  # the largest peak without what had grown by then
+    grown_bytes: float  # from the early steps to the latest, of the usual step
+    expected_bytes: float  # beyond the settled peak by the end of the training, if it goes on
     error_bytes: float
 
 
 def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
-    """Return how a phase's measured peaks grew; None where too few were measured."""
+    """Return how a phase's measured peaks grew; None where too few were measured.
+
+    The medians of the early, the middle and the latest third of the steps tell a trend. What single steps of
+    any third have beyond it is due to the length of their batches, and belongs to the settled peak.
+    """
     peaks = [
         (event.step, float(event.peaks[phase].used_bytes))
         for event in progress
@@ -38,19 +46,24 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     parts = peaks[:third], peaks[third : len(peaks) - third], peaks[len(peaks) - third :]
     early, middle, late = (median([used for _, used in part]) for part in parts)
     start, halfway, end = (median([float(step) for step, _ in part]) for part in parts)
-    latest = max(used for _, used in parts[2])
-    noise = _NOISE * latest
+    largest = max(used for _, used in peaks)
+    noise = _NOISE * largest
     before, after = (middle - early) / max(1.0, halfway - start), (late - middle) / max(1.0, end - halfway)
-    if late - early <= noise or after * (end - halfway) <= noise / 2:
-        return Growth(settled_bytes=early, expected_bytes=max(0.0, latest - early), error_bytes=noise)
-    last = peaks[-1][0]
-    total = progress[-1].of
-    remaining = float(max(0, total - last)) if total is not None else float(_AHEAD * last)
-    ahead = after * remaining
-    if after < _SLOWING * before:
-        # A geometric series: each stretch as long as the last one adds the same share of it.
-        share = after / before
-        ahead = min(ahead, after * (end - halfway) * share / (1.0 - share))
+    grown = max(0.0, late - early)
+    if grown <= noise:
+        return Growth(settled_bytes=largest, grown_bytes=0.0, expected_bytes=0.0, error_bytes=noise)
+    ahead = 0.0
+    if after * (end - halfway) > noise / 2:
+        last, total = peaks[-1][0], progress[-1].of
+        remaining = float(max(0, total - last)) if total is not None else float(_AHEAD * last)
+        ahead = after * remaining
+        if after < _SLOWING * before:
+            # A geometric series: each stretch as long as the last one adds the same share of it.
+            share = after / before
+            ahead = min(ahead, after * (end - halfway) * share / (1.0 - share))
     return Growth(
-        settled_bytes=early, expected_bytes=latest - early + ahead, error_bytes=max(noise, 0.3 * ahead)
+        settled_bytes=largest - grown,
+        grown_bytes=grown,
+        expected_bytes=grown + ahead,
+        error_bytes=max(noise, 0.3 * ahead),
     )

@@ -49,6 +49,7 @@ class Attempt(Value, frozen=True, kw_only=True):
     progress: tuple[Progressed, ...] = ()  # its completed steps
     resumed: bool = False  # the user asked to go on after it
     renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
+    continued: bool = False  # it loads the optimizer state that an attempt before it saved
 
     @property
     def infrastructure(self) -> bool:
@@ -125,7 +126,17 @@ def fold(history: History, *, trials: bool = False) -> Run:
                 remedy = decided.remedy if decided is not None else None
                 number = event.attempt or len(attempts) + 1
                 places[number] = len(attempts)
-                attempts.append(Attempt(number=number, knobs=event.knobs, remedy=remedy, renewed=renewed))
+                saved = any(a.ended is not None and a.ended.saved is not None for a in attempts)
+                saved = saved or any(done.saved is not None for each in steps for done in each)
+                attempts.append(
+                    Attempt(
+                        number=number,
+                        knobs=event.knobs,
+                        remedy=remedy,
+                        renewed=renewed,
+                        continued=event.resume and saved,
+                    )
+                )
                 steps.append([])
                 decided = None
             case Decided():

@@ -13,7 +13,7 @@ from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
-from autotune.policies.values.observation import Crashed
+from autotune.policies.values.observation import Cancelled, Crashed
 from autotune.policies.values.priors import Factor, Kind, Learned, merged, widened
 from tests.policies.jobs import GIB, KNOBS, MODEL, accepted, fails, peaks
 
@@ -161,6 +161,44 @@ def test_too_few_steps_and_upper_bounds_say_nothing_of_growth():
     assert growth(steps(4, backward=50 * GIB), "backward") is None
     bounds = [Progressed(step=n, peaks=peaks(upper_bound=True, backward=n * GIB)) for n in range(1, 30)]
     assert growth(bounds, "backward") is None
+
+
+@pytest.mark.parametrize("spike", [2, 9, 20])
+def test_the_largest_peak_is_a_floor_whenever_it_came(spike: int):
+    usual = about([accepted()], Phase.BACKWARD)[0] * 0.6
+    rows = [
+        Progressed(step=n, of=40, peaks=peaks(backward=usual * (2.2 if n == spike else 1 + 0.01 * (n % 3))))
+        for n in range(1, 22)
+    ]
+    mean, error = about([accepted(), Started(knobs=KNOBS), *rows], Phase.BACKWARD)
+    assert mean == pytest.approx(usual * 2.2, rel=0.02)
+    assert error < 0.05 * mean
+
+
+def test_a_later_attempt_with_shorter_batches_does_not_lower_the_floor():
+    usual = about([accepted()], Phase.BACKWARD)[0] * 0.6
+    history = [accepted(), Started(knobs=KNOBS), *steps(4, backward=usual * 1.5)]
+    history += [Ended(outcome=Cancelled(by="user")), Started(knobs=KNOBS), *steps(4, backward=usual)]
+    assert about(history, Phase.BACKWARD)[0] == pytest.approx(usual * 1.5, rel=0.02)
+
+
+def test_growth_that_was_seen_is_never_believed_away():
+    usual = about([accepted()], Phase.BACKWARD)[0] * 0.4
+    rows = [Progressed(step=n, of=22, peaks=peaks(backward=usual * (1 + 0.1 * n))) for n in range(1, 22)]
+    job = accepted()
+    run = fold((job, Started(knobs=KNOBS), *rows))
+    after = predicted(calibrated(run, MODEL), estimates(job.profile, job.cluster, MODEL, (KNOBS,)))
+    assert after.gpu[PHASES.index(Phase.BACKWARD), 0] >= 0.97 * usual * 3.1
+
+
+def test_an_attempt_that_continues_a_checkpoint_had_the_optimizer_state_from_its_first_step():
+    failed = fails(Phase.FORWARD, requested=4 * GIB, free=2 * GIB)
+    saved = [accepted(), Started(knobs=KNOBS), Ended(outcome=Cancelled(by="user"), saved=3)]
+    smaller = replace(KNOBS, tokens_per_microbatch=KNOBS.tokens_per_microbatch // 2)
+    anew = about([*saved, Started(knobs=smaller), *failed], Phase.FORWARD, smaller)
+    continued = about([*saved, Started(knobs=smaller, resume=True), *failed], Phase.FORWARD, smaller)
+    # The same overflow with the state already there leaves less to the activations.
+    assert continued[0] < anew[0] - GIB
 
 
 def test_what_a_run_taught_serves_the_next_job():

@@ -1,0 +1,214 @@
+"""What one attempt shows of a job's memory: its peaks, the phases it passed, and where it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.policies.estimate.gaussian import Belief, Floats, at_least, at_most, doubted, measured
+from autotune.policies.estimate.growth import growth
+from autotune.policies.estimate.peaks import PHASES, Estimates
+from autotune.policies.estimate.prior import (
+    HOST_COLUMNS,
+    INDEX,
+    LATE_ERROR,
+    NAMES,
+    OPTIMIZER,
+    PART_COLUMNS,
+    scaled,
+)
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
+from autotune.policies.values.history import Attempt
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Peak
+
+_LATE_MOST = 0.2  # share of the capacity that is kept for growth; against more only restarts help
+_LATE_FAILED = 0.06  # share of the capacity that growth may be where it already made a run fail
+_LATE_STEP = 4  # a failure at this step of an attempt or later may be growth
+_READING = 0.006  # share by which a reported peak may differ from the next run's
+_BEYOND = (
+    0.08  # share of the capacity that a phase needs beyond its first failed request, where nothing tells
+)
+_MESSAGE = 0.004  # share of the capacity by which a message's figures are off
+_BEFORE_STATE = frozenset(
+    {Phase.INIT, Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD}
+)
+
+
+def settled_peaks(attempts: Sequence[Attempt]) -> dict[Knobs, dict[str, float]]:
+    """Return the largest peak of each phase, without growth, that an attempt with the same knobs reported."""
+    floors: dict[Knobs, dict[str, float]] = {}
+    for attempt in attempts:
+        floor = floors.setdefault(attempt.knobs, {})
+        for phase in PHASES:
+            name = phase.value
+            peak = _largest([e.peaks[name] for e in attempt.progress if name in e.peaks])
+            if peak is not None and not peak.upper_bound:
+                grew = growth(attempt.progress, name)
+                settled = peak.used_bytes - (0.0 if grew is None else grew.grown_bytes)
+                floor[name] = max(floor.get(name, 0.0), settled)
+    return floors
+
+
+def shown_by(
+    belief: Belief,
+    estimate: Estimates,
+    column: int,
+    attempt: Attempt,
+    unit: float,
+    floor: dict[str, float],
+) -> Belief:
+    """Return the belief after one attempt: its peaks, the phases it passed, and where it failed.
+
+    Shorter batches of one attempt do not lower what another with the same knobs needed: `floor`, in bytes.
+    """
+    diagnosis = attempt.diagnosis
+    fresh = not attempt.continued and (not attempt.progress or attempt.progress[0].step <= 1)
+    steady = [event for event in attempt.progress if event.step > 1 or not fresh]
+    failing = diagnosis is not None and diagnosis.phase in PHASES
+    for place, phase in enumerate(PHASES):
+        name, capacity = phase.value, float(estimate.gpu_capacity[place, column])
+        peak = _largest([e.peaks[name] for e in steady if name in e.peaks])
+        if peak is None and attempt.progress and attempt.ended is not None:
+            peak = attempt.ended.peaks.get(name)
+        if peak is not None:
+            belief = _read(belief, estimate, place, column, attempt, peak, unit, floor.get(name, 0))
+        elif steady:
+            row = _row(estimate, place, column, unit, late=False)
+            belief = _under(belief, row, capacity - _total(estimate, place, column), capacity)
+        else:
+            state = attempt.continued or phase not in _BEFORE_STATE
+            first = _row(estimate, place, column, unit, late=False, state=state)
+            peak = _first_peak(attempt, name)
+            if peak is not None and not peak.upper_bound:
+                value = peak.used_bytes - _total(estimate, place, column, state=state)
+                belief = measured(belief, first, value, error=3 * _READING * peak.used_bytes)
+            elif attempt.progress or (failing and _passed(attempt, phase)):
+                base = _total(estimate, place, column, state=state)
+                belief = _under(belief, first, capacity - base, capacity)
+    if diagnosis is not None and diagnosis.cause is Cause.GPU_OOM and diagnosis.phase in PHASES:
+        belief = _overflowed(belief, estimate, column, attempt, unit)
+    return _host_shown(belief, estimate, column, attempt)
+
+
+def _read(
+    belief: Belief,
+    estimate: Estimates,
+    place: int,
+    column: int,
+    attempt: Attempt,
+    peak: Peak,
+    unit: float,
+    floor: float,
+) -> Belief:
+    """Return the belief after a phase's peak was reported."""
+    row = _row(estimate, place, column, unit, late=False)
+    total = _total(estimate, place, column)
+    if peak.upper_bound:
+        return _under(belief, row, peak.used_bytes - total, float(peak.used_bytes))
+    grew = growth(attempt.progress, PHASES[place].value)
+    used = max(floor, float(peak.used_bytes) if grew is None else grew.settled_bytes)
+    belief = measured(belief, row, used - total, error=_READING * used)
+    if grew is not None and grew.expected_bytes > LATE_ERROR * unit:
+        column = INDEX[f"{PHASES[place].value}.late"]
+        expected = min(grew.expected_bytes, max(_LATE_MOST * unit, grew.grown_bytes))
+        late = np.zeros(len(NAMES))
+        late[column] = unit
+        belief = doubted(belief, column, expected / unit)
+        belief = measured(belief, late, expected, error=min(grew.error_bytes, 0.3 * expected) + 0.002 * unit)
+    return belief
+
+
+def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attempt, unit: float) -> Belief:
+    """Return the belief after a phase ran out: what was in use and what was asked for did not fit."""
+    diagnosis = attempt.diagnosis
+    assert diagnosis is not None
+    place, facts = PHASES.index(diagnosis.phase), diagnosis.facts
+    capacity = float(estimate.gpu_capacity[place, column])
+    bound = float(facts.capacity_bytes or capacity)
+    if not np.isfinite(capacity):
+        return belief
+    if facts.free_bytes is not None and facts.requested_bytes is not None:
+        bound += max(0, facts.requested_bytes - facts.free_bytes)
+    done = len(attempt.progress)
+    fresh = not attempt.continued and not done
+    state = not (fresh and diagnosis.phase in _BEFORE_STATE)
+    late = done + 1 >= _LATE_STEP
+    if late:  # what held for steps and then did not is growth, or a batch that had not come before
+        belief = doubted(belief, INDEX[f"{diagnosis.phase.value}.late"], _LATE_FAILED)
+    row = _row(estimate, place, column, unit, late=late, state=state)
+    value = bound - _total(estimate, place, column, state=state)
+    return at_least(belief, row, value, error=_MESSAGE * bound, beyond=_BEYOND * capacity)
+
+
+def _host_shown(belief: Belief, estimate: Estimates, column: int, attempt: Attempt) -> Belief:
+    totals = estimate.host[:, column]
+    limit = HOST_LIMIT * estimate.host_capacity
+    if not np.isfinite(limit):
+        return belief
+    place = int(totals.argmax())
+    diagnosis = attempt.diagnosis
+    if diagnosis is not None and diagnosis.cause is Cause.HOST_OOM:
+        if diagnosis.phase in PHASES and diagnosis.phase is not Phase.INIT:
+            place = PHASES.index(diagnosis.phase)
+        row = _host_row(estimate, place, column)
+        return at_least(belief, row, limit - totals[place], error=0.02 * limit, beyond=_BEYOND * limit)
+    if not attempt.progress and diagnosis is not None and diagnosis.phase in PHASES:
+        # What came before the failure passed on the host too.
+        place = int(totals[: PHASES.index(diagnosis.phase) + 1].argmax())
+    elif not attempt.progress:
+        return belief
+    return at_most(belief, _host_row(estimate, place, column), limit - totals[place], error=0.02 * limit)
+
+
+def _under(belief: Belief, row: Floats, value: float, scale: float) -> Belief:
+    if not np.isfinite(scale):
+        return belief
+    return at_most(belief, row, value, error=_MESSAGE * scale)
+
+
+def _passed(attempt: Attempt, phase: Phase) -> bool:
+    """Return whether an attempt that failed in its first step had this phase behind it."""
+    diagnosis = attempt.diagnosis
+    if diagnosis is None or diagnosis.phase not in PHASES or phase is Phase.CHECKPOINT:
+        return False
+    return PHASES.index(phase) < PHASES.index(diagnosis.phase)
+
+
+def _first_peak(attempt: Attempt, name: str) -> Peak | None:
+    """Return a phase's peak where only the first step met it."""
+    peaks = [event.peaks[name] for event in attempt.progress if name in event.peaks]
+    if not attempt.progress and attempt.ended is not None and name in attempt.ended.peaks:
+        peaks.append(attempt.ended.peaks[name])
+    return _largest(peaks)
+
+
+def _largest(peaks: Sequence[Peak]) -> Peak | None:
+    return max(peaks, key=lambda peak: peak.used_bytes) if peaks else None
+
+
+def _row(
+    estimate: Estimates, place: int, column: int, unit: float, *, late: bool, state: bool = True
+) -> Floats:
+    """Return what each deviation adds to one phase's peak of one configuration, in bytes."""
+    row = np.zeros(len(NAMES))
+    parts = estimate.gpu_parts[place][:, column].copy()
+    if not state:
+        parts[OPTIMIZER] = 0.0
+    row[PART_COLUMNS[place]] = parts
+    row[INDEX[f"{PHASES[place].value}.scale"]] = float(scaled(parts))
+    if late:
+        row[INDEX[f"{PHASES[place].value}.late"]] = unit
+    return row
+
+
+def _host_row(estimate: Estimates, place: int, column: int) -> Floats:
+    row = np.zeros(len(NAMES))
+    row[HOST_COLUMNS] = estimate.host_parts[place][:, column]
+    return row
+
+
+def _total(estimate: Estimates, place: int, column: int, *, state: bool = True) -> float:
+    parts = estimate.gpu_parts[place][:, column]
+    return float(parts.sum() - (0.0 if state else parts[OPTIMIZER]))

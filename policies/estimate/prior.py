@@ -1,0 +1,111 @@
+"""What is believed of the estimate's errors before a job has run: factors of parts and phases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.policies.estimate.gaussian import Belief, Floats
+from autotune.policies.estimate.parts import PARTS
+from autotune.policies.estimate.peaks import PHASES, Estimates
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.priors import Learned
+
+# Phases that run the same code share the factors of their parts.
+_GROUPS = {
+    Phase.INIT: "start",
+    Phase.ROLLOUT_INIT: "engine",
+    Phase.ROLLOUT: "engine",
+    Phase.LOG_PROB: "score",
+    Phase.FORWARD: "train",
+    Phase.BACKWARD: "train",
+    Phase.OPTIMIZER: "update",
+    Phase.WEIGHT_SYNC: "sync",
+    Phase.CHECKPOINT: "start",
+}
+_GROUP_NAMES = tuple(dict.fromkeys(_GROUPS.values()))
+_HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """How far a part's factor may be off, and how much that is the same in every group of phases."""
+
+    error: float
+    shared: float
+
+
+# Weights and state follow from shapes; what a pass keeps depends on kernels and on how full a batch is;
+# graphs, residue and contexts are averages over published logs (policies/estimate/constants.py names them).
+_DOUBTS = {
+    "weights": _Doubt(0.03, 0.9),
+    "gradients": _Doubt(0.05, 0.9),
+    "optimizer": _Doubt(0.04, 0.9),
+    "activations": _Doubt(0.16, 0.5),
+    "logits": _Doubt(0.14, 0.6),
+    "kv_pool": _Doubt(0.03, 0.9),
+    "buffers": _Doubt(0.35, 0.3),
+    "graphs": _Doubt(0.40, 0.95),
+    "residue": _Doubt(0.50, 0.95),
+    "outside": _Doubt(0.25, 0.8),
+}
+_HOST_ERROR = 0.20  # processes, page cache and pinned pools vary more than device tensors
+_SCALE_SHARE = 0.5  # of the estimate's own error that is one factor on a whole phase
+_SCALE_SHARED = 0.3
+# Growth late in a run, as a share of the capacity: NeMo-RL, SkyRL and verl threads report 1 to 8 % a day.
+_LATE_MEAN, LATE_ERROR, _LATE_SHARED = 0.004, 0.012, 0.8
+
+NAMES = (
+    *(f"{group}.{part}" for group in _GROUP_NAMES for part in PARTS),
+    *(f"{_HOST}.{part}" for part in PARTS),
+    *(f"{phase.value}.scale" for phase in PHASES),
+    *(f"{phase.value}.late" for phase in PHASES),
+)
+INDEX = {name: number for number, name in enumerate(NAMES)}
+PART_COLUMNS = np.array([[INDEX[f"{_GROUPS[phase]}.{part}"] for part in PARTS] for phase in PHASES])
+HOST_COLUMNS = np.array([INDEX[f"{_HOST}.{part}"] for part in PARTS])
+_POOL, OPTIMIZER = PARTS.index("kv_pool"), PARTS.index("optimizer")
+
+
+def prior(estimate: Estimates, known: Learned | None) -> Belief:
+    """Return the belief before a job's first attempt: the factors of earlier jobs of its kind, or none."""
+    mean = np.zeros(len(NAMES))
+    covariance = np.zeros((len(NAMES), len(NAMES)))
+    for part in PARTS:
+        doubt = _DOUBTS[part]
+        _block(
+            covariance,
+            [INDEX[f"{g}.{part}"] for g in _GROUP_NAMES],
+            [doubt.error] * len(_GROUP_NAMES),
+            doubt.shared,
+        )
+    _block(covariance, list(HOST_COLUMNS), [_HOST_ERROR] * len(PARTS), 0.2)
+    scales = [_SCALE_SHARE * float(error) for error in estimate.error]
+    _block(covariance, [INDEX[f"{p.value}.scale"] for p in PHASES], scales, _SCALE_SHARED)
+    growing = [INDEX[f"{phase.value}.late"] for phase in PHASES]
+    _block(covariance, growing, [LATE_ERROR] * len(PHASES), _LATE_SHARED)
+    mean[growing] = _LATE_MEAN
+    factors = {} if known is None else known.factors
+    errors = np.sqrt(np.diag(covariance))
+    for name, factor in factors.items():
+        column = INDEX.get(name)
+        if column is not None and errors[column] > 0:
+            mean[column] = factor.mean - 1
+            narrower = min(1.0, factor.error / errors[column])
+            covariance[column, :] *= narrower
+            covariance[:, column] *= narrower
+    return Belief(mean=mean, covariance=covariance)
+
+
+def _block(covariance: Floats, columns: Sequence[int], errors: Sequence[float], shared: float) -> None:
+    block = shared * np.outer(errors, errors)
+    np.fill_diagonal(block, np.square(errors))
+    covariance[np.ix_(columns, columns)] = block
+
+
+def scaled(parts: Floats) -> Floats:
+    """Return the bytes that a phase's own factor multiplies: all but the pool, whose size is set."""
+    result: Floats = parts.sum(axis=0) - parts[_POOL]
+    return result
