@@ -67,6 +67,7 @@ def search(
         starts=(base, *presets(context.framework, job, accepted, base, dimensions)),
         min_gain=job.search.min_gain,
         started=job.resume,
+        recovery=job.recovery,
     )
     shown_already = start_result(journal.history(), headroom=job.goal.headroom)
     scheduler = TrialScheduler(
@@ -108,7 +109,7 @@ def presets(
         knobs = assembled(
             accepted.profile, base, dimensions, {k: v for k, v in values.items() if v is not None}
         )
-        if knobs != base and legal(accepted.profile, base, knobs, started=job.resume):
+        if knobs != base and legal(accepted.profile, base, knobs, started=job.resume, recovery=job.recovery):
             result[knobs] = None
     return tuple(result)
 

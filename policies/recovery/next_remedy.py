@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from autotune.policies.recovery.outlook import measures, outlook, trusted
-from autotune.policies.recovery.permissions import by_ladder, denied, last_failure, relapse_of, started_before
+from autotune.policies.recovery.permissions import by_ladder, last_failure, relapse_of, started_before
 from autotune.policies.recovery.ranking import best, judged
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.proposals.host import free_before_relaunch
 from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
@@ -137,7 +138,7 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     result += [
         f"{remedy.name}, which recovery.allow or recovery.deny excludes"
         for remedy in candidates(profile, last.knobs, diagnosis, started=started_before(run))
-        if remedy.changes and denied(recovery, remedy)
+        if remedy.changes and denied(recovery, profile, last.knobs, remedy)
     ]
     after_start = (
         candidates(profile, last.knobs, diagnosis, started=False) if started_before(run) else iter(())

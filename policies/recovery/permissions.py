@@ -8,11 +8,11 @@ import msgspec
 
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.job import Recovery
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
@@ -91,14 +91,8 @@ def permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Yield the legal remedies that change something and that the job's `recovery` allows, cheapest first."""
     recovery = run.accepted.job.recovery
     for remedy in candidates(run.accepted.profile, knobs, diagnosis, started=started_before(run)):
-        if remedy.changes and not denied(recovery, remedy):
+        if remedy.changes and not denied(recovery, run.accepted.profile, knobs, remedy):
             yield remedy
-
-
-def denied(recovery: Recovery, remedy: Remedy) -> bool:
-    """Return whether `recovery.allow` or `recovery.deny` rules a remedy out."""
-    names = {remedy.name, remedy.effect.value, *remedy.changes}
-    return remedy.effect not in recovery.allow or not names.isdisjoint(recovery.deny)
 
 
 def started_before(run: Run) -> bool:

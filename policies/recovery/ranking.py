@@ -148,7 +148,7 @@ def _neighbourhood(
     """Return the configurations near the present one, their score, estimates and predictions."""
     profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
     options = choices(profile, present, recovery=recovery, started=started)
-    knobs, slow, over = search(profile, present, options, score, started=started)
+    knobs, slow, over = search(profile, present, options, score, recovery=recovery, started=started)
     estimate = view.estimates(knobs)
     return knobs, slow, over, estimate, predicted(view.calibration, estimate)
 

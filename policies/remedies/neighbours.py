@@ -13,6 +13,7 @@ from autotune.policies.remedies.beam_search import beam
 from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
 from autotune.policies.remedies.legality import completed, objections
+from autotune.policies.remedies.permissions import denial
 from autotune.policies.values.job import Recovery
 from autotune.policies.values.knob_table import ROWS
 from autotune.policies.values.knobs import Knobs, Setting
@@ -36,28 +37,30 @@ def choices(
     simple = tuple(c for c in profile.constraints if not isinstance(c, Requires))
     alone = msgspec.structs.replace(profile, constraints=simple)
     result: dict[str, tuple[Setting, ...]] = {}
-    for knob, remedy in REMEDY_OF.items():
-        support = profile.supported.get(knob)
-        if support is None or knob in recovery.deny or remedy in recovery.deny:
-            continue
-        if support.effect not in recovery.allow or support.effect.value in recovery.deny:
+    for knob in REMEDY_OF:
+        if knob not in profile.supported:
             continue
         own = getattr(present, knob)
-        legal = [
-            value
-            for value in dict.fromkeys(values_near(profile, present, knob))
-            if value != own
-            and not objections(
-                alone, present, msgspec.structs.replace(present, **{knob: value}), started=started
-            )
-        ]
+        legal = []
+        for value in dict.fromkeys(values_near(profile, present, knob)):
+            moved = msgspec.structs.replace(present, **{knob: value})
+            if value == own or denial(recovery, profile, present, moved):
+                continue
+            if not objections(alone, present, moved, started=started):
+                legal.append(value)
         if legal:
             result[knob] = (own, *legal)
     return result
 
 
 def search(
-    profile: Profile, present: Knobs, options: dict[str, tuple[Setting, ...]], score: Score, *, started: bool
+    profile: Profile,
+    present: Knobs,
+    options: dict[str, tuple[Setting, ...]],
+    score: Score,
+    *,
+    recovery: Recovery,
+    started: bool,
 ) -> tuple[list[Knobs], Floats, Floats]:
     """Return the configurations looked at, the logarithm of their seconds and what of them does not fit.
 
@@ -76,7 +79,12 @@ def search(
 
     @cache
     def legal(place: tuple[int, ...]) -> bool:
-        return not linked or not objections(profile, present, at(place), started=started)
+        if not linked:
+            return True
+        knobs = at(place)
+        return not objections(profile, present, knobs, started=started) and not denial(
+            recovery, profile, present, knobs
+        )
 
     def moves(place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         for position, name in enumerate(names):

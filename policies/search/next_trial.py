@@ -9,9 +9,10 @@ from typing import Protocol
 
 from autotune.policies.search import trials
 from autotune.policies.search.feasibility import Forecast, foreseen
-from autotune.policies.search.space import Dimension, assembled, legal, neighbours
+from autotune.policies.search.space import PERMIT_ALL, Dimension, assembled, legal, neighbours
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Purpose, Result, Tried
+from autotune.policies.values.job import Recovery
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
@@ -63,6 +64,7 @@ class SearchSpace:
     starts: tuple[Knobs, ...]  # tried first; the first of them is the stable start
     min_gain: float  # share above the fastest so far that is worth a run
     started: bool = False  # trials continue a checkpoint
+    recovery: Recovery = PERMIT_ALL
 
     @property
     def base(self) -> Knobs:
@@ -72,7 +74,9 @@ class SearchSpace:
     @cached_property
     def neighbours(self) -> Callable[[Knobs], tuple[Knobs, ...]]:
         """What one move leads to."""
-        return cache(lambda knobs: neighbours(self.profile, self.base, knobs, self.dimensions))
+        return cache(
+            lambda knobs: neighbours(self.profile, self.base, knobs, self.dimensions, recovery=self.recovery)
+        )
 
 
 def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:
@@ -147,8 +151,9 @@ class _Known:
             return f"the same as trial {self.history.tried[knobs]}"
         if knobs in self.running:
             return "the same as a trial under way"
-        if not legal(self.space.profile, self.space.base, knobs, started=self.space.started):
-            return "the framework does not accept it"
+        space = self.space
+        if not legal(space.profile, space.base, knobs, started=space.started, recovery=space.recovery):
+            return "the framework or the job's `recovery` does not accept it"
         failures = self.history.failures.values()
         failure = trials.known_to_fail(self.space.profile, failures, knobs)
         return failure or trials.suspected(self.suspects, knobs)

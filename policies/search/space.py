@@ -9,12 +9,14 @@ import msgspec
 
 from autotune.policies.remedies.candidate_values import values_in_range
 from autotune.policies.remedies.legality import completed, objections, on_grid
-from autotune.policies.values.job import Job
+from autotune.policies.remedies.permissions import denial
+from autotune.policies.values.job import Job, Recovery
 from autotune.policies.values.knob_table import KNOB_TABLE, ROWS
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.profile import FixedDuringRun, Profile, Requires
 from autotune.policies.values.value import Value
 
+PERMIT_ALL = Recovery()  # permits everything
 _FEW = 10  # values of one knob that a move may lead to
 
 
@@ -53,15 +55,16 @@ def open_knobs(job: Job, profile: Profile) -> tuple[str, ...]:
 def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
     """Return the dimensions around `knobs`; a knob without at least two legal values is none."""
     result = []
-    allowed, denied = job.recovery.allow, job.recovery.deny
     kept = {c.knob for c in profile.constraints if isinstance(c, FixedDuringRun)}
     fixed = kept if job.resume else set[str]()
     for name in open_knobs(job, profile):
-        if not KNOB_TABLE[name].searched or name in denied or name in fixed:
+        if not KNOB_TABLE[name].searched or name in fixed:
             continue
-        if profile.supported[name].effect not in allowed:
-            continue
-        values = _values(profile, knobs, name)
+        values = tuple(
+            value
+            for value in _values(profile, knobs, name)
+            if not denial(job.recovery, profile, knobs, msgspec.structs.replace(knobs, **{name: value}))
+        )
         if len(values) > 1:
             ordered = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
             result.append(Dimension(knob=name, values=values, ordered=ordered))
@@ -78,7 +81,12 @@ def assembled(
 
 
 def neighbours(
-    profile: Profile, base: Knobs, knobs: Knobs, dimensions: Iterable[Dimension]
+    profile: Profile,
+    base: Knobs,
+    knobs: Knobs,
+    dimensions: Iterable[Dimension],
+    *,
+    recovery: Recovery = PERMIT_ALL,
 ) -> tuple[Knobs, ...]:
     """Return what one move along each dimension leads to, where the framework accepts it."""
     dimensions = tuple(dimensions)
@@ -87,14 +95,18 @@ def neighbours(
     for dimension in dimensions:
         for value in dimension.few(getattr(knobs, dimension.knob)):
             moved = _with(profile, base, here | {dimension.knob: value})
-            if moved not in result and legal(profile, base, moved, started=False):
+            if moved not in result and legal(profile, base, moved, started=False, recovery=recovery):
                 result[moved] = None
     return tuple(result)
 
 
-def legal(profile: Profile, before: Knobs, after: Knobs, *, started: bool) -> bool:
-    """Return whether the framework accepts `after` in place of `before`."""
-    return not objections(profile, before, after, started=started)
+def legal(
+    profile: Profile, before: Knobs, after: Knobs, *, started: bool, recovery: Recovery = PERMIT_ALL
+) -> bool:
+    """Return whether the framework accepts `after` in place of `before`, and `recovery` permits it."""
+    return not objections(profile, before, after, started=started) and not denial(
+        recovery, profile, before, after
+    )
 
 
 def written(job: Job, profile: Profile, name: str) -> bool:

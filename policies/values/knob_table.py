@@ -126,6 +126,13 @@ class Knob(Value, frozen=True, kw_only=True):
             return False
         return second >= first if way is Way.DOWN else second <= first
 
+    def asks_less(self, memory: Memory, before: Setting, after: Setting) -> bool:
+        """Return whether `after` may need less of a memory than `before`."""
+        first, second = self._place(before), self._place(after)
+        if first is None or second is None or memory not in self.saves:
+            return before != after
+        return second < first if self.saves[memory] is Way.DOWN else second > first
+
     def acts(self, cause: Cause, phase: Phase, placement: Placement) -> bool:
         """Return whether it may move the memory that ran out in a phase."""
         if self.part is Part.DIAGNOSTICS or cause is not Cause.GPU_OOM:
