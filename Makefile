@@ -65,9 +65,9 @@ e2e-long: install  ## the same, minutes each
 golden: install  ## compare every recorded decision: launches, searches, look-alikes, explain's advice
 	$(BIN)/python -m benchmarks.golden
 
-demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them
+demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them, without what the first run taught
 	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder
-	$(BIN)/autotune launch configs/builtin-cpu.yaml
+	XDG_CACHE_HOME=$$(mktemp -d) $(BIN)/autotune launch configs/builtin-cpu.yaml
 
 search-demo: install  ## search for a faster configuration of a timid job, about 20 minutes
 	$(BIN)/autotune search configs/search-demo.yaml
