@@ -204,9 +204,6 @@ def _price(slows: str) -> str:
 
 def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     """Return how much a direction presupposes that the log does not show; below 0: its figures ask for it."""
-    if diagnosis.cause is Cause.POOL_TOO_SMALL and diagnosis.phase is Phase.ROLLOUT:
-        # An engine that had started lacks room for its requests, not for itself.
-        return int(cure.name != "reduce_concurrency")
     if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis):
         return -2
     if cure.name == "expandable_segments":

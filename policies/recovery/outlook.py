@@ -15,7 +15,7 @@ from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Policy
-from autotune.policies.values.failure import HOST_LIMIT, Cause
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Model
@@ -73,6 +73,8 @@ def trusted(run: Run, diagnosis: Diagnosis) -> bool:
         return False
     if diagnosis.cause is Cause.GPU_OOM and diagnosis.phase not in PHASES:
         return False
+    if diagnosis.cause is Cause.POOL_TOO_SMALL and diagnosis.phase is Phase.ROLLOUT:
+        return False  # the engine ran out of places for requests, which are no bytes
     if _beyond_belief(run, diagnosis):
         return False
     return sum(_was_wrong(attempt, diagnosis) for attempt in run.attempts) < _WRONG

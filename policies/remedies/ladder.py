@@ -205,6 +205,8 @@ LADDER: tuple[Rung, ...] = (
         engine.increase_mem_fraction,
         training.tensor_parallel,
     ),
+    # An engine that had started lacks room for its requests, not for itself.
+    *_rungs((Cause.POOL_TOO_SMALL,), (Phase.ROLLOUT,), engine.reduce_concurrency),
     *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, engine.increase_mem_fraction),
     *_rungs(
         (Cause.POOL_TOO_SMALL,),

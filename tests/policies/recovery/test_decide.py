@@ -14,6 +14,7 @@ from autotune.policies.values.events import (
     Interrupted,
     Launch,
     NeedsHuman,
+    Policy,
     Stable,
     Started,
     Stop,
@@ -27,6 +28,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 from autotune.policies.values.profile import FixedDuringRun, Placement
 from autotune.policies.values.remedy import Effect
+from tests.policies import jobs
 from tests.policies.stories import KNOBS, MIB, Story, accepted, diagnosed, finding, profile, support
 
 GIB = 1 << 30
@@ -359,3 +361,13 @@ def test_a_driver_that_died_between_decision_and_start_decides_the_same_again():
 def test_a_history_begins_with_its_job():
     with pytest.raises(ValueError, match="Accepted"):
         decide((Finished(verdict=Interrupted(by="user")),))
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_an_engine_without_places_for_its_requests_gets_fewer_requests(policy):
+    start = replace(jobs.accepted(), policy=policy)
+    failed = (start, Started(knobs=jobs.KNOBS), *jobs.fails(Phase.ROLLOUT, cause=Cause.POOL_TOO_SMALL))
+    action = decide(failed)
+    assert isinstance(action, Launch) and action.remedy is not None
+    assert action.remedy.changes.keys() == {"concurrency"}
+    assert action.knobs.concurrency < jobs.KNOBS.concurrency

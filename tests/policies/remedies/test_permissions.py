@@ -1,7 +1,7 @@
 """`recovery.allow` and `recovery.deny` hold wherever knobs come to change."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ def test_a_remedys_name_excludes_its_changes_in_one_direction():
     assert denial(Recovery(deny=("memory_fraction",)), job.profile, KNOBS, more) == "memory_fraction"
 
 
+@settings(deadline=None, max_examples=30)
 @given(deny=st.lists(st.sampled_from(DENIABLE), min_size=1, max_size=4).map(tuple))
 def test_nothing_that_is_denied_is_launched_climbed_to_or_searched(deny):
     recovery = Recovery(deny=deny, climb=True)
