@@ -113,8 +113,7 @@ class AttemptMonitor:
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
         """Process new output and samples; returns the events that follow."""
         lines = self._files.write(observed.chunks, observed.samples)
-        for sample in observed.samples:
-            self._suspicions.sampled(sample, now)
+        self._suspicions.sampled(observed.samples, now)
         events = self._read(lines, now)
         for sample in observed.samples:
             self._take(sample, now)
@@ -197,7 +196,7 @@ class AttemptMonitor:
         events: list[Event] = []
         self._scanner.make_room()
         for line in lines:
-            printer = self._suspicions.printed(line, now)
+            self._suspicions.printed(line, now)
             marker = self._framework.marker(line.text)
             if isinstance(marker, StepTokens):
                 events = self._counted(events, marker.tokens)
@@ -205,7 +204,7 @@ class AttemptMonitor:
                 events += self._mark(marker, now)
             for finding in self._scanner.line(line.text, number=line.number, source=line.source):
                 if line.source != OWN_SOURCE:
-                    self._suspicions.suspect(finding, printer, now)
+                    self._suspicions.suspect(finding, line, now)
                 elif finding.fatal == "always" and not self._failure_known:
                     events.append(self._failure(finding, "a record by autotune's own code"))
         return events

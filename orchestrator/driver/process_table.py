@@ -27,7 +27,7 @@ class ProcessTable:
         self._sampled: float | None = None
 
     def take(self, sample: Sample, now: float) -> None:
-        """Take note of a sample that has arrived."""
+        """Take note of a sample that was taken at a time of the driver's clock."""
         node, self._sampled = sample.node, now
         alive = {process.pid: process.name for process in sample.processes}
         for pid, name in self._alive.get(node, {}).items():

@@ -112,21 +112,26 @@ class Suspicions:
         self._open: dict[_Printer, _Suspicion] = {}
         self._printed: dict[_Printer, float] = {}
         self._origins: dict[int, tuple[_Printer, float]] = {}  # line -> who printed it, when
+        self._stepped = float("-inf")
 
-    def sampled(self, sample: Sample, now: float) -> None:
-        """Take note of a sample, before the lines that arrived with it."""
-        self._processes.take(sample, now)
+    def sampled(self, samples: tuple[Sample, ...], now: float) -> None:
+        """Take note of samples, before the lines that arrived with them; after an attach they are old."""
+        latest = {sample.node: sample.at for sample in samples}
+        for sample in samples:
+            self._processes.take(sample, now - max(0.0, latest[sample.node] - sample.at))
 
-    def printed(self, line: LogLine, now: float) -> _Printer:
-        """Take note of any line; returns who printed it."""
+    def printed(self, line: LogLine, now: float) -> None:
+        """Take note of any line: who goes on printing did not fail at an earlier one."""
+        if not self._open and not self._origins:
+            return
         printer = self._printer(line)
         if len(self._printed) >= _MOST and printer not in self._printed:
             self._printed.pop(next(iter(self._printed)))
         self._printed[printer] = now
-        return printer
 
-    def suspect(self, finding: Finding, printer: _Printer, now: float) -> None:
+    def suspect(self, finding: Finding, line: LogLine, now: float) -> None:
         """Take note of a line that looks like a failure."""
+        printer = self._printer(line)
         if finding.cause is not None:
             while len(self._origins) >= _ORIGINS:
                 self._origins.pop(next(iter(self._origins)))
@@ -154,6 +159,9 @@ class Suspicions:
         """Drop what a marker refutes: a step everything, a phase what a living process printed."""
         self._durations.passed(marker, now)
         step = isinstance(marker, StepDone)
+        if step:
+            self._origins = {line: by for line, by in self._origins.items() if by[1] >= self._stepped}
+            self._stepped = now
         self._open = {
             printer: suspicion
             for printer, suspicion in self._open.items()

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from autotune.launchers.base import OWN_SOURCE
@@ -103,6 +104,21 @@ def test_samples_that_come_late_are_no_witness(tmp_path: Path) -> None:
     player = training(tmp_path)
     player.show(POOL, OOM)
     player.turn(55)
+    assert failures(player.events) == []
+
+
+def test_what_ended_before_an_attach_is_no_witness(tmp_path: Path) -> None:
+    """All samples and lines arrive at once, the lines of a worker after those of the program."""
+    player = Player(tmp_path, "verl")
+    history = tuple(
+        msgspec.structs.replace(
+            sampled(working=(TRAINER,), alive=(MAIN, TRAINER) if at > 500 else (MAIN, TRAINER, REWARD)),
+            at=float(at),
+        )
+        for at in range(0, 1000, 2)
+    )
+    player.show(POOL, source=f"worker-{REWARD}.err", samples=history)
+    player.turn(600, samples=always(sampled(working=(TRAINER,), alive=(MAIN, TRAINER), gpu=0.9)))
     assert failures(player.events) == []
 
 
