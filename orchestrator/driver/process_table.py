@@ -13,6 +13,8 @@ _REMEMBERED_S = 60.0  # a log may be read this long after its process has ended
 _STALE_S = 10.0  # samples come twice a second; without them nothing shows whether a process works
 _GIVEN_UP_S = 60.0  # as long as a runner waits for a node that does not answer
 # A Ray worker that waits for work, or runs a task: Ray ends the one at will, and runs the other's task again.
+# One that ends before a sample shows its name may have been such a worker.
+_SETTLED_S = 5.0
 _REPLACEABLE = re.compile(r"ray::(?:IDLE|[a-z_])")
 
 
@@ -20,7 +22,7 @@ class ProcessTable:
     """What the samples of an attempt say about its processes, on the driver's clock."""
 
     def __init__(self) -> None:
-        self._alive: dict[str, dict[int, str]] = {}  # node -> pid -> name
+        self._alive: dict[str, dict[int, tuple[str, float]]] = {}  # node -> pid -> name, first seen
         self._ended: dict[tuple[str, int], float] = {}
         self._worked: dict[tuple[str, int], float] = {}
         self._attempt_worked = float("-inf")
@@ -29,11 +31,15 @@ class ProcessTable:
     def take(self, sample: Sample, now: float) -> None:
         """Take note of a sample that was taken at a time of the driver's clock."""
         node, self._sampled = sample.node, now
-        alive = {process.pid: process.name for process in sample.processes}
-        for pid, name in self._alive.get(node, {}).items():
+        before = self._alive.get(node, {})
+        alive = {
+            process.pid: (process.name, before[process.pid][1] if process.pid in before else now)
+            for process in sample.processes
+        }
+        for pid, (name, since) in before.items():
             if pid not in alive:
                 self._worked.pop((node, pid), None)
-                if not _REPLACEABLE.match(name):
+                if now - since >= _SETTLED_S and not _REPLACEABLE.match(name):
                     self._ended[node, pid] = now
         self._alive[node] = alive
         self._ended = {key: at for key, at in self._ended.items() if now - at <= _REMEMBERED_S}

@@ -202,16 +202,11 @@ class Suspicions:
         window_s = _window_s(usual_s)
         if silent_s < window_s:
             return ""
-        if now - self._processes.attempt_worked(now) >= window_s - _UNWINDING_S:
+        if now - _idle_since(suspicion, self._processes.attempt_worked(now)) >= window_s:
             return f"{silence} while nothing of the job works"
         alone_s = max(window_s, _window_s(step_s) if step_s else _SILENCE_UNKNOWN_S)
         worked = self._worked(printer)
-        if (
-            suspicion.worked_until
-            and worked is not None
-            and silent_s >= alone_s
-            and now - worked >= alone_s - _UNWINDING_S
-        ):
+        if suspicion.worked_until and worked is not None and now - _idle_since(suspicion, worked) >= alone_s:
             return f"{silence} while process {printer.pid}, which printed it, is idle"
         return ""
 
@@ -243,6 +238,10 @@ class Suspicions:
     def _went_on(self, finding: Finding) -> bool:
         origin = self._origins.get(finding.line.line)
         return origin is not None and self._prints_on(*origin)
+
+
+def _idle_since(suspicion: _Suspicion, worked: float) -> float:
+    return worked if worked > suspicion.at + _UNWINDING_S else suspicion.at
 
 
 def _window_s(usual_s: float | None) -> float:

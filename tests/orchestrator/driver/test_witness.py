@@ -100,6 +100,17 @@ def test_a_worker_that_waits_and_one_that_is_replaced_are_no_witnesses(tmp_path:
     assert failures(player.events) == []
 
 
+def test_a_process_that_lived_for_a_moment_is_no_witness(tmp_path: Path) -> None:
+    """A worker of Ray is a plain `python` until it names itself, which may be as long as a sample takes."""
+    player = training(tmp_path)
+    working = sampled(working=(TRAINER,), gpu=0.9)
+    player.show(samples=(sampled(working=(TRAINER,), alive=(MAIN, TRAINER, 600)),))
+    player.now += 1
+    player.show(POOL, source="worker-600.err", samples=(working,))
+    player.turn(60, samples=always(working))
+    assert failures(player.events) == []
+
+
 def test_samples_that_come_late_are_no_witness(tmp_path: Path) -> None:
     player = training(tmp_path)
     player.show(POOL, OOM)
@@ -167,7 +178,7 @@ def test_the_corpus_is_found_when_its_process_ends(tmp_path: Path) -> None:
         fatal = {finding.fatal for finding in scan([text.encode()]).findings}
         for source, prefix in ((f"worker-{TRAINER}.err", ""), ("", f"(WorkerDict pid={TRAINER}) ")):
             player = Player(tmp_path / f"{number}{source}", "verl")
-            player.show(samples=(sampled(working=(MAIN, TRAINER)),))
+            player.turn(12, samples=always(sampled(working=(MAIN, TRAINER))))
             player.show(*(prefix + line for line in text.splitlines()), source=source)
             player.now += 0.5
             player.show(samples=(sampled(working=(MAIN,), alive=(MAIN, REWARD), gpu=1.0),))
@@ -231,7 +242,7 @@ def test_a_peers_phase_does_not_speak_for_a_process_that_has_ended(tmp_path: Pat
 
 def test_a_process_below_a_worker_is_named_by_its_own_prefix(tmp_path: Path) -> None:
     player = Player(tmp_path, "verl")
-    player.show(samples=(sampled(working=(500,), alive=(MAIN, TRAINER, 500)),))
+    player.turn(12, samples=always(sampled(working=(500,), alive=(MAIN, TRAINER, 500))))
     player.show(f"(EngineCore_DP0 pid=500) {POOL}", source=f"worker-{TRAINER}.err")
     assert failures(player.events) == []
     (seen,) = player.show(samples=(sampled(working=(MAIN,), alive=(MAIN, TRAINER)),))
