@@ -30,6 +30,7 @@ from autotune.orchestrator.cli.launch_options import LaunchOptions
 from autotune.orchestrator.cli.start import first_command, prepare
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import journal
+from autotune.orchestrator.run.directory import RunRequest
 from autotune.policies.values.events import History, Progressed
 from autotune.policies.values.observation import StepDone
 from benchmarks.figures import Reading, rates
@@ -196,7 +197,7 @@ def _supervised(head: Head, folder: Path) -> Run:
 
 def _alone(head: Head, folder: Path) -> Run:
     """Run the command of the first attempt by hand."""
-    job = prepare(LaunchOptions(job_file=folder / "job.yaml")).job
+    job = prepare(LaunchOptions(job_file=folder / "job.yaml", request=RunRequest())).job
     command = first_command(job)
     for file in command.files:
         (folder / file.name).write_text(file.text.replace("{attempt}", str(folder)))

@@ -117,6 +117,9 @@ class Framework(Protocol):
         """
 
 
+OWN_SOURCE = "autotune"  # of records by autotune's own code, which no output of a job can have
+
+
 class Chunk(Value, frozen=True, kw_only=True):
     """New bytes of one log; the framework's own output has the source ''."""
 

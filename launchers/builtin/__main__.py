@@ -40,6 +40,7 @@ def _run(settings: Settings) -> int:
     import ray
 
     from autotune.launchers.builtin.actors import ActorFailure, connect
+    from autotune.launchers.builtin.process.records import deliver
     from autotune.launchers.builtin.program import Program
 
     try:
@@ -56,6 +57,8 @@ def _run(settings: Settings) -> int:
         # Without a record the reason is in the actor's own log only.
         record = failure.record
         lines.say(failure.summary if record is None else record.line().removeprefix("builtin: "))
+        if record is not None:
+            deliver(record)
         return _FAILURE
     finally:
         program.close()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.launchers.base import Chunk, Exit, Framework, Observed
+from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Framework, Observed
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
+from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
@@ -38,7 +39,6 @@ from autotune.policies.values.observation import (
 )
 from autotune.policies.values.value import Value
 
-_GRACE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
 _BUSY_CORES = 0.2  # idle Ray workers stay below
 _BUSY_GPU_SHARE = 0.05
 _DEATH_S = 5.0
@@ -81,7 +81,8 @@ class AttemptMonitor:
         self._failure_known = any(isinstance(event, FailureSeen) for event in known)
         self._goal_known = any(isinstance(event, GoalReached) for event in known)
         self._stop_known = any(isinstance(event, StopRequested) for event in known)
-        self._suspects: deque[tuple[float, Finding]] = deque(maxlen=100)
+        self._suspicions = Suspicions()
+        self._stepped_at_line = self._outlived = 0  # the log's lines at the last step and at the one before
         self._liveness = HangDetector(silence_s=job.recovery.silence_s, now=now)
         self._to_continue = saved
         self.saved: int | None = None  # the step of the attempt's own last checkpoint
@@ -96,7 +97,6 @@ class AttemptMonitor:
         self._done = False
         self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
         self._last_step = framework.last_step(job)
-        self._cause_seen = self._memory_cause_seen = False
         self._recent: deque[Sample] = deque(maxlen=64)
         self.progress = Progress()
 
@@ -113,14 +113,15 @@ class AttemptMonitor:
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
         """Process new output and samples; returns the events that follow."""
         lines = self._files.write(observed.chunks, observed.samples)
+        self._suspicions.sampled(observed.samples, now)
         events = self._read(lines, now)
         for sample in observed.samples:
             self._take(sample, now)
         if observed.chunks:
             self._liveness.heard(now)
-        suspect = self._ripe(now, over=observed.exit is not None)
-        if suspect is not None and not self._failure_known:
-            events.append(self._failure(suspect))
+        if observed.exit is None and not self._failure_known:
+            confirmed = self._suspicions.confirmed(now)
+            events += () if confirmed is None else [self._failure(*confirmed)]
         if observed.exit is None and not observed.lost and not self._failure_known and not self._stop_known:
             reason = self._liveness.hung(now)
             if reason:
@@ -143,18 +144,19 @@ class AttemptMonitor:
             return Hung(silent_s=round(self._liveness.silent_s, 1), reason=self._hang)
         if stopped_by:
             return Cancelled(by=stopped_by)
+        causes = [f.cause for f in self._findings() if f.cause is not None and f.fatal != "never"]
         host = self._host_share(ended.at if ended is not None and ended.at else None)
         host_full = host is not None and host >= HOST_LIMIT
         if ended is None:
             return (
                 Crashed()
-                if self._memory_cause_seen or host_full
+                if host_full or any(cause.is_oom for cause in causes)
                 else Lost(reason=lost or "its supervisor is gone")
             )
         signal = ended.signal if ended.signal is not None else _shell_signal(ended.code)
         if ended.code == 0:
             return Completed() if self._complete else Crashed(exit_code=0)
-        if signal in (_SIGKILL, _SIGTERM) and not self._cause_seen and not host_full:
+        if signal in (_SIGKILL, _SIGTERM) and not causes and not host_full:
             name = "SIGKILL" if signal == _SIGKILL else "SIGTERM"
             return Lost(reason=f"killed by {name}; nothing in its log says why", killed=signal == _SIGKILL)
         return Crashed(exit_code=ended.code, signal=ended.signal)
@@ -165,6 +167,7 @@ class AttemptMonitor:
         seen: Evidence = self._scanner.evidence()
         return msgspec.structs.replace(
             seen,
+            findings=self._findings(),
             outcome=outcome,
             host_peak_share=self._host_share(at),
             last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
@@ -182,43 +185,42 @@ class AttemptMonitor:
             return False
         if self._framework.announces_end or (step is None and self._job.framework != _ANY_SCRIPT):
             return False
-        return not any(f.cause is not None and f.fatal != "never" for f in self._scanner.evidence().findings)
+        last = self._findings(outlived=self._stepped_at_line)
+        return not any(f.cause is not None and f.fatal != "never" for f in last)
+
+    def _findings(self, *, outlived: int | None = None) -> tuple[Finding, ...]:
+        past = self._outlived if outlived is None else outlived
+        return self._suspicions.without_quotations(self._scanner.evidence().findings, outlived=past)
 
     def _read(self, lines: list[LogLine], now: float) -> list[Event]:
         events: list[Event] = []
+        self._scanner.make_room()
         for line in lines:
+            self._suspicions.printed(line, now)
             marker = self._framework.marker(line.text)
             if isinstance(marker, StepTokens):
                 events = self._counted(events, marker.tokens)
             elif marker is not None:
                 events += self._mark(marker, now)
             for finding in self._scanner.line(line.text, number=line.number, source=line.source):
-                if finding.cause is not None and finding.fatal != "never":
-                    self._cause_seen = True
-                    self._memory_cause_seen |= finding.cause.is_oom
-                if finding.fatal == "always" and not self._failure_known:
-                    events.append(self._failure(finding))
-                elif finding.fatal == "unless_progress":
-                    self._suspects.append((now, finding))
+                if line.source != OWN_SOURCE:
+                    self._suspicions.suspect(finding, line, now)
+                elif finding.fatal == "always" and not self._failure_known:
+                    events.append(self._failure(finding, "a record by autotune's own code"))
         return events
 
-    def _failure(self, finding: Finding) -> FailureSeen:
+    def _failure(self, finding: Finding, witness: str) -> FailureSeen:
         self._failure_known = True
         finding = msgspec.structs.replace(finding, line=shown(finding.line))
-        return FailureSeen(attempt=self._attempt, finding=finding)
-
-    def _ripe(self, now: float, *, over: bool) -> Finding | None:
-        if over or not self._suspects or now - self._suspects[0][0] < _GRACE_S:
-            return None
-        return self._suspects[0][1]
+        return FailureSeen(attempt=self._attempt, finding=finding, witness=witness)
 
     def _mark(self, marker: Marker, now: float) -> list[Event]:
         match marker:
             case PhaseStarted(phase=phase):
-                self._suspects.clear()
+                self._suspicions.passed(marker, now)
                 self.progress = msgspec.structs.replace(self.progress, phase=phase)
             case PhaseEnded(phase=phase, peak=peak):
-                self._suspects.clear()
+                self._suspicions.passed(marker, now)
                 if self.progress.phase is phase:
                     self.progress = msgspec.structs.replace(self.progress, phase=Phase.NONE)
                 if peak is not None:
@@ -231,8 +233,10 @@ class AttemptMonitor:
             case TrainingDone():
                 self._done = True
             case StepDone():
-                self._suspects.clear()
+                self._suspicions.passed(marker, now)
                 self._scanner.progress(marker.step)
+                self._outlived, self._stepped_at_line = self._stepped_at_line, self._scanner.lines
+                self._scanner.outlive(self._outlived)
                 return self._stepped(marker, now)
         return []
 
@@ -299,7 +303,7 @@ class AttemptMonitor:
 
     def _remark(self, text: str, now: float) -> list[Event]:
         """Write a line of our own into the log and return what follows from it."""
-        lines = self._files.write((Chunk(source="autotune", data=f"{text}\n".encode()),), ())
+        lines = self._files.write((Chunk(source=OWN_SOURCE, data=f"{text}\n".encode()),), ())
         return self._read(lines, now)
 
     def _goal(self, done: StepDone) -> GoalReached:

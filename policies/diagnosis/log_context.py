@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from autotune.policies.diagnosis.log_prefixes import Line, parsed, segments
 from autotune.policies.diagnosis.message_figures import facts_of, filled
@@ -142,3 +143,14 @@ def starting(before: list[str], *, since_stage: int) -> bool:
         return False
     latest = max((at for at, text in enumerate(before) if is_stage(text)), default=-1)
     return not any(_RUNNING.search(text) for text in before[latest + 1 :])
+
+
+def with_parts(before: Callable[[], list[str]], parts: list[str]) -> list[str]:
+    """Return the lines above a line with the parts of it that come first."""
+    return [*before(), *parts]
+
+
+def until(before: Callable[[], list[str]], row: str) -> list[str]:
+    """Return the lines above up to a row."""
+    rows = before()
+    return next((rows[:at] for at in range(len(rows) - 1, -1, -1) if parsed(rows[at]).text == row), rows)

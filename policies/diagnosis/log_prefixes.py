@@ -12,6 +12,10 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 # A process, which makes lines of one traceback belong together.
 _ACTOR = re.compile(r"^(?:([\w.\-]*)\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}?(?:\([^()\n]*\)[^()\n]*)?\))\s?")
+_PRINTER = re.compile(
+    r"(?:\x1b\[[\d;]{0,20}m| )*(\((?:[A-Za-z][^()\n]{0,200}(?:\([^()\n]{0,200}\)[^()\n]{0,200})?"
+    r"\bpid=(\d{1,9})|raylet)(?:, ip=([^\s)]{1,60}))?\))"
+)
 _RANK = re.compile(
     r"^\[?(?:rank|default)?(\d{1,6})\]?:(?=\s|\[|$)\s?|^\[rank[ \-]?(\d{1,6})\]:?\s?|"
     r"^\[\d+,(\d{1,6})\]<std(?:err|out)>:\s?|^\[default(\d{1,6})\]:\s?"
@@ -80,6 +84,26 @@ def parsed(text: str) -> Line:
     if bare.endswith(("│", "┃", "║")):
         bare = _BOX_END.sub("", bare)
     return Line(text=text, bare=bare, tag=tag, rank=rank)
+
+
+class Printer(NamedTuple):
+    """A process that a line says to be from, as Ray and vLLM write it."""
+
+    prefix: str
+    pid: int | None  # None: a daemon of Ray's
+    address: str  # of its node; empty: the node of the program
+
+
+def printers_of(text: str) -> list[Printer]:
+    """Return the processes that the prefixes of a line name: a worker, and a process below it."""
+    if not text.startswith(("(", "\x1b")):
+        return []
+    found: list[Printer] = []
+    at = 0
+    while len(found) < _PREFIXES and (match := _PRINTER.match(text, at)) is not None:
+        found.append(Printer(match[1], int(match[2]) if match[2] else None, match[3] or ""))
+        at = match.end()
+    return found
 
 
 def rank_in(text: str) -> int | None:

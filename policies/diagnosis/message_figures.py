@@ -135,3 +135,9 @@ def _first(name: str, text: str) -> int | None:
 
 def _bytes(number: str, unit: str | None) -> int:
     return round(float(number.replace(",", "")[:40]) * _UNITS[(unit or "").lower()])
+
+
+def adds(whole: str, *rows: str) -> bool:
+    """Return whether a message has a figure that none of its two rows has."""
+    apart = filled(facts_of(rows[0]), facts_of(rows[1]))
+    return filled(apart, facts_of(whole)) != apart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
@@ -12,10 +12,18 @@ from autotune.policies.diagnosis import survived_failures
 from autotune.policies.diagnosis.job_records import mark_of, record_of
 from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
-from autotune.policies.diagnosis.log_context import Waiting, above, below, follows, starting
+from autotune.policies.diagnosis.log_context import (
+    Waiting,
+    above,
+    below,
+    follows,
+    starting,
+    until,
+    with_parts,
+)
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, rank_in, segments
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
-from autotune.policies.diagnosis.message_figures import NOTHING, facts_of, filled
+from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled
 from autotune.policies.diagnosis.phase_patterns import (
     STAGE_LITERALS,
     asks_shared_memory,
@@ -28,7 +36,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     pins_host_memory,
     role,
 )
-from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, matching
+from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, harmless, matching
 from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
 from autotune.policies.values.diagnosis import Evidence, Finding, Line
@@ -53,7 +61,6 @@ SEARCHED = minimal(
     ]
 )
 _search = Search(SEARCHED, WRONG)
-_HARMLESS = tuple(rule for rule in RULES if rule.harmless)
 
 
 class Scanner:
@@ -63,7 +70,7 @@ class Scanner:
         self._match = _search.matcher() if match is None else match
         self._findings: list[Finding] = []
         self._causes = 0
-        self._errors = LastErrors(_harmless)
+        self._errors = LastErrors(harmless)
         self._recent: dict[str, deque[str]] = {}
         self._stage: tuple[int, str] | None = None
         self._phase = Phase.NONE
@@ -100,14 +107,14 @@ class Scanner:
         for end in ends:
             if end <= cursor.at:
                 continue
-            self._attend(cursor, cursor.line_of(end - 1), source, before)
+            found.extend(self._attend(cursor, cursor.line_of(end - 1), source, before))
             start, stop = cursor.piece_of(end - 1)
             cursor.pass_to(start)
             found.extend(self._piece(block, (cursor.number, start, stop), source, before))
             if self._open is not None:
                 self._until = max(self._until, cursor.number + 1)
             cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
-        self._attend(cursor, len(block), source, before)
+        found.extend(self._attend(cursor, len(block), source, before))
         cursor.pass_to(len(block))
         self._going_on.next_block(block)
         if wrong:
@@ -118,16 +125,27 @@ class Scanner:
 
     def progress(self, step: int) -> None:
         """Take note that a step is done: what could have been a warning was one."""
-        self._step = step
-        self._stage = None
-        self._until = 0
+        self._step, self._stage, self._until = step, None, 0
         self._survive()
+
+    def outlive(self, number: int) -> None:
+        """Take note that two more steps follow the lines up to a number: nothing in them ended the job."""
+        self._hold(survived_failures.outlived(self._findings, number))
+
+    def make_room(self) -> None:
+        """Drop all but the first and the last findings: more may come from a job that runs."""
+        if len(self._findings) >= _CAUSES:
+            self._ahead.clear()
+            self._hold([*self._findings[:_WEAK], *self._findings[-_WEAK:]])
+
+    def _hold(self, findings: list[Finding]) -> None:
+        self._findings = findings
+        self._causes = sum(finding.cause is not None for finding in findings)
 
     def _survive(self) -> None:
         """Take note that the job went on after all that was found."""
         self._ahead.clear()
-        self._findings = survived_failures.survived(self._findings)
-        self._causes = sum(finding.cause is not None for finding in self._findings)
+        self._hold(survived_failures.survived(self._findings))
 
     def _piece(
         self,
@@ -160,7 +178,7 @@ class Scanner:
                 parsed(segment),
                 number=number,
                 source=source,
-                before=before if index == 0 else partial(_with_parts, before, parts[:index]),
+                before=before if index == 0 else partial(with_parts, before, parts[:index]),
             )
             if finding is not None:
                 found.append(finding)
@@ -183,10 +201,12 @@ class Scanner:
             host_peak_share=host_peak_share,
         )
 
-    def _attend(self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]) -> None:
+    def _attend(
+        self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]
+    ) -> Iterator[Finding]:
         """Read the lines before a position while a finding waits for its context."""
         while cursor.number <= self._until and (line := cursor.next_line(stop)) is not None:
-            self._piece(cursor.block, line, source, before)
+            yield from self._piece(cursor.block, line, source, before)
 
     def _segment(
         self, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
@@ -206,7 +226,7 @@ class Scanner:
         at = number
         number, line, rule = self._wrapped(rule, line, number)
         if number < at:
-            before = partial(_until, before, line.text)
+            before = partial(until, before, line.text)
         if rule is None:
             self._note(line, number)
             return None
@@ -231,7 +251,7 @@ class Scanner:
             together = matching(whole)
             if together is None or together.weak or matching(first[1].bare) is together:
                 continue
-            if rule is None or rule.weak or (together is rule and _adds(whole, first[1].bare, line.bare)):
+            if rule is None or rule.weak or (together is rule and adds(whole, first[1].bare, line.bare)):
                 self._open = None
                 return first[0], first[1]._replace(bare=whole), together
         return number, line, rule
@@ -366,15 +386,6 @@ def _above(tail: bytes, block: bytes, start: int) -> list[str]:
     return last_lines(lead, reach=_BACK_BYTES, most=_BACK)
 
 
-def _with_parts(before: Callable[[], list[str]], parts: list[str]) -> list[str]:
-    return [*before(), *parts]
-
-
-def _until(before: Callable[[], list[str]], row: str) -> list[str]:
-    rows = before()
-    return next((rows[:at] for at in range(len(rows) - 1, -1, -1) if parsed(rows[at]).text == row), rows)
-
-
 def _completed(finding: Finding, context: list[str], *, stage: bool) -> Finding:
     text = "\n".join(context)
     phase = finer(finding.phase, text)
@@ -386,13 +397,3 @@ def _completed(finding: Finding, context: list[str], *, stage: bool) -> Finding:
     if component is Component.UNKNOWN:
         component = component_of(text)
     return msgspec.structs.replace(finding, phase=role(phase, component), component=component)
-
-
-def _adds(whole: str, *rows: str) -> bool:
-    """Return whether a message has a figure that none of its two rows has."""
-    apart = filled(facts_of(rows[0]), facts_of(rows[1]))
-    return filled(apart, facts_of(whole)) != apart
-
-
-def _harmless(line: str) -> bool:
-    return any(rule.matches(line) for rule in _HARMLESS)

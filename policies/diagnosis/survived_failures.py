@@ -23,6 +23,7 @@ CAUGHT_WITHIN = 5  # lines after a message
 # A warning of the program's own: not an exception's last line that a collector of logs has stamped.
 _MILD = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b(?!.*(?:\bERROR\b|\bCRITICAL\b|Error\b))")
 _WORDS = re.compile(r"(?i)out of memory")
+_OUTLIVED = 20  # findings kept that a job has outlived
 _ENOUGH = 3  # rising step numbers: one or two may be what other processes had still to print
 _READ = 20_000  # lines looked at of a log: the steps of a job that goes on are among the first
 _LONGEST = 1000  # characters of a line that are looked at
@@ -137,6 +138,13 @@ def survived(findings: Iterable[Finding]) -> list[Finding]:
         for finding in findings
         if BY_NAME[finding.line.rule].fatal != NEVER
     ]
+
+
+def outlived(findings: list[Finding], number: int) -> list[Finding]:
+    """Return the findings of a job that goes on, those up to a line as survived; few of these are kept."""
+    past = [f for f in findings if f.line.line <= number or f.fatal == NEVER]
+    rest = [f for f in findings if f.line.line > number and f.fatal != NEVER]
+    return [msgspec.structs.replace(finding, fatal=NEVER) for finding in past[-_OUTLIVED:]] + rest
 
 
 def at_the_end(findings: list[Finding], going_on: GoingOn) -> list[Finding]:

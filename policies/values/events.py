@@ -109,9 +109,10 @@ class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_fie
 
 
 class FailureSeen(EventBase, frozen=True, kw_only=True, tag="failure_seen", tag_field="type"):
-    """A fatal failure line was seen while the job may still be running."""
+    """A failure was seen while the job may still be running: a line, and what bears it out."""
 
     finding: Finding
+    witness: str = ""  # why the line is believed, such as "process 1234, which printed it, ended"
 
 
 class GoalReached(EventBase, frozen=True, kw_only=True, tag="goal_reached", tag_field="type"):

@@ -14,6 +14,8 @@ class ProcessMemory(Value, frozen=True, kw_only=True):
     pid: int
     name: str
     rss_bytes: int
+    cpu_share: float = 0.0  # cores used by it and its descendants since the last sample
+    gpu: bool = False  # it or a descendant is known to run on a card
 
 
 class GpuMemory(Value, frozen=True, kw_only=True):

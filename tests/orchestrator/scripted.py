@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from autotune.launchers.base import Chunk, Drain, Exit, Observed, Unreachable
+from autotune.launchers.base import OWN_SOURCE, Chunk, Drain, Exit, Observed, Unreachable
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.observation import Sample
@@ -56,6 +56,12 @@ def failure(phase: str, step: int, *, component: str = "trainer", cause: str = "
         "message": "DefaultCPUAllocator: can't allocate memory", "exception": "RuntimeError",
     }  # fmt: skip
     return f"builtin: failure {json.dumps(record)}\n"
+
+
+def reported(phase: str, step: int, *, component: str = "trainer") -> Observed:
+    """A failure as the built-in job shows it: in its log, and as a record of its own."""
+    line = failure(phase, step, component=component).encode()
+    return Observed(chunks=(Chunk(source="", data=line), Chunk(source=OWN_SOURCE, data=line)))
 
 
 def phase(name: str, step: int, *, used: int = 50 << 20, budget: int = 100 << 20) -> str:
@@ -215,14 +221,14 @@ def tight_memory(world: World, command: Command) -> tuple[Script, Exit | None]:
     tokens = settings(command)["tokens_per_microbatch"]
     assert isinstance(tokens, int)
     first = world.saved + 1
-    opening = ["builtin: phase start name=init step=0\n"]
+    opening: Script = ["builtin: phase start name=init step=0\n"]
     if world.saved and settings(command)["resume"] == "auto":
         opening.append(f"builtin: resumed step={world.saved} path=/c/{world.saved}\n")
     if tokens > 2048:
         opening += [
             phase("rollout", first),
             f"builtin: phase start name=backward step={first}\n",
-            failure("backward", first),
+            reported("backward", first),
         ]
         return [*opening, *[""] * 1000], None  # the other ranks wait for ever
     return [*opening, *(step(n) for n in range(first, 5)), "builtin: done steps=4\n"], Exit(code=0)

@@ -1,6 +1,7 @@
 """What a failing actor of the built-in job says about itself: one line of JSON."""
 
 import errno
+import os
 import re
 import sys
 import traceback
@@ -13,6 +14,7 @@ Cause = Literal["gpu-oom", "host-oom", "pool-too-small", "kv-pool", "disk", "cod
 Component = Literal["trainer", "ref", "rollout"]
 
 PREFIX = "builtin: failure "
+_FILE = "AUTOTUNE_RECORDS"  # names the file that autotune reads; a log may hold anybody's text
 
 # Texts of torch 2.13, glibc and SGLang 0.5.23.
 _REQUESTED = re.compile(r"tried to allocate (?P<number>[0-9.]+) ?(?P<unit>bytes|KiB|MiB|GiB)", re.IGNORECASE)
@@ -109,6 +111,24 @@ def report(record: FailureRecord, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(f"{text}{record.line()}\n")
     sys.stderr.flush()
+    deliver(record)
+
+
+def deliver(record: FailureRecord) -> None:
+    """Append the record to the attempt's own file, where this machine has it."""
+    path = os.environ.get(_FILE)
+    if not path:
+        return
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError:
+        return  # another node, or a full disk: the main program delivers it once more
+    try:
+        os.write(file, f"{record.line()}\n".encode())
+    except OSError:
+        return
+    finally:
+        os.close(file)
 
 
 def _cause(error: BaseException, *, on_gpu: bool, used_bytes: int | None, budget_bytes: int | None) -> Cause:

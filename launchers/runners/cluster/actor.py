@@ -26,9 +26,9 @@ class NodeActor(Node):
         cards = card_indices(own) if own else ()
         super().__init__(run=run, attempt=attempt, name=name, workers=workers, cards=cards, start=start)
 
-    def claim_offered(self, places: tuple[int, ...]) -> None:
-        """Take note that Ray gave the attempt these of the GPUs that it has on this node."""
-        self.claim(self._offered[place] for place in places if place < len(self._offered))
+    def claim_offered(self, places: tuple[int, ...], pids: tuple[int, ...] = ()) -> None:
+        """Take note that Ray gave processes of the attempt these of the GPUs that it has on this node."""
+        self.claim([self._offered[place] for place in places if place < len(self._offered)], pids=pids)
 
     def node_id(self) -> str:
         """Return the id of the node that the actor runs on."""

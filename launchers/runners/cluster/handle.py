@@ -8,7 +8,7 @@ from typing import Any
 from autotune.launchers.base import Chunk, Drain, Exit, Observed
 from autotune.launchers.runners.cluster.actors import Posts, living_nodes
 from autotune.launchers.runners.cluster.connection import Head
-from autotune.launchers.runners.cluster.jobs import cards_of, jobs_of, remove_leftovers
+from autotune.launchers.runners.cluster.jobs import Claim, claims_of, jobs_of, remove_leftovers
 from autotune.launchers.runners.node.agent import Baseline, Report, Start
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
 from autotune.launchers.runners.node.harvest import Harvest
@@ -46,7 +46,7 @@ class RayHandle:
         self._harvest = Harvest()
         self._jobs: tuple[str, ...] = ()
         self._jobs_due_at = 0.0
-        self._claimed: dict[str, tuple[int, ...]] = {}  # node -> GPUs of the jobs that its actor knows
+        self._claimed: dict[str, Claim] = {}  # node -> GPUs of the jobs that its actor knows
         self._answered_at = time.monotonic()
         self._lost = ""
 
@@ -107,17 +107,17 @@ class RayHandle:
         now = time.monotonic()
         if now >= self._jobs_due_at:
             self._jobs = jobs_of(f"{self._posts.run}/{self._posts.attempt}")
-            self._claim(cards_of(self._jobs))
+            self._claim(claims_of(self._jobs))
             with_cards = any(start.baseline.cards for start in self._starts.values())
             self._jobs_due_at = now + _JOB_SEARCH_S[bool(self._claimed if with_cards else self._jobs)]
 
-    def _claim(self, cards: dict[str, tuple[int, ...]]) -> None:
+    def _claim(self, claims: dict[str, Claim]) -> None:
         """Tell the nodes which cards are the attempt's: in a container NVML does not name its processes."""
         for node, actor in self._actors.items():
-            places = cards.get(node, ())
-            if places and places != self._claimed.get(node):
-                actor.claim_offered.remote(places)
-                self._claimed[node] = places
+            claim = claims.get(node)
+            if claim is not None and claim.places and claim != self._claimed.get(node):
+                actor.claim_offered.remote(*claim)
+                self._claimed[node] = claim
 
     def _take(self, reports: dict[str, Report]) -> tuple[tuple[Chunk, ...], tuple[Sample, ...]]:
         chunks: list[Chunk] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.launchers.runners.node.processes import MARKER
 
@@ -62,23 +62,28 @@ def _marked_jobs() -> list[tuple[str, str]]:
     return [(job.job_id.hex(), name) for job in jobs if (name := job.config.metadata.get(METADATA))]
 
 
-def cards_of(jobs: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs that Ray gave to the jobs' actors, dead ones included, by the id of their node.
+class Claim(NamedTuple):
+    """What Ray gave to the actors of a job on one node."""
 
-    They are counted as Ray counts those of a node: from 0, whatever CUDA_VISIBLE_DEVICES names there.
-    """
+    places: tuple[int, ...]  # GPUs, counted from 0 whatever CUDA_VISIBLE_DEVICES names there
+    pids: tuple[int, ...]  # of the processes that they were given to
+
+
+def claims_of(jobs: tuple[str, ...]) -> dict[str, Claim]:
+    """Return the GPUs that Ray gave to the jobs' actors, dead ones included, by the id of their node."""
     import ray
     from ray.core.generated import gcs_pb2
 
-    found: dict[str, set[int]] = {}
+    found: dict[str, tuple[set[int], set[int]]] = {}
     for job in jobs:
         for row in _tables().get_actor_table(ray.JobID.from_hex(job), None):
             actor = gcs_pb2.ActorTableData.FromString(row)
             for resource in actor.resource_mapping:
                 if resource.name == "GPU" or resource.name.startswith("GPU_group_"):
-                    places = {entry.index for entry in resource.resource_ids if entry.quantity > 0}
-                    found.setdefault(actor.node_id.hex(), set()).update(places)
-    return {node: tuple(sorted(places)) for node, places in found.items()}
+                    places, pids = found.setdefault(actor.node_id.hex(), (set(), set()))
+                    places.update(entry.index for entry in resource.resource_ids if entry.quantity > 0)
+                    pids.add(actor.pid)
+    return {node: Claim(tuple(sorted(places)), tuple(sorted(pids))) for node, (places, pids) in found.items()}
 
 
 def remove_leftovers(jobs: tuple[str, ...]) -> tuple[str, ...]:

@@ -76,9 +76,9 @@ class Node:
         output = self._start.output
         return Logs(output=Path(output) if output else None, workers=self._workers)
 
-    def claim(self, cards: Iterable[int]) -> None:
-        """Take note that the attempt runs on these cards of the node, as NVML counts them."""
-        self._sampler.claim(cards)
+    def claim(self, cards: Iterable[int], *, pids: Iterable[int] = ()) -> None:
+        """Take note that the attempt runs on these cards of the node, as NVML counts them, and where."""
+        self._sampler.claim(cards, pids=pids)
 
     def launch(self, command: Command, *, python: str | None, environment: dict[str, str]) -> Start:
         """Start the framework here and return what a new reader needs."""

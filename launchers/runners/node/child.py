@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Exit, Unreachable
+from autotune.launchers.runners.node.logs import RECORDS
 from autotune.launchers.runners.node.processes import MARKER, is_alive, read_stat
 from autotune.policies.values.command import Command
 from autotune.policies.values.value import Value
@@ -71,6 +72,7 @@ class Child:
             **environment,
             **filled,
             MARKER: attempt,
+            "AUTOTUNE_RECORDS": str(self.folder / RECORDS),
             "RAY_DEDUP_LOGS": "0",
             "SPT_NOENV": "1",  # else setproctitle, which SGLang uses, overwrites the marker in /proc
         }

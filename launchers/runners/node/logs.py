@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from autotune.launchers.base import OWN_SOURCE
+
+RECORDS = "records.log"  # beside the framework's output: what autotune's own code in the job reports
 _DISCOVERY_S = 1.0
 _MOST_BYTES = 4 * 1024 * 1024  # of one log per reading
 _WORKER_LOG = re.compile(r"worker-[0-9a-f]+-(?P<job>[0-9a-f]{8})-(?P<pid>\d+)\.(?P<stream>out|err)")
@@ -23,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class Logs:
-    """The files to read: the framework's output and its Ray job's workers."""
+    """The files to read: the framework's output, its Ray job's workers, and the records of our own code."""
 
     def __init__(self, *, output: Path | None, workers: Path | None) -> None:
         self._output = output
@@ -53,6 +56,8 @@ class Logs:
                     worker = _WORKER_LOG.fullmatch(entry.name)
                     if worker and worker["job"] in self._jobs:
                         found.append((f"worker-{worker['pid']}.{worker['stream']}", entry.path))
+        if self._output is not None:  # after the lines that led to a record
+            found.append((OWN_SOURCE, str(self._output.with_name(RECORDS))))
         return found
 
 

@@ -31,6 +31,7 @@ class Sampler:
         self.touched = False  # whether the attempt ever had a process here
         self.held: set[int] = set()  # cards that its processes were seen on, or that Ray gave it
         self.highest: dict[int, int] = {}  # card -> most memory in use since the start
+        self._on_cards: set[int] = set()  # processes with cards of Ray's: a container hides them
         self._thread = threading.Thread(target=self._follow, name="autotune-sampler", daemon=True)
         self._thread.start()
 
@@ -44,10 +45,11 @@ class Sampler:
                 fresh.append(sample)
             return self._taken, tuple(reversed(fresh))
 
-    def claim(self, cards: Iterable[int]) -> None:
+    def claim(self, cards: Iterable[int], *, pids: Iterable[int] = ()) -> None:
         """Take note that the attempt runs on these cards, whether or not NVML names its processes there."""
         with self._lock:
             self.held.update(cards)
+            self._on_cards.update(pids)
 
     def find(self) -> tuple[ProcessStat, ...]:
         """Return the attempt's living processes, every process of the machine looked at anew."""
@@ -70,9 +72,13 @@ class Sampler:
         processes = self._census.scan()
         now = time.monotonic()
         cpu_s = {process.pid: process.cpu_s for process in processes}
-        used_s = sum(value - self._cpu_s[pid] for pid, value in cpu_s.items() if pid in self._cpu_s)
+        spent_s = {pid: max(0.0, value - self._cpu_s.get(pid, value)) for pid, value in cpu_s.items()}
         elapsed_s = max(now - self._last_at, 1e-3)
         self._cpu_s, self._last_at, self.processes = cpu_s, now, processes
+        parents = {process.pid: process.parent for process in processes}
+        below_s = with_descendants(spent_s, parents)
+        holders = {holder.pid for card in cards for holder in card.holders} | self._on_cards
+        on_cards = with_descendants({pid: float(pid in holders) for pid in cpu_s}, parents)
         self.touched = self.touched or bool(processes)
         readings = []
         for card in cards:
@@ -97,10 +103,33 @@ class Sampler:
             host_used_bytes=host.used_bytes,
             host_total_bytes=host.total_bytes,
             gpus=tuple(readings),
-            processes=tuple(ProcessMemory(pid=p.pid, name=p.name, rss_bytes=p.rss_bytes) for p in processes),
-            cpu_share=max(0.0, used_s) / elapsed_s,
+            processes=tuple(
+                ProcessMemory(
+                    pid=process.pid,
+                    name=process.name,
+                    rss_bytes=process.rss_bytes,
+                    cpu_share=round(below_s[process.pid] / elapsed_s, 3),
+                    gpu=on_cards[process.pid] > 0,
+                )
+                for process in processes
+            ),
+            cpu_share=sum(spent_s.values()) / elapsed_s,
             gpu_share=max(
                 (card.utilisation for card in cards if card.index in self.held or not self.held), default=0.0
             ),
         )
         self._samples.append((self._taken, sample))
+
+
+def with_descendants(own: dict[int, float], parents: dict[int, int]) -> dict[int, float]:
+    """Return the figure of every process added to those of its descendants."""
+    total = dict(own)
+    for pid, value in own.items():
+        if not value:
+            continue
+        passed, above = {pid}, parents.get(pid)
+        while above in total and above not in passed:
+            total[above] += value
+            passed.add(above)
+            above = parents.get(above)
+    return total

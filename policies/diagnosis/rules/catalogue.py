@@ -14,6 +14,7 @@ from autotune.policies.diagnosis.rules.rule import Rule
 RULES: tuple[Rule, ...] = (*OWN, *BUILTIN, *HARMLESS, *POOL, *HOST, *DEVICE, *JOB)
 
 BY_NAME = {rule.name: rule for rule in RULES}
+_HARMLESS = tuple(rule for rule in RULES if rule.harmless)
 
 
 def matching(line: str) -> Rule | None:
@@ -22,3 +23,8 @@ def matching(line: str) -> Rule | None:
         if rule.matches(line):
             return rule
     return None
+
+
+def harmless(line: str) -> bool:
+    """Return whether a line only looks like a failure."""
+    return any(rule.matches(line) for rule in _HARMLESS)

@@ -59,7 +59,9 @@ HOST: tuple[Rule, ...] = (
         "slurm-oom-kill",
         Cause.HOST_OOM,
         r"[Dd]etected \d+ oom[-_]kill event|OOM Killed|tasks?\b.*: Out Of Memory|"
-        r"[Ee]xceeded (job |step )?memory limit|[Ss]tate\W{1,4}OUT_OF_MEMORY|\bOUT_OF_ME\+",
+        # Of a job or with its figures: a judge of programs says the word of its tests.
+        r"[Ee]xceeded (?:job|step) memory limit|\b(?:[Jj]ob|[Ss]tep)\S*(?: [\d._]+)? exceeded memory limit|"
+        r"[Ee]xceeded memory limit \(\d|[Ss]tate\W{1,4}OUT_OF_MEMORY|\bOUT_OF_ME\+",
         ALWAYS,
         "slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step tasks "
         "have been OOM Killed.",

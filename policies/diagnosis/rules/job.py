@@ -21,7 +21,10 @@ JOB: tuple[Rule, ...] = (
     row(
         "node-lost",
         Cause.INFRASTRUCTURE,
-        r"has been marked dead because|NodeDiedError|node .* (died|was lost)|because its node has died|"
+        # By its address, id or name: a tree and a linked list have nodes too.
+        r"has been marked dead because|NodeDiedError|because its node has died|"
+        r"\b[Nn]ode (?:with \w+ )?(?:\d+(?:\.\d+){3}|[0-9a-f]{8,}|[a-z][\w.\-]*\d[\w.\-]*) (?:has )?"
+        r"(?:died|was lost)\b|"
         r"DUE TO (NODE FAIL|PREEMPTION|TIME LIMIT|JOB REQUEUE)|lost connection to (the )?(GCS|raylet)|"
         r"Failed to connect to GCS|The [Rr]aylet (?:has )?crashed|preempt(?:ed|ion notice) by|"
         r"spot instance interruption|[Ii]nstance was preempted|instances\.preempted|imminent node shutdown|"

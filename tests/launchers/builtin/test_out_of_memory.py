@@ -15,7 +15,14 @@ from autotune.launchers.builtin.config.shape import ModelShape
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.data.samples import Sample
 from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
-from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure, describe, parse_line
+from autotune.launchers.builtin.process.records import (
+    FailureRecord,
+    PhaseFailure,
+    deliver,
+    describe,
+    parse_line,
+    report,
+)
 
 SHAPE = ModelShape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=1024, vocab=2048)
 SMALL_BATCHES = {"tokens_per_microbatch": 512, "recompute": "full"}
@@ -131,6 +138,29 @@ def test_causes(error: Exception, budget: int | None, cause: str) -> None:
     )
     assert record.cause == cause
     assert parse_line(f"(pid=3) {record.line()}\n") == record
+
+
+def test_a_record_goes_to_the_attempts_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = MemoryError("no")
+    record = describe(
+        error,
+        phase="backward",
+        component="trainer",
+        rank=1,
+        step=3,
+        on_gpu=False,
+        used_bytes=1,
+        budget_bytes=5,
+    )
+    file = tmp_path / "records.log"
+    monkeypatch.delenv("AUTOTUNE_RECORDS", raising=False)
+    deliver(record)  # by hand: nobody reads records
+    monkeypatch.setenv("AUTOTUNE_RECORDS", str(tmp_path / "elsewhere" / "records.log"))
+    deliver(record)  # on another node
+    monkeypatch.setenv("AUTOTUNE_RECORDS", str(file))
+    report(record, error)
+    deliver(record)
+    assert file.read_text() == f"{record.line()}\n" * 2
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Which cards are an attempt's where NVML does not name processes: Ray knows to whom it gave them."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def runner(ray_home: Path, cards: Path) -> Iterator[RayRunner]:
     from ray.cluster_utils import Cluster
 
     environment = {
-        "PYTHONPATH": str(Path(__file__).with_name("scripted")),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).with_name("scripted")), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "SCRIPTED_CARDS": str(cards),
         "CUDA_VISIBLE_DEVICES": "1,2",
     }
@@ -88,6 +91,18 @@ def card_of(handle: Handle) -> int:
     return card
 
 
+def processes_on_cards(handle: Handle) -> set[str]:
+    """Return the names of the attempt's processes that run on a card."""
+    found: set[str] = set()
+
+    def seen() -> bool:
+        found.update(p.name for sample in handle.poll().samples for p in sample.processes if p.gpu)
+        return bool(found)
+
+    wait_for(seen)
+    return found
+
+
 def test_the_drain_gate_of_one_attempt_is_not_held_by_anothers_card(
     runner: RayRunner, cards: Path, program: Program, run: str
 ) -> None:
@@ -96,6 +111,8 @@ def test_the_drain_gate_of_one_attempt_is_not_held_by_anothers_card(
         Reading(handle).until("ready")
     first, second = (card_of(handle) for handle in handles)
     assert {first, second} == {1, 2}
+    (on_card,) = processes_on_cards(handles[1])
+    assert on_card.startswith("ray::Rank")
 
     handles[0].stop(grace_s=1)
     held = handles[0].drain(timeout_s=0.5)

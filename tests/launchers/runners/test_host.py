@@ -4,7 +4,8 @@ import pytest
 
 from autotune.launchers.runners.node import host
 from autotune.launchers.runners.node.host import Holder, read_cards, read_host
-from autotune.launchers.runners.node.sampler import Sampler
+from autotune.launchers.runners.node.processes import ProcessStat
+from autotune.launchers.runners.node.sampler import Sampler, with_descendants
 from tests.launchers.runners.attempts import wait_for
 
 GIB = 1 << 30
@@ -69,6 +70,32 @@ def test_another_jobs_card_says_nothing_of_ours(two_cards):
     sampler.close()
     assert [gpu.of_attempt for gpu in samples[-1].gpus] == [True, False]
     assert samples[-1].gpu_share == 0.0
+
+
+def test_what_processes_use_counts_for_those_above_them():
+    parents = {1: 0, 2: 1, 3: 2, 4: 1, 9: 9}
+    total = with_descendants({1: 0.0, 2: 0.5, 3: 1.0, 4: 0.0, 9: 0.25}, parents)
+    assert total == {1: 1.5, 2: 1.5, 3: 1.0, 4: 0.0, 9: 0.25}
+
+
+def test_a_process_on_a_card_is_known_by_the_card_or_by_ray(two_cards, monkeypatch):
+    def stat(pid, parent):
+        return ProcessStat(
+            pid=pid, name="p", state="S", parent=parent, group=1, cpu_s=0.0, started=1, rss_bytes=1
+        )
+
+    sampler = Sampler("nobody/1", node="a")
+    sampler.close()
+    monkeypatch.setattr(sampler._census, "scan", lambda: (stat(7, 1), stat(1, 7), stat(8, 1), stat(30, 0)))
+    sampler.claim([], pids=(8,))
+    sampler._take(read_cards())
+    (sample,) = sampler.since(sampler._taken - 1)[1]
+    assert {process.pid: process.gpu for process in sample.processes} == {
+        7: True,
+        1: True,
+        8: True,
+        30: False,
+    }
 
 
 def test_two_samples_a_second():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launchers.base import Unreachable
+from autotune.launchers.base import OWN_SOURCE, Unreachable
 from autotune.launchers.runners.local import ProcessRunner
 from autotune.policies.values.command import Command, File
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
@@ -206,3 +206,42 @@ def test_cluster_is_this_machine(runner):
     cluster = runner.cluster()
     assert cluster.nodes == 1
     assert cluster.host_memory_bytes > 1 << 30
+
+
+def test_records_of_our_own_code_have_a_source_that_no_output_has(runner, program: Program, run):
+    source = """
+        import os
+        print("[@autotune] words", flush=True)
+        with open(os.environ["AUTOTUNE_RECORDS"], "a") as file:
+            file.write("a record\\n")
+    """
+    handle = runner.start(program(source), run=run, attempt=1, python=None)
+    reading = Reading(handle)
+    reading.to_end()
+    assert reading.logs == {"": "[@autotune] words\n", OWN_SOURCE: "a record\n"}
+    handle.release()
+
+
+def test_samples_show_which_processes_work(runner, program: Program, run):
+    source = """
+        import subprocess, sys, time
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        time.sleep(4)
+        busy.kill()
+        time.sleep(30)
+    """
+    handle = runner.start(program(source), run=run, attempt=1, python=None)
+    shares: dict[int, list[float]] = {}
+
+    def both_worked_and_one_ended() -> bool:
+        for sample in handle.poll().samples:
+            alive = {process.pid: process.cpu_share for process in sample.processes}
+            for pid, share in alive.items():
+                shares.setdefault(pid, []).append(share)
+            if any(pid not in alive and max(known) > 0.2 for pid, known in shares.items()):
+                return True
+        return False
+
+    wait_for(both_worked_and_one_ended)
+    assert sum(max(known) > 0.2 for known in shares.values()) >= 2  # the parent counts its child's work
+    handle.release()

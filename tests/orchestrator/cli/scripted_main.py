@@ -10,7 +10,7 @@ from autotune.orchestrator.cli import drive, main
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.driver import reconcile
 from autotune.policies.values.command import Command
-from tests.orchestrator.scripted import Place, Script, World, failure, forever, phase, silent, tight_memory
+from tests.orchestrator.scripted import Place, Script, World, forever, phase, reported, silent, tight_memory
 
 _FASTER = 20
 
@@ -23,7 +23,7 @@ class Fast(Clock):
 
 
 def never_fits(_: World, __: Command) -> tuple[Script, Exit | None]:
-    return [phase("rollout", 1), failure("rollout_init", 1, component="rollout")], Exit(code=1)
+    return [phase("rollout", 1), reported("rollout_init", 1, component="rollout")], Exit(code=1)
 
 
 def own_failure(_: World, __: Command) -> tuple[Script, Exit | None]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from autotune.launchers import frameworks
-from autotune.launchers.base import Chunk, Exit, Observed
+from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Observed
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.monitor import AttemptMonitor
@@ -77,7 +77,8 @@ def test_sources_are_merged_with_a_prefix_and_read_again_without(followed: Follo
 
 
 def test_a_message_behind_a_progress_bar_is_seen(followed: Followed) -> None:
-    events = followed.see("rollout:  10%|#  |\rrollout:  20%|## |\r" + failure("rollout", 1))
+    bar = "rollout:  10%|#  |\rrollout:  20%|## |\r"
+    events = followed.see(bar + failure("rollout", 1), source=OWN_SOURCE)
     assert [type(event) for event in events] == [FailureSeen]
 
 
@@ -93,8 +94,9 @@ def test_bytes_that_are_no_text_are_kept(followed: Followed) -> None:
 
 
 def test_a_failure_is_told_once(followed: Followed) -> None:
-    assert [type(e) for e in followed.see(failure("backward", 1), failure("backward", 1))] == [FailureSeen]
-    assert followed.see(failure("backward", 1)) == ()
+    twice = (failure("backward", 1), failure("backward", 1))
+    assert [type(e) for e in followed.see(*twice, source=OWN_SOURCE)] == [FailureSeen]
+    assert followed.see(failure("backward", 1), source=OWN_SOURCE) == ()
 
 
 def test_steps_carry_the_peaks_since_the_step_before(followed: Followed) -> None:
@@ -248,6 +250,7 @@ def test_a_job_that_talks_without_completing_a_step_hangs(followed: Followed) ->
 
 def test_an_attempt_that_failed_reaches_no_goal(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
-    assert any(isinstance(e, FailureSeen) for e in followed.see(failure("backward", 1)))
+    seen = followed.see(failure("backward", 1), source=OWN_SOURCE)
+    assert any(isinstance(event, FailureSeen) for event in seen)
     events = followed.see(*(step(number, 9) for number in range(1, 9)))
     assert not any(isinstance(e, GoalReached) for e in events)

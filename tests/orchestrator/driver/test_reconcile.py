@@ -43,9 +43,9 @@ from tests.orchestrator.scripted import (
     Killed,
     Place,
     World,
-    failure,
     forever,
     phase,
+    reported,
     step,
     tight_memory,
 )
@@ -282,7 +282,7 @@ def test_a_tight_phase_makes_the_milestone_marginal(tmp_path: Path) -> None:
 
 def test_nothing_left_to_try_gives_up(tmp_path: Path) -> None:
     def never_fits(_: World, __: object) -> tuple[list[str | Observed], Exit]:
-        return [phase("rollout", 1), failure("backward", 1)], Exit(code=1)
+        return [phase("rollout", 1), reported("backward", 1)], Exit(code=1)
 
     case = Case(tmp_path, World(never_fits))
     verdict = case.drive()

@@ -30,7 +30,7 @@ from autotune.policies.values.events import (
     Tried,
 )
 from autotune.policies.values.knobs import Knobs
-from tests.orchestrator.scripted import Killed, Script, World, failure, phase, settings
+from tests.orchestrator.scripted import Killed, Script, World, phase, reported, settings
 from tests.orchestrator.search.test_scheduler import JOB, Night, formula, ran
 
 
@@ -144,7 +144,7 @@ def test_after_a_winner_that_fails_its_second_proof_the_next_is_proven(tmp_path:
         proven = [in_use_of(r.knobs) for r in proofs(night)]
         if len(proven) == 3 and in_use(command) == proven[1]:
             failed.append(proven[1])
-            return ["builtin: phase start name=backward step=1\n", failure("backward", 1)], None
+            return ["builtin: phase start name=backward step=1\n", reported("backward", 1)], None
         return formula(world, command)
 
     def in_use_of(knobs: Knobs) -> Knobs:

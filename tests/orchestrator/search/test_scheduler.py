@@ -43,7 +43,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed
-from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, failure, phase, settings
+from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, phase, reported, settings
 
 JOB = """\
 name: timid
@@ -71,7 +71,7 @@ def formula(world: World, command: Command) -> tuple[Script, Exit | None]:
     used = (20 << 20) + tokens * 50_000
     opening = ["builtin: phase start name=init step=0\n"]
     if used > 100 << 20:
-        return [*opening, "builtin: phase start name=backward step=1\n", failure("backward", 1)], None
+        return [*opening, "builtin: phase start name=backward step=1\n", reported("backward", 1)], None
     rate = 1000 * tokens / (tokens + 300) * concurrency / (concurrency + 8)
     lines = [
         phase("forward", n, used=used)

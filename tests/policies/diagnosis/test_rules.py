@@ -72,3 +72,23 @@ def test_healthy_logs_with_every_tempting_word_show_nothing():
     evidence = scan([TEMPTING.encode()])
     assert evidence.findings == ()
     assert diagnose(evidence).cause.value == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("Move to the next node; the node that was removed died with its list.", None),
+        ("node 3 was lost when the pointer moved", None),
+        ("Verdict: exceeded memory limit on test 7", None),
+        ("raylet: node 10.0.0.2 was lost", "node-lost"),
+        ("The node gpu-node-17 has died", "node-lost"),
+        (
+            "slurmstepd: error: Job 4410 exceeded memory limit (68210412 > 67108864), being killed",
+            "slurm-oom-kill",
+        ),
+        ("slurmstepd: error: Exceeded step memory limit at some point.", "slurm-oom-kill"),
+    ],
+)
+def test_a_sentence_is_no_signature(line, rule):
+    found = matching(line)
+    assert (found.name if found else None) == rule

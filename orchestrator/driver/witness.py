@@ -1,0 +1,264 @@
+"""Which lines of a job's own output are believed: those that a witness bears out.
+
+The output of a job is untrusted: models print tracebacks, judges print verdicts, prompts are about errors.
+A line that looks like a failure is a suspicion until the process that printed it has ended, or nothing marks
+a step or a phase for a while in which the process, or the whole attempt, does no work. Records by autotune's
+own code come through a source of their own and need no witness.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from autotune.launchers.base import OWN_SOURCE
+from autotune.orchestrator.driver.log_writer import LogLine
+from autotune.orchestrator.driver.process_table import ProcessTable
+from autotune.policies.diagnosis.log_prefixes import printers_of
+from autotune.policies.diagnosis.rules.catalogue import BY_NAME
+from autotune.policies.diagnosis.rules.own import OWN
+from autotune.policies.diagnosis.rules.rule import ALWAYS, BUILTIN_FAILURE, NEVER
+from autotune.policies.values.diagnosis import Finding
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Sample, StepDone
+
+SILENCE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
+_SILENCE_DURATIONS = 2
+_UNWINDING_S = 5.0  # of work after the line that is still part of the failure: a traceback, a dump
+# A process on a card that waits while others work: an engine does so in every step. It must have worked until
+# the line, and be idle for long where no step was seen yet.
+_JUST_WORKED_S = 30.0
+_SILENCE_UNKNOWN_S = 600.0
+_LAST_WORDS_S = 10.0  # a process that goes on printing for longer did not fail at that line
+_MOST = 256  # printers that are told apart
+_ORIGINS = 2000  # findings whose printer is remembered
+_RECENT = 50
+_WORKER = re.compile(r"worker-(\d+)\.\w+(?:@(.+))?")
+_OWN = frozenset(rule.name for rule in OWN)
+# What follows from other failures too does not make a line before it a quotation.
+_FOLLOWS = (Cause.INFRASTRUCTURE, Cause.HANG)
+
+
+class _Printer(NamedTuple):
+    """What printed a line: a process where its id is known, else whatever writes under that name."""
+
+    name: str
+    pid: int | None = None
+    address: str = ""  # of its node; empty: not known
+
+
+@dataclass(kw_only=True)
+class _Suspicion:
+    """The lines of one printer that look like a failure, since the last marker."""
+
+    finding: Finding  # the first of the latest burst
+    at: float  # of the first line
+    burst_at: float
+    always: bool  # one of the burst is fatal wherever it is true
+    worked_until: bool  # the process was at work when it printed the first
+
+
+class _Durations:
+    """How long phases and steps take."""
+
+    def __init__(self) -> None:
+        self._phases: dict[Phase, deque[float]] = {}
+        self._steps: deque[float] = deque(maxlen=_RECENT)
+        self._open: tuple[Phase, float] | None = None
+        self._step: tuple[int, float] | None = None
+
+    def passed(self, marker: PhaseStarted | PhaseEnded | StepDone, now: float) -> None:
+        if isinstance(marker, StepDone):
+            self._stepped(marker.step, now)
+        if isinstance(marker, PhaseEnded) and marker.seconds:
+            self._add(marker.phase, marker.seconds)
+        elif self._open is not None:
+            self._add(self._open[0], now - self._open[1])
+        self._open = (marker.phase, now) if isinstance(marker, PhaseStarted) else None
+
+    def _add(self, phase: Phase, seconds: float) -> None:
+        if seconds > 0:  # a log that is read anew arrives all at one time
+            self._phases.setdefault(phase, deque(maxlen=_RECENT)).append(seconds)
+
+    def _stepped(self, step: int, now: float) -> None:
+        """Take the time between a step and the next by our own clock: a text can show a step too."""
+        if self._step is not None and step == self._step[0] + 1 and now > self._step[1]:
+            self._steps.append(now - self._step[1])
+        self._step = step, now
+
+    @property
+    def step_s(self) -> float | None:
+        """The usual seconds of a step."""
+        return median(self._steps) if self._steps else None
+
+    @property
+    def usual_s(self) -> float | None:
+        """The usual seconds of the phase under way, of a step where the phase has none."""
+        known = self._phases.get(self._open[0]) if self._open is not None else None
+        return median(known) if known else self.step_s
+
+
+class Suspicions:
+    """The lines of an attempt's own output that look like failures, and what bears them out."""
+
+    def __init__(self) -> None:
+        self._processes = ProcessTable()
+        self._durations = _Durations()
+        self._open: dict[_Printer, _Suspicion] = {}
+        self._printed: dict[_Printer, float] = {}
+        self._origins: dict[int, tuple[_Printer, float]] = {}  # line -> who printed it, when
+        self._stepped = float("-inf")
+
+    def sampled(self, samples: tuple[Sample, ...], now: float) -> None:
+        """Take note of samples, before the lines that arrived with them; after an attach they are old."""
+        latest = {sample.node: sample.at for sample in samples}
+        for sample in samples:
+            self._processes.take(sample, now - max(0.0, latest[sample.node] - sample.at))
+
+    def printed(self, line: LogLine, now: float) -> None:
+        """Take note of any line: who goes on printing did not fail at an earlier one."""
+        if not self._open and not self._origins:
+            return
+        printer = self._printer(line)
+        if len(self._printed) >= _MOST and printer not in self._printed:
+            self._printed.pop(next(iter(self._printed)))
+        self._printed[printer] = now
+
+    def suspect(self, finding: Finding, line: LogLine, now: float) -> None:
+        """Take note of a line that looks like a failure."""
+        printer = self._printer(line)
+        if finding.cause is not None:
+            while len(self._origins) >= _ORIGINS:
+                self._origins.pop(next(iter(self._origins)))
+            self._origins[finding.line.line] = printer, now
+        if finding.fatal == NEVER:
+            return
+        before = self._open.get(printer)
+        if before is None:
+            if len(self._open) >= _MOST:
+                self._open.pop(next(iter(self._open)))
+            self._open[printer] = _Suspicion(
+                finding=finding,
+                at=now,
+                burst_at=now,
+                always=finding.fatal == ALWAYS,
+                worked_until=self._just_worked(printer, now),
+            )
+        elif now - before.burst_at >= _LAST_WORDS_S:
+            before.finding, before.burst_at = finding, now
+            before.always = finding.fatal == ALWAYS
+        else:
+            before.always |= finding.fatal == ALWAYS
+
+    def passed(self, marker: PhaseStarted | PhaseEnded | StepDone, now: float) -> None:
+        """Drop what a marker refutes: a step everything, a phase what a living process printed."""
+        self._durations.passed(marker, now)
+        step = isinstance(marker, StepDone)
+        if step:
+            self._origins = {line: by for line, by in self._origins.items() if by[1] >= self._stepped}
+            self._stepped = now
+        self._open = {
+            printer: suspicion
+            for printer, suspicion in self._open.items()
+            if (ended := self._ended(printer)) is not None
+            and not (step and ended < now)
+            and not self._prints_on(printer, suspicion.burst_at)
+        }
+
+    def confirmed(self, now: float) -> tuple[Finding, str] | None:
+        """Return the first line that has a witness, and the witness in words."""
+        for printer, suspicion in self._open.items():
+            witness = self._witness(printer, suspicion, now)
+            if witness:
+                return suspicion.finding, witness
+        return None
+
+    def without_quotations(self, findings: tuple[Finding, ...], *, outlived: int) -> tuple[Finding, ...]:
+        """Return the findings of an attempt that is over, quotations marked as what never ends a job.
+
+        Two steps follow the line `outlived`. A line whose printer went on for long is a quotation where
+        another failure is among the last words of its own printer.
+        """
+        records = {f.line.text for f in findings if f.source == OWN_SOURCE}
+        findings = tuple(
+            _never(f) if f.line.line <= outlived or _forged(f, records=records) else f for f in findings
+        )
+        real = any(_strong(f) and f.cause not in _FOLLOWS and not self._went_on(f) for f in findings)
+        return tuple(_never(f) if real and self._went_on(f) else f for f in findings)
+
+    def _witness(self, printer: _Printer, suspicion: _Suspicion, now: float) -> str:
+        if self._ended(printer) is not None and not self._prints_on(printer, suspicion.burst_at):
+            if suspicion.always or now - suspicion.burst_at >= SILENCE_S:
+                return f"process {printer.pid}, which printed it, ended"
+            return ""
+        silent_s = now - suspicion.at
+        silence = f"no step or phase for {silent_s:.0f} s"
+        usual_s, step_s = self._durations.usual_s, self._durations.step_s
+        window_s = _window_s(usual_s)
+        if silent_s < window_s:
+            return ""
+        if now - _idle_since(suspicion, self._processes.attempt_worked(now)) >= window_s:
+            return f"{silence} while nothing of the job works"
+        alone_s = max(window_s, _window_s(step_s) if step_s else _SILENCE_UNKNOWN_S)
+        worked = self._worked(printer)
+        if suspicion.worked_until and worked is not None and now - _idle_since(suspicion, worked) >= alone_s:
+            return f"{silence} while process {printer.pid}, which printed it, is idle"
+        return ""
+
+    def _printer(self, line: LogLine) -> _Printer:
+        """Return who printed a line: its file says so, and a prefix where it names one of our processes."""
+        printer = _Printer(name=line.source)
+        if (worker := _WORKER.fullmatch(line.source)) is not None:
+            printer = _Printer(line.source.partition(".")[0], int(worker[1]), worker[2] or "")
+        for named in printers_of(line.text):
+            address = named.address or printer.address
+            daemon = named.pid is None and not line.source
+            if daemon or (named.pid is not None and self._processes.known(named.pid, address)):
+                printer = _Printer(named.prefix, named.pid, address)
+        return printer
+
+    def _ended(self, printer: _Printer) -> float | None:
+        return None if printer.pid is None else self._processes.ended(printer.pid, printer.address)
+
+    def _worked(self, printer: _Printer) -> float | None:
+        return None if printer.pid is None else self._processes.worked(printer.pid, printer.address)
+
+    def _just_worked(self, printer: _Printer, now: float) -> bool:
+        worked = self._worked(printer)
+        return worked is not None and now - worked <= _JUST_WORKED_S
+
+    def _prints_on(self, printer: _Printer, since: float) -> bool:
+        return self._printed.get(printer, since) - since >= _LAST_WORDS_S
+
+    def _went_on(self, finding: Finding) -> bool:
+        origin = self._origins.get(finding.line.line)
+        return origin is not None and self._prints_on(*origin)
+
+
+def _idle_since(suspicion: _Suspicion, worked: float) -> float:
+    return worked if worked > suspicion.at + _UNWINDING_S else suspicion.at
+
+
+def _window_s(usual_s: float | None) -> float:
+    return max(SILENCE_S, _SILENCE_DURATIONS * (usual_s or 0.0))
+
+
+def _never(finding: Finding) -> Finding:
+    return msgspec.structs.replace(finding, fatal=NEVER)
+
+
+def _forged(finding: Finding, *, records: set[str]) -> bool:
+    """Return whether a line imitates a record, or differs from all that there are."""
+    line = finding.line
+    if finding.source == OWN_SOURCE:
+        return False
+    return line.rule in _OWN or (line.rule == BUILTIN_FAILURE and bool(records) and line.text not in records)
+
+
+def _strong(finding: Finding) -> bool:
+    return finding.cause is not None and finding.fatal != NEVER and not BY_NAME[finding.line.rule].weak
