@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
 from autotune.policies.values.knobs import Knobs, Setting, changed
@@ -16,6 +17,9 @@ from autotune.policies.values.profile import (
     Requires,
 )
 
+# Knobs that split a model or a sequence over ranks. Megatron's sequence parallelism needs none of its own.
+_MEGATRON_SPLITS = ("tensor_parallel", "context_parallel")
+_SPLITS = (*_MEGATRON_SPLITS, "sequence_parallel")
 _TOLERANCE = 1e-6  # of a step: shares such as 0.07 are not exact in binary
 
 
@@ -31,7 +35,27 @@ def objections(profile: Profile, before: Knobs, after: Knobs, *, started: bool) 
         text = _constraint(constraint, before, after, frozenset(names), started=started)
         if text:
             result.append(text)
+    if text := _layout(profile, before, after):
+        result.append(text)
     return tuple(result)
+
+
+def _layout(profile: Profile, before: Knobs, after: Knobs) -> str:
+    """Return why the trainer's parallel sizes do not fit its devices together; empty if they do."""
+    layout = profile.layout
+    splits = _MEGATRON_SPLITS if layout.strategy == "megatron" else _SPLITS
+
+    def ranks(knobs: Knobs) -> int:
+        return math.prod(int(getattr(knobs, knob) or 1) for knob in splits) * layout.pipeline_parallel
+
+    # Where the job as it runs does not fit either, its layout is not the one that the profile describes.
+    if layout.ranks < 2 or layout.ranks % ranks(after) == 0 or layout.ranks % ranks(before):
+        return ""
+    sizes = {knob: int(getattr(after, knob) or 1) for knob in splits}
+    parts = [f"{knob} {size}" for knob, size in sizes.items() if size > 1]
+    if layout.pipeline_parallel > 1:
+        parts.append(f"pipeline_parallel {layout.pipeline_parallel}")
+    return f"{' × '.join(parts)} does not divide the trainer's {layout.ranks} devices"
 
 
 def on_grid(grid: Grid, value: Setting) -> bool:

@@ -1,5 +1,6 @@
 """What a framework accepts, and how far knobs move."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -10,7 +11,8 @@ from autotune.policies.remedies.step_size import smaller
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import AtMost, Divides, Grid, Requires
+from autotune.policies.values.profile import AtMost, Divides, Grid, Requires, Support
+from tests.policies import jobs
 from tests.policies.stories import KNOBS, MIB, profile, support
 
 # The names of DESIGN, which users write into `deny`.
@@ -123,3 +125,27 @@ def test_an_unset_scoring_pass_follows_the_training_pass():
     first = next(candidates(of, KNOBS, Diagnosis(cause=Cause.GPU_OOM, phase=Phase.LOG_PROB), started=True))
     assert first.changes == {"logprob_tokens": 4096}
     assert KNOBS.sync_buffer == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("strategy", "pipeline", "changes", "fits"),
+    [
+        ("megatron", 4, {"tensor_parallel": 8}, True),
+        ("megatron", 4, {"tensor_parallel": 32}, False),
+        ("megatron", 1, {"tensor_parallel": 8, "context_parallel": 4}, True),
+        ("megatron", 1, {"tensor_parallel": 8, "context_parallel": 8}, False),
+        ("fsdp2", 1, {"tensor_parallel": 8, "sequence_parallel": 8}, False),
+        ("fsdp2", 1, {"tensor_parallel": 3}, False),
+        ("megatron", 1, {"tensor_parallel": 8, "sequence_parallel": 8}, True),
+    ],
+)
+def test_parallel_sizes_fit_the_trainers_devices_together(strategy, pipeline, changes, fits):
+    layout = jobs.LAYOUT
+    layout = replace(layout, strategy=strategy, ranks=32, pipeline_parallel=pipeline)
+    splits = {knob: Support(setting=knob, grid=Grid(minimum=1, multiple=1)) for knob in changes}
+    of = replace(jobs.profile(layout=layout), supported=jobs.SUPPORTED | splits)
+    after = replace(jobs.KNOBS, **changes)
+    texts = objections(of, jobs.KNOBS, after, started=False)
+    assert any("devices" in text for text in texts) is not fits
+    # The job as written is the user's: what it does not change is not judged.
+    assert not objections(of, after, after, started=False)
