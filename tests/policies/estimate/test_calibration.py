@@ -99,6 +99,16 @@ def test_phases_before_a_failure_passed():
     assert about(history, Phase.ROLLOUT)[0] < first[0]
 
 
+def test_weights_that_do_not_fit_before_the_first_rollout_say_nothing_of_the_steps_phases():
+    full = replace(KNOBS, tokens_per_microbatch=98_304)
+    before = about([accepted()], Phase.BACKWARD, full)
+    history = [accepted(), Started(knobs=full), *fails(Phase.WEIGHT_SYNC, requested=GIB, free=0)]
+    assert before[0] > accepted().cluster.gpu_memory_bytes
+    assert about(history, Phase.BACKWARD, full)[0] > 0.9 * before[0]
+    updated = [accepted(), Started(knobs=full), *fails(Phase.OPTIMIZER, requested=GIB, free=0)]
+    assert about(updated, Phase.BACKWARD, full)[0] < 0.8 * before[0]
+
+
 def test_the_host_has_a_belief_of_its_own():
     job = accepted()
     moved = replace(KNOBS, optimizer_offload=True)
