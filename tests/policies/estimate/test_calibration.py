@@ -149,6 +149,16 @@ def test_growth_is_a_term_of_its_own():
     assert with_growth - without > 12 * GIB
 
 
+@pytest.mark.parametrize(("held", "grows"), [(0, False), (2, False), (3, True), (12, True)])
+def test_a_failure_after_steps_that_held_may_be_growth(held: int, grows: bool):
+    history = [accepted(), Started(knobs=KNOBS), *steps(held), *fails(Phase.BACKWARD, requested=GIB, free=0)]
+    run = fold(tuple(history))
+    found = estimates(run.accepted.profile, run.accepted.cluster, MODEL, (KNOBS,))
+    place, known = PHASES.index(Phase.BACKWARD), calibrated(run, MODEL)
+    late, settled = (float(predicted(known, found, late=late).gpu[place, 0]) for late in (True, False))
+    assert (late - settled > 0.05 * run.accepted.cluster.gpu_memory_bytes) is grows
+
+
 @pytest.mark.parametrize("shape", ["flat", "saturating", "linear"])
 def test_growth_that_levels_off_is_not_a_leak(shape: str):
     of = {
