@@ -167,7 +167,9 @@ class RecoveryKeys(Section):
         schema={"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", None]}]},
     )
     duration_s: OrNull[Duration] = _key(
-        None, alias="duration", description="Time limit for the whole run. `null`: none."
+        None,
+        alias="duration",
+        description="Time limit for the whole run, without the time until it is resumed. `null`: none.",
     )
 
 

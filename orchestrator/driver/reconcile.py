@@ -169,7 +169,9 @@ class _Reconciler:
         rows = self.of_attempt()
         steps = [e.step for e in rows if isinstance(e, Progressed)]
         outcome = unwatched_outcome(rows, reason=reason)
-        self.record(Ended(attempt=self.number, outcome=outcome, step=steps[-1] if steps else None))
+        self.record(
+            Ended(attempt=self.number, outcome=outcome, step=steps[-1] if steps else None, unwatched=True)
+        )
 
     # ------------------------------------------------------------------ the four actions
 

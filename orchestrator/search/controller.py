@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 
 from autotune.launchers.base import Framework
-from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
@@ -88,7 +87,7 @@ def search(
     results = bench.ledger.trials.results
     if context.interrupts.by:
         return _finish(context, Interrupted(by=context.interrupts.by))
-    left_s = max(0.0, job.search.duration_s - (clock.now() - seconds_of(accepted.at)))
+    left_s = max(0.0, job.search.duration_s - scheduler.elapsed_s)
     left = max(0, job.search.trials - schedule.count(results))
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), scheduler.importance(), say=observer.say)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.attempt import POLL_S, abandon
 from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
@@ -18,7 +17,8 @@ from autotune.policies.search import schedule, trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, next_trial
 from autotune.policies.search.trial_history import TrialHistory
-from autotune.policies.values.events import Accepted, Ended, Purpose, Result, Started, Tried
+from autotune.policies.values.events import Ended, Purpose, Result, Started, Tried
+from autotune.policies.values.history import elapsed_s
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Lost
 
@@ -41,10 +41,8 @@ class TrialScheduler:
     ) -> None:
         """Search in `space`; `known` is what its base showed already, if that counts as a trial."""
         self._bench, self._rig = bench, bench.context
-        accepted = self._rig.journal.history()[0]
-        assert isinstance(accepted, Accepted)
         self._exported, self._shown = exported, shown
-        self._begun_at = seconds_of(accepted.at)
+        self._begun_at = self._rig.clock.now() - elapsed_s(self._rig.journal.history())
         self._settings, self._space, self._ledger = bench.job.search, space, bench.ledger
         folder = self._rig.folder
         self._study = Study(folder.path / "study.journal", name=folder.id, dimensions=space.dimensions)
@@ -73,7 +71,7 @@ class TrialScheduler:
                 if not self._running and not begun and (reason or not self._waits):
                     return reason or self._why_end()
                 self._turn()
-                if self._elapsed_s >= self._settings.duration_s:
+                if self.elapsed_s >= self._settings.duration_s:
                     self._stop(by="deadline", reason="search.duration is over")
             self._stop(by="user", reason=interrupts.by)
         except Failure:
@@ -87,7 +85,7 @@ class TrialScheduler:
         Returns the fastest that held, as far as the time and the user allow.
         """
         try:
-            while not self._rig.interrupts.by and self._elapsed_s < self._settings.duration_s:
+            while not self._rig.interrupts.by and self.elapsed_s < self._settings.duration_s:
                 if self._waits:
                     self._rig.clock.sleep(POLL_S)
                     continue
@@ -109,7 +107,8 @@ class TrialScheduler:
         return self._ledger.trials.results
 
     @property
-    def _elapsed_s(self) -> float:
+    def elapsed_s(self) -> float:
+        """The seconds that count against search.duration: those in which no driver was there do not."""
         return self._rig.clock.now() - self._begun_at
 
     @property
@@ -125,7 +124,7 @@ class TrialScheduler:
             self._results,
             self._settings,
             goal_steps=self._bench.job.goal.steps,
-            elapsed_s=self._elapsed_s,
+            elapsed_s=self.elapsed_s,
             running=len(self._running),
         )
 
@@ -170,7 +169,9 @@ class TrialScheduler:
             handle = context.runner.attach(run=context.folder.id, attempt=event.attempt)
             if handle is not None:
                 abandon(handle, grace_s=0.0)
-            context.record(Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended")))
+            context.record(
+                Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended"), unwatched=True)
+            )
         context.runner.sweep(run=context.folder.id)
         self._study.close_zombies(self._results)
         self._learn()
@@ -265,5 +266,5 @@ class TrialScheduler:
             self._turn()
             if self._rig.interrupts.by:
                 self._stop(by="user", reason=self._rig.interrupts.by)
-            elif self._elapsed_s >= self._settings.duration_s:
+            elif self.elapsed_s >= self._settings.duration_s:
                 self._stop(by="deadline", reason="search.duration is over")

@@ -135,7 +135,7 @@ class Card(NamedTuple):
     bandwidth: float
 
 
-# Vendors' data sheets (dense bf16, without sparsity); matched in this order as a part of the device's name.
+# Vendors' data sheets (dense bf16, without sparsity). The longest name that a device's name contains counts.
 CARDS: tuple[tuple[str, Card], ...] = (
     ("B200", Card(2.25e15, 8.0e12)),
     ("GB200", Card(2.5e15, 8.0e12)),
@@ -151,6 +151,7 @@ CARDS: tuple[tuple[str, Card], ...] = (
     ("L40", Card(181e12, 0.86e12)),
     ("L4", Card(121e12, 0.3e12)),
     ("A40", Card(150e12, 0.7e12)),
+    ("RTX A4000", Card(77e12, 0.448e12)),
     ("A10", Card(125e12, 0.6e12)),
     ("RTX 6000 Ada", Card(364e12, 0.96e12)),
     ("RTX 5090", Card(210e12, 1.79e12)),
@@ -167,4 +168,7 @@ def card(name: str, *, gpus: bool = True) -> Card:
     """Return what a device of this name can do; an unknown one counts as an A100."""
     if not gpus:
         return CPU_CARD
-    return next((found for part, found in CARDS if part.lower() in name.lower()), DEFAULT_CARD)
+    found = max(
+        (row for row in CARDS if row[0].lower() in name.lower()), key=lambda row: len(row[0]), default=None
+    )
+    return DEFAULT_CARD if found is None else found[1]

@@ -31,6 +31,7 @@ _BEYOND = (
     0.08  # share of the capacity that a phase needs beyond its first failed request, where nothing tells
 )
 _MESSAGE = 0.004  # share of the capacity by which a message's figures are off
+_STEP = PHASES[PHASES.index(Phase.ROLLOUT) : PHASES.index(Phase.WEIGHT_SYNC)]
 _BEFORE_STATE = frozenset(
     {Phase.INIT, Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD}
 )
@@ -156,7 +157,8 @@ def _host_shown(belief: Belief, estimate: Estimates, column: int, attempt: Attem
         return at_least(belief, row, limit - totals[place], error=0.02 * limit, beyond=_BEYOND * limit)
     if not attempt.progress and diagnosis is not None and diagnosis.phase in PHASES:
         # What came before the failure passed on the host too.
-        place = int(totals[: PHASES.index(diagnosis.phase) + 1].argmax())
+        passed = [p for p, phase in enumerate(PHASES) if phase is diagnosis.phase or _passed(attempt, phase)]
+        place = max(passed, key=lambda p: float(totals[p]))
     elif not attempt.progress:
         return belief
     return at_most(belief, _host_row(estimate, place, column), limit - totals[place], error=0.02 * limit)
@@ -169,9 +171,14 @@ def _under(belief: Belief, row: Floats, value: float, scale: float) -> Belief:
 
 
 def _passed(attempt: Attempt, phase: Phase) -> bool:
-    """Return whether an attempt that failed in its first step had this phase behind it."""
+    """Return whether an attempt that failed in its first step surely had this phase behind it.
+
+    Weights are sent before the first rollout or after the update, checkpoints before or after that.
+    """
     diagnosis = attempt.diagnosis
-    if diagnosis is None or diagnosis.phase not in PHASES or phase is Phase.CHECKPOINT:
+    if diagnosis is None or diagnosis.phase not in PHASES or phase in (Phase.WEIGHT_SYNC, Phase.CHECKPOINT):
+        return False
+    if diagnosis.phase is Phase.WEIGHT_SYNC and phase in _STEP:
         return False
     return PHASES.index(phase) < PHASES.index(diagnosis.phase)
 

@@ -71,10 +71,15 @@ def stopped_to_climb(attempt: Attempt) -> bool:
 
 def back(run: Run, last: Attempt) -> Remedy | None:
     """Return the way back to the stable configuration after a climb that failed."""
-    if last.remedy is None or last.remedy.name != CLIMB:
+    place = len(run.attempts) - 1
+    # A climb that was lost or hung was relaunched with its own knobs.
+    while place and run.attempts[place].remedy is None and run.attempts[place - 1].knobs == last.knobs:
+        place -= 1
+    remedy = run.attempts[place].remedy
+    if remedy is None or remedy.name != CLIMB:
         return None
     stable = next(
-        (a for a in reversed(run.attempts[:-1]) if a.goal is not None and a.diagnosis is None), None
+        (a for a in reversed(run.attempts[:place]) if a.goal is not None and a.diagnosis is None), None
     )
     if stable is None:
         return None

@@ -143,6 +143,7 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
     drain_s: float | None = None  # processes gone -> memory back
     held: str = ""  # who holds memory that did not come back
     peaks: dict[str, Peak] = {}  # of phases that it passed after its last completed step
+    unwatched: bool = False  # no driver was there when it ended: when that was is not known
 
 
 class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field="type"):

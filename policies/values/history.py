@@ -87,7 +87,7 @@ class Run(Value, frozen=True, kw_only=True):
     accepted: Accepted
     attempts: tuple[Attempt, ...] = ()
     finished: Verdict | None = None  # unless resumed since
-    elapsed_s: float = 0.0  # from the first to the last row
+    elapsed_s: float = 0.0  # in which attempts ran or a relaunch was waited for
     renewed: int = 0
     refused: tuple[Refused, ...] = ()  # changes; their attempts are not among `attempts`
 
@@ -163,9 +163,38 @@ def fold(history: History, *, trials: bool = False) -> Run:
             for attempt, done in zip(attempts, steps, strict=True)
         ),
         finished=finished,
-        elapsed_s=_seconds_between(history[0].at, history[-1].at),
+        elapsed_s=elapsed_s(history),
         renewed=renewed,
     )
+
+
+def elapsed_s(history: History) -> float:
+    """Return the seconds in which attempts ran or a relaunch was waited for, as far as rows have times.
+
+    What passed without a driver is not among them, unless the attempt went on and another driver found it.
+    """
+    total, wait_s, before = 0.0, 0.0, ""
+    under_way: set[int] = set()
+    for event in history:
+        if event.at and before:
+            passed = max(0.0, _seconds_between(before, event.at))
+            if not under_way:
+                passed = min(passed, wait_s)
+            elif isinstance(event, Ended) and event.unwatched:
+                passed = 0.0
+            total += passed
+        before = event.at or before
+        match event:
+            case Started():
+                under_way.add(event.attempt)
+                wait_s = 0.0
+            case Ended():
+                under_way.discard(event.attempt)
+            case Decided():
+                wait_s = event.not_before_s
+            case _:
+                pass
+    return total
 
 
 def _left_out(history: History, *, trials: bool) -> set[int]:

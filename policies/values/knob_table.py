@@ -139,6 +139,8 @@ class Knob(Value, frozen=True, kw_only=True):
             return self.part is not Part.DIAGNOSTICS
         if self.part is Part.ENGINE and placement is Placement.COLOCATED:
             return True
+        if self.part is Part.TRAINER and placement is not Placement.COLOCATED and phase in _ENGINE_ALONE:
+            return False
         everywhere = not self.phases or phase is Phase.NONE
         return self.part is not Part.HOST and (everywhere or phase in self.phases)
 
@@ -149,7 +151,8 @@ class Knob(Value, frozen=True, kw_only=True):
         return None if value is None or isinstance(value, str) else float(value)
 
 
-_ENGINE_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT, Phase.WEIGHT_SYNC, Phase.COMM)
+_ENGINE_ALONE = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # the trainer is elsewhere, unless they are colocated
+_ENGINE_PHASES = (*_ENGINE_ALONE, Phase.ROLLOUT_INIT, Phase.WEIGHT_SYNC, Phase.COMM)
 _SYNC_PHASES = (Phase.WEIGHT_SYNC, Phase.COMM)
 _LOWER = {Memory.GPU: Way.DOWN}
 _HIGHER = {Memory.GPU: Way.UP}

@@ -99,6 +99,16 @@ def test_phases_before_a_failure_passed():
     assert about(history, Phase.ROLLOUT)[0] < first[0]
 
 
+def test_weights_that_do_not_fit_before_the_first_rollout_say_nothing_of_the_steps_phases():
+    full = replace(KNOBS, tokens_per_microbatch=98_304)
+    before = about([accepted()], Phase.BACKWARD, full)
+    history = [accepted(), Started(knobs=full), *fails(Phase.WEIGHT_SYNC, requested=GIB, free=0)]
+    assert before[0] > accepted().cluster.gpu_memory_bytes
+    assert about(history, Phase.BACKWARD, full)[0] > 0.9 * before[0]
+    updated = [accepted(), Started(knobs=full), *fails(Phase.OPTIMIZER, requested=GIB, free=0)]
+    assert about(updated, Phase.BACKWARD, full)[0] < 0.8 * before[0]
+
+
 def test_the_host_has_a_belief_of_its_own():
     job = accepted()
     moved = replace(KNOBS, optimizer_offload=True)
@@ -137,6 +147,16 @@ def test_growth_is_a_term_of_its_own():
     with_growth = float(predicted(known, knobs).gpu[place, 0])
     without = float(predicted(known, knobs, late=False).gpu[place, 0])
     assert with_growth - without > 12 * GIB
+
+
+@pytest.mark.parametrize(("held", "grows"), [(0, False), (2, False), (3, True), (12, True)])
+def test_a_failure_after_steps_that_held_may_be_growth(held: int, grows: bool):
+    history = [accepted(), Started(knobs=KNOBS), *steps(held), *fails(Phase.BACKWARD, requested=GIB, free=0)]
+    run = fold(tuple(history))
+    found = estimates(run.accepted.profile, run.accepted.cluster, MODEL, (KNOBS,))
+    place, known = PHASES.index(Phase.BACKWARD), calibrated(run, MODEL)
+    late, settled = (float(predicted(known, found, late=late).gpu[place, 0]) for late in (True, False))
+    assert (late - settled > 0.05 * run.accepted.cluster.gpu_memory_bytes) is grows
 
 
 @pytest.mark.parametrize("shape", ["flat", "saturating", "linear"])

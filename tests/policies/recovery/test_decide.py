@@ -230,8 +230,9 @@ def test_budgets_end_it():
     assert verdict.reason == "all 1 relaunches are used"
     first = accepted(recovery=Recovery(duration_s=60))
     story = Story(replace(first, at="2026-11-21T00:00:00.000+00:00"))
-    story.launch()
-    story.fails(replace(diagnosed(), at="2026-11-21T00:02:00.000+00:00"))
+    story.then(Started(knobs=KNOBS, at="2026-11-21T00:00:00.000+00:00"))
+    story.then(FailureSeen(finding=finding(), at="2026-11-21T00:02:00.000+00:00"))
+    story.ends(CRASH).then(diagnosed())
     assert "recovery.duration" in story.verdict().reason
 
 

@@ -31,7 +31,7 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import Goal, Preflight, Recovery
 from autotune.policies.values.knobs import Knobs, changed
-from autotune.policies.values.observation import Cancelled, Completed
+from autotune.policies.values.observation import Cancelled, Completed, Lost
 from autotune.policies.values.remedy import Effect
 from tests.policies.jobs import (
     CLUSTER,
@@ -264,6 +264,30 @@ def test_a_climb_that_fails_goes_back_to_what_held():
     history += [Decided(remedy=up.remedy), Started(knobs=up.knobs), *fails(Phase.ROLLOUT)]
     back = launch(*history)
     assert back.knobs == SLOW and back.remedy is not None and back.remedy.name == RETURN
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_a_climb_that_was_lost_before_it_failed_goes_back_too(losses: int):
+    history = [*stable(climb=True), StopRequested(by=CLIMB), Ended(outcome=Cancelled(by=CLIMB))]
+    up = launch(*history)
+    history += [Decided(remedy=up.remedy), Started(knobs=up.knobs)]
+    for _ in range(losses):
+        history.append(Ended(outcome=Lost(reason="node gone")))
+        again = launch(*history)
+        assert again.knobs == up.knobs and again.remedy is None
+        history += [Decided(), Started(knobs=again.knobs)]
+    back = launch(*history, *fails(Phase.ROLLOUT))
+    assert back.knobs == SLOW and back.remedy is not None and back.remedy.name == RETURN
+
+
+def test_what_fails_after_the_way_back_is_cured_and_not_sent_back_again():
+    history = [*stable(climb=True), StopRequested(by=CLIMB), Ended(outcome=Cancelled(by=CLIMB))]
+    up = launch(*history)
+    history += [Decided(remedy=up.remedy), Started(knobs=up.knobs), *fails(Phase.ROLLOUT)]
+    back = launch(*history)
+    history += [Decided(remedy=back.remedy), Started(knobs=back.knobs), *fails(Phase.ROLLOUT)]
+    cure = launch(*history)
+    assert cure.knobs not in (SLOW, up.knobs) and cure.remedy is not None and cure.remedy.name != RETURN
 
 
 # ------------------------------------------------------------------------------------ the end
