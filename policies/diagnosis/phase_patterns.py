@@ -34,7 +34,9 @@ _ERROR_END = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?!\(
 _ENGINES_OWN = {Phase.INIT: Phase.ROLLOUT_INIT, Phase.FORWARD: Phase.ROLLOUT}
 _OWNERS = {
     Phase.ROLLOUT_INIT: Component.ROLLOUT,
+    Phase.INIT: Component.TRAINER,
     Phase.FORWARD: Component.TRAINER,
+    Phase.LOG_PROB: Component.TRAINER,
     Phase.BACKWARD: Component.TRAINER,
     Phase.OPTIMIZER: Component.TRAINER,
     Phase.CHECKPOINT: Component.TRAINER,

@@ -16,7 +16,8 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
                 r"reference-\d|ReferenceModel|RefActor|_ref_log_prob|get_reference_policy|compute_ref_|"
                 r"worker 'ref/|^\[ref\] |\.ref_(?:compute|init|infer)\w*|Ref(?:Policy)?(?:Worker|RayActor|"
                 r"ModelActor)|"
-                r"\bref_log_probs start|\bref_policy\b|self\.ref_(?:model|module)\b|\bref_model = |"
+                r"\bref_log_probs start|\bref_policy\b|\bref(?:erence)?_model\(|self\.ref_(?:model|"
+                r"module)\b|\bref_model = |"
                 r"\bcompute_reference_|"
                 r"create_reference_model"
             ),
@@ -77,7 +78,9 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
                 r"fsdp|megatron|deepspeed|torch/optim|backward|optimizer|compute_loss|training_step|"
                 r"[Tt]rainer|torch/nn/modules|NCCL|nccl|get_logprobs|torch/serialization|modeling_utils|"
                 r"'ppo_update'|_create_device_model|torch/distributed|see_memory_usage|"
-                r"liger_kernel|unsloth|[/\\]peft[/\\]|bitsandbytes|torch/amp/|accelerate/|core_model_loading"
+                r"liger_kernel|unsloth|[/\\]peft[/\\]|bitsandbytes|torch/amp/|accelerate/|"
+                r"core_model_loading|[/\\](?:nanotron|colossalai|lightning|composer|"
+                r"fairseq|mmengine|open_instruct|rlinf|miles|mindspeed|prime_rl)[/\\]"
             ),
         ),
         (Component.DATA, r"[Dd]ata[Ll]oader"),

@@ -69,6 +69,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.CHECKPOINT,
             (
+                r"^\s.*(?:\btorch\.save\(|\.save_pretrained\(|\.load_state_dict\(|\bsave_file\()|"
                 r"\bgenerate_state_dict\b|sharded_state_dict|_save_checkpoint\b|"
                 r"_save_optimizer_and_scheduler|"
                 r"_load_from_checkpoint|_load_best_model|zero_to_fp32|get_fp32_state_dict|"
@@ -101,6 +102,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.ROLLOUT_INIT,
             (
+                r"^\s.*(?:\b(?:LLM|LLMEngine|AsyncLLM)\(|\bsgl\w*\.Engine\(|AsyncLLM\w*\.from_)|"
                 r"build_cache_engine|\ballocate_(?:gpu|cpu)_cache|_create_weight(?:_func)?\b|"
                 r"create_py_executor|"
                 r"_run_\w*warmup|configure_kv_cache_capacity|estimate_max_(?:num_)?(?:tokens|kv)|"
@@ -135,6 +137,12 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.INIT,
             (
+                r"^\s.*(?:= (?:FSDP|FullyShardedDataParallel|DDP|DistributedDataParallel)\(|"
+                r"deepspeed\.initialize\(|"
+                r"accelerator\.prepare\(|\.from_pretrained\()|"
+                r"(?:nanotron|colossalai|lightning|composer|mmengine|"
+                r"fairseq)/\S+, line \d+, in (?:__init__|create_\w+|boost|"
+                r"configure_\w+|_?setup\w*)\b|"
                 r"_setup_for_real_optimizer|_configure_zero_optimizer|zero/\w+\.py\S*, line \d+, in __init__|"
                 r"_create_\w*(?:partitions|groups)\b|_post_init_method|_convert_to_(?:zero|deepspeed)_param|"
                 r"_allocate_buffers_for_parameters|param_and_grad_buffer\S*, line \d+, in __init__|"
@@ -181,7 +189,8 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"step_with_ready_grads|torch/optim/(?!lr_sched)\w+\.py|low_level_optim|\boptim\.step|"
                 r"distrib_optimizer\.py|accelerate/optimizer\.py|fused_adam|cpu_adam|clip_grad_norm|"
                 r"_take_model_step|deepspeed/runtime/\S+, line \d+, in step\b|HybridDeviceOptimizer|"
-                r"optimizer_cpu_offload|bitsandbytes/optim|in \w*grad_norm\w*\b|unscale_and_clip|"
+                r"optimizer_cpu_offload|bitsandbytes/optim|in \w*grad_norm\w*\b|^\s.*\bopt\w*\.step\(|"
+                r"unscale_and_clip|"
                 r"\bunscale_\b|"
                 r"_optimizer_step\b|\bprepare_grads\b|_copy_(?:model|main)_\w+_to_\w+|grad_scaler\.py|"
                 r"\b_?(?:on)?load_\w*optimizer\b|megatron/core/optimizer/|newtonschulz|"
@@ -205,7 +214,8 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"Computing logprobs|infer_batch\b|_get_per_token_logps|ModelRayActor\.forward\(|"
                 r"make_experience|critic_infer|_get_(?:ref|old)_log|"
                 r"recompute_logp|actor_fwd|Timer (?:\w+_)?log_probs start|\bget_reward\b|"
-                r"reward_model\S*, line|forward\((?:self\.)?ref_(?:policy|model)|prepare_for_lp_inference|"
+                r"^\s.*\bref(?:erence)?_(?:model|policy)\(|reward_model\S*, line|"
+                r"forward\((?:self\.)?ref_(?:policy|model)|prepare_for_lp_inference|"
                 r"\b_compute_values\b|fwd_logprobs|"
                 r"(?:ppo_(?:actor|critic)|skyrl\w*/workers/\w+)\S*, line \d+, in (?:forward|"
                 r"_forward_micro_batch)\b|"
@@ -238,6 +248,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"executeContext|"
                 r"prepareStep|setFromInputs|executionLoop|setupContext)\b|"
                 r"[Ee]ncountered an error in forward\w* function|\bbatch_generation\b|_fast_infer\b|"
+                r"^\s.*\b(?:\w*model|llm|policy|engine|actor|generator)\.(?:generate|chat)\(|"
                 r"\b_infer_(?:single|multi|completion)\w*|generate_and_\w+|completion_stream"
             ),
         ),
@@ -249,6 +260,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"entropy_from_logits|in forward\b|forward_backward|"
                 r"train_one_step|_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
                 r"loss\w*\.py\S*, line \d+|in \w*cross_entropy\w*|\bpre_forward\b|\bloss_func\b|_loss_step\b|"
+                r"^\s+(?:[\w, ]+ = )?(?:self\.)?(?:\w*model|policy|actor|net|module)\((?!\))|"
                 r"\bprediction_step\b|\bpack_(?:hook|to_cpu)\b|fused_linear_\w+|foreach_all_gather"
             ),
         ),
@@ -269,7 +281,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker|"
                 r"utils[/\\]data[/\\]|in pin memory thread|in do_one_step\b|"
                 r"[/\\](?:pandas|pyarrow|datasets|webdataset|streaming|energon)[/\\]|indexed_dataset|"
-                r"gpt_dataset"
+                r"\w*dataset\w*\.py\S*, line"
             ),
         ),
         # Engines record their graphs before they serve; a trainer's recording has frames of a pass.
@@ -284,7 +296,8 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.COMM,
             (
-                r"init_process_group|_new_process_group|nvshmem/src|Hccl(?:Alloc|Comm)|EI0007|"
+                r"init_process_group|_new_process_group|nvshmem/src|deep_ep/buffer|symm(?:etric)?_mem|"
+                r"Hccl(?:Alloc|Comm)|EI0007|"
                 r"hccl api failed|"
                 r"\ball_?reduce\b|\b_?all_?gather\w*|barrier|NCCL WARN|"
                 r"/dev/shm/nccl|shmutils|reduce_scatter|broadcast_coalesced|distributed_c10d"

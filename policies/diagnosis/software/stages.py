@@ -19,6 +19,15 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
     # ---- inference engines: a line of serving ends a start
     (
         Component.ROLLOUT,
+        Phase.WEIGHT_SYNC,
+        (
+            r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
+            r"\b[Ww]ak(?:e|ing) up\b|\"POST /(?:update_weights|resume_memory|release_memory|init_weights|"
+            r"wake_up|sleep)"
+        ),
+    ),
+    (
+        Component.ROLLOUT,
         Phase.ROLLOUT,
         (
             # vLLM and SGLang
