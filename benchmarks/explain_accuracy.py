@@ -1,7 +1,8 @@
 """How often `explain` is right on labelled failure logs: bare, and buried in noise made here.
 
-`python -m benchmarks.explain_accuracy FOLDER` reads one JSON file per case (text, is_oom, resource, phase,
-component, figures in bytes, remedy_family, strict_cause, strict_phase) and prints the table.
+`python -m benchmarks.explain_accuracy` reads benchmarks/logs, FOLDER another folder: one JSON file per case
+(text, is_oom, resource, phase, component, figures in bytes, remedy_family, strict_cause, strict_phase), in
+folders of their own where there are several kinds. It prints a table for each kind.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _FIGURES = (
     "allocated_bytes",
     "reserved_unallocated_bytes",
 )
+_LOGS = Path(__file__).parent / "logs"
+_LEADING = ("held_out", "seen", "rewritten")  # what no rule has seen comes first
 _ROUNDING_BYTES = 1  # of sums of decimal figures
 _FIRST = 2  # remedies of which one must be what an expert would take
 _HEALTHY_LOGS, _HEALTHY_LINES = 20, 5000
@@ -61,6 +64,15 @@ def cases(folder: Path) -> list[Case]:
         if isinstance(label, dict) and "text" in label:
             found.append(Case(name=path.stem, text=label["text"], label=label))
     return found
+
+
+def kinds(folder: Path) -> dict[str, list[Case]]:
+    """Return the labelled logs of a folder, or of each folder in it, those first that no rule has seen."""
+    if own := cases(folder):
+        return {folder.name: own}
+    inner = (path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
+    ordered = sorted(inner, key=lambda path: (*(path.name != name for name in _LEADING), path.name))
+    return {path.name: found for path in ordered if (found := cases(path))}
 
 
 def explained(log: bytes) -> Explanation:
@@ -142,29 +154,40 @@ def false_alarms() -> Iterator[str]:
             yield f"seed {seed}: {diagnosis.cause}: {diagnosis.evidence[0].text[:120]}"
 
 
-def table(labelled: Sequence[Case], *, seeds: int, details: bool) -> Iterator[str]:
-    """Yield the table's lines."""
-    bare = scores(labelled, lambda case: case.text.encode())
-    parts = {
-        style: merged(
-            scores(labelled, _hidden(style, seed)) for seed in range(seeds)
-        )
-        for style in PREFIXES
-    }  # fmt: skip
-    noisy = merged(parts.values())
-    yield f"| {len(labelled)} cases | bare | buried in noise |"
-    yield "|---|---|---|"
-    for name, score in bare.items():
-        yield f"| {name} | {_cell(score)} | {_cell(noisy[name])} |"
+def table(kinds: dict[str, list[Case]], *, seeds: int, details: bool) -> Iterator[str]:
+    """Yield the lines of one table with two columns for each kind of log; without seeds one, the bare logs."""
+    bare = {kind: scores(found, lambda case: case.text.encode()) for kind, found in kinds.items()}
+    styles = {kind: _noisy(found, seeds=seeds) for kind, found in kinds.items()} if seeds else {}
+    columns: list[tuple[str, dict[str, Score]]] = []
+    for kind, found in kinds.items():
+        columns.append((f"{kind}, {len(found)} cases", bare[kind]))
+        if seeds:
+            columns.append((f"{kind}, buried in noise", merged(styles[kind].values())))
+    yield f"| | {' | '.join(head for head, _ in columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for name in next(iter(bare.values())):
+        yield f"| {name} | {' | '.join(_cell(column[name]) for _, column in columns)} |"
     alarms = list(false_alarms())
-    yield f"| false alarms on {_HEALTHY_LOGS} healthy logs | | {len(alarms)} |"
+    yield f"\nfalse alarms on {_HEALTHY_LOGS} healthy logs: {len(alarms)}"
     yield from alarms
     if details:
-        for style, part in [("not buried", bare), *parts.items()]:
-            for name, score in part.items():
-                if score.wrong:
-                    counted = Counter(score.wrong)
-                    yield f"{style}: {name}: " + ", ".join(f"{case} x{n}" for case, n in counted.items())
+        for kind, found in bare.items():
+            yield from _details(kind, {"not buried": found, **styles.get(kind, {})})
+
+
+def _noisy(labelled: Sequence[Case], *, seeds: int) -> dict[str, dict[str, Score]]:
+    """Return the scores of logs that are shown in every way."""
+    return {
+        style: merged(scores(labelled, _hidden(style, seed)) for seed in range(seeds)) for style in PREFIXES
+    }
+
+
+def _details(kind: str, parts: dict[str, dict[str, Score]]) -> Iterator[str]:
+    for style, part in parts.items():
+        for name, score in part.items():
+            if score.wrong:
+                counted = Counter(score.wrong)
+                yield f"{kind}, {style}: {name}: " + ", ".join(f"{case} x{n}" for case, n in counted.items())
 
 
 def _hidden(style: str, seed: int) -> Callable[[Case], bytes]:
@@ -180,14 +203,22 @@ def _cell(score: Score) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of a folder of labelled logs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="labelled logs, one JSON file each")
-    parser.add_argument("--seeds", type=int, default=2, help="noisy logs per case and style")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=_LOGS,
+        help="labelled logs, one JSON file each (benchmarks/logs)",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=2, help="noisy logs per case and style; 0: bare logs alone"
+    )
     parser.add_argument("--details", action="store_true", help="name the cases that went wrong")
     args = parser.parse_args(argv)
-    labelled = cases(args.folder)
-    if not labelled:
+    found = kinds(args.folder)
+    if not found:
         parser.error(f"{args.folder}: no labelled logs")
-    for line in table(labelled, seeds=args.seeds, details=args.details):
+    for line in table(found, seeds=args.seeds, details=args.details):
         print(line)
     return 0
 

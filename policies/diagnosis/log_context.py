@@ -9,8 +9,19 @@ from autotune.policies.diagnosis.log_prefixes import Line, parsed, segments
 from autotune.policies.diagnosis.message_figures import facts_of, filled
 from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_stage
 from autotune.policies.diagnosis.rules.catalogue import matching
-from autotune.policies.values.diagnosis import Facts
+from autotune.policies.diagnosis.software.stages import Stage, stage_of
+from autotune.policies.values.diagnosis import Facts, Finding
+from autotune.policies.values.failure import Cause, Component
 
+_OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
+# Whose lines a component's process may print.
+_PARTS = {
+    Component.TRAINER: (Component.TRAINER, Component.DATA),
+    Component.REF: (Component.TRAINER,),
+    Component.CRITIC: (Component.TRAINER,),
+    Component.ROLLOUT: (Component.ROLLOUT, Component.DRIVER),
+    Component.DATA: (Component.DATA,),
+}
 REACH = 120  # lines above a message that may belong to it
 _LONGEST = 500  # characters of a line of context
 _MARKERS = 25  # lines above a message without frames that may say what was going on
@@ -41,12 +52,13 @@ _RUNNING = re.compile(
 class Waiting:
     """A message whose frames or figures may still come: its own text, and the lines after it."""
 
-    def __init__(self, message: Line) -> None:
+    def __init__(self, message: Line, *, guessed: bool = False) -> None:
         self.tag = message.tag
         self.text = [message.bare]  # of the message, over the rows that it was wrapped to
         self.lines = 0  # of its process, after it
         self.broken = False  # another process has written since
         self.context: list[str] = []
+        self.guessed = guessed  # whether no frame has said the phase yet
 
     def continued(self, line: Line) -> bool:
         """Take a line of the same process; return whether it may be a row of the same message."""
@@ -58,6 +70,10 @@ class Waiting:
             return False
         self.text.append(line.bare[:_LONGEST])
         return True
+
+    def supervised(self, line: Line, finding: Finding) -> bool:
+        """Return whether a line is Ray's or the kernel's word about the memory that a finding is about."""
+        return finding.cause in _OF_THE_NODE and ("(raylet" in line.tag or "memory: usage " in line.bare)
 
     def figures(self) -> Facts:
         """Return the figures of the message with its rows joined, broken at words or within them."""
@@ -78,6 +94,28 @@ def above(before: list[str], line: Line) -> list[str]:
     if not line.tag or own:
         return own
     return [text for text in _above(before[-_MARKERS:], "") if is_frame(text)]
+
+
+def doing(before: list[str], line: Line, component: Component) -> Stage | None:
+    """Return what a message's process, or one without a prefix, last said that it does.
+
+    Where nothing tells whose message it is and several programs write to one log, nothing does.
+    """
+    own: Stage | None = None
+    for other in reversed([parsed(part) for text in before for part in segments(text)]):
+        if not line.tag.startswith(other.tag):
+            continue
+        said = stage_of(other.bare) or stage_of(other.text)
+        if said is None or said.component not in _PARTS.get(component, (said.component,)):
+            continue
+        if component is Component.ROLLOUT is said.component and other.tag != line.tag:
+            continue  # of several engines
+        if line.tag or component is not Component.UNKNOWN:
+            return said
+        if own is not None and own.component is not said.component:
+            return None
+        own = own or said
+    return own or stage_of(line.bare)
 
 
 def _said_last(before: list[str]) -> list[str]:

@@ -9,17 +9,18 @@ import msgspec
 from autotune.policies.values.diagnosis import Facts
 
 _UNITS = {
-    "": 1, "b": 1, "bytes": 1,
+    "": 1, "b": 1, "bytes": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,  # Kubernetes
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip  # Ray and SGLang's host messages print decimal GB
-_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)?"
+_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9})?) ?([KMGT]i?B|[KMGT]i?\b|bytes|B)?"
 
 # Ordered: the first pattern that matches gives the figure.
 _REQUESTED = (
     r"allocate \S{1,24} \((\d{1,20}) (bytes)\)",
     rf"[Tt]ried to allocate {_SIZE}",
-    rf"CUDA calloc (?:async )?{_SIZE}",
+    rf"CUDA (?:calloc|malloc|host alloc) (?:async )?{_SIZE}",
     rf"Object size is {_SIZE}",
     rf"\(alloc\)size={_SIZE}",
     rf"Requesting {_SIZE}",
@@ -35,12 +36,35 @@ _REQUESTED = (
     rf"Allocation failed for size::{_SIZE}",
     rf"\bRequested +: {_SIZE}",
     rf"[Ff]ailed to allocate memory for \S{{1,80}} with size {_SIZE}",
+    rf"failed to allocate \w+ buffer of size {_SIZE}",
+    rf"allocating {_SIZE} on device \d+",
+    rf"[Rr]equested amount of GPU memory \({_SIZE}\)",
+    rf"shared memory segment \S+ \(size {_SIZE}\)",
+    rf"allocation of size {_SIZE} failed",
+    rf"requires more system memory \({_SIZE}\)",
+    rf"failed to extend \S+ to {_SIZE}",
+    rf"[Aa]ttempting to (?:allocate|reserve) {_SIZE}",
+    rf"less than desired GPU memory utilization \([\d.]+, {_SIZE}\)",
+    rf"rtMalloc fail.*\bsize:{_SIZE}",
+    rf"\. Need {_SIZE}, have ",
+    rf"Too large swap space\. {_SIZE} out of",
 )
 _CAPACITY = (
     rf"total capaci?ty of {_SIZE}",
     rf"{_SIZE} total capacity",
     rf"lru\) capacity: {_SIZE}",
     rf"\bDevice limit +: {_SIZE}",
+    rf"out of the {_SIZE} total CPU memory",
+    rf"\(free: \d+, total: {_SIZE}\)",
+    rf"\bmax allowed: {_SIZE}",
+    rf"\blimit set to: {_SIZE}",
+    rf"\bof {_SIZE} hbm\b",
+    r"Total GPU memory \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
+    r"Free memory on device [^(]{0,12}\([\d.]+/(?P<number>\d{1,9}(?:\.\d+)?) (?P<unit>GiB)\)",
+    # the kernel's kB are of 1024 bytes
+    r"memory: usage \d+kB, limit (?P<number>\d{1,15})(?P<unit>k)B",
+    r"\bmem \d+kb exceeded limit (?P<number>\d{1,15})(?P<unit>k)b",
+    r"exceeded memory limit \(\d+ > (?P<number>\d{1,20}) (?P<unit>B)\)",
 )
 _FREE = (
     rf"of which {_SIZE} is free",
@@ -49,16 +73,35 @@ _FREE = (
     rf"available KV cache memory \({_SIZE}\)",
     rf"free_bytes={_SIZE}",
     rf"Free \(according to CUDA\): {_SIZE}",
+    rf"\(free: {_SIZE}, total: \d+\)",
+    rf"than is available \({_SIZE}\)",
+    rf"There are {_SIZE} free",
+    rf"\. Need \S+ \w+, have {_SIZE}",
+    rf"shm has only {_SIZE} available",
+    rf"Threshold quantity: \w+, available: {_SIZE}",
+    r"Free GPU memory before component creation attempt \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
+    r"Free memory on device [^(]{0,12}\((?P<number>\d{1,9}(?:\.\d+)?)/[\d.]+ (?P<unit>GiB)\)",
 )
 _ALLOCATED = (
     rf"{_SIZE} is allocated by PyTorch",
     rf"{_SIZE} already allocated",
     rf"\bCurrently allocated +: {_SIZE}",
+    rf"\bMPS allocated: {_SIZE}",
+    rf"\(allocated so far: {_SIZE}",
 )
 _UNALLOCATED = (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"; {_SIZE} cached\)")
 _RESERVED = (rf"{_SIZE} reserved in total by PyTorch",)
+# Of the memory as a whole, printed before a message or by a supervisor after it.
+_STATED_CAPACITY = (
+    rf"calculating max tokens .*total: {_SIZE}",
+    r"memory: usage \d+kB, limit (?P<number>\d{1,15})(?P<unit>k)B",
+)
+_STATED_FREE = (rf"calculating max tokens .*available: {_SIZE}", rf"shm has only {_SIZE} available")
+# The same figure in bytes, where the message before it rounds.
+_EXACT = re.compile(r"\bbuffer of size (\d{1,20})\b")
+_ROUNDED = 0.001  # of a figure: how far the exact one may be from it
 _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
-_HOST = re.compile(rf"was running was {_SIZE} / {_SIZE} \(")
+_HOST = re.compile(r"was running was (\d{1,9}\.\d+)(GB) / (\d{1,9}\.\d+)(GB) \(")
 
 _COMPILED = {
     name: tuple(re.compile(pattern) for pattern in patterns)
@@ -69,23 +112,27 @@ _COMPILED = {
         "allocated": _ALLOCATED,
         "unallocated": _UNALLOCATED,
         "reserved": _RESERVED,
+        "stated capacity": _STATED_CAPACITY,
+        "stated free": _STATED_FREE,
     }.items()
 }
 NOTHING = Facts()
+_PRINTED = ("requested", "capacity", "free", "allocated", "unallocated", "reserved")
 
 
 def facts_of(text: str) -> Facts:
     """Return the figures that a message prints."""
     if "MPS backend" in text:
         text = _MPS_UNIT.sub(r"\1iB", text)
-    figures = {name: _first(name, text) for name in _COMPILED}
+    figures = {name: _first(name, text) for name in _PRINTED}
     allocated, unallocated = figures["allocated"], figures["unallocated"]
     if unallocated is None and figures["reserved"] is not None and allocated is not None:
         unallocated = max(0, figures["reserved"] - allocated)
     capacity, free = figures["capacity"], figures["free"]
     host = _HOST.search(text)
     if host is not None:
-        used, capacity = _bytes(host[1], host[2]), _bytes(host[3], host[4])
+        # Ray divides by 1024 three times and prints GB.
+        used, capacity = _bytes(host[1], "gib"), _bytes(host[3], "gib")
         free = max(0, capacity - used)
     return with_outside(
         Facts(
@@ -106,6 +153,20 @@ def filled(facts: Facts, other: Facts) -> Facts:
         if getattr(facts, name) is None and getattr(other, name) is not None
     }
     return with_outside(msgspec.structs.replace(facts, **missing)) if missing else facts
+
+
+def refined(facts: Facts, other: Facts, text: str) -> Facts:
+    """Return the facts filled from the rows after them, with the request in bytes where those print it so."""
+    exact, rounded = _EXACT.search(text), facts.requested_bytes
+    if exact is not None and rounded is not None and abs(int(exact[1]) - rounded) <= _ROUNDED * rounded:
+        facts = msgspec.structs.replace(facts, requested_bytes=int(exact[1]))
+    return filled(facts, other)
+
+
+def stated_above(context: list[str]) -> Facts:
+    """Return the figures of a card that a program printed before its message."""
+    text = "\n".join(context)
+    return Facts(capacity_bytes=_first("stated capacity", text), free_bytes=_first("stated free", text))
 
 
 def with_outside(facts: Facts) -> Facts:
@@ -129,7 +190,8 @@ def _first(name: str, text: str) -> int | None:
     for pattern in _COMPILED[name]:
         match = pattern.search(text)
         if match is not None:
-            return _bytes(match[1], match[2])
+            named = match.groupdict()
+            return _bytes(named["number"], named["unit"]) if named else _bytes(match[1], match[2])
     return None
 
 

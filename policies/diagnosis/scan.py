@@ -9,38 +9,20 @@ from functools import partial
 import msgspec
 
 from autotune.policies.diagnosis import survived_failures
-from autotune.policies.diagnosis.job_records import mark_of, record_of
+from autotune.policies.diagnosis.findings import Place, completed, found
+from autotune.policies.diagnosis.job_records import mark_of
 from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
-from autotune.policies.diagnosis.log_context import (
-    Waiting,
-    above,
-    below,
-    follows,
-    starting,
-    until,
-    with_parts,
-)
-from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, rank_in, segments
+from autotune.policies.diagnosis.log_context import Waiting, below, follows, until, with_parts
+from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, segments
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
-from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled
-from autotune.policies.diagnosis.phase_patterns import (
-    STAGE_LITERALS,
-    asks_shared_memory,
-    component_of,
-    finer,
-    in_validation,
-    is_frame,
-    is_stage,
-    phase_around,
-    pins_host_memory,
-    role,
-)
+from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled, refined
+from autotune.policies.diagnosis.phase_patterns import STAGE_LITERALS, is_frame, is_stage
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, harmless, matching
 from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
-from autotune.policies.values.diagnosis import Evidence, Finding, Line
-from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.diagnosis import Evidence, Finding
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.observation import Outcome
 
 _CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
@@ -92,36 +74,36 @@ class Scanner:
             memory = self._recent[source] = deque(maxlen=_BACK)
         kept = memory
         block = text.encode("utf-8", "replace")
-        found = self.read(block, number=number, source=source, before=lambda _: list(kept))
+        findings = self.read(block, number=number, source=source, before=lambda _: list(kept))
         self._lines = max(self._lines, number)
         memory.append(text[:LONGEST])
-        return found
+        return findings
 
     def read(
         self, block: bytes, *, number: int, source: str, before: Callable[[int], list[str]]
     ) -> tuple[Finding, ...]:
         """Take whole lines of which the first has a number; `before` gives the lines above a position."""
         ends, wrong = self._match(block)
-        found: list[Finding] = []
+        findings: list[Finding] = []
         cursor = Cursor(block, number=number)
         for end in ends:
             if end <= cursor.at:
                 continue
-            found.extend(self._attend(cursor, cursor.line_of(end - 1), source, before))
+            findings.extend(self._attend(cursor, cursor.line_of(end - 1), source, before))
             start, stop = cursor.piece_of(end - 1)
             cursor.pass_to(start)
-            found.extend(self._piece(block, (cursor.number, start, stop), source, before))
+            findings.extend(self._piece(block, (cursor.number, start, stop), source, before))
             if self._open is not None:
                 self._until = max(self._until, cursor.number + 1)
             cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
-        found.extend(self._attend(cursor, len(block), source, before))
+        findings.extend(self._attend(cursor, len(block), source, before))
         cursor.pass_to(len(block))
         self._going_on.next_block(block)
         if wrong:
             self._errors.suspect(Suspects(block, wrong, ends, cursor.number, self._read))
         self._read += len(block)
         self._lines = max(self._lines, cursor.number - 1)
-        return tuple(found)
+        return tuple(findings)
 
     def progress(self, step: int) -> None:
         """Take note that a step is done: what could have been a warning was one."""
@@ -160,18 +142,18 @@ class Scanner:
         self._going_on.advance(block, start)
         text = block[start:stop].decode("utf-8", "replace")
         self._going_on.hear(text)
-        found = self.examine(text, number=number, source=source, before=partial(before, start))
-        causes = [finding for finding in found if finding.cause is not None]
+        findings = self.examine(text, number=number, source=source, before=partial(before, start))
+        causes = [finding for finding in findings if finding.cause is not None]
         if causes:
             weak = all(BY_NAME[finding.line.rule].weak for finding in causes)
             self._going_on.message(stop, before(start), weak=weak)
-        return found
+        return findings
 
     def examine(
         self, text: str, *, number: int, source: str, before: Callable[[], list[str]]
     ) -> tuple[Finding, ...]:
         """Take one line that may matter; `before` gives the lines above it."""
-        found = []
+        findings = []
         parts = segments(text)
         for index, segment in enumerate(parts):
             finding = self._segment(
@@ -181,8 +163,8 @@ class Scanner:
                 before=before if index == 0 else partial(with_parts, before, parts[:index]),
             )
             if finding is not None:
-                found.append(finding)
-        return tuple(found)
+                findings.append(finding)
+        return tuple(findings)
 
     @property
     def lines(self) -> int:
@@ -232,10 +214,13 @@ class Scanner:
             return None
         if rule.harmless or self._full(rule):
             return None
-        finding = self._finding(rule, line, number=number, source=source, before=before)
+        since = None if self._stage is None else number - self._stage[0]
+        finding, guessed = found(
+            rule, line, Place(number, source, self._step), before=before, since_stage=since
+        )
         if self._going_on.proven and finding.cause is not None and not rule.weak:
             self._survive()
-        self._keep(finding, line)
+        self._keep(finding, line, guessed=guessed)
         return finding
 
     def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
@@ -256,59 +241,6 @@ class Scanner:
                 return first[0], first[1]._replace(bare=whole), together
         return number, line, rule
 
-    def _finding(
-        self, rule: Rule, line: Parsed, *, number: int, source: str, before: Callable[[], list[str]]
-    ) -> Finding:
-        shown = Line(line=number, text=line.text[:_TEXT], rule=rule.name)
-        rank = line.rank if line.rank is not None else rank_in(line.bare)
-        if rule.name == BUILTIN_FAILURE and (record := record_of(line.bare)) is not None:
-            return Finding(
-                cause=record.cause,
-                line=shown,
-                fatal=rule.fatal,
-                phase=record.phase,
-                component=record.component,
-                rank=record.rank,
-                step=record.step,
-                facts=record.facts,
-                source=source,
-            )
-        if rule.cause is None:
-            return Finding(
-                cause=None, line=shown, fatal=rule.fatal, rank=rank, step=self._step, source=source
-            )
-        earlier = before()
-        context = above(earlier, line)
-        phase = rule.phase if rule.phase is not Phase.NONE else phase_around(context, line.text)
-        if (
-            phase is Phase.NONE
-            and self._stage is not None
-            and starting(earlier, since_stage=number - self._stage[0])
-        ):
-            phase = Phase.ROLLOUT_INIT
-        component = rule.component
-        if component is Component.UNKNOWN:
-            component = component_of("\n".join([line.text, *context]))
-        if component is Component.UNKNOWN and phase is Phase.ROLLOUT_INIT:
-            component = Component.ROLLOUT
-        cause = rule.cause
-        if rule.driver and pins_host_memory(context):
-            cause = Cause.HOST_OOM
-        elif cause is Cause.DISK and asks_shared_memory(context):
-            cause = Cause.SHM
-        return Finding(
-            cause=cause,
-            line=shown,
-            fatal=rule.fatal,
-            phase=role(phase, component),
-            component=component,
-            rank=rank,
-            step=self._step,
-            facts=in_validation(facts_of(line.bare), phase, context),
-            source=source,
-            caught=survived_failures.caught(line.bare),
-        )
-
     def _full(self, rule: Rule) -> bool:
         """Return whether enough of a kind is kept: what comes after repeats it."""
         if rule.cause is None and rule.name != BUILTIN_FAILURE:
@@ -317,11 +249,11 @@ class Scanner:
             return sum(BY_NAME[f.line.rule].weak for f in self._findings) >= _WEAK
         return self._causes >= _CAUSES + _WEAK
 
-    def _keep(self, finding: Finding, line: Parsed) -> None:
+    def _keep(self, finding: Finding, line: Parsed, *, guessed: bool) -> None:
         if finding.cause is not None:
             self._causes += 1
             if finding.line.rule != BUILTIN_FAILURE and len(self._ahead) < _WAITING:
-                self._ahead[len(self._findings)] = Waiting(line)
+                self._ahead[len(self._findings)] = Waiting(line, guessed=guessed)
                 self._until = max(self._until, finding.line.line + _AHEAD)
         self._findings.append(finding)
 
@@ -335,17 +267,23 @@ class Scanner:
                 del self._ahead[index]
                 continue
             if waiting.continued(line) and (figures := waiting.figures()) != NOTHING:
+                finding = msgspec.structs.replace(
+                    finding, facts=refined(finding.facts, figures, waiting.text[-1])
+                )
+            elif waiting.supervised(line, finding) and (figures := facts_of(line.bare)) != NOTHING:
                 finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
             room = len(waiting.context) < _AHEAD
             if (
                 room
-                and finding.phase in _OPEN
+                and (finding.phase in _OPEN or waiting.guessed)
                 and waiting.wider(line)
                 and below(line.bare, distance=distance)
                 and not consequence
             ):
                 waiting.context.append(line.bare[:500])
-                finding = _completed(finding, waiting.context, stage=is_stage(line.bare))
+                finding, waiting.guessed = completed(
+                    finding, waiting.context, guessed=waiting.guessed, stage=is_stage(line.bare)
+                )
             if (
                 line.tag == waiting.tag
                 and distance <= survived_failures.CAUGHT_WITHIN
@@ -384,16 +322,3 @@ def _above(tail: bytes, block: bytes, start: int) -> list[str]:
     if start <= _BACK_BYTES:
         lead = tail + lead
     return last_lines(lead, reach=_BACK_BYTES, most=_BACK)
-
-
-def _completed(finding: Finding, context: list[str], *, stage: bool) -> Finding:
-    text = "\n".join(context)
-    phase = finer(finding.phase, text)
-    if phase is Phase.NONE and stage:
-        phase = Phase.ROLLOUT_INIT
-    if phase is finding.phase:
-        return finding
-    component = finding.component
-    if component is Component.UNKNOWN:
-        component = component_of(text)
-    return msgspec.structs.replace(finding, phase=role(phase, component), component=component)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.failure import Cause
-from benchmarks.explain_accuracy import cases, main, merged, scores
+from benchmarks.explain_accuracy import cases, kinds, main, merged, scores
 from benchmarks.noise import PREFIXES, buried, healthy
 
 OOM = """\
@@ -29,6 +30,20 @@ LABEL = {
     "requested_bytes": 2 << 30,
     "free_bytes": 1 << 30,
     "remedy_family": ["reduce_tokens_per_mb", "recompute", "reduce_micro_batch", "expandable_segments"],
+}
+LABELLED = kinds(Path(__file__).parents[2] / "benchmarks" / "logs")
+_ROWS = (
+    "is it an OOM: recall", "is it an OOM: precision", "resource", "phase", "component", "bytes exact",
+    "one of the first 2 remedies",
+)  # fmt: skip
+# Right answers that a change must not lose; `held_out` is counted and never read.
+FLOORS = {
+    kind: dict(zip(_ROWS, counts, strict=True))
+    for kind, counts in {
+        "held_out": (60, 60, 81, 47, 50, 201, 61),
+        "seen": (30, 30, 41, 30, 29, 92, 30),
+        "rewritten": (54, 54, 81, 50, 48, 180, 57),
+    }.items()
 }
 
 
@@ -70,6 +85,41 @@ def test_noise_repeats_by_its_seed():
 
 
 def test_the_table_is_printed(folder, capsys):
-    with pytest.raises(SystemExit):
-        main([str(folder / "nothing")])
-    capsys.readouterr()
+    assert main([str(folder), "--seeds", "0", "--details"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"| | {folder.name}, 2 cases |"
+    assert "| phase | 1/2 = 0.500 |" in lines
+    assert "| is it an OOM: recall | 2/2 = 1.000 |" in lines
+    assert f"{folder.name}, not buried: resource: two x1" in lines
+    assert any(line.startswith("false alarms on ") and line.endswith(": 0") for line in lines)
+
+
+def test_a_log_is_also_shown_in_noise(folder, capsys):
+    (folder / "two.json").unlink()
+    assert main([str(folder), "--seeds", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"| | {folder.name}, 1 cases | {folder.name}, buried in noise |"
+    assert f"| phase | 1/1 = 1.000 | {len(PREFIXES)}/{len(PREFIXES)} = 1.000 |" in lines
+
+
+def test_several_kinds_are_told_apart_and_what_no_rule_has_seen_leads(folder, tmp_path):
+    for kind in ("rewritten", "other", "held_out", "seen"):
+        (tmp_path / "logs" / kind).mkdir(parents=True)
+        (tmp_path / "logs" / kind / "one.json").write_text(json.dumps(LABEL))
+    assert list(kinds(tmp_path / "logs")) == ["held_out", "seen", "rewritten", "other"]
+
+
+def test_a_folder_without_labelled_logs_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main([str(tmp_path / "nothing")])
+    assert refused.value.code == 2
+    assert "nothing: no labelled logs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", FLOORS)
+def test_the_labelled_logs_are_explained(kind):
+    found = scores(LABELLED[kind], lambda case: case.text.encode())
+    assert {name: score.right for name, score in found.items() if score.right < FLOORS[kind][name]} == {}
+    precise = found["is it an OOM: precision"]
+    assert precise.right == precise.asked
+    assert all(score.asked for score in found.values())

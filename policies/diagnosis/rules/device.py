@@ -112,6 +112,19 @@ DEVICE: tuple[Rule, ...] = (
         "OutOfMemoryError",
     ),
     row(
+        "tensorrt-oom",
+        Cause.GPU_OOM,
+        r"Error Code \d+: (?:C[Uu][Dd][Aa] [Rr]untime \(out of memory\)|OutOfMemory\b)|"
+        r"[Rr]equested amount of GPU memory \(\d+ bytes\) could not be allocated",
+        UNLESS_PROGRESS,
+        "[TensorRT-LLM][ERROR] [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime "
+        "(out of memory)",
+        "out of memory",
+        "OutOfMemory",
+        "equested amount of GPU",
+        component=Component.ROLLOUT,
+    ),
+    row(
         "cuda-driver-oom",
         Cause.GPU_OOM,
         r"(CUDA|HIP|NPU) (driver |runtime )?[Ee]rror:? (\(2\) ?:? ?)?out of memory|cudaErrorMemoryAllocation|"
@@ -121,7 +134,8 @@ DEVICE: tuple[Rule, ...] = (
         r"rtMalloc.*failed.*memory|HIP_ERROR_OutOfMemory|"
         r"status: 2 cuMem\w+ failed|allocate_physical_memory_to_heap failed|"
         # CANN: its code, its resource and the number that the operators return
-        r"\bEL0004: |Failed to allocate resource\[\w*Memory\]|failed, error code is 207001\b|"
+        r"\bEL0004: |\bEI0007: |Failed to allocate resource\[\w*(?:Memory|Buffer)\]|"
+        r"failed, error code is 207001\b|"
         r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file",
         UNLESS_PROGRESS,
         "torch.AcceleratorError: CUDA error: out of memory",
@@ -134,6 +148,7 @@ DEVICE: tuple[Rule, ...] = (
         "status: 2 cuMem",
         "_memory_to_heap failed",
         "EL0004: ",
+        "EI0007: ",
         "allocate resource[",
         "error code is 207001",
         "Memory_Allocation",
@@ -144,6 +159,7 @@ DEVICE: tuple[Rule, ...] = (
         Cause.GPU_OOM,
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
         # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
+        r"ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
         r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\bUR_RESULT_ERROR_OUT_OF_RESOURCES|"
         r"PT_DEVMEM Allocation failed|\bDevice out of memory\b|"
         r"_STATUS_INSUFFICIENT_RESOURCES|CUDA error: insufficient resources when calling|"
@@ -154,6 +170,8 @@ DEVICE: tuple[Rule, ...] = (
         "_DEVICE_ALLOCATION",
         "_ERROR_OUT_OF_",
         "_OUT_OF_DEVICE",
+        "ErrorOutOfDevice",
+        "Device memory alloc",
         "PT_DEVMEM",
         "Device out of memory",
         "_INSUFFICIENT_RESOURCES",

@@ -24,6 +24,7 @@ HOST: tuple[Rule, ...] = (
         "NODE_OUT_OF_MEMORY",
         "% of the memory on",
         "Memory on the node",  # begins the message, whose row a terminal may have broken
+        reported=True,
     ),
     row(
         "kernel-oom-kill",
@@ -45,6 +46,7 @@ HOST: tuple[Rule, ...] = (
         "due to memory used",
         "SIGTERM to process",
         "SIGKILL to process",
+        reported=True,
     ),
     row(
         "cgroup-oom-event",
@@ -54,6 +56,7 @@ HOST: tuple[Rule, ...] = (
         "memory.events: low 0 high 0 max 12 oom 1 oom_kill 1",
         "autotune: cgroup",
         "memory.events",
+        reported=True,
     ),
     row(
         "slurm-oom-kill",
@@ -71,6 +74,7 @@ HOST: tuple[Rule, ...] = (
         "Out Of Memory",
         "memory limit",
         "OUT_OF_ME",
+        reported=True,
     ),
     row(
         "scheduler-memory-limit",
@@ -86,6 +90,7 @@ HOST: tuple[Rule, ...] = (
         "Job has gone over",
         "an instance type with",
         "due to memory usage",
+        reported=True,
     ),
     row(
         "kubernetes-oom-killed",
@@ -98,6 +103,7 @@ HOST: tuple[Rule, ...] = (
         ALWAYS,
         "    reason: OOMKilled",
         "OOMKill",
+        reported=True,
     ),
     row(
         "kubernetes-evicted",
@@ -108,14 +114,17 @@ HOST: tuple[Rule, ...] = (
         "was using 120Gi, request is 0.",
         "was low on resource",
         "its local memory",
+        reported=True,
     ),
     row(
         "sglang-host-memory",
         Cause.HOST_OOM,
-        r"Not enough host memory (?:available|for [^.]{1,80}\. Requesting)",
+        r"Not enough host memory (?:available|for [^.]{1,80}\. (?:Requesting|Need))|"
+        r"requires more system memory \(",
         ALWAYS,
         "ValueError: Not enough host memory available. Requesting 40.00 GB but only have 44.87 GB free.",
         "Not enough host memory",
+        "more system memory",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
@@ -133,19 +142,24 @@ HOST: tuple[Rule, ...] = (
     row(
         "pinned-memory",
         Cause.HOST_OOM,
-        r"failed to alloc \d+ bytes on host|(cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|"
+        r"failed to alloc \d+ bytes on host|(cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|aclrtMallocHost|"
+        r"hipHostMalloc|"
         r"cudaHostRegister)\b.*"
         r"(out of memory|OUT_OF_MEMORY)|could not allocate pinned host memory|"
-        r"Failed to allocate (pinned|page-locked)",
+        r"Failed to allocate (pinned|page-locked)|Failed to CUDA host alloc|"
+        r"out of memory \((?:cudaHostAlloc|cudaHostRegister|cudaMallocHost)",
         ALWAYS,
         "failed to alloc 8589934592 bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
         "failed to alloc ",
         "cudaHostAlloc",
         "cudaMallocHost",
         "cuMemHostAlloc",
+        "aclrtMallocHost",
+        "hipHostMalloc",
         "cudaHostRegister",
         "allocate pinned",
         "allocate page-locked",
+        "Failed to CUDA host",
     ),
     row(
         "cpu-allocator",

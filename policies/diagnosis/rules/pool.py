@@ -96,6 +96,23 @@ POOL: tuple[Rule, ...] = (
         component=Component.ROLLOUT,
     ),
     row(
+        "engine-pool-too-small",
+        Cause.POOL_TOO_SMALL,
+        r"maxTokensInPagedKvCache \(\d+\) must be large enough|No enough gpu memory for kv cache|"
+        r"exceeds the KV cache manager's maximum supported length|"
+        r"[Nn]ot enough (?:GPU )?memory (?:to allocate|for) (?:the )?(?:\w+ )?(?:KV|kv) ?cache",
+        ALWAYS,
+        "[TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (2048) must be large enough to "
+        "process at least 1 sequence to completion",
+        "maxTokensInPagedKvCache",
+        "No enough gpu memory",
+        "KV cache manager's",
+        "ot enough memory",
+        "ot enough GPU memory",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+    ),
+    row(
         "sglang-request-slots",
         Cause.POOL_TOO_SMALL,
         r"alloc_req_slots runs out of memory|Out of memory\. Please set a smaller number for",
@@ -112,7 +129,7 @@ POOL: tuple[Rule, ...] = (
         Cause.KV_POOL,
         r"(?i:out of memory)\. Try to lower your batch size|Error: KV cache is full! Bug in memory|"
         r"Error: (?:Can ?not alloc|Not enough space for) mamba|Cannot get \d+ free blocks from the pool|"
-        r"Error: No free blocks are available",
+        r"Error: No free blocks are available|No free blocks (?:left|remain)|list has no GPU blocks",
         ALWAYS,
         "Decode out of memory. Try to lower your batch size.",
         "Try to lower your",
@@ -120,7 +137,8 @@ POOL: tuple[Rule, ...] = (
         "alloc mamba",
         "Not enough space for",
         "free blocks from the",
-        "No free blocks are",
+        "No free blocks ",
+        "has no GPU blocks",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
@@ -142,12 +160,14 @@ POOL: tuple[Rule, ...] = (
     row(
         "vllm-sampler-warmup",
         Cause.GPU_OOM,
-        r"out of memory occurred when warming up sampler|Not enough memory to handle \d+ prefill tokens",
+        r"out of memory occurred when warming up sampler|Not enough memory to handle \d+ prefill tokens|"
+        r"No enough gpu memory for runtime",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "
         "try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
         "out of memory",
         "Not enough memory to",
+        "No enough gpu memory",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),

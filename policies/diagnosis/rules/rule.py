@@ -26,6 +26,7 @@ class Rule(Value, frozen=True, kw_only=True):
     weak: bool = False  # a symptom that any other cause explains
     harmless: bool = False  # a line that only looks like a failure
     header: bool = False  # says that a failure was passed on; the failure itself stands below it
+    reported: bool = False  # by the kernel, a scheduler or Ray, of a process that it ended
     driver: bool = False  # does not say whether device or pinned host memory was asked for
 
     def matches(self, line: str) -> bool:
@@ -45,6 +46,7 @@ def row(
     weak: bool = False,
     harmless: bool = False,
     header: bool = False,
+    reported: bool = False,
     driver: bool = False,
 ) -> Rule:
     """Return a row of the table."""
@@ -60,5 +62,6 @@ def row(
         weak=weak,
         harmless=harmless,
         header=header,
+        reported=reported,
         driver=driver,
     )

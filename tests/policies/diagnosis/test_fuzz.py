@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autotune.policies.diagnosis import findings, log_context
 from autotune.policies.diagnosis import scan as module
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.literal_search import Search
@@ -89,8 +90,12 @@ def test_twice_the_log_is_at_most_twice_the_work(name: str, monkeypatch):
 
         return call
 
-    for function in ("parsed", "matching", "segments", "facts_of", "component_of"):
-        monkeypatch.setattr(module, function, counted(getattr(module, function)))
+    for place, function in (
+        *((module, name) for name in ("parsed", "matching", "segments", "facts_of")),
+        *((findings, name) for name in ("facts_of", "component_of", "doing")),
+        *((log_context, name) for name in ("parsed", "stage_of")),
+    ):
+        monkeypatch.setattr(place, function, counted(getattr(place, function)))
     work = []
     for size in (60_000, 120_000):
         done = 0

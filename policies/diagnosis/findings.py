@@ -1,0 +1,138 @@
+"""A rule's match to a finding: its figures, and the phase and component that its surroundings show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from autotune.policies.diagnosis import survived_failures
+from autotune.policies.diagnosis.job_records import record_of
+from autotune.policies.diagnosis.log_context import above, doing, starting
+from autotune.policies.diagnosis.log_prefixes import Line as Parsed
+from autotune.policies.diagnosis.log_prefixes import rank_in
+from autotune.policies.diagnosis.message_figures import facts_of, filled, stated_above
+from autotune.policies.diagnosis.phase_patterns import (
+    asks_shared_memory,
+    component_of,
+    finer,
+    implied,
+    in_validation,
+    phase_around,
+    pins_host_memory,
+    role,
+    serves,
+)
+from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
+from autotune.policies.values.diagnosis import Finding, Line
+from autotune.policies.values.failure import Cause, Component, Phase
+
+_TEXT = 2000  # characters kept of a line
+_OF_PYTORCH = "Tried to allocate"
+_OPEN = (Phase.NONE, Phase.FORWARD)  # phases that what a process said before may still tell
+# What others report of a process they ended: it may have been in the midst of such a thing.
+_LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA)
+
+
+class Place(NamedTuple):
+    """Where a line stands."""
+
+    number: int
+    source: str
+    step: int | None
+
+
+def found(
+    rule: Rule, line: Parsed, place: Place, *, before: Callable[[], list[str]], since_stage: int | None
+) -> tuple[Finding, bool]:
+    """Return the finding of a line that a rule matches, and whether frames may say its phase better."""
+    shown = Line(line=place.number, text=line.text[:_TEXT], rule=rule.name)
+    rank = line.rank if line.rank is not None else rank_in(line.bare)
+    if rule.name == BUILTIN_FAILURE and (record := record_of(line.bare)) is not None:
+        return Finding(
+            cause=record.cause,
+            line=shown,
+            fatal=rule.fatal,
+            phase=record.phase,
+            component=record.component,
+            rank=record.rank,
+            step=record.step,
+            facts=record.facts,
+            source=place.source,
+        ), False
+    if rule.cause is None:
+        return Finding(
+            cause=None, line=shown, fatal=rule.fatal, rank=rank, step=place.step, source=place.source
+        ), False
+    earlier = before()
+    context = above(earlier, line)
+    phase, component, guessed = _whereabouts(rule, line, earlier, context, since_stage=since_stage)
+    cause = rule.cause
+    if rule.driver and pins_host_memory(context):
+        cause = Cause.HOST_OOM
+    elif cause is Cause.DISK and asks_shared_memory(context):
+        cause = Cause.SHM
+    facts = facts_of(line.bare)
+    if cause.is_memory:
+        facts = filled(facts, stated_above(context))
+    finding = Finding(
+        cause=cause,
+        line=shown,
+        fatal=rule.fatal,
+        phase=phase,
+        component=component,
+        rank=rank,
+        step=place.step,
+        facts=in_validation(facts, phase, context),
+        source=place.source,
+        caught=survived_failures.caught(line.bare),
+    )
+    return finding, guessed
+
+
+def _whereabouts(
+    rule: Rule, line: Parsed, earlier: list[str], context: list[str], *, since_stage: int | None
+) -> tuple[Phase, Component, bool]:
+    """Return phase and component of a message, and whether the phase follows from no frame."""
+    phase = rule.phase if rule.phase is not Phase.NONE else phase_around(context, line.text)
+    component = rule.component
+    if component is Component.UNKNOWN:
+        component = component_of("\n".join([line.text, *context]))
+    guessed = False
+    if phase in _OPEN and rule.cause is not None and rule.cause.is_memory:
+        begun = since_stage is not None and starting(earlier, since_stage=since_stage)
+        stage = None if begun and not line.tag else doing(earlier, line, component)
+        engine = component is Component.ROLLOUT
+        if stage is not None and (phase is Phase.NONE or engine):
+            reported = rule.reported and stage.phase not in _LONG_ONES
+            guessed = phase is Phase.NONE
+            phase = phase if stage.phase is Phase.NONE or reported else stage.phase
+            # A step that was done tells only of a message that must be its process's own.
+            told = stage.phase is not Phase.NONE or _OF_PYTORCH in line.bare
+            component = stage.component if told and component is Component.UNKNOWN else component
+    if phase is Phase.NONE and since_stage is not None and starting(earlier, since_stage=since_stage):
+        phase = Phase.ROLLOUT_INIT
+    if phase is Phase.NONE and component is Component.ROLLOUT and serves(context):
+        phase, guessed = Phase.ROLLOUT, True
+    return role(phase, component), implied(phase, component), guessed
+
+
+def completed(finding: Finding, context: list[str], *, guessed: bool, stage: bool) -> tuple[Finding, bool]:
+    """Return a finding with what lines after its message say, and whether its phase is still a guess."""
+    text = "\n".join(context)
+    phase = finer(Phase.NONE if guessed else finding.phase, text)
+    if phase is Phase.NONE and stage and (not guessed or _may_start(finding)):
+        phase = Phase.ROLLOUT_INIT
+    if phase is Phase.NONE or phase is finding.phase:
+        return finding, guessed
+    component = finding.component
+    if component is Component.UNKNOWN:
+        component = component_of(text)
+    found_in = role(phase, component)
+    return msgspec.structs.replace(finding, phase=found_in, component=implied(found_in, component)), False
+
+
+def _may_start(finding: Finding) -> bool:
+    """Return whether nothing but a guess speaks against an engine that was starting."""
+    return finding.phase is Phase.NONE or finding.component in (Component.ROLLOUT, Component.UNKNOWN)

@@ -1,0 +1,97 @@
+"""COMPONENTS: which part of a job a prefix, a frame or a method points to."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.policies.values.failure import Component
+
+COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
+    (component, re.compile(pattern, re.MULTILINE))
+    for component, pattern in (
+        # The role in a worker's id or a method's name says more than the code that both roles share.
+        (
+            Component.REF,
+            (
+                r"reference-\d|ReferenceModel|RefActor|_ref_log_prob|get_reference_policy|compute_ref_|"
+                r"worker 'ref/|^\[ref\] |\.ref_(?:compute|init|infer)\w*|Ref(?:Policy)?(?:Worker|RayActor|"
+                r"ModelActor)|"
+                r"\bref_log_probs start|\bref_policy\b|\bref(?:erence)?_model\(|self\.ref_(?:model|"
+                r"module)\b|\bref_model = |"
+                r"\bcompute_reference_|"
+                r"create_reference_model"
+            ),
+        ),
+        (
+            Component.CRITIC,
+            (
+                r"Critic|critic-\d|compute_values|update_critic|worker 'critic/|^\[critic\] |"
+                r"\.critic_\w+|_critic\.py|/critic\.py"
+            ),
+        ),
+        (
+            Component.REWARD,
+            (
+                r"RewardModel|RewardWorker|reward-\d|compute_rm_score|\.rm_\w+|worker 'reward/|"
+                r"reward_model\S*, line"
+            ),
+        ),
+        (
+            Component.TRAINER,
+            (
+                r"worker '(?:actor|train\w*)/|megatron_utils|fsdp_utils/actor|\bTrainRayActor|"
+                r"Actor training failed|"
+                r"_post_state_dict_hook|actor_train-\d"
+            ),
+        ),
+        (
+            Component.ROLLOUT,
+            (
+                r"SGLang|vLLMHttp|AsyncVLLM|VllmWorker|VllmGeneration|RayWorkerWrapper|EngineCore|"
+                r"APIServer|Worker(?:_\w+)?_?TP\d|LLMRayActor|RolloutManager|RolloutActor|vllm/|sglang/|"
+                r"sgl_jax/|"
+                r"cumem|text_generation|AgentLoopWorker|sync_model_weights|generate_sequences|"
+                r"in generate\b|wake_up|"
+                r"DP\d+ TP\d|TP\d+\]|worker 'rollout/|^\[rollout\] |lmdeploy/|tensorrt_llm/|"
+                r"Failed to update (?:parameter|weights)|func=resume|generation/utils\.py|vllm_(?:ascend|"
+                r"omni)/|actor_infer-\d|"
+                r"GenerationWorker|InferenceWorker|TensorRT-LLM|TRT-LLM|tensorrt_llm|\[TM\]\[|turbomind|"
+                # llama.cpp, and the loggers of vLLM and of LMCache by their form
+                r"\bggml[_-]|\bllama_\w+: |\bload_tensors: |alloc_tensor_range|^(?:srv|slot) +\w+: |"
+                r"\blmcache\b|"
+                r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/]+\.py:\d+\]|"
+                r"\]? (?:ATTN_|MOE_|DP|PP|TP|EP|CP)+\d+ ?(?:TP|EP|PP)\d+\]"
+            ),
+        ),
+        (
+            Component.DATA,
+            (
+                r"[Dd]ata[Ll]oader worker|encountered in worker|remote_read|in pin memory thread|</torch_\d|"
+                r"lib\.Arrow\w*Error|[/\\](?:pandas|pyarrow|datasets)[/\\]"
+            ),
+        ),
+        (
+            Component.TRAINER,
+            (
+                r"WorkerDict|RayActor|ModelActor|PolicyWorker|TrainerActor|ActorWorker|EngineBP|areal/engine|"
+                r"torch/nn/parallel|"
+                r"fsdp|megatron|deepspeed|torch/optim|backward|optimizer|compute_loss|training_step|"
+                r"[Tt]rainer|torch/nn/modules|NCCL|nccl|get_logprobs|torch/serialization|modeling_utils|"
+                r"'ppo_update'|_create_device_model|torch/distributed|see_memory_usage|"
+                r"liger_kernel|unsloth|[/\\]peft[/\\]|bitsandbytes|torch/amp/|accelerate/|"
+                r"core_model_loading|[/\\](?:nanotron|colossalai|lightning|composer|"
+                r"fairseq|mmengine|open_instruct|rlinf|miles|mindspeed|prime_rl)[/\\]"
+            ),
+        ),
+        (Component.DATA, r"[Dd]ata[Ll]oader"),
+        (Component.DRIVER, r"main_task|TaskRunner"),
+        # Frames of a training framework and of nothing more telling.
+        (
+            Component.TRAINER,
+            (
+                r"\b(?:verl|slime|relax|areal|trl|openrlhf|nemo_rl|swift|llamafactory|torchtune|torchtitan|"
+                r"roll|skyrl_train|prime_rl|axolotl)/\w+|ppo_utils"
+            ),
+        ),
+    )
+)

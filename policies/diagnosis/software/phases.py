@@ -1,0 +1,307 @@
+"""PHASES: which phase a frame, a method or a message points to."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.policies.values.failure import Phase
+
+# Packages of inference engines, with their plugins for other makers' cards.
+ENGINES = (
+    r"(?:vllm(?:_(?:ascend|omni|gaudi|spyre|neuron|mlu|musa))?|sglang|sgl_jax|lmdeploy|tensorrt_llm|mlc_llm|"
+    r"aphrodite|xllm)"
+)
+# Ordered by precedence over the whole context, not by depth: recomputation runs forward frames inside
+# backward, DeepSpeed builds its state with a dummy optimizer step, an engine wakes inside `generate`.
+PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
+    (phase, re.compile(pattern, re.MULTILINE))
+    for phase, pattern in (
+        (
+            Phase.WEIGHT_SYNC,
+            (
+                r"\bwake_up\b|create_and_map|resume_memory_occupation|func=resume|sync_model_weights|"
+                r"torch_memory_saver\S*, line \d+, in resume\b|"
+                r"load_dtensor_weights|unwrap_model_for_generation|_move_(?:full_)?model_to_vllm|"
+                r"sharding_manager\S*, line \d+, in (?:__enter__|preprocess_data)|\bupdate_weights?\b|"
+                r"update_weights?_(?:from|for|in)_|\b_?sync_weights|_send_hf_params|get_hf_weight_chunks|"
+                r"recv_weight|_send_to_colocated|[Uu]pdate[ _]parameters?\b|update_named_params?|"
+                r"\brollout_mode\b|_sync_\w+_to_vllm|_?broadcast_(?:to_vllm|weights|model)|refit_policy|"
+                r"prepare_for_generation|prepare_weights_for|stream_weights|get_per_tensor_param|"
+                r"bucketed_weight_transfer|\ball_gather_param(?:s_async)?\b|FlattenedTensorBucket|"
+                r"_update_weights_from|"
+                r"convert_to_hf|per_tensor_generator|Failed to update weights|update_model_weights|"
+                r"broadcast_to_inference_engines|update_named_weights"
+            ),
+        ),
+        (
+            Phase.WEIGHT_SYNC,
+            (
+                r"offload_(?:before|after)_refit|\bprepare_(?:for_)?refit|weights_ipc_handles|"
+                r"broadcast_weights|sync_\w*weights|\bmodel_update\b|start_model_update|broadcast_bucket|"
+                r"broadcast_parameter|update_parameter_in_bucket|verl/checkpoint_engine/|"
+                r"\b(?:send|receive)_weights\b|update_weight_from_|_update_\w*bucket|\breload_weights\b|"
+                r"[Uu]pdating (?:\w+ )?weights\b|Update weights begin|sync_model_(?:to|from)_|"
+                r"mbridge/\S+, line \d+, in export_|export_(?:hf_)?weights\b|"
+                # an engine that is put to sleep keeps a copy of its weights in host memory
+                r"vllm\S*, line \d+, in sleep\b|release_memory_occupation"
+            ),
+        ),
+        (
+            Phase.INIT,
+            (
+                r"in from_pretrained\b|_load_pretrained_model|_load_state_dict_into_meta|"
+                r"init_model_from_pretrained|modeling_utils\S*, line \d+, in load_state_dict\b|"
+                r"core_model_loading\.py|caching_allocator_warmup|fsdp2_load_full_state_dict"
+            ),
+        ),
+        (
+            Phase.CHECKPOINT,
+            (
+                r"(?:save|load)_(?:checkpoint|ckpt)|"
+                r"\bSaving (?:\w+ )?(?:checkpoint|model|optim\w*|extra_state)\b|"
+                r"\b_?save_model\b|dist_checkpointing|_cuda_deserialize|"
+                r"in load_state_dict|torch/serialization\.py|save_hf_model|save_pretrained|"
+                r"checkpoint_manager\S*, line \d+|_save_to_dcp|state_dict_saver|_save_model_to_hf|"
+                r"_save_recover|_load_optimizer_and_scheduler|consolidate_and_save|\bsave_16bit_model\b|"
+                r"_zero3_consolidated"
+            ),
+        ),
+        (
+            Phase.CHECKPOINT,
+            (
+                r"^\s.*(?:\btorch\.save\(|\.save_pretrained\(|\.load_state_dict\(|\bsave_file\()|"
+                r"\bgenerate_state_dict\b|sharded_state_dict|_save_checkpoint\b|"
+                r"_save_optimizer_and_scheduler|"
+                r"_load_from_checkpoint|_load_best_model|zero_to_fp32|get_fp32_state_dict|"
+                r"torch_checkpoint_engine\.py|\[Torch\] (?:Saving|Loading)|training/checkpointing\.py|"
+                r"\bdcp(?:_|\.)(?:save|load)\b|_save_hf_\w+"
+            ),
+        ),
+        (Phase.WEIGHT_SYNC, r"summon_full_params|GatheredParameters"),
+        (
+            Phase.ROLLOUT_INIT,
+            (
+                r"determine_available_memory|determine_num_available_blocks|\bprofile_run\b|"
+                r"_initialize_kv_caches|initialize_(?:kv_)?cache|_allocate_kv_cache|capture_model|"
+                r"_warmup_and_capture|_dummy_(?:sampler_)?run|dummy_metadata|\bcreate_weights\b|"
+                r"init_cuda_graphs|init_device_graphs|[Cc]uda_?[Gg]raph_?[Rr]unner|init_memory_pool|"
+                r"_create_buffers|"
+                r"Capture \w* ?(?:cuda|CUDA) graph failed|raise_if_cache_size|init_attention_backend|"
+                r"check_enough_kv_cache|_wait_server_healthy|start_rollout_servers|"
+                r"launch_server_process|start_router|processing method (?:load_model|init_device|initialize)|"
+                r"warming up sampler|compile_or_warm_up_model|kernel_warmup|profile_max_num_token|"
+                r"creating modelInstanceState|"
+                r"\blaunch_server\(|_build_rollout|init_worker\b.*vllm|EngineCore failed to start|"
+                r"process_weights_after_loading|engine-init-barrier|server launch failed|"
+                rf"{ENGINES}/\S+, line \d+, in (?:__init__|load_model|"
+                # sglang's `init_new`, `init_forward_metadata` and others are done for every batch
+                r"_?init(?!_(?:new|forward|next|load|incremental|attn_metadata))\w*|get_model|"
+                r"from_engine_args|load_weights?)\b"
+            ),
+        ),
+        (
+            Phase.ROLLOUT_INIT,
+            (
+                r"^\s.*(?:\b(?:LLM|LLMEngine|AsyncLLM)\(|\bsgl\w*\.Engine\(|AsyncLLM\w*\.from_)|"
+                r"build_cache_engine|\ballocate_(?:gpu|cpu)_cache|_create_weight(?:_func)?\b|"
+                r"create_py_executor|"
+                r"_run_\w*warmup|configure_kv_cache_capacity|estimate_max_(?:num_)?(?:tokens|kv)|"
+                r"memory_pool_host|init_kv_buffer|lmcache/v1/memory_management|"
+                rf"{ENGINES}/\S+, line \d+, in (?:build_\w+|_?warm_?up\w*|profile\w*|capture\w*|"
+                r"_initialize\w*|_allocate\w*|_create_\w+|create_kv\w*)|"
+                # TensorRT-LLM in C++: what its constructors call
+                r"tensorrt_llm::\S*::(?:createBuffers|createExecutionContexts|createKvCacheManager|"
+                r"allocatePools|createDecoder|loadEngine|createModel|loadModel|initializeExecutionContext)\b|"
+                r"tensorrt_llm::\S*?(\w+)::\1\(|RuntimeBuffers::create\b|deserializeCudaEngine|"
+                # llama.cpp: buffers of weights, cache and graph are all reserved before it serves
+                r"\bgraph_reserve\b|sched_reserve|alloc_tensor_range|llama_(?:model_load|init_from_model|"
+                r"new_context|kv_cache_(?:unified_)?init)\w*: |ErrorLoadingModel|error loading model"
+            ),
+        ),
+        (
+            Phase.INIT,
+            (
+                r"initialize_optimizer_states|\b_init_(?:actor|ref|critic|reward)\b|"
+                r"_configure_\w*optimizer|_move_model_to_device|_auto_wrap|"
+                r"fully_sharded_data_parallel\S*, line \d+, in __init__|"
+                r"deepspeed\S*, line \d+, in (?:initialize|_configure_distributed_model)\b|\binit_model\b|"
+                r"print_node_ip_and_gpu_id|_init_utils\.py|_build_model_optimizer|_build_fsdp_module|"
+                r", in setup\b|Before creating fp16|After creating fp16|set_module_tensor_to_device|"
+                r"parallel\S*, line \d+, in (?:__init__|_ddp_init_helper)\b|setup_model_and_optimizer|"
+                r"initialize_model_and_optimizer|_create_device_model|method 'initialize'|"
+                r"megatron\S*, line \d+, in "
+                r"_?get_model\b|prepare_model\b|\bTrainRayActor\.init\(|\b_?fully_shard\b(?![/.])|"
+                r"dispatch_model"
+            ),
+        ),
+        (
+            Phase.INIT,
+            (
+                r"^\s.*(?:= (?:FSDP|FullyShardedDataParallel|DDP|DistributedDataParallel)\(|"
+                r"deepspeed\.initialize\(|"
+                r"accelerator\.prepare\(|\.from_pretrained\()|"
+                r"(?:nanotron|colossalai|lightning|composer|mmengine|"
+                r"fairseq)/\S+, line \d+, in (?:__init__|create_\w+|boost|"
+                r"configure_\w+|_?setup\w*)\b|"
+                r"_setup_for_real_optimizer|_configure_zero_optimizer|zero/\w+\.py\S*, line \d+, in __init__|"
+                r"_create_\w*(?:partitions|groups)\b|_post_init_method|_convert_to_(?:zero|deepspeed)_param|"
+                r"_allocate_buffers_for_parameters|param_and_grad_buffer\S*, line \d+, in __init__|"
+                r"get_megatron_optimizer|_build_model_and_main_param|"
+                r"megatron/core/optimizer/\S+, line \d+, in (?:__init__|_build\w+)|"
+                r"_flat_param\S*, line \d+, in (?:__init__|flatten_tensors|_init_\w+|shard)\b|"
+                r"_init_sharded_param|_init_utils|\b_prepare_(?:fsdp2?|deepspeed|ddp|megatron_lm|tp)\b|"
+                r"accelerator\S*, line \d+, in prepare\b|prepare_model_for_kbit|get_peft_model|"
+                r"bitsandbytes/nn/modules|quantize_4bit|\b_?setup_(?:model|optimizer)\b|\b_?init_weights\b|"
+                r"initialize_weights|resize_token_embeddings|create_optimizer\b|"
+                r"bridge/\S+, line \d+, in (?:load_\w+|import_\w+|provide_\w+)|"
+                r"areal/\S+, line \d+, in initialize\b|(?:policy|actor|critic|ref|reward|"
+                r"train)\w*_worker\w*\.py\S*, "
+                r"line \d+, in (?:__init__|initialize|init_\w+)\b|"
+                r"(?:torchtitan|[Tt]rainer|recipes)/\S+, line \d+, in "
+                r"(?:__init__|setup\w*)"
+            ),
+        ),
+        # A gathered or sharded state dict that neither a start nor a weight sync asked for is a checkpoint's.
+        (
+            Phase.CHECKPOINT,
+            (
+                r"_state_dict_utils\.py|(?:pre|post)_state_dict_hook|"
+                r"checkpoint[/\\]state_dict\.py|module\.py\S*, line \d+, in state_dict\b"
+            ),
+        ),
+        (
+            Phase.BACKWARD,
+            (
+                r"run_backward|(?<![\w.])backward\b(?!\.py)|\.backward\(|\bbackward_step\b|"
+                r"custom_backward|_post_backward|_pre_backward|backward_epilogue|"
+                r"\b(?:pre|post)_backward\b|foreach_reduce\b|"
+                r"reduce_(?:independent|ready|partition|ipg|and_partition)\w*|\w+_partition\w*_epilogue|"
+                r"in (?!\w*forward_backward)\w*(?:backward|_bwd)\w*\b|"
+                r"independent_gradient|allreduce_gradients|finalize_model_grads|(?:start|finish)_grad_sync|"
+                # an activation checkpoint that is computed anew
+                r"\bunpack_(?:hook|from_cpu)\b|\brecompute_fn\b|in _recompute\w*\b"
+            ),
+        ),
+        (
+            Phase.OPTIMIZER,
+            (
+                r"optimizer_step|optimizer\.step|_(?:multi|single)_tensor_\w+|_foreach_|"
+                r"step_with_ready_grads|torch/optim/(?!lr_sched)\w+\.py|low_level_optim|\boptim\.step|"
+                r"distrib_optimizer\.py|accelerate/optimizer\.py|fused_adam|cpu_adam|clip_grad_norm|"
+                r"_take_model_step|deepspeed/runtime/\S+, line \d+, in step\b|HybridDeviceOptimizer|"
+                r"optimizer_cpu_offload|bitsandbytes/optim|in \w*grad_norm\w*\b|^\s.*\bopt\w*\.step\(|"
+                r"unscale_and_clip|"
+                r"\bunscale_\b|"
+                r"_optimizer_step\b|\bprepare_grads\b|_copy_(?:model|main)_\w+_to_\w+|grad_scaler\.py|"
+                r"\b_?(?:on)?load_\w*optimizer\b|megatron/core/optimizer/|newtonschulz|"
+                r"(?:optim\w*/|\b(?:adam|muon|lion|adafactor|shampoo|soap|galore|lamb|sgd)\w*)\S*\.py\S*, "
+                r"line \d+, in (?:step|_?init\w*|_?update\w*|_?get_state\w*|adam\w*)\b"
+            ),
+        ),
+        (Phase.DATA, r"in _?(?:get|process)_rollout_data\b"),
+        # A loss computes log-probs too; scoring never computes a loss.
+        (
+            Phase.FORWARD,
+            r"in _?compute_loss\b|policy_loss_function|sft_loss_function|in loss_function\b|train_one_step",
+        ),
+        (
+            Phase.LOG_PROB,
+            (
+                r"compute_(?:ref_|reference_|actor_|old_)?log_?probs?\b|\bget_logprobs|"
+                r"get_reference_policy_logprobs|"
+                r"\bcompute_values\b|(?<!=)\bforward_only\b(?!=(?:False|forward_only)\b)|compute_rm_score|"
+                r"compute_scores?\b|compute_logp|"
+                r"Computing logprobs|infer_batch\b|_get_per_token_logps|ModelRayActor\.forward\(|"
+                r"make_experience|critic_infer|_get_(?:ref|old)_log|"
+                r"recompute_logp|actor_fwd|Timer (?:\w+_)?log_probs start|\bget_reward\b|"
+                r"^\s.*\bref(?:erence)?_(?:model|policy)\(|reward_model\S*, line|"
+                r"forward\((?:self\.)?ref_(?:policy|model)|prepare_for_lp_inference|"
+                r"\b_compute_values\b|fwd_logprobs|"
+                r"(?:ppo_(?:actor|critic)|skyrl\w*/workers/\w+)\S*, line \d+, in (?:forward|"
+                r"_forward_micro_batch)\b|"
+                r"(?:RayActor|ModelActor|WorkerBase)\.(?:forward|execute_batch)\(|get_topk_logits"
+            ),
+        ),
+        (
+            Phase.ROLLOUT,
+            (
+                r"generate_sequences|run_busy_loop|_process_engine_step|run_engine_loop|\brun_batch\b|"
+                r"forward_batch_generation|_run_engine|event_loop_|forward_thread_func|"
+                r"\bforward_(?:extend|decode)\b|logits_processor|start_worker_execution_loop|"
+                r"during generation|Method (?:Prefill|Decode)|\b_?generate_rollout|in _?generate\w*\b|"
+                r"(?:RolloutManager|HttpServer|LLMRayActor|GenerationWorker)\.(?:async_)?generate|"
+                r"run_tp_server|"
+                r"AsyncLLM output_handler|Rollout generation failed|Workflow execution failed|infer_engine|"
+                r"_engine_infer|\bgenerate_samples|_run_prompt|"
+                r"vllm\S*, line \d+, in (?:execute_model|step)\b|"
+                r"agenerate\b|generation/utils\.py|encountered a fatal error|exposed_step|"
+                r"forward_step\S* .*sglang"
+            ),
+        ),
+        (
+            Phase.ROLLOUT,
+            (
+                rf"{ENGINES}/\S+, line \d+, in (?:execute_\w+|_?prepare_\w*inputs?\w*|_?sample\w*|"
+                r"_execute_\w+|_?model_forward|_bookkeeping\w*|propose_\w+|_get_prompt_logprobs\w*|"
+                r"_?executor_loop\w*|_async_\w+|async_\w+|_?forward_step\w*|step_\w+|_?run_\w+)\b|"
+                r"tensorrt_llm::\S*::(?:forward|forwardAsync|forwardSync|executeStep|executeBatch|"
+                r"executeContext|"
+                r"prepareStep|setFromInputs|executionLoop|setupContext)\b|"
+                r"[Ee]ncountered an error in forward\w* function|\bbatch_generation\b|_fast_infer\b|"
+                r"^\s.*\b(?:\w*model|llm|policy|engine|actor|generator)\.(?:generate|chat)\(|"
+                r"\b_infer_(?:single|multi|completion)\w*|generate_and_\w+|completion_stream"
+            ),
+        ),
+        (
+            Phase.FORWARD,
+            (
+                r"grpo_accumulated_loss|forward_step|training_step|fetch_sub_module|"
+                r"float_conversion|vocab_parallel|post_language_model|get_log_probs_and_entropy|"
+                r"entropy_from_logits|in forward\b|forward_backward|"
+                r"train_one_step|_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
+                r"loss\w*\.py\S*, line \d+|in \w*cross_entropy\w*|\bpre_forward\b|\bloss_func\b|_loss_step\b|"
+                r"^\s+(?:[\w, ]+ = )?(?:self\.)?(?:\w*model|policy|actor|net|module)\((?!\))|"
+                r"\bprediction_step\b|\bpack_(?:hook|to_cpu)\b|fused_linear_\w+|foreach_all_gather"
+            ),
+        ),
+        # The method that trains: forward, unless frames below it say more.
+        (
+            Phase.FORWARD,
+            (
+                r"update_(?:policy|actor|critic)|\bppo_update\b|\btrain_(?:mini_)?batch\b|train_actor|"
+                r"(?:Ray|Model)Actor\.(?:train|fit)\(|PolicyWorker\w*\.train\(|"
+                r"policy_worker\S*, line \d+, in train\b|"
+                r"ppo_train\b|\btrain_step\b|Actor training failed at step|policy_update|"
+                r"Timer actor_train start"
+            ),
+        ),
+        (
+            Phase.DATA,
+            (
+                r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker|"
+                r"utils[/\\]data[/\\]|in pin memory thread|in do_one_step\b|"
+                r"[/\\](?:pandas|pyarrow|datasets|webdataset|streaming|energon)[/\\]|indexed_dataset|"
+                r"\w*dataset\w*\.py\S*, line"
+            ),
+        ),
+        # Engines record their graphs before they serve; a trainer's recording has frames of a pass.
+        (Phase.ROLLOUT_INIT, r"cuda/graphs\.py\S*, line \d+, in capture_(?:begin|end)\b"),
+        (
+            Phase.INIT,
+            (
+                r"module\.py\S*, line \d+, in (?:convert|_apply|cuda|to)\b|\.to\(device\)|\.cuda\(\)|"
+                r"torch/utils/_device\.py"
+            ),
+        ),
+        (
+            Phase.COMM,
+            (
+                r"init_process_group|_new_process_group|nvshmem/src|deep_ep/buffer|symm(?:etric)?_mem|"
+                r"Hccl(?:Alloc|Comm)|EI0007|"
+                r"hccl api failed|"
+                r"\ball_?reduce\b|\b_?all_?gather\w*|barrier|NCCL WARN|"
+                r"/dev/shm/nccl|shmutils|reduce_scatter|broadcast_coalesced|distributed_c10d"
+            ),
+        ),
+    )
+)

@@ -1,0 +1,147 @@
+"""STAGES: which phase a program says with a line of its own that it is in, before it fails without frames."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from autotune.policies.values.failure import Component, Phase
+
+
+class Stage(NamedTuple):
+    """What a line says of the process that printed it."""
+
+    phase: Phase  # NONE: it runs, and the line does not say which pass it is in
+    component: Component
+
+
+_TABLE: tuple[tuple[Component, Phase, str], ...] = (
+    # ---- inference engines: a line of serving ends a start
+    (
+        Component.ROLLOUT,
+        Phase.WEIGHT_SYNC,
+        (
+            r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
+            r"\b[Ww]ak(?:e|ing) up\b|\"POST /(?:update_weights|resume_memory|release_memory|init_weights|"
+            r"wake_up|sleep)"
+        ),
+    ),
+    (
+        Component.ROLLOUT,
+        Phase.ROLLOUT,
+        (
+            # vLLM and SGLang
+            r"(?:Decode|Prefill) batch\b|Application startup complete|Uvicorn running on|fired up and ready|"
+            r"(?:prompt|generation|gen) throughput|Added request |Processed prompts: |Received request |"
+            r"Running: \d+ reqs|\"(?:POST|GET) /\S* HTTP/1|Engine background task|"
+            # TensorRT-LLM, TurboMind, llama.cpp, text-generation-inference
+            r"\biter = \d+, .*num_scheduled_requests|[Ee]ncountered an error in forward|"
+            r"\[TM\]\[\w+\] \[Forward\]|"
+            r"^\[Forward\] |^(?:slot|srv) +(?:update_slots|launch_slot|log_server_r|process_token|release)|"
+            r"server is listening on http|llama_decode: failed"
+        ),
+    ),
+    (
+        Component.ROLLOUT,
+        Phase.ROLLOUT_INIT,
+        (
+            # vLLM
+            r"Starting to load model|Initializing an? (?:\w+ )?LLM engine|Loading weights took|"
+            r"Model loading took|Loading model weights took|Memory profiling takes|Available KV cache memory|"
+            r"GPU KV cache size|# (?:GPU|npu|CPU|cuda|hpu) blocks|Maximum concurrency for|"
+            r"Capturing (?:CUDA|cuda|ACL|HPU|XPU) ?graphs?|Graph capturing finished|"
+            r"(?:Dynamo bytecode|torch\.compile takes|[Cc]ompiling a graph)|Loading (?:safetensors|"
+            r"pt) checkpoint|"
+            r"Creating LMCacheEngine|Auto-fitting max_model_len|warming up model|"
+            # SGLang
+            r"Init torch distributed (?:begin|ends)|Load weight (?:begin|end)|KV Cache is allocated|"
+            r"Memory pool end|Capture \w* ?(?:cuda|CUDA|npu|NPU) graph (?:begin|end|bs)|"
+            r"max_total_num_tokens=|"
+            r"host memory for hierarchical KV cache|DeepGEMM warmup|JIT Pre-Compile|Capturing batches|"
+            r"Loading Multi-thread|"
+            # TensorRT-LLM and TensorRT
+            r"Engine version [\d.]+ found|Loaded engine size|MemUsageChange|TRTGptModel (?:max|m[A-Z]|num)|"
+            r"Number of (?:blocks|tokens) (?:in|per) (?:KV )?(?:cache|block)|Max KV cache (?:blocks|pages)|"
+            r"GB for (?:model weights|max tokens)|when calculating max tokens|"
+            r"Memory used after loading|Creating KV cache|\bRequested amount of GPU memory|"
+            r"Executor (?:model )?(?:creation|initialization)|[Ww]arming up (?:model|autotuner)|"
+            # TurboMind, llama.cpp
+            r"\[BlockManager\]|\[SequenceManager\]|\[LlamaWeight|gemm_config\.in is not found|"
+            r"NCCL group_id = |"
+            r"\bload_tensors: |\bllama_\w+: |\bllm_load_\w+: |\bggml_(?:backend|gallocr|vulkan)\w*: |"
+            r"alloc_tensor_range|"
+            r"graph_reserve|common_init_from_params|srv +load_model"
+        ),
+    ),
+    (
+        Component.TRAINER,
+        Phase.ROLLOUT_INIT,
+        r"(?:Before|After) (?:building|init\w*) (?:the )?(?:\w+ )?(?:vllm|sglang|rollout|inference engine)",
+    ),
+    (Component.DRIVER, Phase.ROLLOUT, r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b"),
+    # ---- trainers: what they begin; a step that is done ends it
+    (
+        Component.TRAINER,
+        Phase.CHECKPOINT,
+        (
+            r"\b[Ss]aving (?:\w+ ){0,2}(?:checkpoint|ckpt)\b|\b[Ss]aving (?:model|optimizer|full state|"
+            r"HF model)\b|"
+            r"\b[Ll]oading (?:\w+ )?checkpoint from|[Rr]esuming (?:training )?from checkpoint|"
+            r"\b[Ss]aving (?:hf|sharded|distributed|final)\b.{0,40}\b(?:to|at)\b|\[Torch\] (?:Saving|"
+            r"Loading)|"
+            r"Writing checkpoint|Checkpoint(?:ing)? (?:at|for) step"
+        ),
+    ),
+    (
+        Component.TRAINER,
+        Phase.INIT,
+        (
+            r"building \w+ model \.\.\.|number of parameters on \(|[Ss]etting up (?:the )?optimizer|"
+            r"Creating \S+ ZeRO stage|Before (?:initializing|creating|init)\b|(?:Before|"
+            r"After) initializing optimizer|"
+            r"DeepSpeedZeroOptimizer_Stage\d|\[\w*stage\w*\.py:\d+:__init__\]|DeepSpeed Basic Optimizer|"
+            r"Parameter Offload[: ]|Loading checkpoint shards|Loading weights: |"
+            r"Applied FSDP|Applied fully_shard|(?:Before|After) (?:\w+ )?(?:FSDP|Megatron|wrap)|"
+            r"[Ii]nitializing (?:the )?(?:\w+ )?(?:model|optimizer|policy)\b|Total parameters:|"
+            r"Params for bucket \d|Number of buckets for gradient"
+        ),
+    ),
+    (
+        Component.DATA,
+        Phase.DATA,
+        (
+            r"building (?:train|validation|test|datasets|GPT)\b.{0,40}(?:dataset|index)|"
+            r"^(?:Map|Filter|Tokeniz\w+|Generating (?:train|test|validation) split|Packing)\b.{0,60}(?:%\|"
+            r"|examples)|"
+            r"Loading dataset|Preprocessing dataset|Tokenizing (?:train|eval) dataset"
+        ),
+    ),
+    (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|Preparing for logprob|"
+    r"make_experience")),
+    (
+        Component.TRAINER,
+        Phase.WEIGHT_SYNC,
+        r"Preparing for refit|Refitting |[Ss]yncing weights|[Uu]pdating weights|Update weights begin",
+    ),
+    (
+        Component.TRAINER,
+        Phase.FORWARD,
+        (r"▶ Training policy|Before (?:update|train)\w*\b|Timer (?:actor_)?train start|Running training \*|"
+        r"Starting training loop"),
+    ),
+    (
+        Component.TRAINER,
+        Phase.NONE,
+        (
+            r"\biteration +\d+/ *\d+ *\||consumed samples|\bstep[:= ]+\d+ - |\{'loss': |'grad_norm': |"
+            r"'train_runtime'|[Ss]uccessfully saved|saved checkpoint|Training Progress:|"
+            r"\bstep \d+(?:/\d+)?\b.{0,40}\bloss\b|Timer \w+ end|Train epoch \["
+        ),
+    ),
+)  # fmt: skip
+_COMPILED = tuple((Stage(phase, component), re.compile(pattern)) for component, phase, pattern in _TABLE)
+
+
+def stage_of(line: str) -> Stage | None:
+    """Return what a line says of what its process does."""
+    return next((stage for stage, pattern in _COMPILED if pattern.search(line)), None)
