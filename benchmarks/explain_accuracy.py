@@ -155,7 +155,7 @@ def false_alarms() -> Iterator[str]:
 
 
 def table(kinds: dict[str, list[Case]], *, seeds: int, details: bool) -> Iterator[str]:
-    """Yield the lines of one table with two columns for each kind of log; without seeds one, the bare logs."""
+    """Yield the lines of one table: two columns for each kind of log, without seeds one."""
     bare = {kind: scores(found, lambda case: case.text.encode()) for kind, found in kinds.items()}
     styles = {kind: _noisy(found, seeds=seeds) for kind, found in kinds.items()} if seeds else {}
     columns: list[tuple[str, dict[str, Score]]] = []
