@@ -155,7 +155,7 @@ def false_alarms() -> Iterator[str]:
 
 
 def table(kinds: dict[str, list[Case]], *, seeds: int, details: bool) -> Iterator[str]:
-    """Yield the lines of a table: bare and buried logs of each kind, without seeds only the bare ones."""
+    """Yield the lines of one table: two columns for each kind of log, without seeds one."""
     bare = {kind: scores(found, lambda case: case.text.encode()) for kind, found in kinds.items()}
     styles = {kind: _noisy(found, seeds=seeds) for kind, found in kinds.items()} if seeds else {}
     columns: list[tuple[str, dict[str, Score]]] = []
@@ -187,7 +187,8 @@ def _details(kind: str, parts: dict[str, dict[str, Score]]) -> Iterator[str]:
         for name, score in part.items():
             if score.wrong:
                 counted = Counter(score.wrong)
-                yield f"{kind}, {style}: {name}: " + ", ".join(f"{case} x{n}" for case, n in counted.items())
+                names = ", ".join(f"{case} x{n}" for case, n in counted.items())
+                yield f"{kind}, {style}: {name}: {names}"
 
 
 def _hidden(style: str, seed: int) -> Callable[[Case], bytes]:
@@ -210,9 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=_LOGS,
         help="labelled logs, one JSON file each (benchmarks/logs)",
     )
-    parser.add_argument(
-        "--seeds", type=int, default=2, help="noisy logs per case and style; 0: bare logs alone"
-    )
+    parser.add_argument("--seeds", type=int, default=2, help="noisy logs per case and style; 0: none")
     parser.add_argument("--details", action="store_true", help="name the cases that went wrong")
     args = parser.parse_args(argv)
     found = kinds(args.folder)

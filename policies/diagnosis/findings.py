@@ -32,7 +32,7 @@ _TEXT = 2000  # characters kept of a line
 _OF_PYTORCH = "Tried to allocate"
 _OPEN = (Phase.NONE, Phase.FORWARD)  # phases that what a process said before may still tell
 # What others report of a process they ended: it may have been in the midst of such a thing.
-_LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA)
+_LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA, Phase.WEIGHT_SYNC)
 
 
 class Place(NamedTuple):

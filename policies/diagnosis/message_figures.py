@@ -45,6 +45,9 @@ _REQUESTED = (
     rf"failed to extend \S+ to {_SIZE}",
     rf"[Aa]ttempting to (?:allocate|reserve) {_SIZE}",
     rf"less than desired GPU memory utilization \([\d.]+, {_SIZE}\)",
+    rf"when allocating {_SIZE}",
+    rf"\b[Rr]equested:? {_SIZE}",
+    rf"\bfunc=cu_mem_create .*\bsize={_SIZE}",
     rf"rtMalloc fail.*\bsize:{_SIZE}",
     rf"\. Need {_SIZE}, have ",
     rf"Too large swap space\. {_SIZE} out of",
@@ -65,6 +68,7 @@ _CAPACITY = (
     r"memory: usage \d+kB, limit (?P<number>\d{1,15})(?P<unit>k)B",
     r"\bmem \d+kb exceeded limit (?P<number>\d{1,15})(?P<unit>k)b",
     r"exceeded memory limit \(\d+ > (?P<number>\d{1,20}) (?P<unit>B)\)",
+    r"exceeded memory limit \(\d+ > (?P<kib>\d{1,15})\)",
 )
 _FREE = (
     rf"of which {_SIZE} is free",
@@ -76,6 +80,7 @@ _FREE = (
     rf"\(free: {_SIZE}, total: \d+\)",
     rf"than is available \({_SIZE}\)",
     rf"There are {_SIZE} free",
+    rf"[,;(] ?free:? {_SIZE}",
     rf"\. Need \S+ \w+, have {_SIZE}",
     rf"shm has only {_SIZE} available",
     rf"Threshold quantity: \w+, available: {_SIZE}",
@@ -191,6 +196,8 @@ def _first(name: str, text: str) -> int | None:
         match = pattern.search(text)
         if match is not None:
             named = match.groupdict()
+            if "kib" in named:
+                return _bytes(named["kib"], "kib")
             return _bytes(named["number"], named["unit"]) if named else _bytes(match[1], match[2])
     return None
 

@@ -27,6 +27,17 @@ _FRAME = re.compile(
     r"\.py\(\d+\): \w+|"
     r"\.py in \w+\(|ray::\w"
 )
+# Frames of rich, of torch's own tracebacks, of faulthandler and Ray, of profilers, of IPython.
+_OTHER_FRAMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^\W*(?P<path>[^\s\"']+\.py):(?P<number>\d+):? in (?P<function>\w+)",
+        r"File \"(?P<path>[^\"]+)\", line (?P<number>\d+) in (?P<function>\w+)",
+        r"^\W*(?P<path>[^\s\"']+\.py)\((?P<number>\d+)\): (?P<function>\w+)",
+        r"^\W*(?P<path>[^\s\"']+\.py):(?P<number>\d+) (?P<function>\w+)$",
+        r"^File \"?(?P<path>[^\s\"':]+\.py):(?P<number>\d+), in (?:\w+\.)?(?P<function>\w+)",
+    )
+)
 _ERROR_END = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?!\()(?:: .*)?$")
 
 
@@ -58,8 +69,18 @@ def phase_of(context: str) -> Phase:
     return PHASES[ranked][0] if ranked < len(PHASES) else Phase.NONE
 
 
+def as_frame(line: str) -> str:
+    """Return a frame as Python itself prints it, whichever tool printed it."""
+    for pattern in _OTHER_FRAMES:
+        if (match := pattern.search(line)) is not None:
+            path, number, function = match["path"], match["number"], match["function"]
+            return f'  File "{path}", line {number}, in {function}{line[match.end() :]}'
+    return line
+
+
 @functools.lru_cache(1024)  # the context of one message is mostly that of the next
 def _phase_rank(line: str) -> int:
+    line = as_frame(line)
     matches = (at for at, (_, pattern) in enumerate(PHASES) if pattern.search(line))
     return next(matches, len(PHASES))
 
@@ -131,6 +152,7 @@ def component_of(context: str) -> Component:
 
 @functools.lru_cache(1024)
 def _component_rank(line: str) -> int:
+    line = as_frame(line)
     matches = (at for at, (_, pattern) in enumerate(COMPONENTS) if pattern.search(line))
     return next(matches, len(COMPONENTS))
 

@@ -127,7 +127,13 @@ DEVICE: tuple[Rule, ...] = (
     row(
         "cuda-driver-oom",
         Cause.GPU_OOM,
-        r"(CUDA|HIP|NPU) (driver |runtime )?[Ee]rror:? (\(2\) ?:? ?)?out of memory|cudaErrorMemoryAllocation|"
+        r"(CUDA|HIP|NPU) (driver |runtime )?[Ee]rror:? (\(2\) ?:? ?)?out of memory|(?:cuda|"
+        r"hip)ErrorMemoryAllocation|"
+        r"CUDA runtime error in .{1,300}: out of memory|failed with error:? out of memory|NV_ERR_NO_MEMORY|"
+        r"[Ff]ailed to allocate [\d.,]+ ?\w{1,5} (?:of \w+ memory )?on (?:device|GPU|"
+        r"CUDA).{0,40}out of memory|"
+        r"[Uu]nable to allocate (?:cuda|CUDA|GPU|device|HIP) memory|"
+        r"kIOGPUCommandBufferCallbackErrorOutOfMemory|ACL_ERROR_RT_MEMORY_ALLOCATION|"
         r"hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|AcceleratorError: .*out of memory|"
         r"cuda runtime error \(2\) ?: ?out of memory|Triton Error \[\w+\]: out of memory|"
         r"(?i:cuMemCreate|cuMemAlloc|cudaMalloc|hipMalloc)\w*\b.{0,160}out(?: of |_of_)memory|"
@@ -152,6 +158,9 @@ DEVICE: tuple[Rule, ...] = (
         "allocate resource[",
         "error code is 207001",
         "Memory_Allocation",
+        "NV_ERR_NO_MEMORY",
+        "nable to allocate ",
+        "RT_MEMORY_ALLOC",
         driver=True,
     ),
     row(

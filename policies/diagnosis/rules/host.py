@@ -32,7 +32,8 @@ HOST: tuple[Rule, ...] = (
         r"oom-kill:constraint=|[Oo]ut of memory: Kill(ed)? process|Memory cgroup out of memory|"
         r"invoked oom-killer|systemd-oomd\S* ?Killed |"
         r"[Pp]rocess of this unit has been killed by the OOM killer|"
-        r"due to memory used \(\d+.* being more than|Failed with result 'oom-kill'|"
+        r"oom_reaper: reaped process|\bTaskOOM\b|due to memory used \(\d+.* being more than|"
+        r"Failed with result 'oom-kill'|"
         # earlyoom, which kills before the kernel does
         r"[Ss]ending SIG(?:TERM|KILL) to process \d+ .*(?:badness|oom_score)",
         ALWAYS,
@@ -44,6 +45,8 @@ HOST: tuple[Rule, ...] = (
         "systemd-oomd",
         "of this unit has been",
         "due to memory used",
+        "oom_reaper: reaped",
+        "TaskOOM",
         "SIGTERM to process",
         "SIGKILL to process",
         reported=True,
@@ -186,6 +189,8 @@ HOST: tuple[Rule, ...] = (
         r"malloc of size \d+ failed|(?<! ['\"`])java\.lang\.OutOfMemoryError|[Ff]ailed to (?:m?alloc|"
         r"fork).*Cannot allocate memory|"
         r": Cannot allocate memory$|_HOST_ALLOCATION_FAILED|_OUT_OF_HOST_MEMORY\b|"
+        r"JavaScript heap out of memory|^fatal error: runtime: out of memory|"
+        r"^(?:\w+\.)*OutOfMemoryException: |"
         r"<jemalloc>: .*out of memory|paging file is too small|os error 1455|WinError 1455",
         UNLESS_PROGRESS,
         "MemoryError: Unable to allocate 3.2 GiB for an array with shape (1, 2)",
@@ -199,6 +204,9 @@ HOST: tuple[Rule, ...] = (
         "_HOST_ALLOCATION",
         "_OUT_OF_HOST",
         "<jemalloc>",
+        "heap out of memory",
+        "runtime: out of memory",
+        "OutOfMemoryException",
         "paging file is too",
     ),
     # ---- shared memory, object store, disk
@@ -210,7 +218,8 @@ HOST: tuple[Rule, ...] = (
         r"No space left|failed to extend /dev/shm|(insufficient|out of) shared memory|"
         r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left|"
         r"unable to allocate shared memory\(shm\)|EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
-        r"NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|Signals\.SIGBUS|"
+        r"not enough space for /dev/shm/|NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|"
+        r"Signals\.SIGBUS|"
         r"exitcode ?: -7\b",
         UNLESS_PROGRESS,
         "RuntimeError: DataLoader worker (pid 263230) is killed by signal: Bus error. It is "
@@ -221,6 +230,7 @@ HOST: tuple[Rule, ...] = (
         "Errno 28",
         "failed to extend",
         "insufficient shared",
+        "not enough space for",
         "out of shared memory",
         "rror while creating",
         "rror while attaching",

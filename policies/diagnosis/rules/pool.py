@@ -129,7 +129,8 @@ POOL: tuple[Rule, ...] = (
         Cause.KV_POOL,
         r"(?i:out of memory)\. Try to lower your batch size|Error: KV cache is full! Bug in memory|"
         r"Error: (?:Can ?not alloc|Not enough space for) mamba|Cannot get \d+ free blocks from the pool|"
-        r"Error: No free blocks are available|No free blocks (?:left|remain)|list has no GPU blocks",
+        r"Error: No free blocks are available|No free blocks (?:left|remain)|list has no GPU blocks|"
+        r"Out of available cache blocks: asked",
         ALWAYS,
         "Decode out of memory. Try to lower your batch size.",
         "Try to lower your",
@@ -139,6 +140,7 @@ POOL: tuple[Rule, ...] = (
         "free blocks from the",
         "No free blocks ",
         "has no GPU blocks",
+        "Out of available cache",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
@@ -161,12 +163,13 @@ POOL: tuple[Rule, ...] = (
         "vllm-sampler-warmup",
         Cause.GPU_OOM,
         r"out of memory occurred when warming up sampler|Not enough memory to handle \d+ prefill tokens|"
-        r"No enough gpu memory for runtime",
+        r"No enough gpu memory for runtime|Insufficient GPU memory error: ",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "
         "try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
         "out of memory",
         "Not enough memory to",
+        "Insufficient GPU memory",
         "No enough gpu memory",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,

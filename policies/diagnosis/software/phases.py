@@ -19,13 +19,15 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.WEIGHT_SYNC,
             (
-                r"\bwake_up\b|create_and_map|resume_memory_occupation|func=resume|sync_model_weights|"
+                r"(?<![a-z])wake_up\b|create_and_map|resume_memory_occupation|func=resume|sync_model_weights|"
                 r"torch_memory_saver\S*, line \d+, in resume\b|"
                 r"load_dtensor_weights|unwrap_model_for_generation|_move_(?:full_)?model_to_vllm|"
-                r"sharding_manager\S*, line \d+, in (?:__enter__|preprocess_data)|\bupdate_weights?\b|"
+                r"sharding_manager\S*, line \d+, in (?:__enter__|preprocess_data)|"
+                r"(?<![a-z])update_weights?\b|"
                 r"update_weights?_(?:from|for|in)_|\b_?sync_weights|_send_hf_params|get_hf_weight_chunks|"
                 r"recv_weight|_send_to_colocated|[Uu]pdate[ _]parameters?\b|update_named_params?|"
-                r"\brollout_mode\b|_sync_\w+_to_vllm|_?broadcast_(?:to_vllm|weights|model)|refit_policy|"
+                r"(?<![a-z])rollout_mode\b|_sync_\w+_to_vllm|_?broadcast_(?:to_vllm|weights|model)|"
+                r"refit_policy|"
                 r"prepare_for_generation|prepare_weights_for|stream_weights|get_per_tensor_param|"
                 r"bucketed_weight_transfer|\ball_gather_param(?:s_async)?\b|FlattenedTensorBucket|"
                 r"_update_weights_from|"
@@ -124,7 +126,8 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"initialize_optimizer_states|\b_init_(?:actor|ref|critic|reward)\b|"
                 r"_configure_\w*optimizer|_move_model_to_device|_auto_wrap|"
                 r"fully_sharded_data_parallel\S*, line \d+, in __init__|"
-                r"deepspeed\S*, line \d+, in (?:initialize|_configure_distributed_model)\b|\binit_model\b|"
+                r"deepspeed\S*, line \d+, in (?:initialize|_configure_distributed_model)\b|"
+                r"(?<![a-z])init_model\b|"
                 r"print_node_ip_and_gpu_id|_init_utils\.py|_build_model_optimizer|_build_fsdp_module|"
                 r", in setup\b|Before creating fp16|After creating fp16|set_module_tensor_to_device|"
                 r"parallel\S*, line \d+, in (?:__init__|_ddp_init_helper)\b|setup_model_and_optimizer|"
@@ -176,6 +179,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"custom_backward|_post_backward|_pre_backward|backward_epilogue|"
                 r"\b(?:pre|post)_backward\b|foreach_reduce\b|"
                 r"reduce_(?:independent|ready|partition|ipg|and_partition)\w*|\w+_partition\w*_epilogue|"
+                r"torch::autograd::(?:Engine|generated::\w+Backward)|"
                 r"in (?!\w*forward_backward)\w*(?:backward|_bwd)\w*\b|"
                 r"independent_gradient|allreduce_gradients|finalize_model_grads|(?:start|finish)_grad_sync|"
                 # an activation checkpoint that is computed anew
@@ -209,7 +213,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             (
                 r"compute_(?:ref_|reference_|actor_|old_)?log_?probs?\b|\bget_logprobs|"
                 r"get_reference_policy_logprobs|"
-                r"\bcompute_values\b|(?<!=)\bforward_only\b(?!=(?:False|forward_only)\b)|compute_rm_score|"
+                r"compute_values\b|(?<!=)\bforward_only\b(?!=(?:False|forward_only)\b)|compute_rm_score|"
                 r"compute_scores?\b|compute_logp|"
                 r"Computing logprobs|infer_batch\b|_get_per_token_logps|ModelRayActor\.forward\(|"
                 r"make_experience|critic_infer|_get_(?:ref|old)_log|"

@@ -92,3 +92,10 @@ def test_healthy_logs_with_every_tempting_word_show_nothing():
 def test_a_sentence_is_no_signature(line, rule):
     found = matching(line)
     assert (found.name if found else None) == rule
+
+
+@pytest.mark.parametrize("tail", ["", " " + "x" * 700], ids=["short", "long"])
+@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+def test_the_first_row_that_matches_is_found(rule, tail):
+    line = rule.example + tail
+    assert matching(line) is next((row for row in RULES if row.matches(line)), None)
