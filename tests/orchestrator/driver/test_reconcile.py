@@ -36,7 +36,9 @@ from autotune.policies.values.events import (
     Verdict,
 )
 from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled, Completed, Hung, Lost
+from autotune.policies.values.priors import Factor, Kind, Learned
 from tests.orchestrator.scripted import (
     JOB,
     Hands,
@@ -313,6 +315,42 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
     case.world.play = tight_memory
     case.world.saved = 1
     assert isinstance(case.drive(), TrainingCompleted)
+
+
+def test_what_earlier_jobs_taught_is_recorded_with_the_run(tmp_path: Path) -> None:
+    run = directory.create(tmp_path / "runs", job_text=JOB)
+    job, framework = parse(JOB), frameworks.find("builtin")
+    cluster, asked = Place(World(tight_memory), Hands()).cluster(), list[Kind]()
+
+    def recall(kind: Kind) -> Learned:
+        asked.append(kind)
+        return Learned(kind=kind, factors={"train.activations": Factor(mean=1.2, error=0.02)}, runs=3)
+
+    with journal.Journal(run.path) as book:
+        reconcile.accept(
+            book,
+            run=run.id,
+            job=job,
+            profile=framework.profile(job, cluster),
+            cluster=cluster,
+            versions={"builtin": "1"},
+            now=0.0,
+            recall=recall,
+        )
+        (accepted,) = book.history()
+    assert isinstance(accepted, Accepted) and accepted.learned == recall(asked[0])
+    assert asked[0].framework.startswith("builtin/") and asked[0].version == "1"
+
+
+def test_the_hours_until_a_run_is_resumed_are_not_of_its_duration(tmp_path: Path) -> None:
+    text = JOB + "recovery: {duration: 30m, infrastructure_retries: 0}\n"
+    case = Case(tmp_path, World(lambda w, c: ([step(1), Observed(lost="node gone")], None)), text)
+    assert isinstance(case.drive(), Infrastructure)
+    case.clock.at += 8 * 3600
+    case.world.play, case.world.saved = tight_memory, 1
+    assert case.drive() == TrainingCompleted()
+    assert fold(case.history).elapsed_s < 1800
+    assert any(isinstance(e, Diagnosed) for e in case.history)
 
 
 def test_the_recorded_job_shows_no_secret(tmp_path: Path) -> None:
