@@ -110,6 +110,7 @@ class World:
     kill_at: int | None = None
     ticks: int = 0
     held: str = ""
+    gpus: int = 0
     unreachable: str = ""
     at_once: int = 1  # attempts that may run at the same time
     most_at_once: int = 0
@@ -131,7 +132,11 @@ class Place:
 
     def cluster(self) -> Cluster:
         return Cluster(
-            address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=24 * GIB
+            address="local",
+            nodes=1,
+            gpus_per_node=self.world.gpus,
+            gpu_memory_bytes=0,
+            host_memory_bytes=24 * GIB,
         )
 
     def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Attempt:

@@ -101,10 +101,11 @@ def test_a_failure_is_told_once(followed: Followed) -> None:
 
 def test_steps_carry_the_peaks_since_the_step_before(followed: Followed) -> None:
     (first,) = followed.see("builtin: resumed step=4 path=/c\n", step(5, 9, used=60))
-    (second,) = followed.see(step(6, 9, used=70))
+    (second,) = followed.see(step(6, 9, used=40))
     assert isinstance(first, Progressed) and isinstance(second, Progressed)
     assert (first.step, first.of, first.resumed_from, first.seconds) == (5, 9, 4, 2.5)
-    assert second.resumed_from is None and second.peaks["forward"].used_bytes == 70
+    assert first.peaks["forward"].used_bytes == 60
+    assert second.resumed_from is None and second.peaks["forward"].used_bytes == 40
 
 
 def test_the_goal_needs_consecutive_steps(followed: Followed) -> None:
@@ -120,6 +121,17 @@ def test_cards_stand_in_where_the_framework_reports_no_peaks(followed: Followed)
     assert isinstance(event, Progressed)
     peak = event.peaks[Phase.ROLLOUT]
     assert (peak.used_bytes, peak.upper_bound) == (93, True)
+
+
+def test_what_cards_show_counts_for_the_step_in_which_it_was_seen(followed: Followed) -> None:
+    used = []
+    for number, card in ((1, 93), (2, 41)):
+        followed.see(f"builtin: phase start name=rollout step={number}\n")
+        followed.see(samples=(sample(number, card=card),))
+        (event,) = followed.see(f"builtin: step {number}/9 seconds=1\n")
+        assert isinstance(event, Progressed)
+        used.append(event.peaks[Phase.ROLLOUT].used_bytes)
+    assert used == [93, 41]
 
 
 def test_the_cards_of_others_do_not_count_once_the_own_are_known(followed: Followed) -> None:

@@ -36,7 +36,9 @@ from autotune.policies.values.events import (
     Verdict,
 )
 from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled, Completed, Hung, Lost
+from autotune.policies.values.priors import Factor, Kind, Learned
 from tests.orchestrator.scripted import (
     JOB,
     Hands,
@@ -52,8 +54,10 @@ from tests.orchestrator.scripted import (
 
 
 class Case:
-    def __init__(self, folder: Path, world: World, text: str = JOB) -> None:
-        self.world, self.clock = world, Hands()
+    def __init__(
+        self, folder: Path, world: World, text: str = JOB, *, policy: Policy = Policy.LADDER
+    ) -> None:
+        self.world, self.clock, self.policy = world, Hands(), policy
         self.run = directory.create(folder / "runs", job_text=text)
         self.job = parse(text)
         self.interrupts = Interrupts()
@@ -73,7 +77,7 @@ class Case:
                     cluster=cluster,
                     versions={},
                     now=self.clock.now(),
-                    policy=Policy.LADDER,  # the scripted memory follows no formula
+                    policy=self.policy,
                 )
             context = RunContext(
                 journal=book,
@@ -89,6 +93,11 @@ class Case:
     @property
     def history(self) -> History:
         return self.run.history()
+
+
+# The model of the built-in job is known: its device has room by the estimate, whatever the script says.
+ROOMY = JOB.replace("trainer_budget: 100MiB", "trainer_budget: 400MiB")
+policies = pytest.mark.parametrize("policy", list(Policy))
 
 
 def kinds(history: History) -> list[str]:
@@ -111,6 +120,19 @@ def test_a_failure_is_seen_stopped_diagnosed_cured_and_the_run_completes(tmp_pat
     ended = [e for e in case.history if isinstance(e, Ended)]
     assert ended[0].outcome == Cancelled(by="failure") and ended[1].outcome == Completed()
     assert ended[0].stop_s == 0.5 and ended[0].drain_s == 0.2
+
+
+def test_the_estimate_cures_a_failure_too(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(tight_memory), ROOMY, policy=Policy.ESTIMATE)
+    assert case.drive() == TrainingCompleted()
+    assert kinds(case.history)[:8] == [
+        "Accepted", "Started", "FailureSeen", "StopRequested", "Ended", "Diagnosed", "Decided", "Started",
+    ]  # fmt: skip
+    decided = next(e for e in case.history if isinstance(e, Decided))
+    assert decided.remedy is not None and decided.remedy.predicted
+    started = [e for e in case.history if isinstance(e, Started)]
+    assert started[0].knobs.tokens_per_microbatch == 4096
+    assert len({e.knobs for e in started}) == len(started)
 
 
 def test_the_folder_of_an_attempt(tmp_path: Path) -> None:
@@ -136,13 +158,16 @@ def outline(history: History) -> list[tuple[str, object]]:
     ]
 
 
+@policies
 @pytest.mark.parametrize("orphaned", [False, True], ids=["supervisor lives", "supervisor dies"])
-def test_killed_at_any_moment_a_driver_resumes_to_the_same_end(tmp_path: Path, orphaned: bool) -> None:
-    plain = Case(tmp_path / "plain", World(tight_memory))
+def test_killed_at_any_moment_a_driver_resumes_to_the_same_end(
+    tmp_path: Path, orphaned: bool, policy: Policy
+) -> None:
+    plain = Case(tmp_path / "plain", World(tight_memory), ROOMY, policy=policy)
     plain.drive()
-    for moment in range(1, plain.world.ticks + 1):
+    for moment in range(1, plain.world.ticks + 1, 1 if policy is Policy.LADDER else 5):
         world = World(tight_memory, kill_at=moment)
-        case = Case(tmp_path / str(moment), world)
+        case = Case(tmp_path / str(moment), world, ROOMY, policy=policy)
         with pytest.raises(Killed):
             case.drive()
         if orphaned:
@@ -205,16 +230,25 @@ def test_ctrl_c_during_a_backoff_ends_the_wait(tmp_path: Path) -> None:
     assert len(case.world.commands) == 1
 
 
-def test_held_memory_ends_the_run_instead_of_launching_onto_it(tmp_path: Path) -> None:
-    case = Case(tmp_path, World(tight_memory, held="pid 7 (mia) holds 2.10 GiB of GPU 3"))
+@policies
+def test_held_memory_ends_the_run_instead_of_launching_onto_it(tmp_path: Path, policy: Policy) -> None:
+    case = Case(
+        tmp_path, World(tight_memory, held="pid 7 (mia) holds 2.10 GiB of GPU 3"), ROOMY, policy=policy
+    )
     verdict = case.drive()
     assert isinstance(verdict, Infrastructure) and "pid 7 (mia)" in verdict.reason
     assert len(case.world.commands) == 1
 
 
-def test_a_resumed_attempt_that_begins_anew_is_an_error(tmp_path: Path) -> None:
+@policies
+def test_a_resumed_attempt_that_begins_anew_is_an_error(tmp_path: Path, policy: Policy) -> None:
     lost = ([step(1), step(2), Observed(lost="node gone")], None)
-    case = Case(tmp_path, World(lambda w, c: lost if not w.saved else ([step(1), step(2)], None)))
+    case = Case(
+        tmp_path,
+        World(lambda w, c: lost if not w.saved else ([step(1), step(2)], None)),
+        ROOMY,
+        policy=policy,
+    )
     verdict = case.drive()
     assert isinstance(verdict, NeedsHuman) and verdict.diagnosis.cause is Cause.CONFIG
     assert verdict.diagnosis.evidence[0].text == (
@@ -223,8 +257,14 @@ def test_a_resumed_attempt_that_begins_anew_is_an_error(tmp_path: Path) -> None:
     assert len(case.world.commands) == 2
 
 
-def test_losses_are_retried_with_backoff_out_of_their_own_budget(tmp_path: Path) -> None:
-    case = Case(tmp_path, World(lambda w, c: ([step(w.saved + 1), Observed(lost="node gone")], None)))
+@policies
+def test_losses_are_retried_with_backoff_out_of_their_own_budget(tmp_path: Path, policy: Policy) -> None:
+    case = Case(
+        tmp_path,
+        World(lambda w, c: ([step(w.saved + 1), Observed(lost="node gone")], None)),
+        ROOMY,
+        policy=policy,
+    )
     begun = case.clock.now()
     verdict = case.drive()
     assert isinstance(verdict, Infrastructure)
@@ -280,11 +320,12 @@ def test_a_tight_phase_makes_the_milestone_marginal(tmp_path: Path) -> None:
     assert case.drive() == TrainingCompleted(marginal=True)
 
 
-def test_nothing_left_to_try_gives_up(tmp_path: Path) -> None:
+@policies
+def test_nothing_left_to_try_gives_up(tmp_path: Path, policy: Policy) -> None:
     def never_fits(_: World, __: object) -> tuple[list[str | Observed], Exit]:
         return [phase("rollout", 1), reported("backward", 1)], Exit(code=1)
 
-    case = Case(tmp_path, World(never_fits))
+    case = Case(tmp_path, World(never_fits), ROOMY, policy=policy)
     verdict = case.drive()
     assert isinstance(verdict, GaveUp) and verdict.reason
     seen = [e.knobs for e in case.history if isinstance(e, Started)]
@@ -313,6 +354,42 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
     case.world.play = tight_memory
     case.world.saved = 1
     assert isinstance(case.drive(), TrainingCompleted)
+
+
+def test_what_earlier_jobs_taught_is_recorded_with_the_run(tmp_path: Path) -> None:
+    run = directory.create(tmp_path / "runs", job_text=JOB)
+    job, framework = parse(JOB), frameworks.find("builtin")
+    cluster, asked = Place(World(tight_memory), Hands()).cluster(), list[Kind]()
+
+    def recall(kind: Kind) -> Learned:
+        asked.append(kind)
+        return Learned(kind=kind, factors={"train.activations": Factor(mean=1.2, error=0.02)}, runs=3)
+
+    with journal.Journal(run.path) as book:
+        reconcile.accept(
+            book,
+            run=run.id,
+            job=job,
+            profile=framework.profile(job, cluster),
+            cluster=cluster,
+            versions={"builtin": "1"},
+            now=0.0,
+            recall=recall,
+        )
+        (accepted,) = book.history()
+    assert isinstance(accepted, Accepted) and accepted.learned == recall(asked[0])
+    assert asked[0].framework.startswith("builtin/") and asked[0].version == "1"
+
+
+def test_the_hours_until_a_run_is_resumed_are_not_of_its_duration(tmp_path: Path) -> None:
+    text = JOB + "recovery: {duration: 30m, infrastructure_retries: 0}\n"
+    case = Case(tmp_path, World(lambda w, c: ([step(1), Observed(lost="node gone")], None)), text)
+    assert isinstance(case.drive(), Infrastructure)
+    case.clock.at += 8 * 3600
+    case.world.play, case.world.saved = tight_memory, 1
+    assert case.drive() == TrainingCompleted()
+    assert fold(case.history).elapsed_s < 1800
+    assert any(isinstance(e, Diagnosed) for e in case.history)
 
 
 def test_the_recorded_job_shows_no_secret(tmp_path: Path) -> None:

@@ -8,8 +8,17 @@ import pytest
 from autotune.launchers import frameworks
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.run import export
-from autotune.policies.values.events import Accepted, Decided, Started
+from autotune.policies.values.events import (
+    Accepted,
+    Decided,
+    Ended,
+    Event,
+    GoalReached,
+    Started,
+)
 from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Completed, Crashed
 from autotune.policies.values.remedy import Remedy
 
 BUILTIN = frameworks.find("builtin")
@@ -99,3 +108,33 @@ def test_a_copy_that_is_no_longer_the_job_is_written_anew(
 def test_the_copy_of_the_job_is_edited_without_reading_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     text, wanted = stable(FORMS["block"], monkeypatch)
     assert parse(text) == wanted and text.startswith("# mine\n")
+
+
+def attempts(*rows: tuple[int, Event]) -> Knobs | None:
+    """Return the stable knobs of attempts of 100, 200, … tokens, each with one row."""
+    job = parse(FORMS["block"])
+    history: list[Event] = [
+        Accepted(run="7c1e", job=job, profile=BUILTIN.profile(job, assumed(job)), cluster=assumed(job))
+    ]
+    for number, row in rows:
+        knobs = Knobs(tokens_per_microbatch=100 * number)
+        history += [Started(attempt=number, knobs=knobs), msgspec.structs.replace(row, attempt=number)]
+    return export.stable_knobs(tuple(history))
+
+
+GOAL = GoalReached(step=20, marginal=False, headroom=0.2)
+DONE = Ended(outcome=Completed())
+
+
+def test_the_latest_configuration_that_held_is_the_stable_one() -> None:
+    def tokens(*rows: Event) -> int | None:
+        found = attempts(*enumerate(rows, start=1))
+        return None if found is None else found.tokens_per_microbatch
+
+    failed = Ended(outcome=Crashed(exit_code=1))
+    assert tokens(failed) is None
+    assert tokens(GOAL, GOAL) == 200
+    assert tokens(GOAL, failed) == 100
+    assert tokens(GOAL, failed, DONE) == 300
+    assert tokens(GOAL, Ended(outcome=Cancelled(by="goal"))) == 200
+    assert tokens(GOAL, Ended(outcome=Cancelled(by="user"))) == 100

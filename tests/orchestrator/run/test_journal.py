@@ -95,6 +95,38 @@ def test_an_owner_of_another_boot_is_not_here() -> None:
     assert not Owner(host=os.uname().nodename, pid=1, boot_id="other").is_here
 
 
+def test_a_row_is_on_the_disk_before_anybody_hears_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, int]] = []
+    fsync, path = os.fsync, folder / "events.jsonl"
+
+    def noted(descriptor: int) -> None:
+        assert os.path.sameopenfile(descriptor, watched.fileno())
+        done.append(("synced", path.stat().st_size))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with (
+        path.open("rb") as watched,
+        Journal(folder, tell=lambda _: done.append(("told", path.stat().st_size))) as book,
+    ):
+        book.append(EVENTS[1])
+    whole = path.stat().st_size
+    assert done == [("synced", whole), ("told", whole)]
+
+
+def test_a_repaired_tail_is_on_the_disk_before_the_next_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sizes = folder / "events.jsonl", list[int]()
+    whole = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b'{"type":')
+    monkeypatch.setattr(os, "fsync", lambda _: sizes.append(path.stat().st_size))
+    with Journal(folder):
+        assert sizes == [whole]
+
+
 def test_a_full_disk_leaves_the_journal_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     with Journal(folder) as book:

@@ -268,6 +268,49 @@ def test_a_full_disk_ends_the_search_and_blames_no_configuration(tmp_path: Path)
     assert full[0] in [in_use(command) for command in night.world.commands[begun:]]
 
 
+def test_memory_that_does_not_come_back_ends_the_search_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+
+    def holding(world: World, command: Command) -> tuple[Script, Exit | None]:
+        world.held = "GPU 0: 12 GiB by pid 4711 of alice" if len(world.commands) == 4 else ""
+        return formula(world, command)
+
+    night.world.play = holding
+    with pytest.raises(Failure, match="memory was not released: GPU 0: 12 GiB by pid 4711") as raised:
+        night.drive()
+    assert raised.value.code is ExitCode.INFRASTRUCTURE and "autotune resume" in raised.value.hint
+    assert len(night.world.commands) == 5
+    night.world.play, night.world.held = formula, ""
+    assert night.drive() == Stable()
+    assert len(ran(night.results)) >= 12
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_gpu_hours_are_those_of_the_cards_that_a_trial_had(tmp_path: Path, count: int) -> None:
+    night = Night(tmp_path, World(formula, gpus=8, at_once=count), parallel(count))
+    assert night.drive() == Stable()
+    for result in ran(night.results):
+        assert result.gpu_hours == pytest.approx(8 / count * result.seconds / 3600, abs=1e-4)
+    assert sum(result.gpu_hours for result in night.results) > 0
+    spent = trials.spent(night.history)
+    stable_s = spent.pop("becoming stable", 0.0)
+    hours = 8 * (stable_s + sum(spent.values()) / count) / 3600
+    assert any(text.startswith(f"GPU-hours: {hours:.1f} (") for text in night.told), night.told
+
+
+def test_the_hours_until_a_search_is_resumed_are_not_of_its_duration(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula), JOB.replace("trials: 12,", "trials: 12, duration: 1h,"))
+    night.world.play = lambda world, command: (
+        (night.interrupts.note(signal.SIGINT) if len(world.commands) == 4 else None)
+        or formula(world, command)
+    )  # type: ignore[func-returns-value]
+    assert night.drive() == Interrupted(by="SIGINT")
+    night.clock.at += 8 * 3600
+    night.interrupts = Interrupts()
+    assert night.drive() == Stable()
+    assert len(ran(night.results)) >= 12
+
+
 @pytest.mark.parametrize(
     ("vary", "deny", "message"),
     [

@@ -1,5 +1,7 @@
 """First cause, not last error; and what the way of dying adds."""
 
+import pytest
+
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
@@ -76,12 +78,30 @@ def test_nothing_known_shows_its_work():
     assert diagnose(Evidence()).cause is Cause.UNKNOWN
 
 
-def test_the_kernels_word_stands_above_the_records_that_follow():
-    record = (
-        'builtin: failure {"schema":1,"cause":"code","phase":"forward","component":"trainer","step":1,'
-        '"message":"m","exception":"E"}'
-    )
-    assert of("Out of memory: Killed process 7 (python) total-vm:1kB", record).cause is Cause.HOST_OOM
+RECORD = (
+    'builtin: failure {"schema":1,"cause":"gpu-oom","device":"cuda","phase":"forward","component":"trainer",'
+    '"rank":1,"step":1,"message":"m","exception":"E"}'
+)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "Out of memory: Killed process 7 (python) total-vm:1kB",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.",
+        "Memory cgroup out of memory: Killed process 7 (python)",
+    ],
+)
+def test_the_kernels_word_stands_above_the_records_that_follow(word):
+    found = of(word, RECORD)
+    assert found.cause is Cause.HOST_OOM
+    assert found.evidence[0].text == word
+
+
+def test_a_record_speaks_for_the_message_that_led_to_it():
+    found = of(OOM, RECORD)
+    assert (found.cause, found.phase, found.rank) == (Cause.GPU_OOM, Phase.FORWARD, 1)
+    assert found.evidence[0].line == 2
 
 
 def test_the_other_ranks_that_failed_are_known():

@@ -10,12 +10,13 @@ from autotune.policies.estimate.calibration import calibrated, learned, predicte
 from autotune.policies.estimate.gaussian import Belief, at_least, at_most, measured
 from autotune.policies.estimate.growth import growth
 from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled, Crashed
 from autotune.policies.values.priors import Factor, Kind, Learned, merged, widened
-from tests.policies.jobs import GIB, KNOBS, MODEL, accepted, fails, peaks
+from tests.policies.jobs import GIB, KNOBS, LAYOUT, MODEL, accepted, fails, peaks
 
 ROW = np.array([1.0])
 
@@ -68,18 +69,18 @@ def test_what_backward_shows_moves_other_configurations_and_phases_too():
     assert about(history, Phase.FORWARD)[0] > about([accepted()], Phase.FORWARD)[0] * 1.01
 
 
-def test_a_failure_is_a_lower_bound():
-    capacity = accepted().cluster.gpu_memory_bytes
-    before = about([accepted()], Phase.LOG_PROB)
-    history = [
-        accepted(),
-        Started(knobs=KNOBS),
-        *fails(Phase.LOG_PROB, requested=12 * GIB, free=2 * GIB),
-    ]
-    mean, error = about(history, Phase.LOG_PROB)
-    assert mean > before[0]
-    # At the time of the first step Adam's state did not exist yet: it comes on top of the bound.
-    assert mean + error > capacity + 10 * GIB
+@pytest.mark.parametrize("missing", [1, 10, 28])
+def test_a_failure_is_a_lower_bound(missing: int):
+    bound = accepted().cluster.gpu_memory_bytes + missing * GIB
+    failed = fails(Phase.LOG_PROB, requested=(missing + 2) * GIB, free=2 * GIB)
+    before = about([accepted()], Phase.LOG_PROB)[0]
+    assert before < bound - 20 * GIB
+    settled, error = about([accepted(), Started(knobs=KNOBS), *steps(2), *failed], Phase.LOG_PROB)
+    assert bound - error < settled < bound + 0.2 * accepted().cluster.gpu_memory_bytes
+    # Before the first step ended Adam's state did not exist: it comes on top of the bound.
+    first, error = about([accepted(), Started(knobs=KNOBS), *failed], Phase.LOG_PROB)
+    state = 8 * parameters(MODEL).total / LAYOUT.shards
+    assert first > max(settled, bound + 0.9 * state - error)
 
 
 def test_nvml_is_an_upper_bound_and_moves_nothing_that_lies_below():

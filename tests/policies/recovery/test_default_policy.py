@@ -12,6 +12,7 @@ from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.permissions import relapse_of
 from autotune.policies.recovery.ranking import judged
 from autotune.policies.recovery.upgrade import CLIMB
+from autotune.policies.values.diagnosis import Line
 from autotune.policies.values.events import (
     Await,
     Decided,
@@ -64,19 +65,26 @@ def needs(events: tuple[Event, ...], phase: Phase, *knobs: Knobs) -> list[float]
 FAILING = (Phase.ROLLOUT, Phase.LOG_PROB, Phase.BACKWARD, Phase.WEIGHT_SYNC)
 
 
-@pytest.mark.parametrize("phase", FAILING)
-@pytest.mark.parametrize("missing", [0, 1, 28])
-@pytest.mark.parametrize("tokens", [16_384, 49_152])
-def test_after_steps_that_held_a_cure_frees_what_was_missing(phase: Phase, missing: int, tokens: int):
+@pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.BACKWARD])
+@pytest.mark.parametrize("missing", [0, 28])
+@pytest.mark.parametrize(("tokens", "memory_gib"), [(16_384, 79), (49_152, 60)])
+def test_after_steps_that_held_a_cure_frees_what_was_missing(
+    phase: Phase, missing: int, tokens: int, memory_gib: int
+):
     knobs = replace(KNOBS, tokens_per_microbatch=tokens, logprob_tokens=tokens)
+    cluster = replace(CLUSTER, gpu_memory_bytes=memory_gib * GIB)
     figures = {"requested": (missing + 2) * GIB, "free": 2 * GIB} if missing else {}
-    start = accepted(profile(knobs), recovery=NO_PREFLIGHT)
-    history = (start, Started(knobs=knobs), *steps(1, 2, 3, 4, 5), *fails(phase, **figures))
-    found = launch(*history)
-    if found.remedy is None or not found.remedy.predicted:
-        return  # the ladder's
-    before, after = needs(history, phase, knobs, found.knobs)
-    assert after <= before - max(0.01 * CAPACITY, missing * GIB) + 1
+    history: list[Event] = [accepted(profile(knobs), cluster=cluster, recovery=NO_PREFLIGHT)]
+    failed = [knobs]
+    for _ in range(3):
+        history += [Started(knobs=failed[-1]), *steps(1, 2, 3, 4, 5), *fails(phase, **figures)]
+        found = decide(tuple(history))
+        if not isinstance(found, Launch) or not found.remedy.predicted:
+            break  # the ladder's
+        *before, after = needs(tuple(history), phase, *failed, found.knobs)
+        assert after <= min(before) - max(0.01 * memory_gib, missing) * GIB + 1
+        failed.append(found.knobs)
+        history.append(Decided(remedy=found.remedy))
 
 
 def test_the_estimate_answers_failures_after_steps_that_held():
@@ -108,9 +116,9 @@ def test_no_launch_asks_for_as_much_as_one_that_failed(phase: Phase, memory_gib:
 
 def test_what_needs_far_more_than_any_estimate_of_it_is_the_ladders():
     start = accepted(recovery=NO_PREFLIGHT)
-    far = fails(Phase.OPTIMIZER, requested=60 * GIB, free=2 * GIB)
+    far = fails(Phase.LOG_PROB, requested=60 * GIB, free=2 * GIB)
     assert launch(start, Started(knobs=KNOBS), *far).remedy.predicted == {}
-    near = fails(Phase.BACKWARD, requested=4 * GIB, free=2 * GIB)
+    near = fails(Phase.LOG_PROB, requested=4 * GIB, free=2 * GIB)
     assert launch(start, Started(knobs=KNOBS), *near).remedy.predicted
 
 
@@ -124,6 +132,18 @@ def test_a_cure_tells_the_seconds_of_a_step_as_this_cluster_shows_them():
     found = launch(start, Started(knobs=KNOBS), *held, *failed)
     alone = float(view.estimates((found.knobs,)).step_s[0])
     assert found.remedy.step_s == pytest.approx(3 * alone, rel=0.01)
+
+
+def test_a_change_that_the_job_refuses_is_undone_and_never_comes_back():
+    error = Line(line=9, text="ValueError: size 12 must be divisible by 5", rule="python")
+    refusal = (Ended(outcome=Crashed(exit_code=1)), Diagnosed(cause=Cause.CODE, evidence=(error,)))
+    failed = fails(Phase.LOG_PROB, requested=4 * GIB, free=2 * GIB)
+    history: list[Event] = [accepted(recovery=NO_PREFLIGHT), Started(knobs=KNOBS), *failed]
+    first = launch(*history)
+    history += [Decided(remedy=first.remedy), Started(knobs=first.knobs), *refusal]
+    second = launch(*history)
+    assert "the job refused" in second.reason and second.remedy.predicted
+    assert not all(getattr(second.knobs, k) == v for k, v in first.remedy.changes.items())
 
 
 # --------------------------------------------------------------------------- hangs, held memory

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook, trusted
-from autotune.policies.recovery.ranking import best, judged, overflowing
+from autotune.policies.recovery.ranking import RISK, best, judged, overflowing
 from autotune.policies.recovery.upgrade import CLIMB, RETURN
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.neighbours import choices
@@ -95,17 +98,27 @@ def test_exact_comes_before_numeric():
     assert launch(start, Started(knobs=TOO_MUCH), *BACKWARD).remedy.effect is Effect.NUMERIC
 
 
-def test_fewer_changes_are_preferred_where_speed_is_the_same():
-    view = outlook(fold(too_much()))
-    found = best(view, TOO_MUCH, diagnosis=diagnosed(Phase.BACKWARD), started=True, permitted=lambda _: True)
-    one = [
-        k
-        for k in (replace(TOO_MUCH, tokens_per_microbatch=t) for t in (24_576, 12_288, 6144))
-        if judged(view, k).risk <= 0.2
-    ]
-    if one:
-        assert len(changed(TOO_MUCH, found.knobs)) <= 2
-    assert found.risk <= 0.2
+def test_the_fewest_and_smallest_changes_are_taken_where_speed_is_the_same():
+    knobs = replace(KNOBS, tokens_per_microbatch=20_480)
+    names = ("tokens_per_microbatch", "logprob_tokens")
+    of = profile(knobs, supported={name: SUPPORTED[name] for name in names})
+    history = (accepted(of), Started(knobs=knobs), *fails(Phase.LOG_PROB, requested=3 * GIB, free=2 * GIB))
+    view = outlook(fold(history))
+    found = best(view, knobs, diagnosis=diagnosed(Phase.LOG_PROB), started=True, permitted=lambda _: True)
+    options = choices(of, knobs, recovery=Recovery(), started=True)
+    every = [judged(view, replace(knobs, **dict(zip(names, values, strict=True))))
+             for values in product(*(options[name] for name in names))]  # fmt: skip
+    fitting = [one for one in every if one.risk <= RISK and one.knobs != knobs]
+    alike = [one for one in fitting if one.step_s <= 1.03 * min(other.step_s for other in fitting)]
+    assert len(alike) > 3
+    assert any(moved(knobs, one.knobs) > moved(knobs, found.knobs) for one in alike)
+    assert moved(knobs, found.knobs) == min(moved(knobs, one.knobs) for one in alike)
+
+
+def moved(before: Knobs, after: Knobs) -> tuple[int, float]:
+    """Return how many knobs differ, and by how many doublings."""
+    changes = changed(before, after)
+    return len(changes), round(sum(abs(math.log2(new / old)) for old, new in changes.values()), 6)
 
 
 def test_a_failed_configuration_is_never_proposed_again():

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.recovery.decide import decide
 from autotune.policies.remedies.legality import objections
-from autotune.policies.values.events import Finish, GaveUp, Launch, TrainingCompleted
-from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.job import Recovery
+from autotune.policies.values.events import (
+    Accepted,
+    Decided,
+    Ended,
+    Event,
+    Finish,
+    GaveUp,
+    Launch,
+    Policy,
+    Started,
+    TrainingCompleted,
+    Verdict,
+)
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Component, Phase
+from autotune.policies.values.job import Preflight, Recovery
 from autotune.policies.values.knobs import Knobs, changed
-from autotune.policies.values.observation import Completed
+from autotune.policies.values.observation import Completed, Crashed
 from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.remedy import Effect
+from tests.policies import jobs
 from tests.policies.stories import KNOBS, MIB, SUPPORTED, Story, accepted, diagnosed, like, profile
 
 MANY = Recovery(relaunches=400)
-PHASES = (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.WEIGHT_SYNC)
 
 
 class World:
@@ -194,4 +209,144 @@ def test_whatever_fails_it_ends_within_the_budget_and_keeps_to_what_is_allowed(
         assert set(launch.remedy.changes) <= set(SUPPORTED)
         assert objections(of, before, launch.knobs, started=False) == ()
         seen.append(launch.knobs)
+    raise AssertionError("the budget did not end it")
+
+
+# ------------------------------------------------------------------ a job whose model is known
+
+
+class KnownWorld:
+    """A job whose model is known, and whose phases need other bytes than the estimate says."""
+
+    def __init__(self, *, factors: dict[Phase, float], card_gib: int, host_gib: int) -> None:
+        self.factors = factors
+        self.cluster = replace(
+            jobs.CLUSTER, gpu_memory_bytes=card_gib * jobs.GIB, host_memory_bytes=host_gib * jobs.GIB
+        )
+
+    def accepted(self, policy: Policy, recovery: Recovery) -> Accepted:
+        return replace(jobs.accepted(recovery=recovery, cluster=self.cluster), policy=policy)
+
+    def fails(self, knobs: Knobs):
+        """Return the diagnosis of the first phase that does not fit, or None."""
+        found = estimates(jobs.profile(), self.cluster, jobs.MODEL, (knobs,))
+        if found.pool_tokens[0] < jobs.LONGEST:
+            return diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT)
+        for place, phase in enumerate(PHASES):
+            engine = phase in (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+            peak, budget = int(self.factors[phase] * found.gpu[place, 0]), self.cluster.gpu_memory_bytes
+            if peak > budget:
+                return diagnosed(
+                    phase=phase,
+                    component=Component.ROLLOUT if engine else Component.TRAINER,
+                    requested_bytes=peak - budget + jobs.GIB,
+                    free_bytes=jobs.GIB,
+                    capacity_bytes=budget,
+                )
+            if found.host[place, 0] > HOST_LIMIT * self.cluster.host_memory_bytes:
+                return diagnosed(Cause.HOST_OOM, phase)
+        return None
+
+
+@st.composite
+def known_worlds(draw: st.DrawFn) -> KnownWorld:
+    engine = draw(st.floats(0.85, 1.15))
+    factors = {phase: draw(st.floats(0.6, 1.6)) for phase in PHASES}
+    return KnownWorld(
+        factors=factors | {Phase.ROLLOUT_INIT: engine, Phase.ROLLOUT: engine},
+        card_gib=draw(st.integers(36, 80)),
+        host_gib=draw(st.sampled_from([200, 400, 900])),
+    )
+
+
+def smallest_known() -> list[Knobs]:
+    """Return the end of every ladder of the job whose model is known."""
+    end = replace(
+        jobs.KNOBS,
+        concurrency=1,
+        rollout_tensor_parallel=4,
+        cuda_graphs="off",
+        max_batched_tokens=512,
+        tokens_per_microbatch=jobs.LONGEST,
+        logprob_tokens=jobs.LONGEST,
+        sync_buffer=64 * MIB,
+    )
+    return [
+        replace(end, memory_fraction=share / 100, **dict.fromkeys(OFFLOADS[:moved], True))
+        for share in range(20, 91, 5)
+        for moved in range(len(OFFLOADS) + 1)
+    ]
+
+
+OFFLOADS = ("optimizer_offload", "param_offload", "activation_offload")
+SEVERAL = Recovery(relaunches=60, preflight=Preflight.OFF)
+policies = pytest.mark.parametrize("policy", list(Policy))
+
+
+def play_known(world: KnownWorld, policy: Policy) -> tuple[Verdict, list[Launch]]:
+    """Run the world to its end; return the verdict and all launches."""
+    history: list[Event] = [world.accepted(policy, SEVERAL)]
+    launches: list[Launch] = []
+    while len(launches) < 100:
+        action = decide(tuple(history))
+        if isinstance(action, Finish):
+            return action.verdict, launches
+        assert isinstance(action, Launch)
+        launches.append(action)
+        history += [Decided(remedy=action.remedy), Started(knobs=action.knobs)]
+        failure = world.fails(action.knobs)
+        history += [Ended(outcome=Completed() if failure is None else Crashed(exit_code=1))]
+        history += [] if failure is None else [failure]
+    raise AssertionError("it does not end")
+
+
+@policies
+@settings(max_examples=5, deadline=None)
+@given(world=known_worlds())
+def test_with_a_known_model_a_fit_is_found_and_nothing_that_failed_comes_back(
+    policy: Policy, world: KnownWorld
+):
+    verdict, launches = play_known(world, policy)
+    if any(world.fails(knobs) is None for knobs in smallest_known()):
+        assert isinstance(verdict, TrainingCompleted), verdict
+        assert policy is Policy.LADDER or len(launches) <= 20
+    else:
+        assert isinstance(verdict, TrainingCompleted | GaveUp)
+    assert len({launch.knobs for launch in launches}) == len(launches)
+    for before, after in pairwise(launches):
+        assert objections(jobs.profile(), before.knobs, after.knobs, started=False) == ()
+        assert after.remedy is not None
+        assert changed(before.knobs, after.knobs).keys() == after.remedy.changes.keys()
+
+
+@policies
+@settings(max_examples=8, deadline=None)
+@given(
+    failures=st.lists(DIAGNOSES, min_size=1, max_size=6),
+    relaunches=st.integers(0, 5),
+    deny=st.lists(st.sampled_from(["recompute", "concurrency", "param_offload", "numeric"]), max_size=3),
+)
+def test_with_a_known_model_it_ends_within_the_budget_and_keeps_to_what_is_allowed(
+    policy: Policy, failures: list, relaunches: int, deny: list[str]
+):
+    recovery = Recovery(
+        relaunches=relaunches, allow=(Effect.EXACT,), deny=tuple(deny), preflight=Preflight.OFF
+    )
+    history: list[Event] = [replace(jobs.accepted(recovery=recovery), policy=policy)]
+    history.append(Started(knobs=jobs.KNOBS))
+    seen = [jobs.KNOBS]
+    for number in range(relaunches + 1):
+        history += [Ended(outcome=Crashed(exit_code=1)), like(failures[number % len(failures)])]
+        action = decide(tuple(history))
+        if isinstance(action, Finish):
+            assert isinstance(action.verdict, GaveUp) and action.verdict.reason
+            return
+        assert isinstance(action, Launch)
+        before, after = seen[-1], action.knobs
+        assert after not in seen
+        assert action.remedy is not None and action.remedy.effect is Effect.EXACT
+        assert not set(changed(before, after)) & set(deny)
+        assert objections(jobs.profile(), before, after, started=False) == ()
+        seen.append(after)
+        history += [Decided(remedy=action.remedy), Started(knobs=after)]
     raise AssertionError("the budget did not end it")
