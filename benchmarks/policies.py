@@ -14,19 +14,33 @@ from benchmarks.simulation.distance import Distance, distance_table, distances
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.play import Day, play
 from benchmarks.simulation.summary import table
-from benchmarks.simulation.world import Stratum
+from benchmarks.simulation.world import Perturbation, Stratum
+
+_OF_EACH = 110  # jobs of a stratum
+STRATA: dict[str, Stratum | Perturbation] = {s.value: s for s in (*Stratum, *Perturbation)}
 
 
 def main() -> int:
     """Play every policy on every job and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=330)
+    parser.add_argument("--jobs", type=int, help="in all strata together; 110 of each unless given")
+    parser.add_argument(
+        "--perturbed",
+        action="store_true",
+        help="structural errors of the estimate instead of the usual strata",
+    )
+    parser.add_argument("--strata", nargs="*", choices=[*STRATA], help="only these")
     parser.add_argument("--seed", type=int, default=20261121)
     parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every day as a line of JSON")
     options = parser.parse_args()
-    tasks = [(number, options.seed, tuple(options.policies)) for number in range(options.jobs)]
+    usual = tuple(Perturbation) if options.perturbed else tuple(Stratum)
+    strata = tuple(STRATA[name] for name in options.strata) if options.strata else usual
+    tasks = [
+        (number, options.seed, strata[number % len(strata)], tuple(options.policies))
+        for number in range(options.jobs or _OF_EACH * len(strata))
+    ]
     with ProcessPoolExecutor(options.processes) as pool:
         found = list(pool.map(_job, tasks, chunksize=4))
     days = [day for own, _ in found for day in own]
@@ -38,10 +52,9 @@ def main() -> int:
     return 0
 
 
-def _job(task: tuple[int, int, tuple[str, ...]]) -> tuple[list[Day], list[Distance]]:
-    number, seed, names = task
-    strata = tuple(Stratum)
-    world, best = drawn(strata[number % len(strata)], seed=seed * 100_003 + number)
+def _job(task: tuple[int, int, Stratum | Perturbation, tuple[str, ...]]) -> tuple[list[Day], list[Distance]]:
+    number, seed, stratum, names = task
+    world, best = drawn(stratum, seed=seed * 100_003 + number)
     return [play(world, best, name) for name in names], distances(world, best)
 
 

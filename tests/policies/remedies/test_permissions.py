@@ -38,6 +38,7 @@ def test_a_remedys_name_excludes_its_changes_in_one_direction():
 
 @settings(deadline=None, max_examples=30)
 @given(deny=st.lists(st.sampled_from(DENIABLE), min_size=1, max_size=4).map(tuple))
+@settings(deadline=None)
 def test_nothing_that_is_denied_is_launched_climbed_to_or_searched(deny):
     recovery = Recovery(deny=deny, climb=True)
     for policy in Policy:
