@@ -36,7 +36,6 @@ def test_a_remedys_name_excludes_its_changes_in_one_direction():
     assert denial(Recovery(deny=("memory_fraction",)), job.profile, KNOBS, more) == "memory_fraction"
 
 
-@settings(deadline=None, max_examples=30)
 @given(deny=st.lists(st.sampled_from(DENIABLE), min_size=1, max_size=4).map(tuple))
 @settings(deadline=None)
 def test_nothing_that_is_denied_is_launched_climbed_to_or_searched(deny):
