@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install check test coverage test-pythons e2e e2e-long golden demo search-demo overhead schema clean explain-speed fuzz gpu-measure gpu-launch
+.PHONY: help install check test coverage test-pythons e2e e2e-long golden demo search-demo overhead schema clean explain-speed fuzz mutation gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -64,6 +64,11 @@ e2e-long: install  ## the same, minutes each
 
 golden: install  ## compare every recorded decision: launches, searches, look-alikes, explain's advice
 	$(BIN)/python -m benchmarks.golden
+
+COUNT ?= 400
+mutation: install  ## a sample of COUNT mutants of the policies against their tests; hours, goes on where it stopped
+	$(BIN)/python -m pip install --quiet --group mutation -c requirements/constraints.txt
+	$(BIN)/python -m benchmarks.mutation --count $(COUNT)
 
 demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them, without what the first run taught
 	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder

@@ -1,7 +1,10 @@
 """What every test shares."""
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a failure is always somebody's; `make fuzz` looks for new ones.
-settings.register_profile("repeatable", derandomize=True)
+# How long one takes is the machine's: the timeout of pytest ends what loops.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=(HealthCheck.too_slow,)
+)
 settings.load_profile("repeatable")

@@ -96,15 +96,16 @@ def launch(folder: Path, settings: dict[str, Any], *, env: dict[str, str] | None
     return autotune(folder, "launch", "job.yaml", env=env)
 
 
-def test_the_demo_recovers_from_four_phases_and_its_result_holds(tmp_path: Path) -> None:
+def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path) -> None:
     told = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"))
     assert told.result.returncode == 0, told.story
     assert {cause for cause, _ in told.failures} == {"gpu-oom"}
     phases = [phase for _, phase in told.failures]
-    assert {"rollout_init", "log_prob", "optimizer"} <= set(phases), told.story
-    assert {"forward", "backward"} & set(phases), told.story
+    # What cures the scoring pass cures the training pass, which would not fit either.
+    assert phases == ["rollout_init", "log_prob", "optimizer"], told.story
     answers = dict(zip(phases, told.remedies, strict=True))
     assert answers["rollout_init"] == "reduce_mem_fraction"
+    assert answers["log_prob"] == "reduce_tokens_per_mb"
     assert answers["optimizer"] == "offload_optimizer"
     tried = [json.dumps(event["knobs"], sort_keys=True) for event in told.of("started")]
     assert len(set(tried)) == len(tried)

@@ -356,3 +356,18 @@ def test_run_ids_complete(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     shell = ShellComplete(main, {}, "autotune", "_AUTOTUNE_COMPLETE")
     assert {item.value for item in shell.get_completions(["resume"], "7")} == {"7c1e", "7d00"}
+
+
+def test_what_a_run_taught_is_known_to_the_next_of_its_kind(home: Path) -> None:
+    def launched() -> Accepted:
+        runs = set(home.glob("runs/*/events.jsonl"))
+        seen = run("launch", "job.yaml", cwd=home, play="tight_memory", env={"AUTOTUNE_POLICY": "estimate"})
+        assert seen.code == 0, seen.err
+        (journal,) = set(home.glob("runs/*/events.jsonl")) - runs
+        accepted = decode(journal.read_bytes().splitlines()[0])
+        assert isinstance(accepted, Accepted)
+        return accepted
+
+    assert launched().learned is None
+    learned = launched().learned
+    assert learned is not None and learned.runs == 1 and learned.factors
