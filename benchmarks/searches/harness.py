@@ -126,7 +126,8 @@ def started(world: World, *, timid: bool) -> Start | None:
                 dimensions=dimensions,
                 oracle_s=oracle_s,
             )
-        knobs = autotune(tuple(events))
+        launch = autotune(tuple(events))
+        knobs = None if launch is None else launch.knobs
     return None
 
 

@@ -1,7 +1,7 @@
 """What others do about an out-of-memory failure, as their own code or documents describe it.
 
-Each sees the same history as `decide` and answers with a configuration, or with None to give up. None of
-them looks at the phase that failed.
+Each sees the same history as `decide` and answers with a configuration, ours with all that `decide` says of
+a launch, or with None to give up. None of the others looks at the phase that failed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from autotune.policies.values.events import Accepted, History, Launch
 from autotune.policies.values.history import Run, fold
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Profile
+from benchmarks.simulation.ablations import no_calibration, no_figures
+from benchmarks.simulation.everything import everything, everything_then_back
 
-Policy: TypeAlias = Callable[[History], Knobs | None]
+Policy: TypeAlias = Callable[[History], Knobs | Launch | None]
 
 
-def autotune(history: History) -> Knobs | None:
+def autotune(history: History) -> Launch | None:
     """Return what this project decides."""
     action = decide(history)
-    return action.knobs if isinstance(action, Launch) else None
+    return action if isinstance(action, Launch) else None
 
 
-def ladder(history: History) -> Knobs | None:
+def ladder(history: History) -> Launch | None:
     """Return what this project decides where it knows no model: the ladder alone."""
     first = history[0]
     assert isinstance(first, Accepted)
@@ -106,15 +108,24 @@ POLICIES: dict[str, Policy] = {
     "composer": composer,
     "bisect": bisect,
     "fixed ladder": fixed_ladder,
+    "everything": everything,
+    "everything, back": everything_then_back,
+    "no calibration": no_calibration,
+    "no figures": no_figures,
 }
 # Goes on after a configuration that ran, until it answers with one that already did.
-SEARCHES = frozenset({"bisect"})
+SEARCHES = frozenset({"bisect", "everything, back"})
 
 
 def _scaled(run: Run, share: float) -> Knobs | None:
     last = run.attempts[-1].knobs
     knobs = _scaled_to(run.accepted.profile, last, _tokens(last) * share)
     return knobs if knobs != last else None
+
+
+def least_batches(profile: Profile) -> Knobs:
+    """Return the written configuration with the least micro-batches: all that a policy of batches can do."""
+    return _scaled_to(profile, profile.knobs, 0)
 
 
 def _scaled_to(profile: Profile, knobs: Knobs, tokens: float) -> Knobs:

@@ -115,12 +115,13 @@ def reported(world: World, knobs: Knobs, step: int) -> dict[str, Peak]:
 def diagnosis(world: World, knobs: Knobs, failure: Failure) -> Diagnosis:
     """Return what the failure's own message says."""
     rng = _rng(world, knobs, failure.step)
-    component = Component.ROLLOUT if failure.phase in ENGINE_PHASES else Component.TRAINER
+    phase = _named_phase(world, knobs, failure)
+    component = Component.ROLLOUT if phase in ENGINE_PHASES else Component.TRAINER
     line = (Line(line=1, text="torch.OutOfMemoryError: CUDA out of memory.", rule="torch-cuda-oom"),)
     if failure.cause is not Cause.GPU_OOM:
         return Diagnosis(
             cause=failure.cause,
-            phase=failure.phase,
+            phase=phase,
             component=component,
             step=failure.step or None,
             evidence=line,
@@ -145,12 +146,22 @@ def diagnosis(world: World, knobs: Knobs, failure: Failure) -> Diagnosis:
     )
     return Diagnosis(
         cause=Cause.GPU_OOM,
-        phase=failure.phase,
+        phase=phase,
         component=component,
         step=failure.step or None,
         evidence=line,
-        facts=facts,
+        facts=facts if world.figures else Facts(),
     )
+
+
+def _named_phase(world: World, knobs: Knobs, failure: Failure) -> Phase:
+    """Return the phase that the diagnosis names: in `misplaced` of the failures of devices another one."""
+    if not world.misplaced or failure.cause is not Cause.GPU_OOM:
+        return failure.phase
+    rng = Random(zlib.crc32(f"phase {world.seed} {knobs!r} {failure.step}".encode()))
+    if rng.random() >= world.misplaced:
+        return failure.phase
+    return rng.choice([phase for phase in PHASES if phase is not failure.phase])
 
 
 def slow_parts(world: World, knobs: Knobs) -> tuple[float, ...]:
@@ -201,7 +212,7 @@ def _without_events(world: World) -> World:
 
 def _outside(world: World, c: Columns, phase: Phase) -> float:
     """Return what the failing process cannot see: contexts, and the other half of a shared card."""
-    context = 1.2 * GIB * world.coefficients.context
+    context = 1.2 * GIB * world.coefficients.context + world.coefficients.context_bytes
     if world.accepted.profile.placement is not Placement.COLOCATED:
         return context
     e = engine(world, c, trainer(world, c))

@@ -8,7 +8,7 @@ from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.values.value import Value
 from benchmarks.simulation.cluster import peaks
 from benchmarks.simulation.oracle import Best
-from benchmarks.simulation.world import Stratum, World
+from benchmarks.simulation.world import World
 
 
 class Distance(Value, frozen=True, kw_only=True):
@@ -37,12 +37,12 @@ def distance_table(rows: Sequence[Distance]) -> str:
     """Return median and 90th percentile of the distances as a table of markdown."""
     phases = dict.fromkeys(row.phase for row in rows)
     lines = ["| stratum | " + " | ".join(phases) + " |\n", "|---" * (1 + len(phases)) + "|\n"]
-    for stratum in Stratum:
+    for stratum in dict.fromkeys(row.stratum for row in rows):
         cells = []
         for phase in phases:
-            off = sorted(abs(r.off) for r in rows if r.phase == phase and r.stratum == stratum.value)
+            off = sorted(abs(r.off) for r in rows if r.phase == phase and r.stratum == stratum)
             cells.append(f"{_at(off, 0.5):.0%} / {_at(off, 0.9):.0%}" if off else "–")
-        lines.append(f"| {stratum.value} | " + " | ".join(cells) + " |\n")
+        lines.append(f"| {stratum} | " + " | ".join(cells) + " |\n")
     return "".join(lines).replace("%", " %")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from random import Random
+
+import msgspec
 
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.job import Cluster, Goal, Job, Preflight, Recovery
@@ -18,11 +21,18 @@ from benchmarks.simulation.world import (
     Coefficients,
     Event,
     Late,
+    Perturbation,
     Stratum,
     World,
 )
 
-_SPREAD = {Stratum.NEAR: 0.10, Stratum.FAR: 0.25, Stratum.LATE: 0.10}
+_SPREAD = 0.10  # of the hidden factors
+_WIDER: dict[Stratum | Perturbation, float] = {
+    Stratum.FAR: 0.25,
+    Perturbation.FACTORS: 0.50,
+    Perturbation.ALL: 0.50,
+}
+_MOST_RESERVE = 0.125  # share of short-lived memory that an allocator cannot reuse
 _TRIES = 4000
 _SHORTEST_STEP_S, _LONGEST_STEP_S = 15.0, 2400.0  # of the best configuration: outside, nobody runs such a job
 
@@ -33,7 +43,7 @@ def worlds(*, jobs: int, seed: int) -> list[tuple[World, Best]]:
     return [drawn(strata[number % len(strata)], seed=seed * 100_003 + number) for number in range(jobs)]
 
 
-def drawn(stratum: Stratum, *, seed: int) -> tuple[World, Best]:
+def drawn(stratum: Stratum | Perturbation, *, seed: int) -> tuple[World, Best]:
     """Return one job of a stratum with the best configuration of its grid."""
     rng = Random(seed)
     for _ in range(_TRIES):
@@ -46,7 +56,7 @@ def drawn(stratum: Stratum, *, seed: int) -> tuple[World, Best]:
     raise RuntimeError(f"no job was found for seed {seed}")
 
 
-def _draw(rng: Random, stratum: Stratum, *, seed: int) -> World | None:
+def _draw(rng: Random, stratum: Stratum | Perturbation, *, seed: int) -> World | None:
     name, model = rng.choice(list(MODELS.items()))
     framework, offer = rng.choice(list(OFFERS.items()))
     card = rng.choice(CARDS)
@@ -95,18 +105,21 @@ def _draw(rng: Random, stratum: Stratum, *, seed: int) -> World | None:
         ),
     )
     size = sum(_size(model))
+    perturbed = {stratum} if stratum is not Perturbation.ALL else set(Perturbation)
     return World(
         name=job.name,
         seed=seed,
         stratum=stratum,
         accepted=accepted,
         card=card,
-        coefficients=_coefficients(rng, _SPREAD[stratum]),
+        coefficients=_perturbed(_coefficients(rng, _WIDER.get(stratum, _SPREAD)), perturbed),
         late=_late(rng, card.memory_gib) if stratum is Stratum.LATE else (),
         trainer_sleeps=offer.trainer_sleeps and placement is Placement.COLOCATED,
         state_on_cpu=offer.state_on_cpu,
         reports=rng.random() < 0.6,
         startup_s=180 + 12 * size / 1e9,
+        figures=Perturbation.SILENT not in perturbed,
+        misplaced=0.2 if Perturbation.PHASE in perturbed else 0.0,
     )
 
 
@@ -167,11 +180,22 @@ def _coefficients(rng: Random, spread: float) -> Coefficients:
         sync=off(),
         host=off(),
         fill=rng.uniform(0.94, 1.0),
-        reserve=rng.uniform(0.0, spread / 2),
+        reserve=rng.uniform(0.0, min(_MOST_RESERVE, spread / 2)),
         train_speed=rng.uniform(0.75, 1.25),
         decode_speed=rng.uniform(0.75, 1.25),
         link_speed=rng.uniform(0.7, 1.3),
         pass_overhead=rng.uniform(0.5e-3, 1.5e-3),
+    )
+
+
+def _perturbed(found: Coefficients, by: Collection[Stratum | Perturbation]) -> Coefficients:
+    """Return the coefficients with the structural errors of a job."""
+    return msgspec.structs.replace(
+        found,
+        logits=found.logits * (2.0 if Perturbation.LOGITS in by else 1.0),
+        optimizer=1.3 if Perturbation.OPTIMIZER in by else 1.0,
+        context_bytes=2.0 * GIB if Perturbation.CONTEXT in by else 0.0,
+        fragmented=0.10 if Perturbation.FRAGMENTATION in by else 0.0,
     )
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached, Progressed, Started
+from autotune.policies.values.events import (
+    Decided,
+    Diagnosed,
+    Ended,
+    Event,
+    GoalReached,
+    Launch,
+    Progressed,
+    Started,
+)
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Crashed, Peak
 from autotune.policies.values.value import Value
@@ -61,7 +70,7 @@ def play(world: World, best: Best, name: str) -> Day:
             first_stable = best.step_s / ran.step_s
         if searching:
             clock_s += lasted * ran.step_s
-            following = policy(tuple(events))
+            following = _answer(policy, events)
             if following is None or following in [e.knobs for e in events if isinstance(e, Started)]:
                 final = run(world, following or knobs)
                 first_stable = best.step_s / final.step_s
@@ -79,7 +88,7 @@ def play(world: World, best: Best, name: str) -> Day:
         if clock_s < DAY_S:
             done += lasted // world.save_every * world.save_every
         failed.append(knobs)
-        knobs = policy(tuple(events))
+        knobs = _answer(policy, events)
     # A day that ends while an attempt still runs is no failure of the policy.
     stable = stable or (clock_s >= DAY_S and knobs is not None and launches <= MOST)
     share = done / max(1e-9, (DAY_S - world.startup_s) / best.step_s)
@@ -96,6 +105,15 @@ def play(world: World, best: Best, name: str) -> Day:
         regret_gpu_hours=world.gpus * 24 * (1 - share),
         share_of_day=share,
     )
+
+
+def _answer(policy: Policy, events: list[Event]) -> Knobs | None:
+    """Return the next configuration; what `decide` says of it enters the history, as the loop writes it."""
+    answer = policy(tuple(events))
+    if isinstance(answer, Launch):
+        events.append(Decided(remedy=answer.remedy, reason=answer.reason))
+        return answer.knobs
+    return answer
 
 
 def rows(

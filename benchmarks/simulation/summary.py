@@ -9,19 +9,18 @@ from benchmarks.simulation.world import Stratum
 
 _HEAD = (
     "| stratum | policy | success | relaunches median / p90 / max | first stable / oracle median / p10 | "
-    "repeats | forbidden | regret GPU-h, mean (median) |\n|---|---|---|---|---|---|---|---|\n"
+    "repeats | forbidden | regret GPU-h, mean (median) | clipped at 0, mean |\n" + "|---" * 9 + "|\n"
 )
 
 
 def table(days: Sequence[Day], *, seed: int) -> str:
-    """Return the comparison as a table of markdown."""
+    """Return the comparison as a table of markdown; regrets clipped at zero stand beside the raw ones."""
     lines = [f"{sum(d.policy == days[0].policy for d in days)} jobs, seed {seed}.\n\n", _HEAD]
-    for stratum in Stratum:
-        for policy in dict.fromkeys(day.policy for day in days):
-            own = [d for d in days if d.stratum == stratum.value and d.policy == policy]
-            if own:
-                lines.append(_row(stratum.value, policy, own))
     policies = dict.fromkeys(day.policy for day in days)
+    for stratum in dict.fromkeys(day.stratum for day in days):
+        for policy in policies:
+            own = [d for d in days if d.stratum == stratum and d.policy == policy]
+            lines.append(_row(stratum, policy, own))
     lines += [_row("all", policy, [d for d in days if d.policy == policy]) for policy in policies]
     return "".join(lines)
 
@@ -40,7 +39,7 @@ def _row(stratum: str, policy: str, days: Sequence[Day]) -> str:
     return (
         f"| {stratum} | {policy} | {mean(d.stable for d in days):.1%} | {relaunches} | {first} | "
         f"{sum(d.repeats for d in days)} | {sum(d.forbidden for d in days)} | "
-        f"{mean(regrets):.0f} ({share(regrets, 0.5):.0f}) |\n"
+        f"{mean(regrets):.0f} ({share(regrets, 0.5):.0f}) | {mean(max(0.0, r) for r in regrets):.0f} |\n"
     )
 
 

@@ -61,6 +61,7 @@ def trainer(world: World, c: Columns) -> dict[str, Column]:
         head = m.vocab * m.hidden * lay.compute_bytes
         gathered = one * (2 * layer * lay.compute_bytes + head) * (1.0 if lay.shards > 1 else 0.5)
         stepping = one * everything * 4.0 / lay.shards * 0.9
+    state = state * own.optimizer
     if lay.lora_rank:
         share = 2 * lay.lora_rank / m.hidden
         grads, state, stepping = grads * share, state * share, stepping * share
@@ -181,7 +182,7 @@ def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phas
     base, train, forward = base * critic, train * critic, forward * critic
     bucket = np.where(c["disk_sync"] > 0, 0.25 * t["gathered"], c["sync_buffer"] * 2.2 + 0.6 * t["gathered"])
     sync_engine = (e["weights"] + e["graphs"] + e["context"]) * colocated if lay.engine_sleeps else beside
-    return {
+    found = {
         Phase.ROLLOUT_INIT: (
             (context + engine_start) * colocated + e["static"] + e["context"],
             e["graphs"] + 0.5 * e["batch"],
@@ -199,6 +200,10 @@ def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phas
             bucket * own.sync,
             woken=long_rollout,
         ),
+    }
+    return {
+        phase: (long + own.context_bytes + own.fragmented * (long + short), short)
+        for phase, (long, short) in found.items()
     }
 
 

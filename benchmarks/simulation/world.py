@@ -103,6 +103,22 @@ class Stratum(StrEnum):
     LATE = "late"  # by up to 10 %, and memory that runs out later in the run
 
 
+class Perturbation(StrEnum):
+    """A structural error of the estimate: what the truth of these jobs has and no policy's model knows of.
+
+    Beside it the hidden factors are those of `Stratum.NEAR`.
+    """
+
+    LOGITS = "logits x2"
+    OPTIMIZER = "optimizer +30 %"
+    CONTEXT = "context +2 GiB"
+    FRAGMENTATION = "fragmentation 10 %"  # of every peak
+    FACTORS = "factors ±50 %"
+    PHASE = "wrong phase 20 %"  # of the diagnoses
+    SILENT = "no figures"  # in the messages
+    ALL = "all perturbed"
+
+
 class Event(StrEnum):
     """What makes a run fail that was fine for many steps."""
 
@@ -136,6 +152,9 @@ class Coefficients(Value, frozen=True, kw_only=True):
     decode_speed: float
     link_speed: float
     pass_overhead: float
+    optimizer: float = 1.0
+    context_bytes: float = 0.0  # of a device, beyond the usual contexts
+    fragmented: float = 0.0  # share of every peak that the allocator loses beyond `reserve`
 
 
 class World(Value, frozen=True, kw_only=True):
@@ -143,7 +162,7 @@ class World(Value, frozen=True, kw_only=True):
 
     name: str
     seed: int
-    stratum: Stratum
+    stratum: Stratum | Perturbation
     accepted: Accepted
     card: Card
     coefficients: Coefficients
@@ -153,6 +172,8 @@ class World(Value, frozen=True, kw_only=True):
         False  # an offloaded optimizer steps on the CPU; else it visits the card for its step
     )
     reports: bool = True  # the framework logs its peaks per phase
+    figures: bool = True  # the messages of failures say what was asked for and what was free
+    misplaced: float = 0.0  # share of the diagnoses that name another phase
     startup_s: float = 600.0
     save_every: int = 10
 

@@ -1,0 +1,40 @@
+"""Our own policy without one of its parts, so that a table shows what the part is worth."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import msgspec
+
+from autotune.policies.estimate.calibration import Calibration, calibrated
+from autotune.policies.recovery import outlook
+from autotune.policies.recovery.decide import decide
+from autotune.policies.values.diagnosis import Facts
+from autotune.policies.values.events import Diagnosed, History, Launch
+from autotune.policies.values.history import Run
+from autotune.policies.values.model import Model
+
+
+def no_calibration(history: History) -> Launch | None:
+    """Decide with the estimate as it is before any attempt."""
+    with mock.patch.object(outlook, "calibrated", _as_before_any_attempt):
+        return _decided(history)
+
+
+def no_figures(history: History) -> Launch | None:
+    """Decide as if no message of a failure had figures."""
+    return _decided(
+        tuple(
+            msgspec.structs.replace(event, facts=Facts()) if isinstance(event, Diagnosed) else event
+            for event in history
+        )
+    )
+
+
+def _as_before_any_attempt(run: Run, model: Model) -> Calibration:
+    return calibrated(msgspec.structs.replace(run, attempts=()), model)
+
+
+def _decided(history: History) -> Launch | None:
+    action = decide(history)
+    return action if isinstance(action, Launch) else None
