@@ -123,6 +123,11 @@ def _scaled(run: Run, share: float) -> Knobs | None:
     return knobs if knobs != last else None
 
 
+def least_batches(profile: Profile) -> Knobs:
+    """Return the written configuration with the least micro-batches: all that a policy of batches can do."""
+    return _scaled_to(profile, profile.knobs, 0)
+
+
 def _scaled_to(profile: Profile, knobs: Knobs, tokens: float) -> Knobs:
     """Return the configuration with micro-batches of at most so many tokens, in all passes."""
     least = -(-(profile.longest_sequence or 1) // 256) * 256

@@ -55,8 +55,8 @@ def failures_in_group(run: Run) -> int:
 
     All that an engine said of too small a pool count: a share that other failures lowered again is squeezed.
     """
-    if failed_by(run.attempts[-1]) is Cause.POOL_TOO_SMALL:
-        return sum(failed_by(a) is Cause.POOL_TOO_SMALL for a in run.since_resumed)
+    if _failed_by(run.attempts[-1]) is Cause.POOL_TOO_SMALL:
+        return sum(_failed_by(a) is Cause.POOL_TOO_SMALL for a in run.since_resumed)
     count = 0
     for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
         diagnosis = attempt.diagnosis
@@ -71,7 +71,7 @@ def failures_in_group(run: Run) -> int:
     return count
 
 
-def failed_by(attempt: Attempt) -> Cause | None:
+def _failed_by(attempt: Attempt) -> Cause | None:
     """Return the cause of an attempt's failure; None where it has no diagnosis."""
     return None if attempt.diagnosis is None else attempt.diagnosis.cause
 

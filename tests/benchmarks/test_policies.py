@@ -8,18 +8,29 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.remedies.legality import objections
+from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached, Started
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Crashed, Peak
-from benchmarks.simulation.baselines import POLICIES, accelerate, bisect, composer, fixed_ladder, ladder
+from benchmarks.simulation.ablations import no_calibration, no_figures
+from benchmarks.simulation.baselines import (
+    POLICIES,
+    accelerate,
+    autotune,
+    bisect,
+    composer,
+    fixed_ladder,
+    ladder,
+)
 from benchmarks.simulation.cluster import Failure, diagnosis, peaks, reported, run
 from benchmarks.simulation.distance import distance_table, distances
+from benchmarks.simulation.everything import everything, everything_then_back
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.oracle import KNOBS, Best, configurations
 from benchmarks.simulation.play import MOST, Day, play
 from benchmarks.simulation.summary import share, table
-from benchmarks.simulation.world import Stratum, World
+from benchmarks.simulation.world import Perturbation, Stratum, World
 
 SEEDS = (11, 12, 13)
 
@@ -126,7 +137,71 @@ def test_the_fixed_ladder_does_not_look_at_the_phase(jobs):
 def test_the_ladder_plays_without_the_estimate(jobs):
     world, _ = jobs[0]
     written = world.accepted.profile.knobs
-    assert ladder(history(world, written)) not in (None, written)
+    assert ladder(history(world, written)).knobs != written
+
+
+def test_everything_that_saves_is_on_after_the_first_failure(jobs):
+    for world, _ in jobs:
+        profile, written = world.accepted.profile, world.accepted.profile.knobs
+        saving = everything(history(world, written))
+        assert not objections(profile, written, saving, started=False)
+        assert saving.recompute == "full" and saving.memory_fraction == written.memory_fraction
+        assert saving.tokens_per_microbatch - profile.longest_sequence < 256
+        second = everything(history(world, written, saving))
+        assert second.memory_fraction < saving.memory_fraction
+    failed = Diagnosed(cause=Cause.HOST_OOM, phase=Phase.OPTIMIZER)
+    world = next(w for w, _ in jobs if w.accepted.profile.knobs.optimizer_offload is False)
+    written = world.accepted.profile.knobs
+    saving = everything(history(world, written))
+    back = everything((*history(world, written, saving)[:-1], failed))
+    assert changed(saving, back)
+
+
+def test_what_was_saved_is_restored_once_it_is_stable(jobs):
+    for world, _ in jobs:
+        written = world.accepted.profile.knobs
+        saving = everything(history(world, written))
+        stable = (
+            *history(world, written),
+            Started(knobs=saving),
+            GoalReached(step=20, marginal=False, headroom=0.5, peaks={}),
+            Ended(outcome=Cancelled(by="goal")),
+        )
+        after = everything_then_back(stable)
+        assert after is None or all(
+            getattr(after, knob) == getattr(written, knob) for knob in changed(saving, after)
+        )
+
+
+def test_a_structural_error_is_the_truths_alone(jobs):
+    found = {p: drawn(p, seed=11)[0] for p in Perturbation}
+    near, _ = drawn(Stratum.NEAR, seed=11)
+    assert found[Perturbation.SILENT].figures is False and near.figures
+    assert found[Perturbation.PHASE].misplaced == 0.2 and not near.misplaced
+    assert found[Perturbation.ALL].coefficients.context_bytes > 0
+    world, _ = jobs[0]
+    written = world.accepted.profile.knobs
+    wider = replace(world.coefficients, context_bytes=float(2 << 30), fragmented=0.1)
+    for phase, size in peaks(replace(world, coefficients=wider), written, 2).items():
+        assert size == pytest.approx(1.1 * peaks(world, written, 2)[phase] + (2 << 30), rel=0.02)
+
+
+def test_a_silent_message_has_no_figures_and_a_wrong_phase_is_another_one(jobs):
+    for world, _ in jobs:
+        written = world.accepted.profile.knobs
+        failure = run(world, written).failure
+        if failure.cause is not Cause.GPU_OOM:
+            continue
+        assert diagnosis(replace(world, figures=False), written, failure).facts == Facts()
+        assert diagnosis(replace(world, misplaced=1.0), written, failure).phase is not failure.phase
+
+
+def test_an_ablation_leaves_out_just_its_part(jobs):
+    world, _ = next(job for job in jobs if run(job[0], job[0].accepted.profile.knobs).failure.step)
+    written = world.accepted.profile.knobs
+    failed = history(world, written)
+    assert no_figures(failed) == autotune(failed), "these messages have none"
+    assert no_calibration(failed) is not None
 
 
 def test_a_day_of_our_own_policy(jobs):
@@ -161,7 +236,25 @@ def test_the_table_counts_a_failure_as_twelve():
     )
     lost = replace(day, stable=False, relaunches=MOST, first_stable=None, regret_gpu_hours=192.0)
     text = table([day, day, lost], seed=1)
-    assert "| near | autotune | 66.7% | 1 / 12 / 12 | 0.90 / 0.90 | 0 | 0 | 67 (4) |" in text
+    assert "| near | autotune | 66.7% | 1 / 12 / 12 | 0.90 / 0.90 | 0 | 0 | 67 (4) | 67 |" in text
+
+
+def test_a_regret_below_zero_counts_as_zero_where_it_is_clipped():
+    day = Day(
+        world="w",
+        stratum="near",
+        policy="autotune",
+        stable=True,
+        relaunches=1,
+        injected=0,
+        first_stable=1.1,
+        repeats=0,
+        forbidden=0,
+        regret_gpu_hours=-4.0,
+        share_of_day=1.1,
+    )
+    better, worse = replace(day, policy="a"), replace(day, regret_gpu_hours=8.0, policy="a")
+    assert "| 2 (-4) | 4 |" in table([better, worse], seed=1)
 
 
 def test_percentiles_are_values_that_occurred():
