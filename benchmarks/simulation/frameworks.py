@@ -19,6 +19,7 @@ from autotune.policies.values.profile import (
     Requires,
     Support,
 )
+from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 _TWO = (False, True)
@@ -36,6 +37,7 @@ class Offer(Value, frozen=True, kw_only=True):
     knobs: dict[str, Grid]
     trainer_sleeps: bool = False
     state_on_cpu: bool = False
+    numeric: tuple[str, ...] = ("fused_kernels",)  # knobs that change results by rounding
 
 
 _COMMON = {
@@ -91,6 +93,7 @@ OFFERS: dict[str, Offer] = {
         placements=(Placement.COLOCATED,),
         engines=("sglang",),
         knobs=_MEGATRON | {"weights_backup": Grid(values=(True, False))},
+        numeric=("optimizer_offload",),
         trainer_sleeps=True,
         state_on_cpu=True,
     ),
@@ -99,6 +102,7 @@ OFFERS: dict[str, Offer] = {
         placements=(Placement.COLOCATED, Placement.SEPARATE),
         engines=("sglang",),
         knobs=_MEGATRON | {"loss_recompute": Grid(values=_TWO)},
+        numeric=("optimizer_offload",),
         trainer_sleeps=True,
         state_on_cpu=True,
     ),
@@ -127,7 +131,14 @@ def profile(
 ) -> Profile:
     """Return the profile that an adapter of this framework would give for such a job."""
     longest = layout.prompt_tokens + layout.response_tokens
-    supported = {knob: Support(setting=f"{name}.{knob}", grid=grid) for knob, grid in offer.knobs.items()}
+    supported = {
+        knob: Support(
+            setting=f"{name}.{knob}",
+            grid=grid,
+            effect=Effect.NUMERIC if knob in offer.numeric else Effect.EXACT,
+        )
+        for knob, grid in offer.knobs.items()
+    }
     constraints: list[Constraint] = [
         AtLeast(knob=knob, value=longest, why=f"a pass holds at least one sequence of {longest} tokens")
         for knob in ("tokens_per_microbatch", "logprob_tokens")

@@ -76,12 +76,13 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
     if known.profile is None:
         return {}
     result: dict[str, Cure] = {}
-    for remedy in _remedies(_failed_once(known.profile, known, diagnosis)):
+    run = _failed_once(known.profile, known, diagnosis)
+    for remedy in _remedies(run, complete=known.complete):
         result.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
     return result
 
 
-def _remedies(run: Run) -> Iterator[Remedy]:
+def _remedies(run: Run, *, complete: bool) -> Iterator[Remedy]:
     """Yield what recovery takes after the last failure, then what it would take by the ladder alone."""
     if run.accepted.policy is Policy.ESTIMATE:
         from autotune.policies.recovery.next_remedy import (
@@ -91,7 +92,8 @@ def _remedies(run: Run) -> Iterator[Remedy]:
         remedy = next_remedy(run)
         if remedy is not None:
             yield remedy
-    yield from by_ladder(run)
+    # Beside the estimate's answer, and where settings are missing, the ladder's steps are told one by one.
+    yield from by_ladder(run, single=not complete or run.accepted.policy is Policy.ESTIMATE)
 
 
 def _failed_once(profile: Profile, known: Known, diagnosis: Diagnosis) -> Run:

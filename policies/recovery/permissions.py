@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 import msgspec
 
+from autotune.policies.recovery.combination import (
+    PASSES,
+    failures_in_group,
+    joined,
+    savers,
+    undoes_offload,
+)
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.diagnosis import Diagnosis
@@ -42,15 +50,42 @@ def last_failure(run: Run) -> Failure | None:
     )
 
 
-def by_ladder(run: Run) -> Iterator[Remedy]:
-    """Yield the permitted remedies that repeat no earlier failure, in the order in which they are taken."""
+def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
+    """Yield the permitted remedies that repeat no earlier failure, in the order in which they are taken.
+
+    `single`: one step of the ladder each, as advice that knows only some of the settings gives them.
+    """
     failure = last_failure(run)
     if failure is None:
         return
-    remedies = list(permitted(run, failure.knobs, failure.diagnosis))
-    # The streak's own remedies come last, and only then: they may still have room when all others are used.
-    remedies.sort(key=lambda remedy: _used(remedy, failure.climbed))
-    for remedy in remedies:
+    profile, failures = run.accepted.profile, failures_in_group(run)
+    names = frozenset[str]() if single else savers(run, failures)
+    diagnosis = failure.diagnosis
+    if names:
+        # A pass that failed is cut further at once: the next phases hold more, and small passes cost little.
+        bolder = 1 if diagnosis.phase in PASSES else 0
+        diagnosis = msgspec.structs.replace(diagnosis, streak=failures + bolder)
+    remedies = list(permitted(run, failure.knobs, diagnosis))
+    # Fragmentation is the allocator's; a host that filled when something was moved to it gets rid of that.
+    # Numeric remedies come late, and last a streak's own that cannot be joined: they may still have room when
+    # all others are used.
+    filled = diagnosis.cause is Cause.HOST_OOM
+    remedies.sort(
+        key=lambda remedy: (
+            remedy.name not in names and _used(remedy, failure.climbed),
+            remedy.effect is not Effect.EXACT,
+            not (diagnosis.fragmentation and remedy.name == "expandable_segments"),
+            not (filled and undoes_offload(run, remedy)),
+            remedy.name not in names,
+        )
+    )
+
+    def legal(remedy: Remedy) -> bool:
+        after = remedy.apply(failure.knobs)
+        return not objections(profile, failure.knobs, after, started=started_before(run))
+
+    for place in range(len(remedies)):
+        remedy = joined(remedies, place, names, legal)
         whole = _without_relapse(run, failure.knobs, remedy, _COMBINED)
         if whole is not None and not is_refused(run, whole.apply(failure.knobs)):
             yield whole

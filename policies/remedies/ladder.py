@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.proposals import Propose, engine, host, training
+from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knob_table import KNOB_TABLE, Knob, Part
@@ -205,7 +206,7 @@ LADDER: tuple[Rung, ...] = (
         engine.increase_mem_fraction,
         training.tensor_parallel,
     ),
-    *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, engine.increase_mem_fraction),
+    *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, engine.increase_mem_fraction, training.tensor_parallel),
     *_rungs(
         (Cause.POOL_TOO_SMALL,),
         _ANY_PHASE,
@@ -216,10 +217,9 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(
         (Cause.POOL_TOO_SMALL,),
         _ANY_PHASE,
+        engine.disable_cuda_graph,
         training.reduce_tokens_per_mb,
         engine.reduce_concurrency,
-        engine.disable_cuda_graph,
-        training.tensor_parallel,
     ),
     # Host memory: never more offload.
     *_rungs(
@@ -243,11 +243,14 @@ LADDER: tuple[Rung, ...] = (
 def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started: bool) -> Iterator[Remedy]:
     """Yield the legal remedies for a failure, cheapest first.
 
-    Where the message shows fragmentation, the allocator comes first: it costs nothing.
+    Where the message shows fragmentation, the allocator comes first: it costs nothing. Where it shows what an
+    engine misses, a smaller share comes first, because it frees just that.
     """
     rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis)]
     if diagnosis.fragmentation:
         rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
+    if diagnosis.phase in _ROLLOUTS and missing_bytes(diagnosis.facts) is not None:
+        rungs.sort(key=lambda rung: rung.propose is not engine.reduce_mem_fraction)
     seen: list[Remedy] = []
     for rung in rungs:
         for remedy in rung.propose(profile, knobs, diagnosis):

@@ -17,6 +17,7 @@ MARGIN = 0.9
 FRACTION_STEP = 0.05
 FRACTION_STEP_BLIND = 0.1
 FRACTION_MULTIPLE = 0.01
+_FOURFOLD = 3  # failures in a row after which ranks may also grow fourfold
 _SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
 
 
@@ -56,8 +57,10 @@ def next_values(
     value: Setting
     if row.unit is Unit.RANKS:
         present = getattr(knobs, knob)
-        value = present * 2 if isinstance(present, int) else None
-    elif row.unit is Unit.SHARE:
+        # Twice as many; after several failures in a row four times is worth a relaunch as well.
+        times = (2,) if diagnosis.streak < _FOURFOLD else (2, 4)
+        return tuple(present * more for more in times) if isinstance(present, int) else ()
+    if row.unit is Unit.SHARE:
         step = lower_fraction if row.saves.get(memory) is Way.DOWN else higher_fraction
         value = step(profile, knobs, knob, diagnosis)
     else:
@@ -119,6 +122,7 @@ def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagno
     step = FRACTION_STEP
     if missing is not None and capacity:
         step = max(FRACTION_STEP, missing / capacity + FRACTION_MULTIPLE)
+    step *= 2 ** (diagnosis.streak - 1)
     ceiling = highest(profile, knob)
     ceiling = 0.95 if ceiling is None else ceiling
     value = _snapped(profile, knob, min(ceiling, present + step), down=False, floor=present)

@@ -12,7 +12,7 @@ from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knob_table import Memory
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Profile
+from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.remedy import Remedy
 
 ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
@@ -139,4 +139,7 @@ def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Ite
     knob = "tensor_parallel"
     if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ROLLOUT_PHASES:
         knob = "rollout_tensor_parallel"
+    elif diagnosis.phase is Phase.WEIGHT_SYNC and profile.placement is Placement.COLOCATED:
+        # The engine takes its weights back beside the trainer's.
+        yield from doubled("tensor_parallel", profile, knobs, "rollout_tensor_parallel", diagnosis)
     yield from doubled("tensor_parallel", profile, knobs, knob, diagnosis)

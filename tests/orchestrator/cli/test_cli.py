@@ -199,7 +199,7 @@ def test_the_stable_job_launches_again_as_written(home: Path) -> None:
     events = [decode(line.encode()) for line in again.out.splitlines()]
     assert again.code == 0 and len([e for e in events if isinstance(e, Started)]) == 1
     script = home / Path(stable).parent / "launch.sh"
-    assert "tokens_per_microbatch: 2048" in script.read_text() and os.access(script, os.X_OK)
+    assert "tokens_per_microbatch: 1024" in script.read_text() and os.access(script, os.X_OK)
 
 
 def test_the_stable_job_is_there_from_the_milestone_on(home: Path) -> None:
@@ -276,7 +276,7 @@ def test_status_shows_runs_and_attempts(home: Path) -> None:
     assert table[1].split()[-2:] == ["2", "COMPLETED"]
     one = run("status", table[1][:2], cwd=home).out.splitlines()
     assert one[2].startswith("  ↳1  as written") and one[2].endswith("✗ gpu-oom in backward, step 1, rank 0")
-    assert "tokens_per_microbatch 4096 → 2048" in one[3]
+    assert "tokens_per_microbatch 4096 → 1024" in one[3]
 
 
 def test_set_and_relaunches_are_part_of_the_runs_job(home: Path) -> None:
@@ -319,7 +319,7 @@ def test_without_utf_8_the_story_is_ascii(home: Path) -> None:
         "PYTHONIOENCODING": "ascii",
     }
     seen = run("launch", "job.yaml", cwd=home, play="tight_memory", env=plain)
-    assert seen.code == 0 and seen.err.isascii() and "4096 -> 2048" in seen.err
+    assert seen.code == 0 and seen.err.isascii() and "4096 -> 1024" in seen.err
 
 
 @pytest.mark.parametrize(

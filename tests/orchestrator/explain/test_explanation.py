@@ -71,8 +71,8 @@ def of(log: str | bytes, **options: Any) -> Explanation:
 def test_printed_settings_give_the_change_in_the_frameworks_words() -> None:
     found = of('settings {"tokens_per_microbatch": 8192, "recompute": "full"}\n' + OOM)
     shown = render_explanation(found)
-    assert "help: lower `tokens_per_microbatch` 8192 → 4096" in shown
-    assert "scripted  tokens_per_microbatch: 4096" in shown
+    assert "help: lower `tokens_per_microbatch` 8192 → 2048" in shown
+    assert "scripted  tokens_per_microbatch: 2048" in shown
     remedies = {r.cure.name: r for r in found.remedies}
     assert "recompute" not in remedies, "the log shows it at its end"
     assert remedies["offload_activations"].assumed and not remedies["reduce_tokens_per_mb"].assumed

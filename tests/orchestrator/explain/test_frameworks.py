@@ -56,7 +56,7 @@ _AREAL_FRAMES = (
     '  File "torch/autograd/graph.py", line 824, in _engine_run_backward\n'
 )
 CASES = {
-    "verl": (_VERL, _VERL_FRAMES, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=12288"),
+    "verl": (_VERL, _VERL_FRAMES, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=6144"),
     "slime": (_SLIME, _SLIME_FRAMES, "--max-tokens-per-gpu 9216"),
     "areal": (_AREAL, _AREAL_FRAMES, "actor.mb_spec.max_tokens_per_mb=8192"),
 }

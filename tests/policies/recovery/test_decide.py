@@ -94,7 +94,7 @@ def test_the_fraction_moves_by_what_is_missing():
     launch = story.launch()
     assert launch.remedy.name == "reduce_mem_fraction"
     assert launch.knobs.memory_fraction == 0.65  # 10/80, a tenth more, and one step
-    assert launch.remedy.frees == "12.00 GiB"
+    assert launch.remedy.frees.startswith("12.00 GiB")
 
 
 def test_apart_the_engines_share_does_not_help_the_trainer():
@@ -102,9 +102,9 @@ def test_apart_the_engines_share_does_not_help_the_trainer():
     story = Story(accepted(recovery=Recovery(relaunches=99)))
     story.launch()
     while isinstance(story.fails(diagnosed(phase=Phase.WEIGHT_SYNC)).action(), Launch):
-        names.append(story.launch().remedy.name)
-    assert "reduce_mem_fraction" not in names
-    assert {"reduce_sync_buffer", "disk_weight_sync"} <= set(names)
+        names += story.launch().remedy.changes
+    assert "memory_fraction" not in names
+    assert {"sync_buffer", "sync_mode"} <= set(names)
 
 
 def test_colocated_the_share_helps_only_while_the_engine_is_resident():
@@ -133,8 +133,8 @@ def test_a_share_that_failed_is_not_tried_again_from_below():
     story.fails(diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT))
     assert story.launch().knobs.memory_fraction == 0.75
     story.fails(diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT))
-    again = story.launch()  # 0.8 failed with 64 requests: only with fewer
-    assert again.knobs.memory_fraction == 0.8
+    again = story.launch()  # 0.8 failed with 64 requests: as much or more only with fewer
+    assert again.knobs.memory_fraction >= 0.8
     assert again.knobs.concurrency < 64
     assert "so that rollout_init still fits" in again.remedy.reason
 
@@ -143,8 +143,7 @@ def test_the_host_never_gets_more_offload():
     full = replace(KNOBS, optimizer_offload=True, activation_offload=True, dataloader_workers=4)
     story = Story(accepted(profile(full)))
     story.launch()
-    assert story.fails(diagnosed(Cause.HOST_OOM, Phase.OPTIMIZER)).launch().knobs.dataloader_workers == 2
-    assert story.fails(diagnosed(Cause.HOST_OOM, Phase.OPTIMIZER)).launch().knobs.dataloader_workers == 1
+    assert story.fails(diagnosed(Cause.HOST_OOM, Phase.OPTIMIZER)).launch().knobs.dataloader_workers == 0
     assert story.fails(diagnosed(Cause.HOST_OOM, Phase.OPTIMIZER)).launch().knobs.optimizer_offload is False
     assert story.fails(diagnosed(Cause.HOST_OOM, Phase.OPTIMIZER)).launch().knobs.activation_offload is False
 
@@ -161,21 +160,12 @@ def test_offload_that_fills_the_host_is_replaced_by_another_cure_of_the_device()
     assert "so that optimizer still fits" in launch.remedy.reason
 
 
-def test_three_equal_failures_without_a_step_climb_to_other_rungs():
-    story = Story()
-    story.launch()
-    taken = [story.fails().launch().remedy.name for _ in range(4)]
-    assert taken == ["reduce_tokens_per_mb", "reduce_tokens_per_mb", "chunk_logits", "loss_recompute"]
-
-
 def test_cuts_grow_with_a_streak_of_equal_failures():
     story = Story()
     written = story.launch().knobs.tokens_per_microbatch
     first = story.fails().launch().knobs.tokens_per_microbatch
     second = story.fails().launch().knobs.tokens_per_microbatch
-    assert (first, second) == (written // 2, written // 8)
-    third = story.steps(1).fails().launch().knobs.tokens_per_microbatch
-    assert third == second // 2
+    assert (first, second) == (written // 4, written // 32)
 
 
 def test_a_new_step_ends_the_streak():
@@ -316,7 +306,7 @@ def test_the_user_stops_and_resumes():
     assert story.verdict() == Interrupted(by="user")
     story.then(Decided(reason=RESUMED))
     assert story.launch().knobs == KNOBS
-    assert story.fails().launch().knobs.tokens_per_microbatch == 4096
+    assert story.fails().launch().knobs.tokens_per_microbatch == 2048
 
 
 def test_resuming_renews_the_budgets():
@@ -342,7 +332,7 @@ def test_resuming_does_not_repeat_an_oom():
         diagnosed()
     )
     assert story.verdict() == Interrupted(by="user")
-    assert story.then(Decided(reason=RESUMED)).launch().knobs.tokens_per_microbatch == 4096
+    assert story.then(Decided(reason=RESUMED)).launch().knobs.tokens_per_microbatch == 2048
 
 
 def test_a_driver_that_died_between_decision_and_start_decides_the_same_again():

@@ -23,7 +23,7 @@ def after_a_cure() -> Story:
     """Return a story whose second attempt runs with the remedy for a failure in backward."""
     story = Story()
     story.launch()
-    story.fails()
+    story.steps(1, 2, 3).fails()  # late: the remedy is one step
     story.launch()
     return story
 

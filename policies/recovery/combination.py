@@ -1,0 +1,156 @@
+"""How much one relaunch changes by the ladder alone: one step, or several savers of a phase at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.remedy import Effect, Remedy
+
+# Phases that share their savers, and mostly their fate: a failure in the next of them is no other failure.
+PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.NONE})
+_ENGINE = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
+_SYNC = frozenset({Phase.WEIGHT_SYNC, Phase.COMM})
+_GROUPS = (PASSES, _ENGINE, _SYNC)
+# A phase that passed with the optimizer's state misses by little when it fails later: one step is enough.
+_SETTLED_STEP = 3
+
+_BATCHES = ("reduce_tokens_per_mb", "reduce_micro_batch")
+_ACTIVATIONS = "offload_activations"
+_OFFLOADS = ("offload_params", "offload_grads", "offload_optimizer")
+# The remedies that one relaunch may join, by the failures in a row: what costs least time comes first. The
+# first failure of a pass asks for all that costs no more than some of the pass's time.
+_LEVELS: dict[frozenset[Phase], tuple[tuple[str, ...], ...]] = {
+    PASSES: (
+        (*_BATCHES, "chunk_logits", "loss_recompute", "recompute"),
+        (_ACTIVATIONS, "reduce_mem_fraction", "disable_cuda_graph"),
+        _OFFLOADS,
+    ),
+    _ENGINE: (
+        (),
+        ("reduce_mem_fraction", "offload_params", "tensor_parallel"),
+        ("offload_optimizer", "disable_cuda_graph", *_BATCHES),
+        ("reduce_concurrency",),
+    ),
+    _SYNC: (
+        ("reduce_sync_buffer", "reduce_mem_fraction"),
+        ("disk_weight_sync", "tensor_parallel"),
+        _OFFLOADS,
+    ),
+}
+_OTHER = ((), (*_OFFLOADS, "reduce_mem_fraction"), _BATCHES)
+_POOL = (
+    (),
+    ("tensor_parallel",),
+    ("increase_mem_fraction", *_OFFLOADS),
+    ("disable_cuda_graph", *_BATCHES),
+)
+_HOST = (("reduce_workers", "drop_weights_backup", "host_allocator"),)
+
+
+def failures_in_group(run: Run) -> int:
+    """Return how many failures in a row hit phases that share their savers, the last one included.
+
+    All that an engine said of too small a pool count: a share that other failures lowered again is squeezed.
+    """
+    if _failed_by(run.attempts[-1]) is Cause.POOL_TOO_SMALL:
+        return sum(_failed_by(a) is Cause.POOL_TOO_SMALL for a in run.since_resumed)
+    count = 0
+    for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
+        diagnosis = attempt.diagnosis
+        last = run.attempts[-1].diagnosis
+        if diagnosis is None or last is None or diagnosis.cause is not last.cause:
+            break
+        if _group(diagnosis.phase) != _group(last.phase):
+            break
+        count += 1
+        if attempt.new_step:
+            break
+    return count
+
+
+def _failed_by(attempt: Attempt) -> Cause | None:
+    """Return the cause of an attempt's failure; None where it has no diagnosis."""
+    return None if attempt.diagnosis is None else attempt.diagnosis.cause
+
+
+def _host_has_room(cluster: Cluster) -> bool:
+    """Return whether a node's host could hold all that its cards hold, so that no offload overflows it."""
+    return cluster.host_memory_bytes >= cluster.gpus_per_node * cluster.gpu_memory_bytes
+
+
+def undoes_offload(run: Run, remedy: Remedy) -> bool:
+    """Return whether a remedy brings back to the devices what the last change moved to the host."""
+    before = run.attempts[-2].knobs if len(run.attempts) > 1 else run.accepted.profile.knobs
+    last = run.attempts[-1].knobs
+    return any(
+        getattr(last, knob) is True and getattr(before, knob) is not True
+        for knob, value in remedy.changes.items()
+        if value is False
+    )
+
+
+def savers(run: Run, failures: int) -> frozenset[str]:
+    """Return the names of the remedies that one relaunch may join after so many failures of a group.
+
+    Empty: one step at a time. What ran for some steps misses by little, and after a change that the job
+    refused the next error is to show what it follows.
+    """
+    last = run.attempts[-1]
+    if last.diagnosis is None or run.refused:
+        return frozenset()
+    match last.diagnosis.cause:
+        case Cause.GPU_OOM:
+            levels = _LEVELS.get(_group(last.diagnosis.phase), _OTHER)
+        case Cause.POOL_TOO_SMALL:
+            levels = _POOL
+        case Cause.HOST_OOM:
+            levels = _HOST
+        case _:
+            return frozenset()
+    step = (last.step or 0) + 1 if last.diagnosis.step is None else last.diagnosis.step
+    late = last.diagnosis.cause is Cause.GPU_OOM and step >= _SETTLED_STEP
+    names = {name for level in levels[: failures - late] for name in level}
+    return frozenset(names if _host_has_room(run.accepted.cluster) else names - {*_OFFLOADS, _ACTIVATIONS})
+
+
+def joined(
+    remedies: Sequence[Remedy], place: int, names: frozenset[str], legal: Callable[[Remedy], bool]
+) -> Remedy:
+    """Return the remedy at a place with those after it that may be joined: exact ones, of other knobs.
+
+    Where several values of a knob are among them, as modes are, the most saving one is taken.
+    """
+    whole = remedies[place]
+    if whole.name not in names or whole.effect is not Effect.EXACT:
+        return whole
+    first, own = whole.changes.keys(), [whole]
+    for other in remedies[place + 1 :]:
+        if other.name not in names or other.effect is not Effect.EXACT:
+            continue
+        if other.name != whole.name and not first.isdisjoint(other.changes):
+            continue
+        wider = _together(own, other)
+        if legal(wider):
+            whole = wider
+            own.append(other)
+    return whole
+
+
+def _together(own: Sequence[Remedy], other: Remedy) -> Remedy:
+    kept = [r for r in own if not r.changes.keys() <= other.changes.keys()]
+    every = [*kept, other]
+    changes = {knob: value for remedy in every for knob, value in remedy.changes.items()}
+    return Remedy(
+        name=own[0].name,
+        changes=changes,
+        reason="; ".join(dict.fromkeys(r.reason for r in every)),
+        frees="; ".join(dict.fromkeys(r.frees for r in every if r.frees)),
+        slows="; ".join(dict.fromkeys(r.slows for r in every if r.slows and r.slows != "nothing")),
+    )
+
+
+def _group(phase: Phase) -> frozenset[Phase]:
+    return next((group for group in _GROUPS if phase in group), frozenset({phase}))
