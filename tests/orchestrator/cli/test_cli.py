@@ -319,7 +319,7 @@ def test_without_utf_8_the_story_is_ascii(home: Path) -> None:
         "PYTHONIOENCODING": "ascii",
     }
     seen = run("launch", "job.yaml", cwd=home, play="tight_memory", env=plain)
-    assert seen.code == 0 and seen.err.isascii() and "4096 -> 2048" in seen.err
+    assert seen.code == 0 and seen.err.isascii() and "4096 -> 1024" in seen.err
 
 
 @pytest.mark.parametrize(
