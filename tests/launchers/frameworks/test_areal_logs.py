@@ -78,8 +78,8 @@ def decided(each, diagnosis, markers: list[Marker]):
             Cause.GPU_OOM,
             Phase.ROLLOUT,
             Component.ROLLOUT,
-            "reduce_concurrency",
-            ("++rollout.max_concurrent_rollouts=128",),
+            "reduce_mem_fraction",
+            ("++sglang.mem_fraction_static=0.85",),
         ),
         (
             "log_prob",
@@ -87,7 +87,7 @@ def decided(each, diagnosis, markers: list[Marker]):
             Phase.LOG_PROB,
             Component.TRAINER,
             "reduce_tokens_per_mb",
-            ("++actor.mb_spec.max_tokens_per_mb=8192",),
+            ("++actor.mb_spec.max_tokens_per_mb=4096",),
         ),
         (
             "forward",
@@ -95,7 +95,7 @@ def decided(each, diagnosis, markers: list[Marker]):
             Phase.FORWARD,
             Component.TRAINER,
             "reduce_tokens_per_mb",
-            ("++actor.mb_spec.max_tokens_per_mb=8192",),
+            ("++actor.mb_spec.max_tokens_per_mb=4096", "++actor.gradient_checkpointing=true"),
         ),
         (
             "backward",
@@ -103,7 +103,7 @@ def decided(each, diagnosis, markers: list[Marker]):
             Phase.BACKWARD,
             Component.TRAINER,
             "reduce_tokens_per_mb",
-            ("++actor.mb_spec.max_tokens_per_mb=8192",),
+            ("++actor.mb_spec.max_tokens_per_mb=4096", "++actor.gradient_checkpointing=true"),
         ),
         (
             "backward_ray",
@@ -111,15 +111,15 @@ def decided(each, diagnosis, markers: list[Marker]):
             Phase.BACKWARD,
             Component.TRAINER,
             "reduce_tokens_per_mb",
-            ("++actor.mb_spec.max_tokens_per_mb=8192",),
+            ("++actor.mb_spec.max_tokens_per_mb=4096", "++actor.gradient_checkpointing=true"),
         ),
         (
             "optimizer",
             Cause.GPU_OOM,
             Phase.OPTIMIZER,
             Component.TRAINER,
-            "offload_optimizer",
-            ("++actor.fsdp.per_layer_optim_step=true",),
+            "expandable_segments",
+            EXPANDABLE,
         ),
         (
             "weight_sync",
@@ -149,7 +149,14 @@ def test_host_memory_is_cured_on_the_host():
     assert diagnosis.cause is Cause.HOST_OOM
     action = decided(job(), diagnosis, markers)
     assert isinstance(action, Launch)
-    assert FRAMEWORK.settings(job(), action.knobs) == {"train_dataset.num_workers": 2}
+    settings = FRAMEWORK.settings(job(), action.knobs)
+    assert settings.keys() == {
+        "train_dataset.num_workers",
+        "actor.scheduling_spec",
+        "rollout.scheduling_spec",
+    }
+    assert settings["train_dataset.num_workers"] == 0
+    assert settings["actor.scheduling_spec"][0]["env_vars"] == {"LD_PRELOAD": "libjemalloc.so.2"}
 
 
 def test_a_scoring_failure_lowers_the_budget_of_everyone_who_scores():
@@ -157,12 +164,13 @@ def test_a_scoring_failure_lowers_the_budget_of_everyone_who_scores():
     assert (diagnosis.cause, diagnosis.phase) == (Cause.GPU_OOM, Phase.LOG_PROB)
     action = decided(JOBS["reference"], diagnosis, markers)
     assert FRAMEWORK.settings(JOBS["reference"], action.knobs) == {
-        "actor.mb_spec.max_tokens_per_mb": 8192,
-        "ref.mb_spec.max_tokens_per_mb": 8192,
+        "actor.mb_spec.max_tokens_per_mb": 4096,
+        "ref.mb_spec.max_tokens_per_mb": 4096,
     }
     apart = JOBS["reference alone scores"]
     assert FRAMEWORK.settings(apart, decided(apart, diagnosis, markers).knobs) == {
-        "ref.mb_spec.max_tokens_per_mb": 16384
+        "actor.mb_spec.max_tokens_per_mb": 4096,
+        "ref.mb_spec.max_tokens_per_mb": 8192,
     }
 
 

@@ -20,6 +20,11 @@ SCORING = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 REFERENCE = f"{REF}.log_prob_max_token_len_per_gpu"
 CRITIC = "++critic.ppo_infer_max_token_len_per_gpu"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
+CHUNKED = f"{ACTOR}.entropy_from_logits_with_chunking=True"
+RECOMPUTED = tuple(
+    f"{ACTOR}.megatron.override_transformer_config.recompute_{part}"
+    for part in ("granularity=full", "method=uniform", "num_layers=1")
+)
 TAG = "\x1b[36m(TaskRunnerV1 pid=412807)\x1b[0m "
 
 
@@ -188,20 +193,38 @@ def test_a_log_says_where_a_run_died(log, cause, phase, component) -> None:
         ("init", "fsdp", "offload_params", (f"{ACTOR}.fsdp_config.param_offload=True",)),
         ("rollout_init", "fsdp", "reduce_mem_fraction", (f"{ROLLOUT}.gpu_memory_utilization=0.4",)),
         ("pool_too_small", "fsdp", "increase_mem_fraction", (f"{ROLLOUT}.gpu_memory_utilization=0.55",)),
-        ("rollout", "fsdp", "reduce_concurrency", (f"{ROLLOUT}.max_num_seqs=128",)),
-        ("log_prob", "fsdp2-reference", "reduce_tokens_per_mb", (f"{REFERENCE}=8192", f"{SCORING}=8192")),
-        ("ref_log_prob", "fsdp2-reference", "reduce_tokens_per_mb", (f"{REFERENCE}=8192", f"{SCORING}=8192")),
-        ("values", "critic", "reduce_tokens_per_mb", (f"{SCORING}=8192", f"{CRITIC}=16384")),
-        ("forward", "fsdp", "reduce_tokens_per_mb", (f"{TOKENS}=8192", f"{SCORING}=16384")),
-        ("backward", "megatron", "reduce_tokens_per_mb", (f"{TOKENS}=8192", f"{SCORING}=16384")),
+        ("rollout", "fsdp", "reduce_mem_fraction", (f"{ROLLOUT}.gpu_memory_utilization=0.45",)),
+        (
+            "log_prob",
+            "fsdp2-reference",
+            "reduce_tokens_per_mb",
+            (CHUNKED, f"{REFERENCE}=4096", f"{SCORING}=4096"),
+        ),
+        (
+            "ref_log_prob",
+            "fsdp2-reference",
+            "reduce_tokens_per_mb",
+            (CHUNKED, f"{REFERENCE}=4096", f"{SCORING}=4096"),
+        ),
+        ("values", "critic", "reduce_tokens_per_mb", (CHUNKED, f"{TOKENS}=4096", f"{CRITIC}=8192")),
+        ("forward", "fsdp", "reduce_tokens_per_mb", (f"{TOKENS}=4096", f"{SCORING}=16384")),
+        ("backward", "megatron", "reduce_tokens_per_mb", (*RECOMPUTED, f"{TOKENS}=4096", f"{SCORING}=16384")),
         ("backward", "static", "reduce_micro_batch", None),
-        # Offloaded state is loaded back for the update: with FSDP2 only its own policy keeps it away.
-        ("optimizer", "fsdp2-reference", "offload_grads", (f"{ACTOR}.fsdp_config.offload_policy=True",)),
+        # Offloaded state is loaded back for the update, and FSDP2's own policy changes the numbers.
+        (
+            "optimizer",
+            "fsdp2-reference",
+            "reduce_tokens_per_mb",
+            (f"{TOKENS}=8192", f"{REFERENCE}=16384", f"{SCORING}=16384"),
+        ),
         (
             "weight_sync",
             "fsdp",
             "reduce_sync_buffer",
-            (f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=1024",),
+            (
+                f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=1024",
+                f"{ROLLOUT}.gpu_memory_utilization=0.45",
+            ),
         ),
         ("checkpoint", "fsdp", "offload_optimizer", (f"{ACTOR}.fsdp_config.optimizer_offload=True",)),
         (
@@ -223,15 +246,18 @@ def test_the_pool_does_not_cure_the_trainer_while_the_engine_sleeps() -> None:
     diagnosis, _, _ = replayed("backward")
     story = Story(Accepted(run="7c1e", job=of, profile=profile(of), cluster=CLUSTER))
     story.launch()
-    names = []
+    names, knobs = [], set[str]()
     for _ in range(12):
         story.then(Ended(outcome=Crashed(exit_code=1)), like(diagnosis))
         if not isinstance(story.action(), Launch):
             break
-        names.append(story.launch().remedy.name)
+        remedy = story.launch().remedy
+        assert remedy is not None
+        names.append(remedy.name)
+        knobs |= remedy.changes.keys()
     assert names[0] == "reduce_tokens_per_mb"
-    assert not {"reduce_mem_fraction", "offload_optimizer", "offload_params"} & set(names)
-    assert {"fused_kernels", "offload_activations", "sequence_parallel"} <= set(names)
+    assert not {"memory_fraction", "optimizer_offload", "param_offload"} & knobs
+    assert {"fused_kernels", "activation_offload", "sequence_parallel"} <= knobs
 
 
 def test_a_resumed_run_is_followed_to_its_end() -> None:
