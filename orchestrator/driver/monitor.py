@@ -234,9 +234,10 @@ class AttemptMonitor:
                 self._done = True
             case StepDone():
                 self._suspicions.passed(marker, now)
-                self._scanner.progress(marker.step)
-                self._outlived, self._stepped_at_line = self._stepped_at_line, self._scanner.lines
-                self._scanner.outlive(self._outlived)
+                if not self._failure_known:  # a step of a peer that is still to be stopped refutes no failure
+                    self._scanner.progress(marker.step)
+                    self._outlived, self._stepped_at_line = self._stepped_at_line, self._scanner.lines
+                    self._scanner.outlive(self._outlived)
                 return self._stepped(marker, now)
         return []
 

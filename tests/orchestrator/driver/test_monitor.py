@@ -266,3 +266,14 @@ def test_an_attempt_that_failed_reaches_no_goal(tmp_path: Path) -> None:
     assert any(isinstance(event, FailureSeen) for event in seen)
     events = followed.see(*(step(number, 9) for number in range(1, 9)))
     assert not any(isinstance(e, GoalReached) for e in events)
+
+
+def test_steps_that_follow_while_the_job_is_being_stopped_refute_no_failure(followed: Followed) -> None:
+    followed.see(step(1))
+    (event,) = [
+        e for e in followed.see(failure("forward", 2), source=OWN_SOURCE) if isinstance(e, FailureSeen)
+    ]
+    for number in range(2, 6):
+        followed.see(step(number))
+    evidence = followed.watch.evidence(Crashed(exit_code=1), None)
+    assert [f.line.text for f in evidence.findings if f.fatal == "always"] == [event.finding.line.text]
