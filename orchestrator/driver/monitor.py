@@ -10,6 +10,7 @@ import msgspec
 from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Framework, Observed
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
+from autotune.orchestrator.driver.process_table import BUSY_CORES, BUSY_GPU_SHARE
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.diagnosis.rules.own import restarted, stalled
@@ -39,8 +40,6 @@ from autotune.policies.values.observation import (
 )
 from autotune.policies.values.value import Value
 
-_BUSY_CORES = 0.2  # idle Ray workers stay below
-_BUSY_GPU_SHARE = 0.05
 _DEATH_S = 5.0
 _SIGKILL, _SIGTERM = 9, 15
 _ANY_SCRIPT = "command"  # only its exit says that it is done
@@ -328,7 +327,7 @@ class AttemptMonitor:
     def _take(self, sample: Sample, now: float) -> None:
         self._recent.append(sample)
         self.progress = msgspec.structs.replace(self.progress, sample=sample)
-        if sample.cpu_share > _BUSY_CORES or sample.gpu_share > _BUSY_GPU_SHARE:
+        if sample.cpu_share > BUSY_CORES or sample.gpu_share > BUSY_GPU_SHARE:
             self._liveness.worked(now)
         phase = self.progress.phase
         ours = [card for card in sample.gpus if card.of_attempt]

@@ -55,12 +55,11 @@ def failures_in_group(run: Run) -> int:
 
     All that an engine said of too small a pool count: a share that other failures lowered again is squeezed.
     """
-    if _failed_by(run.attempts[-1]) is Cause.POOL_TOO_SMALL:
+    last, count = run.attempts[-1].diagnosis, 0
+    if last is not None and last.cause is Cause.POOL_TOO_SMALL:
         return sum(_failed_by(a) is Cause.POOL_TOO_SMALL for a in run.since_resumed)
-    count = 0
     for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
         diagnosis = attempt.diagnosis
-        last = run.attempts[-1].diagnosis
         if diagnosis is None or last is None or diagnosis.cause is not last.cause:
             break
         if _group(diagnosis.phase) != _group(last.phase):

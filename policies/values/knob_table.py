@@ -117,14 +117,8 @@ class Knob(Value, frozen=True, kw_only=True):
 
     def asks_no_less(self, cause: Cause, before: Setting, after: Setting) -> bool:
         """Return whether `after` surely needs as much as `before` of the memory that a failure names."""
-        if before == after:
-            return True
         memory = _MEMORY_OF.get(cause)
-        way = self.saves.get(memory) if memory is not None else None
-        first, second = self._place(before), self._place(after)
-        if way is None or first is None or second is None:
-            return False
-        return second >= first if way is Way.DOWN else second <= first
+        return before == after if memory is None else not self.asks_less(memory, before, after)
 
     def asks_less(self, memory: Memory, before: Setting, after: Setting) -> bool:
         """Return whether `after` may need less of a memory than `before`."""

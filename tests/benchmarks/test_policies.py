@@ -220,39 +220,29 @@ def test_every_policy_comes_to_an_end(jobs, policy: str):
         assert day.stable or day.relaunches == MOST
 
 
+DAY = Day(
+    world="w",
+    stratum="near",
+    policy="autotune",
+    stable=True,
+    relaunches=1,
+    injected=0,
+    first_stable=0.9,
+    repeats=0,
+    forbidden=0,
+    regret_gpu_hours=4.0,
+    share_of_day=0.98,
+)
+
+
 def test_the_table_counts_a_failure_as_twelve():
-    day = Day(
-        world="w",
-        stratum="near",
-        policy="autotune",
-        stable=True,
-        relaunches=1,
-        injected=0,
-        first_stable=0.9,
-        repeats=0,
-        forbidden=0,
-        regret_gpu_hours=4.0,
-        share_of_day=0.98,
-    )
-    lost = replace(day, stable=False, relaunches=MOST, first_stable=None, regret_gpu_hours=192.0)
-    text = table([day, day, lost], seed=1)
+    lost = replace(DAY, stable=False, relaunches=MOST, first_stable=None, regret_gpu_hours=192.0)
+    text = table([DAY, DAY, lost], seed=1)
     assert "| near | autotune | 66.7% | 1 / 12 / 12 | 0.90 / 0.90 | 0 | 0 | 67 (4) | 67 |" in text
 
 
 def test_a_regret_below_zero_counts_as_zero_where_it_is_clipped():
-    day = Day(
-        world="w",
-        stratum="near",
-        policy="autotune",
-        stable=True,
-        relaunches=1,
-        injected=0,
-        first_stable=1.1,
-        repeats=0,
-        forbidden=0,
-        regret_gpu_hours=-4.0,
-        share_of_day=1.1,
-    )
+    day = replace(DAY, first_stable=1.1, regret_gpu_hours=-4.0, share_of_day=1.1)
     better, worse = replace(day, policy="a"), replace(day, regret_gpu_hours=8.0, policy="a")
     assert "| 2 (-4) | 4 |" in table([better, worse], seed=1)
 
