@@ -32,7 +32,17 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
 
     vLLM's fraction is of the whole device and covers weights, profiled activations and pool (gpu_worker.py);
     SGLang's is of what was free at the start and covers weights and pool (kv_cache_configurator.py).
+    A job without an engine has no pool that could be too small.
     """
+    if engine == "none":
+        nothing = instant(load.count)
+        return Engine(
+            starting=nothing,
+            running=nothing,
+            receiving=nothing,
+            training=nothing,
+            pool_tokens=np.full(load.count, np.inf),
+        )
     layout = load.layout
     weights = parameters(model).total / load.rollout_tensor * layout.engine_bytes
     outside = np.where(load.rollout_tensor > 1, constant("collectives"), 0.0) + constant("context")

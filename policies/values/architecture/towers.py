@@ -1,4 +1,4 @@
-"""Parameters of the image encoders beside a language model (transformers 5.19, models/<family>/modeling_*.py)."""
+"""Parameters of the image encoders beside a language model (transformers 5.19, models/<family>)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ENCODERS = ("vision_config", "audio_config")
 
 
 def tower_of(config: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the parameters of a model's encoders, and in words what of them is not known; raises ValueError."""
+    """Return the parameters of a model's encoders, and what is unknown, in words; raises ValueError."""
     total, unknown = 0, []
     for name in _ENCODERS:
         encoder = config.get(name)
@@ -76,7 +76,13 @@ def _qwen3_vl(encoder: Mapping[str, Any], hidden: int) -> int:
     deep = encoder.get("deepstack_visual_indexes")
     mergers = len(deep) if isinstance(deep, list | tuple) else 0
     layers = count(encoder, "depth") * _block(wide, inner)
-    return patches + places + layers + _merger(joined, 2 * wide, out) + mergers * _merger(joined, 2 * joined, out)
+    return (
+        patches
+        + places
+        + layers
+        + _merger(joined, 2 * wide, out)
+        + mergers * _merger(joined, 2 * joined, out)
+    )
 
 
 def _siglip(encoder: Mapping[str, Any], hidden: int) -> int:
