@@ -10,7 +10,7 @@ import click
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli.options import Options, given, global_options, option
-from autotune.orchestrator.config.model_files import read_model
+from autotune.orchestrator.config.model_files import find_model, read_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import explain
 from autotune.orchestrator.explain.json_output import document
@@ -24,6 +24,7 @@ from autotune.orchestrator.explain.snapshot import (
 )
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
+from autotune.policies.values.model import Model
 
 _CODES = """\b
 Exit codes:
@@ -32,6 +33,12 @@ Exit codes:
   2    a log cannot be read, or an option is wrong
   101  a bug in autotune"""
 _MAGIC_BYTES = 16
+
+
+def _shape(model: Path) -> Model:
+    """Return the shape of a folder, a config.json or a public model; raises Failure with a hint."""
+    found, _ = find_model(str(model), ".")
+    return found if found is not None else read_model(model)
 
 
 def explain_logs(
@@ -43,7 +50,7 @@ def explain_logs(
     """
     check(names)
     wanted = _framework(framework) if framework is not None else None
-    shape = read_model(model) if model is not None else None
+    shape = _shape(model) if model is not None else None
     code = ExitCode.OK
     for index, name in enumerate(names):
         if is_snapshot(first_bytes(name, _MAGIC_BYTES)):
@@ -91,7 +98,7 @@ def _write(line: bytes) -> None:
     "--model",
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="The model's config.json or its folder: explains what the failed allocation was for.",
+    help="The model's config.json, folder or hub name: explains what the failed allocation was for.",
 )
 @option(
     "--framework",

@@ -6,7 +6,21 @@ from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job
 from benchmarks import estimate_accuracy, estimate_builtin, estimate_speed
-from benchmarks.estimate_accuracy import FIGURES, STEPS, Row, Step, bends, cases, errors, planned, spread
+from benchmarks.estimate_accuracy import (
+    FAMILY_RECORDED,
+    FAMILY_STEPS,
+    FIGURES,
+    STEPS,
+    Row,
+    Step,
+    bends,
+    cases,
+    errors,
+    family_cases,
+    planned,
+    spread,
+)
+from benchmarks.families import FAMILIES, depths
 from benchmarks.one_estimate import estimate
 
 
@@ -31,6 +45,19 @@ def test_depth_is_a_line(tracked):
     mean, _, largest = spread(bends(tracked))
     assert mean <= 0.001
     assert largest <= 0.005
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_further_families_agree_with_mem_tracker(name):
+    rows = [row for row in estimate_accuracy.recorded(FAMILY_RECORDED) if row.name == name]
+    found = family_cases(rows)
+    assert {(row.layers, row.step) for row in rows} == {
+        (d, step) for d in depths(name) for step in FAMILY_STEPS
+    }
+    assert max(errors(found, "parameters")) <= 0.0001
+    assert max(errors(found, "activations")) <= 0.02
+    # Experts of two matrices of one size: the optimizer's last temporary outlives its step (docs/estimate.md).
+    assert max(errors(found, "step")) <= (0.08 if name.startswith("Nemotron") else 0.005)
 
 
 def test_the_estimate_agrees_with_the_built_in_job():

@@ -29,3 +29,17 @@ def test_a_shape_in_the_job_comes_before_the_flags() -> None:
     job, _ = with_shape(own, Slime())
     assert job.shape is not None
     assert job.shape.layers == 2
+
+
+def test_a_public_name_says_more_than_flags_that_agree_with_it() -> None:
+    job, _ = with_shape(Job(name="j", framework="slime", settings=_FLAGS), Slime())
+    assert job.shape is not None
+    assert job.shape.qk_norm == "head"
+    assert job.shape_from.startswith("autotune's table of public models, Qwen/Qwen3-4B (")
+
+
+def test_flags_of_another_model_go_before_the_name_of_its_folder() -> None:
+    job, _ = with_shape(Job(name="j", framework="slime", settings=_FLAGS | {"num-layers": 12}), Slime())
+    assert job.shape is not None
+    assert job.shape.layers == 12
+    assert job.shape_from == "the framework's own settings"

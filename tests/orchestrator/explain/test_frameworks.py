@@ -95,3 +95,9 @@ def test_broken_settings_never_break_the_answer(name: str, torn: str) -> None:
     broken = settings.replace("=24576", torn).replace("=16384", torn).replace(" 18432", torn[1:] or " ")
     reading = read_from(io.BytesIO((broken + frames + _OOM).encode()), name="run.log")
     assert render_explanation(explain(reading, framework=name, model=None)).startswith("error[gpu-oom]")
+
+
+def test_a_model_that_the_settings_name_is_known() -> None:
+    found = of(_VERL + _VERL_FRAMES + _OOM)
+    assert found.context.model is not None
+    assert (found.context.model.hidden, found.context.model.vocab) == (4096, 151936)
