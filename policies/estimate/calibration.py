@@ -9,7 +9,7 @@ import numpy as np
 from autotune.policies.estimate.gaussian import Belief, Floats
 from autotune.policies.estimate.observations import settled_peaks, shown_by
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
-from autotune.policies.estimate.prior import HOST_COLUMNS, INDEX, PART_COLUMNS, prior, scaled
+from autotune.policies.estimate.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Run
 from autotune.policies.values.model import Model
@@ -76,8 +76,8 @@ def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = Tru
     least = 0.003 * calibration.unit
     for place, phase in enumerate(PHASES):
         parts = estimate.gpu_parts[place]
-        terms = [parts, scaled(parts)[None, :]]
-        columns = [*PART_COLUMNS[place], INDEX[f"{phase.value}.scale"]]
+        terms = [parts, scaled(parts)[None, :], estimate.lengths[place][None, :]]
+        columns = [*PART_COLUMNS[place], INDEX[f"{phase.value}.scale"], INDEX[LENGTHS]]
         if late:
             terms.append(np.full((1, parts.shape[1]), calibration.unit))
             columns.append(INDEX[f"{phase.value}.late"])
@@ -112,7 +112,7 @@ def learned(run: Run) -> Learned | None:
     factors = {}
     for name, column in INDEX.items():
         was, now = before.covariance[column, column] ** 0.5, after.covariance[column, column] ** 0.5
-        if not name.endswith((".late", ".scale")) and now < 0.9 * was:
+        if name != LENGTHS and not name.endswith((".late", ".scale")) and now < 0.9 * was:
             factors[name] = Factor(mean=round(1 + float(after.mean[column]), 4), error=round(float(now), 4))
     return Learned(kind=kind_of(run), factors=factors, runs=1)
 

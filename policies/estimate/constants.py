@@ -119,7 +119,20 @@ TABLE: dict[str, Constant] = {
     "selective": Constant(
         0.05, "extra share of forward: attention's core again (Korthikanti et al., 2205.05198)"
     ),
-    "response_use": Constant(0.5, "mean response length as a share of the longest allowed"),
+    # ------------------------------------------------------------------ lengths of sequences
+    # Shares and doubts are medians and standard deviations in log odds of the runs in
+    # benchmarks/published/lengths.json, runs with every response cut off left out.
+    "prompt_share": Constant(0.2, "mean prompt length as a share of the longest allowed"),
+    "prompt_share_doubt": Constant(0.9, "its standard deviation between jobs, in log odds"),
+    "response_share": Constant(0.4, "mean response length as a share of the longest allowed"),
+    "response_share_doubt": Constant(0.95, "its standard deviation between jobs, in log odds"),
+    "known_length_doubt": Constant(
+        0.15, "the same where a job says its mean lengths: they drift as it trains"
+    ),
+    "prompt_variation": Constant(0.5, "standard deviation of a job's prompt lengths over their mean"),
+    "response_variation": Constant(
+        0.6, "the same of responses, from the longest of a step over its mean; 1.2 to 1.3 in evaluations"
+    ),
 }
 
 

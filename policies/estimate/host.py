@@ -48,7 +48,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     driver = constant("driver") if load.gpus else _CPU_DRIVER
     fixed = node.trainers * process + node.engines * engine + driver
     outside = fixed + np.minimum(load.workers, 64) * constant("worker")
-    batch = load.step_tokens * load.split * load.replicas * constant("token_row")
+    batch = load.step_sequences * load.replicas * load.sequence * constant("token_row")
     whole = parameters(model).total
     parked = np.where(load.param_offload, state.weights, 0.0)
     frozen = layout.reference and layout.reference_offload and not layout.lora_rank

@@ -13,6 +13,7 @@ from autotune.policies.estimate.prior import (
     HOST_COLUMNS,
     INDEX,
     LATE_ERROR,
+    LENGTHS,
     NAMES,
     OPTIMIZER,
     PART_COLUMNS,
@@ -205,6 +206,7 @@ def _row(
         parts[OPTIMIZER] = 0.0
     row[PART_COLUMNS[place]] = parts
     row[INDEX[f"{PHASES[place].value}.scale"]] = float(scaled(parts))
+    row[INDEX[LENGTHS]] = estimate.lengths[place, column]
     if late:
         row[INDEX[f"{PHASES[place].value}.late"]] = unit
     return row

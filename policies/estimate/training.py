@@ -153,7 +153,7 @@ class _Gradients:
     @classmethod
     def of(cls, load: Load, state: State) -> _Gradients:
         persistent = load.layout.strategy == "megatron"
-        earlier = np.where((load.passes > 1) | persistent, state.gradients, 0.0)
+        earlier = np.where((load.accumulated > 1) | persistent, state.gradients, 0.0)
         earlier = np.where(load.grad_offload & load.layout.optimizer_stays_offloaded, 0.0, earlier)
         own = state.gradients * ~(load.grad_offload & (not persistent))
         return cls(earlier=earlier, complete=np.maximum(earlier, own))

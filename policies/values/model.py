@@ -91,8 +91,11 @@ class Layout(Value, frozen=True, kw_only=True):
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
     sequences: int = 0  # samples of one step, over all ranks
+    mini_batch: int = 0  # samples of one update of the weights, over all ranks; 0: all of a step
     prompt_tokens: int = 0  # longest
     response_tokens: int = 0  # longest, of all turns together
+    prompt_mean: float = 0.0  # tokens; 0: unknown
+    response_mean: float = 0.0
 
 
 # What a family's code does and its config does not say (transformers 5.19, models/<family>/modeling_*.py).

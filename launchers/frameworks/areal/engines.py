@@ -204,8 +204,12 @@ def budget(site: Site, role: str) -> int:
         return written
     data = site.actor.data if site.actor is not None else 1
     sequences = -(-samples(site) // data)
-    parts = site.config.number(f"{role}.ppo_n_minibatches") or 1
-    return max(site.longest, -(-sequences // parts) * site.longest)
+    return max(site.longest, -(-sequences // updates(site, role)) * site.longest)
+
+
+def updates(site: Site, role: str) -> int:
+    """Return how many updates of its weights a role makes in one step."""
+    return site.config.number(f"{role}.ppo_n_minibatches") or 1
 
 
 def samples(site: Site) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.areal.backend import Backend
-from autotune.launchers.frameworks.areal.engines import Site, samples
+from autotune.launchers.frameworks.areal.engines import Site, samples, updates
 from autotune.policies.values.model import Layout
 
 
@@ -73,6 +73,7 @@ def layout_of(site: Site) -> Layout:
         optimizer_temporary_bytes=4 if kind == "adam_bf16" else 0,  # AdamW is the fused one
         sync_buckets=2,  # of 1024 MiB: one is sent while the next is filled
         sequences=samples(site),
+        mini_batch=-(-samples(site) // updates(site, "actor")),
         prompt_tokens=config.number("train_dataset.max_length") or max(0, site.longest - _answer(site)),
         response_tokens=min(_answer(site), site.longest),
     )

@@ -12,6 +12,7 @@ from autotune.launchers.frameworks.areal.workers import ALLOCATOR, PRELOAD
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
+from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import (
     AtLeast,
@@ -50,7 +51,7 @@ def profile_of(job: Job, cluster: Cluster, *, name: str) -> Profile:
         engine_version=_ENGINE_VERSIONS[site.engine],
         longest_sequence=site.longest,
         resumable=resumable(job, site),
-        layout=layout_of(site),
+        layout=with_lengths(layout_of(site), job),
         warnings=tuple(_warnings(job, site, cluster)),
     )
 

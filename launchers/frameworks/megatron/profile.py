@@ -289,6 +289,7 @@ def layout_of(flags: Flags, shape: Shape) -> Layout:
         optimizer_temporary_bytes=0,
         sync_buckets=2,
         sequences=shape.batch * shape.samples,
+        mini_batch=min(flags.count("global-batch-size"), shape.batch * shape.samples),
         prompt_tokens=shape.prompt,
         response_tokens=shape.response,
     )

@@ -221,6 +221,12 @@ class Config:
         return 0 if sequences % self.data_parallel else sequences // self.data_parallel
 
     @property
+    def update(self) -> int:
+        """Samples of one update of the weights, over all ranks."""
+        sequences = self.count(f"{ACTOR}.ppo_mini_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
+        return min(sequences, self.sequences)
+
+    @property
     def sequences(self) -> int:
         """Samples of one step."""
         return self.count("data.train_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))

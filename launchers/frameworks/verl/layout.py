@@ -91,6 +91,7 @@ def layout(config: Config) -> Layout:
         logits_in_place=not (config.entropy or config.flag(f"{ACTOR}.calculate_sum_pi_squared")),
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
+        mini_batch=config.update,
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
