@@ -44,7 +44,7 @@ def calibrated(run: Run, model: Model) -> Calibration:
     profile, cluster = run.accepted.profile, run.accepted.cluster
     attempts = [a for a in run.attempts if a.progress or a.ended is not None or a.diagnosis is not None]
     knobs = [profile.knobs, *(a.knobs for a in attempts)]
-    estimate = estimates(profile, cluster, model, knobs)
+    estimate = estimates(profile, cluster, model, knobs, steps=run.accepted.job.goal.steps)
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
     belief = prior(estimate, run.accepted.learned)
     needed = float(profile.longest_sequence or 1)
@@ -107,7 +107,7 @@ def learned(run: Run) -> Learned | None:
     if job.shape is None:
         return None
     after = calibrated(run, job.shape).belief
-    estimate = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,))
+    estimate = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,), steps=job.goal.steps)
     before = prior(estimate, None)
     factors = {}
     for name, column in INDEX.items():

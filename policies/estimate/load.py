@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,11 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement, Profile
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    _T = TypeVar("_T", bound=DataclassInstance)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -32,6 +38,7 @@ class Load:
     placement: Placement
     gpus: bool
     sequence: float  # longest, prompt and response
+    assumption: Assumption
     lengths: Lengths
     training: Grouping
     scoring: Grouping
@@ -125,7 +132,8 @@ def load_of(
         )
 
     training, scoring = grouping(limit, update), grouping(scored_limit, rows)
-    accumulated = training.passes(lengths)
+    usual = training.tokens(lengths, Assumption.TYPICAL)
+    accumulated = training.passes(lengths, usual)
     one = sequence if layout.padded else lengths.mean
     offload = columns.flag("optimizer_offload")
     # verl's Megatron has both: a fraction of zero is no Adam on the CPU, and offload still moves all of it.
@@ -139,6 +147,7 @@ def load_of(
         placement=profile.placement,
         gpus=gpus,
         sequence=sequence,
+        assumption=assumption,
         lengths=lengths,
         training=training,
         scoring=scoring,
@@ -148,10 +157,10 @@ def load_of(
         shards=shards,
         tokens=training.tokens(lengths, assumption) / split,
         scored=scoring.tokens(lengths, assumption) / split,
-        usual_tokens=training.tokens(lengths, Assumption.TYPICAL) / split,
+        usual_tokens=usual / split,
         accumulated=accumulated,
         passes=accumulated * np.maximum(1.0, np.ceil(rows / update)),
-        score_passes=scoring.passes(lengths),
+        score_passes=scoring.passes(lengths, scoring.tokens(lengths, Assumption.TYPICAL)),
         step_tokens=rows * one / split,
         step_sequences=rows,
         recompute_selective=columns.has_mode("recompute", "selective"),
@@ -181,15 +190,30 @@ def load_of(
     )
 
 
-def moved(load: Load, deviation: float) -> Load:
-    """Return the load with its lengths so many standard deviations of what is known from where they are."""
-    lengths = lengths_of(load.layout, longest=load.sequence, deviation=deviation)
+def by_length(load: Load) -> Load:
+    """Return the candidates three times over: as they are, and with longer and with shorter sequences.
+
+    By one standard deviation of what is known of their mean length.
+    """
+    others = [lengths_of(load.layout, longest=load.sequence, deviation=each) for each in (1.0, -1.0)]
+    tokens = [load.training.tokens(lengths, load.assumption) / load.split for lengths in others]
+    scored = [load.scoring.tokens(lengths, load.assumption) / load.split for lengths in others]
     return replace(
-        load,
-        lengths=lengths,
-        tokens=load.training.tokens(lengths, Assumption.EXPECTED) / load.split,
-        scored=load.scoring.tokens(lengths, Assumption.EXPECTED) / load.split,
+        repeated(load, 3),
+        count=3 * load.count,
+        tokens=np.concatenate((load.tokens, *tokens)),
+        scored=np.concatenate((load.scored, *scored)),
     )
+
+
+def repeated(columns: _T, times: int) -> _T:
+    """Return a structure of arrays with every array repeated as a whole."""
+    arrays = {
+        field.name: np.concatenate((value,) * times)
+        for field in fields(columns)
+        if isinstance(value := getattr(columns, field.name), np.ndarray)
+    }
+    return replace(columns, **arrays)
 
 
 class _Columns:

@@ -11,7 +11,7 @@ from autotune.policies.estimate.constants import card
 from autotune.policies.estimate.engine import Engine, engine_of
 from autotune.policies.estimate.host import host_phases, node_of
 from autotune.policies.estimate.lengths import Assumption
-from autotune.policies.estimate.load import Load, load_of, moved
+from autotune.policies.estimate.load import Load, by_length, load_of, repeated
 from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
@@ -97,10 +97,7 @@ def estimates(
         capacity=engine_capacity,
         beside=at_start if shared else instant(n),
     )
-    devices = trainer_phases(model, load, state)
-    lengths = (
-        _by_length(model, load, state) if assumption is Assumption.EXPECTED else np.zeros((len(PHASES), n))
-    )
+    devices, lengths = _trainer_phases(model, load, state)
     on_engine = np.zeros((len(PHASES), n))
     if shared:
         devices = _colocated(devices, engine, idle)
@@ -144,14 +141,16 @@ def estimates(
     )
 
 
-def _by_length(model: Model, load: Load, state: State) -> Floats:
-    """Return what one standard deviation of the mean length adds to each phase's peak, in bytes."""
-    longer = trainer_phases(model, moved(load, 1.0), state)
-    shorter = trainer_phases(model, moved(load, -1.0), state)
-    rows = [(longer[p.value] - shorter[p.value]).sum(axis=0) / 2 for p in PHASES if p in _OF_PASSES]
-    found = np.zeros((len(PHASES), load.count))
-    found[[place for place, phase in enumerate(PHASES) if phase in _OF_PASSES]] = rows
-    return found
+def _trainer_phases(model: Model, load: Load, state: State) -> tuple[dict[str, Floats], Floats]:
+    """Return the trainer's phases, and what one standard deviation of the mean length adds to each peak."""
+    n = load.count
+    found = trainer_phases(model, by_length(load), repeated(state, 3))
+    lengths = np.zeros((len(PHASES), n))
+    for place, phase in enumerate(PHASES):
+        if phase in _OF_PASSES:
+            peaks = found[phase.value].sum(axis=0)
+            lengths[place] = (peaks[n : 2 * n] - peaks[2 * n :]) / 2
+    return {phase: parts[:, :n] for phase, parts in found.items()}, lengths
 
 
 def _colocated(devices: dict[str, Floats], engine: Engine, idle: Floats) -> dict[str, Floats]:
