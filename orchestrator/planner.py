@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.policies.estimate.calibration import kind_of
+from autotune.policies.estimate.lengths import Assumption, lengths_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
+from autotune.policies.recovery.worst_case import longest_sequences, worst_case
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
 from autotune.policies.values.diagnosis import Diagnosis
@@ -52,10 +55,20 @@ class PhasePlan(Value, frozen=True, kw_only=True):
 
     phase: str
     parts: dict[str, float]  # bytes
-    total_bytes: float  # after calibration
+    typical_bytes: float  # of a micro-batch of sequences of mean length
+    total_bytes: float  # of the largest micro-batch expected in the steps of the goal, after calibration
+    worst_bytes: float  # with sequences as long as the job allows
     capacity_bytes: float | None
     host_bytes: float
     verdict: str  # fits | marginal | overflows | unknown
+
+
+class LengthsPlan(Value, frozen=True, kw_only=True):
+    """Tokens of a sequence, prompt and response together, that the peaks are about."""
+
+    mean: float
+    longest: float
+    source: str  # job | usual | fixed: one length
 
 
 class RungPlan(Value, frozen=True, kw_only=True):
@@ -86,6 +99,7 @@ class Plan(Value, frozen=True, kw_only=True):
     framework: str
     cluster: Cluster
     phases: tuple[PhasePlan, ...] = ()
+    lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
     calibrated_by: int = 0  # runs
     note: str = ""  # why there is no estimate
@@ -118,6 +132,7 @@ def plan(
         framework=job.framework,
         cluster=cluster,
         phases=_phases(view, profile.knobs) if view is not None else (),
+        lengths=_lengths(profile) if view is not None else None,
         error=None if view is None else _error(view),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
         note="" if view is not None else _why_no_estimate(job, profile, cluster),
@@ -127,12 +142,14 @@ def plan(
         ladder=tuple(_ladder(profile, action.knobs, job)),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
-        warnings=profile.warnings,
+        warnings=(*profile.warnings, *worst_case(run, action.knobs)),
     )
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     estimates, ranked, error = view.estimates((knobs,)), judged(view, knobs), _error(view)
+    typical = judged(replace(view, assumption=Assumption.TYPICAL), knobs).gpu
+    longest = judged(longest_sequences(view), knobs).gpu
     rows = []
     for name, phases in _ROWS.items():
         heaviest = max(phases, key=lambda phase: ranked.gpu[phase])
@@ -144,13 +161,23 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
             PhasePlan(
                 phase=name,
                 parts=dict(zip(PARTS, estimates.gpu_parts[index, :, 0].tolist(), strict=True)),
+                typical_bytes=min(total, max(typical[phase] for phase in phases)),
                 total_bytes=total,
+                worst_bytes=max(total, *(longest[phase] for phase in phases)),
                 capacity_bytes=capacity if is_known else None,
                 host_bytes=float(estimates.host[index, 0]),
                 verdict=_verdict(total, capacity, error) if is_known else "unknown",
             )
         )
     return tuple(rows)
+
+
+def _lengths(profile: Profile) -> LengthsPlan:
+    layout = profile.layout
+    longest = float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens)
+    known = lengths_of(layout, longest=longest)
+    source = "job" if layout.response_mean else "usual"
+    return LengthsPlan(mean=known.mean, longest=longest, source=source if known.variation else "fixed")
 
 
 def _verdict(total: float, capacity: float, error: float) -> str:

@@ -185,6 +185,8 @@ def _coefficients(rng: Random, spread: float) -> Coefficients:
         decode_speed=rng.uniform(0.75, 1.25),
         link_speed=rng.uniform(0.7, 1.3),
         pass_overhead=rng.uniform(0.5e-3, 1.5e-3),
+        prompts=rng.uniform(0.1, 0.7),
+        responses=rng.betavariate(1.6, 2.2),
     )
 
 

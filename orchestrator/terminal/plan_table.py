@@ -65,7 +65,32 @@ def _estimate(plan: Plan, width: int | None) -> list[str]:
     return [
         f"predicted peak per device, {unit} ({source}, ±{plan.error or 0:.0%})",
         _peaks(plan.phases, scale, width),
+        *_by_length(plan, scale, width or PIPED_WIDTH),
         f"host memory of a node: {show_gib(host, digits=1)}{of}",
+    ]
+
+
+def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
+    """Return how the peaks depend on the lengths of sequences, where they do."""
+    lengths = plan.lengths
+    moving = [phase for phase in plan.phases if phase.worst_bytes > 1.01 * phase.typical_bytes]
+    if lengths is None or not moving:
+        return []
+    source = {"job": "as the job says", "usual": "as is usual; `lengths:` of the job can say it"}
+    usual = ", ".join(f"{phase.phase} {phase.typical_bytes / scale:,.1f}" for phase in moving)
+    longest = ", ".join(f"{phase.phase} {phase.worst_bytes / scale:,.1f}" for phase in moving)
+    return [
+        *textwrap.wrap(
+            f"typical: {usual}, with sequences of {lengths.mean:,.0f} tokens"
+            f" ({source.get(lengths.source, 'one length')})",
+            width=width,
+            subsequent_indent=_INDENT,
+        ),
+        *textwrap.wrap(
+            f"longest: {longest}, with all sequences of {lengths.longest:,.0f} tokens",
+            width=width,
+            subsequent_indent=_INDENT,
+        ),
     ]
 
 
