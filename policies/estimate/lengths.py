@@ -129,10 +129,11 @@ def _deviation(mean: float, longest: int, variation: float) -> float:
 
 
 def _upper_quantile(draws: Floats | float) -> Floats:
-    """Return the place of the largest of so many standard normal deviates.
+    """Return the median of the largest of so many standard normal deviates.
 
-    Approximation 26.2.22 of Abramowitz and Stegun for a chance of one in `draws` + 1, within 0.003.
+    Approximation 26.2.22 of Abramowitz and Stegun, within 0.003.
     """
-    root = np.sqrt(2.0 * np.log1p(np.maximum(1.0, np.asarray(draws, dtype=np.float64))))
+    chance = -np.expm1(-math.log(2.0) / np.maximum(1.0, np.asarray(draws, dtype=np.float64)))
+    root = np.sqrt(-2.0 * np.log(chance))
     found: Floats = root - (2.30753 + 0.27061 * root) / (1.0 + root * (0.99229 + 0.04481 * root))
     return found

@@ -33,7 +33,7 @@ PHASES: tuple[Phase, ...] = (
     Phase.WEIGHT_SYNC,
     Phase.CHECKPOINT,
 )
-_OF_PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD})
+OF_PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD})
 _ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 
 
@@ -147,7 +147,7 @@ def _trainer_phases(model: Model, load: Load, state: State) -> tuple[dict[str, F
     found = trainer_phases(model, by_length(load), repeated(state, 3))
     lengths = np.zeros((len(PHASES), n))
     for place, phase in enumerate(PHASES):
-        if phase in _OF_PASSES:
+        if phase in OF_PASSES:
             peaks = found[phase.value].sum(axis=0)
             lengths[place] = (peaks[n : 2 * n] - peaks[2 * n :]) / 2
     return {phase: parts[:, :n] for phase, parts in found.items()}, lengths

@@ -6,10 +6,11 @@ import msgspec
 
 from autotune.policies.recovery.outlook import measures, outlook, trusted
 from autotune.policies.recovery.permissions import by_ladder, last_failure, relapse_of, started_before
-from autotune.policies.recovery.ranking import best, judged
+from autotune.policies.recovery.ranking import best, judged, overflowing
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
+from autotune.policies.recovery.worst_case import came_late, longest_sequences
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.permissions import denied
@@ -62,7 +63,10 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
         legal = not objections(run.accepted.profile, present, knobs, started=started)
         return legal and relapse_of(run, knobs) is None and not is_refused(run, knobs)
 
-    candidate = best(view, present, diagnosis=diagnosis, started=started, permitted=permitted)
+    for of in (longest_sequences(view), view) if came_late(run) else (view,):
+        candidate = best(of, present, diagnosis=diagnosis, started=started, permitted=permitted)
+        if candidate is not None and (of is view or not overflowing(of, candidate)):
+            break
     if candidate is None:
         return None
     return cure(view, present, candidate, judged(view, present), diagnosis)

@@ -5,18 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.policies.estimate.lengths import Assumption
+from autotune.policies.estimate.peaks import OF_PASSES
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import best, judged, overflowing
 from autotune.policies.recovery.remedy_text import words
 from autotune.policies.remedies.legality import objections
+from autotune.policies.values.failure import Cause
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.knobs import Knobs, new_values
+
+_LATE = 4  # steps: what fitted them all and then did not is a batch that had not come before, or growth
 
 
 def longest_sequences(view: Outlook) -> Outlook:
     """Return the outlook of steps in which every sequence is as long as the job allows."""
     return replace(view, assumption=Assumption.LONGEST)
+
+
+def came_late(run: Run) -> bool:
+    """Return whether a pass failed after so many steps that its sequences may be longer than expected."""
+    last = run.attempts[-1]
+    diagnosis = last.diagnosis
+    if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in OF_PASSES:
+        return False
+    return len(last.progress) >= _LATE
 
 
 def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
