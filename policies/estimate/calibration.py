@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.policies.estimate.gaussian import Belief, Floats
-from autotune.policies.estimate.observations import settled_peaks, shown_by
+from autotune.policies.estimate.observations import lengths_seen, settled_peaks, shown_by
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.estimate.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
 from autotune.policies.values.failure import Cause, Phase
@@ -52,6 +52,7 @@ def calibrated(run: Run, model: Model) -> Calibration:
     floors = settled_peaks(attempts)
     for column, attempt in enumerate(attempts, start=1):
         belief = shown_by(belief, estimate, column, attempt, capacity, floors[attempt.knobs])
+        belief = lengths_seen(belief, profile, attempt)
         pool = float(estimate.pool_tokens[column])
         if attempt.diagnosis is not None and attempt.diagnosis.cause is Cause.POOL_TOO_SMALL:
             failed_pool, refused = max(failed_pool, pool), refused + 1

@@ -70,6 +70,24 @@ def lengths_of(layout: Layout, *, longest: float, deviation: float = 0.0) -> Len
     )
 
 
+_REACH = 4.0  # standard deviations of what is known within which a measured mean is looked for
+
+
+def deviation_of(layout: Layout, *, longest: float, mean: float) -> float | None:
+    """Return by how many standard deviations of what is known a measured mean length, in tokens, is off.
+
+    None where lengths are not in doubt, or where no sequences of the job could have that mean: then what was
+    measured is something else.
+    """
+    if not 0 < mean <= longest:
+        return None
+    grid = np.linspace(-_REACH, _REACH, 33)
+    means = [lengths_of(layout, longest=longest, deviation=float(each)).mean for each in grid]
+    if means[-1] - means[0] < 1.0:
+        return None
+    return float(np.interp(mean, means, grid))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
     """How a framework forms micro-batches: of the sequences of one update on the ranks that share them."""

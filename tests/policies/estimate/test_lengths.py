@@ -41,9 +41,7 @@ def test_the_largest_group_is_as_large_as_drawn_ones(rows: int, groups: int) -> 
     sigma = np.sqrt(np.log1p(variation**2))
     center = np.log(mean) - sigma**2 / 2
     largest = [
-        max(
-            sum(min(longest, rng.lognormvariate(center, sigma)) for _ in range(rows)) for _ in range(groups)
-        )
+        max(sum(min(longest, rng.lognormvariate(center, sigma)) for _ in range(rows)) for _ in range(groups))
         for _ in range(60)
     ]
     assert float(lengths.largest(rows, groups)) == pytest.approx(np.median(largest), rel=0.12)
