@@ -61,7 +61,7 @@ def cases(folder: Path = CASES) -> Iterator[Case]:
 
 
 def planned(case: Case) -> Plan:
-    """Return what `autotune plan` says of a case, without a calibration; raises what a wrong job file raises."""
+    """Return what `autotune plan` says of a case, uncalibrated; raises what a wrong job file raises."""
     with contextlib.chdir(case.folder):
         job = load("job.yaml")
         return plan(job, frameworks.find(job.framework), assumed(job), render=lambda *_: ())

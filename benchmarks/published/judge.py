@@ -43,7 +43,7 @@ class Judgement(NamedTuple):
     phase: str  # that phase; `host:` before it where the host's memory is the shortest
     changed: tuple[str, ...]  # knobs that would be changed before the first launch
     figures: tuple[Figure, ...]
-    cure: str  # place of the confirmed cure: `first launch`, `1` to `3`, `-` for none of them; empty: no cure known
+    cure: str  # the confirmed cure's place: `first launch`, `1` to `3`, `-` for none; empty: no cure is known
 
     @property
     def right(self) -> bool:
@@ -96,7 +96,7 @@ def _figures(case: Case, found: Plan, rows: list[PhasePlan]) -> Iterator[Figure]
 
 
 def _token_bytes(case: Case, found: Plan) -> float:
-    """Return the bytes of a token in one device's pool, of a model with ordinary keys and values in 16 bits."""
+    """Return the bytes of a token in one device's pool: ordinary keys and values in 16 bits."""
     shape = json.loads((case.folder / "model" / "config.json").read_text(encoding="utf-8"))
     split = next((knob.value for knob in found.knobs if knob.knob == "rollout_tensor_parallel"), 1)
     heads = max(1.0, shape["num_key_value_heads"] / float(str(split)))

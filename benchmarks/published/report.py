@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.published.judge import Figure, Judgement
 
@@ -30,21 +30,22 @@ def rows(judgements: Sequence[Judgement]) -> Iterator[str]:
         )
 
 
-def summary(title: str, judgements: Sequence[Judgement]) -> Iterator[str]:
-    """Yield what the cases say together, all of them and those that are completely reported."""
-    for name, chosen in (
-        (title, judgements),
-        ("  completely reported", [found for found in judgements if found.truth.complete]),
-    ):
-        ran, failed = _of(chosen, "ran"), _of(chosen, "oom")
-        errors = [figure.error for found in chosen for figure in found.figures]
-        yield (
-            f"{name}: {len(chosen)} cases; of {len(ran)} that ran {_right(ran)} predicted to fit, "
-            f"{sum(bool(found.changed) for found in ran)} changed before the first launch; "
-            f"of {len(failed)} that failed {_right(failed)} predicted to overflow; "
-            f"{len(errors)} figures, median |ln ratio| {statistics.median(errors) if errors else float('nan'):.3f}; "
-            f"cures among the first three {_cured(chosen)}"
-        )
+def summary(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
+    """Yield a row for each half, and for its completely reported cases alone."""
+    yield (
+        f"{'':24} {'ran, foreseen':>14} {'changed first':>14} {'failed, foreseen':>17} {'figures':>8} "
+        f"{'|ln ratio|':>11} {'cures in three':>15}"
+    )
+    for title, half in halves.items():
+        complete = [found for found in half if found.truth.complete]
+        for name, chosen in ((title, half), ("  completely reported", complete)):
+            ran, failed = _of(chosen, "ran"), _of(chosen, "oom")
+            errors = [figure.error for found in chosen for figure in found.figures]
+            changed = sum(bool(found.changed) for found in ran)
+            yield (
+                f"{name:24} {_right(ran):>14} {changed:>14} {_right(failed):>17} {len(errors):>8} "
+                f"{statistics.median(errors) if errors else float('nan'):>11.3f} {_cured(chosen):>15}"
+            )
 
 
 def _of(judgements: Sequence[Judgement], outcome: str) -> list[Judgement]:
@@ -53,7 +54,7 @@ def _of(judgements: Sequence[Judgement], outcome: str) -> list[Judgement]:
 
 def _right(judgements: Sequence[Judgement]) -> str:
     right = sum(found.right for found in judgements)
-    return f"{right} ({right / len(judgements):.2f})" if judgements else "0"
+    return f"{right} of {len(judgements)}"
 
 
 def _cured(judgements: Sequence[Judgement]) -> str:
