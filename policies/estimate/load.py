@@ -51,6 +51,7 @@ class Load:
     optimizer_overlap: Flags
     fused: Flags
     loss_recompute: Flags
+    efficient_load: Flags
     chunk: Floats
     entropy_chunking: Flags
     entropy_recompute: Flags
@@ -134,6 +135,7 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         optimizer_overlap=columns.flag("optimizer_offload_overlap"),
         fused=columns.flag("fused_kernels"),
         loss_recompute=columns.flag("loss_recompute"),
+        efficient_load=columns.flag("memory_efficient_load"),
         chunk=columns.number("logprob_chunk", _UNBOUNDED),
         entropy_chunking=columns.flag("entropy_chunking"),
         entropy_recompute=columns.flag("entropy_recompute"),

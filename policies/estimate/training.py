@@ -119,8 +119,13 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     forward, backward = _training_instants(
         load, state, pass_of(model, load, tokens=load.tokens), logits, gradients
     )
+    built = weights + state.gathered * 0.5
+    if layout.loads_whole:
+        # Built on the device and then sharded, beside the other models' shards (AReaL's fsdp_engine.py).
+        whole = parameters(model).total * layout.parameter_bytes
+        built = np.where(load.efficient_load, built, np.maximum(built, weights - state.weights + whole))
     return {
-        "init": at(weights=weights + state.gathered * 0.5, gradients=idle),
+        "init": at(weights=built, gradients=idle),
         "log_prob": heaviest(
             scoring(activations=score.working),
             scoring(activations=score.inputs, logits=logits.scoring),  # the final hidden states

@@ -90,6 +90,7 @@ class Layout(Value, frozen=True, kw_only=True):
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
+    loads_whole: bool = False  # every device builds the whole model before it is sharded
     sequences: int = 0  # samples of one step, over all ranks
     prompt_tokens: int = 0  # longest
     response_tokens: int = 0  # longest, of all turns together

@@ -71,6 +71,7 @@ def layout_of(site: Site) -> Layout:
         chunked_head=False,
         per_tensor_optimizer=kind == "adam_bf16",
         optimizer_temporary_bytes=4 if kind == "adam_bf16" else 0,  # AdamW is the fused one
+        loads_whole=actor.engine == "fsdp",
         sync_buckets=2,  # of 1024 MiB: one is sent while the next is filled
         sequences=samples(site),
         prompt_tokens=config.number("train_dataset.max_length") or max(0, site.longest - _answer(site)),
