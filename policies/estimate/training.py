@@ -63,7 +63,8 @@ def state_of(model: Model, load: Load) -> State:
         copied = (load.shards > 1) | (layout.parameter_bytes != layout.compute_bytes)
         depth = constant(f"gathered_layers_{layout.strategy}")
         gathered = copied * (depth * layer + root) * layout.compute_bytes
-        waiting = (constant("reduced_layers") * layer * layout.gradient_bytes) + root * layout.compute_bytes
+        reduced = layout.reduce_bytes or layout.gradient_bytes
+        waiting = (constant("reduced_layers") * layer * reduced) + root * layout.compute_bytes
         gathered_gradients = copied * (waiting if not layout.lora_rank else 0.0 * waiting)
     after = last_matrix(model) / (1 if sharded else layout.expert_parallel * load.tensor)
     last = np.maximum(0.0, layer - after) + (counts.embedding if counts.head else 0) / load.tensor

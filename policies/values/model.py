@@ -63,6 +63,7 @@ class Layout(Value, frozen=True, kw_only=True):
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
     gradient_bytes: int = 4  # per parameter
+    reduce_bytes: int = 0  # per gradient of a layer while FSDP reduces it; 0: gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine

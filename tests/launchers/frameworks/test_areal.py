@@ -252,6 +252,38 @@ def test_every_model_of_fsdp_is_loaded_on_the_host_together():
     assert "memory_efficient_load" in megatron.unsupported
 
 
+@pytest.mark.parametrize(
+    ("settings", "parameter", "gradient", "optimizer"),
+    [
+        ({}, 4, 4, 8),
+        ({"actor.optimizer_dtype": "bfloat16"}, 2, 2, 4),
+        ({"actor.optimizer_dtype": "bfloat16", "actor.optimizer.type": "adam_bf16"}, 2, 2, 6),
+        ({"actor.optimizer.type": "sgd"}, 4, 4, 0),
+        ({"actor.backend": "megatron:d4"}, 2, 4, 12),
+        ({"actor.backend": "megatron:d4", "actor.optimizer.type": "sgd"}, 2, 4, 8),
+        ({"actor.backend": "megatron:d4", "actor.optimizer.type": "adam_bf16"}, 2, 4, 6),
+        ({"actor.backend": "megatron:d4", "actor.megatron.ddp.grad_reduce_in_fp32": False}, 2, 2, 12),
+        (
+            {
+                "actor.backend": "megatron:d4",
+                "actor.megatron.use_precision_aware_optimizer": True,
+                "actor.megatron.exp_avg_sq_dtype": "bfloat16",
+            },
+            2,
+            4,
+            8,
+        ),
+    ],
+)
+def test_types_of_gradients_and_moments_come_from_the_settings(settings, parameter, gradient, optimizer):
+    layout = profile(job(settings)).layout
+    assert (layout.parameter_bytes, layout.gradient_bytes, layout.optimizer_bytes) == (
+        parameter,
+        gradient,
+        optimizer,
+    )
+
+
 def test_roles_that_share_a_phase_follow_the_actors_budget():
     each = job(**CRITIC, **REFERENCE, actor__kl_ctl=0.01)
     knobs = msgspec.structs.replace(profile(each).knobs, tokens_per_microbatch=8192, recompute="full")
