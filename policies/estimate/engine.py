@@ -14,6 +14,7 @@ from autotune.policies.values.model import Model
 
 _SAMPLER_COPIES = 2  # fp32 logits and their probabilities for one token of every running request
 _POOLLESS = frozenset({"light", "replay"})
+_NO_ENGINE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,12 @@ class Engine:
 def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside: Floats) -> Engine:
     """Return an engine's use of a device of `capacity` bytes that already holds the parts `beside`.
 
-    vLLM's fraction is of the whole device and covers weights, profiled activations and pool (gpu_worker.py);
+    vLLM's fraction is of the whole device and covers all but the graphs, captured after its profile: weights,
+    the larger of a full chunk and a sampler with every request, and pool (gpu_worker.py).
     SGLang's is of what was free at the start and covers weights and pool (kv_cache_configurator.py).
     """
+    if engine == _NO_ENGINE:
+        return _nothing(load.count)
     layout = load.layout
     weights = parameters(model).total / load.rollout_tensor * layout.engine_bytes
     outside = np.where(load.rollout_tensor > 1, constant("collectives"), 0.0) + constant("context")
@@ -51,7 +55,10 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         pool = np.minimum(load.concurrency, max(1, layout.sequences)) * load.sequence * per_token
         pool = pool * (engine == "light")
     elif engine == "vllm":
-        pool = np.maximum(0.0, load.fraction * capacity - weights - passing - outside)
+        # The sampler runs when the layers' activations are gone; buffers are what the profile finds anyway.
+        passing, sampling = np.where(passing > sampling, (passing, 0.0 * sampling), (0.0 * passing, sampling))
+        base = np.zeros(load.count)
+        pool = np.maximum(0.0, load.fraction * capacity - weights - passing - sampling - outside)
     else:
         free = np.maximum(0.0, capacity - beside.sum(axis=0) - outside)
         pool = np.maximum(0.0, load.fraction * free - weights)
@@ -86,6 +93,18 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         receiving=receiving,
         training=training,
         pool_tokens=pool / per_token,
+    )
+
+
+def _nothing(count: int) -> Engine:
+    """Return what a job without a rollout engine keeps for one; nothing limits its requests."""
+    nothing = instant(count)
+    return Engine(
+        starting=nothing,
+        running=nothing,
+        receiving=nothing,
+        training=nothing,
+        pool_tokens=np.full(count, np.inf),
     )
 
 

@@ -80,7 +80,9 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     full_copy = np.full(n, whole * layout.compute_bytes)
     # FSDP reads the whole model on a node; a rank of Megatron reads its own part.
     read = node.trainers * state.local if layout.strategy == "megatron" else np.full(n, whole)
-    loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes))
+    # Rank 0 then holds the built model beside the file's weights.
+    beside = np.where(load.efficient_load & layout.loads_whole, whole * layout.compute_bytes, 0.0)
+    loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes) + beside)
     return {
         "init": resting + loading,
         "rollout_init": resting

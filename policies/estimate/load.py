@@ -65,6 +65,7 @@ class Load:
     optimizer_overlap: Flags
     fused: Flags
     loss_recompute: Flags
+    efficient_load: Flags
     chunk: Floats
     entropy_chunking: Flags
     entropy_recompute: Flags
@@ -173,6 +174,7 @@ def load_of(
         fused=columns.flag("fused_kernels"),
         loss_recompute=columns.flag("loss_recompute"),
         chunk=columns.number("logprob_chunk", UNBOUNDED),
+        efficient_load=columns.flag("memory_efficient_load"),
         entropy_chunking=columns.flag("entropy_chunking"),
         entropy_recompute=columns.flag("entropy_recompute"),
         concurrency=columns.number("concurrency", 256),

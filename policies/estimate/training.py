@@ -63,7 +63,8 @@ def state_of(model: Model, load: Load) -> State:
         copied = (load.shards > 1) | (layout.parameter_bytes != layout.compute_bytes)
         depth = constant(f"gathered_layers_{layout.strategy}")
         gathered = copied * (depth * layer + root) * layout.compute_bytes
-        waiting = (constant("reduced_layers") * layer * layout.gradient_bytes) + root * layout.compute_bytes
+        reduced = layout.reduce_bytes or layout.gradient_bytes
+        waiting = (constant("reduced_layers") * layer * reduced) + root * layout.compute_bytes
         gathered_gradients = copied * (waiting if not layout.lora_rank else 0.0 * waiting)
     after = last_matrix(model) / (1 if sharded else layout.expert_parallel * load.tensor)
     last = np.maximum(0.0, layer - after) + (counts.embedding if counts.head else 0) / load.tensor
@@ -119,8 +120,13 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     forward, backward = _training_instants(
         load, state, pass_of(model, load, tokens=load.tokens), logits, gradients
     )
+    built = weights + state.gathered * 0.5
+    if layout.loads_whole:
+        # Built on the device and then sharded, beside the other models' shards (AReaL's fsdp_engine.py).
+        whole = parameters(model).total * layout.parameter_bytes
+        built = np.where(load.efficient_load, built, np.maximum(built, weights - state.weights + whole))
     return {
-        "init": at(weights=weights + state.gathered * 0.5, gradients=idle),
+        "init": at(weights=built, gradients=idle),
         "log_prob": heaviest(
             scoring(activations=score.working),
             scoring(activations=score.inputs, logits=logits.scoring),  # the final hidden states

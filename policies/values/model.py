@@ -63,6 +63,7 @@ class Layout(Value, frozen=True, kw_only=True):
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
     gradient_bytes: int = 4  # per parameter
+    reduce_bytes: int = 0  # per gradient of a layer while FSDP reduces it; 0: gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine
@@ -90,6 +91,7 @@ class Layout(Value, frozen=True, kw_only=True):
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
+    loads_whole: bool = False  # every device builds the whole model before it is sharded
     sequences: int = 0  # samples of one step, over all ranks
     mini_batch: int = 0  # samples of one update of the weights, over all ranks; 0: all of a step
     prompt_tokens: int = 0  # longest

@@ -124,6 +124,12 @@ def _training(site: Site, supported: dict[str, Support], unsupported: dict[str, 
         unsupported["optimizer_offload"] = "only the step of optimizer.type adam can be streamed"
     else:
         unsupported["optimizer_offload"] = f"the {site.trainer} engine keeps its optimizer with the weights"
+    if not fsdp:
+        unsupported["memory_efficient_load"] = f"the {site.trainer} engine loads each device's part only"
+    elif any(site.config.is_on(f"{role}.init_from_scratch") for role in ("actor", "critic", "ref")):
+        unsupported["memory_efficient_load"] = "AReaL refuses it together with init_from_scratch"
+    else:
+        supported["memory_efficient_load"] = _offer("actor.fsdp.memory_efficient_load", Grid(values=_TWO))
     if site.apart:
         supported["logprob_tokens"] = _offer(
             "ref.mb_spec.max_tokens_per_mb", Grid(minimum=_TOKENS, multiple=_TOKENS)

@@ -97,6 +97,13 @@ class Config:
         value = self.get(key)
         return "" if value is None else str(value)
 
+    def inside(self, node: str) -> dict[str, Any]:
+        """Return what a free-form setting holds, whether it is written whole or key by key."""
+        whole = self.get(node)
+        apart = {name.removeprefix(f"{node}."): name for name in self._values if name.startswith(f"{node}.")}
+        present = dict(whole) if isinstance(whole, Mapping) else {}
+        return present | {key: self.get(name) for key, name in apart.items()}
+
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
         for spelled in self.spelled:

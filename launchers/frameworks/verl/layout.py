@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement
 
-_HALF = ("bf16", "bfloat16", "fp16", "float16")
+_FP32 = 4
+_OPTIMIZER = f"{ACTOR}.optim"
 _TRAINING = (
     Phase.INIT,
     Phase.LOG_PROB,
@@ -52,10 +54,12 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
 def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
     own = names(config)
-    half = config.text(f"{ACTOR}.fsdp_config.model_dtype") in _HALF
     cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
     policy = config.flag(f"{ACTOR}.fsdp_config.offload_policy") and not config.megatron
-    wide = 2 if config.megatron or half else 4
+    stored = width(
+        config.text(f"{MEGATRON}.dtype" if config.megatron else f"{ACTOR}.fsdp_config.model_dtype")
+    )
+    mixed = config.inside(f"{ACTOR}.fsdp_config.mixed_precision")
     return Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
@@ -65,10 +69,11 @@ def layout(config: Config) -> Layout:
         expert_tensor_parallel=_expert_tensor(config),
         expert_shards=_expert_shards(config),
         engine_ranks=config.rollout_world,
-        parameter_bytes=wide,
-        compute_bytes=2 if config.text(f"{ACTOR}.fsdp_config.dtype") in _HALF else 4,
-        gradient_bytes=4 if config.megatron else wide,
-        optimizer_bytes=12 if config.megatron else 2 * wide,
+        parameter_bytes=stored,
+        compute_bytes=stored if config.megatron else width(str(mixed.get("param_dtype", "bf16"))),
+        gradient_bytes=_gradient_bytes(config, stored) if config.megatron else stored,
+        reduce_bytes=width(str(mixed.get("reduce_dtype", "fp32"))),
+        optimizer_bytes=_optimizer_bytes(config, stored),
         logits_bytes=4 if config.megatron else 2,  # Megatron's output layer upcasts, FSDP's keeps bf16
         engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
         kv_bytes=1
@@ -94,6 +99,36 @@ def layout(config: Config) -> Layout:
         mini_batch=config.update,
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
+    )
+
+
+def _gradient_bytes(config: Config, stored: int) -> int:
+    """Return the bytes of a gradient in Megatron's buffer (megatron/transformer_impl.py)."""
+    in_fp32 = config.inside(f"{MEGATRON}.override_ddp_config").get("grad_reduce_in_fp32")
+    if in_fp32 is None:
+        chosen = config.flag(f"{_OPTIMIZER}.use_precision_aware_optimizer")
+        in_fp32 = not (chosen and width(config.text(f"{_OPTIMIZER}.main_grads_dtype")) < _FP32)
+    return _FP32 if in_fp32 else stored
+
+
+def _optimizer_bytes(config: Config, stored: int) -> int:
+    arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
+    kind = config.text(f"{_OPTIMIZER}.optimizer")
+    if not config.megatron:
+        return torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments)
+
+    def chosen(name: str) -> str:
+        return str(arguments.get(name) or config.get(f"{_OPTIMIZER}.{name}") or "fp32")
+
+    return megatron_state_bytes(
+        str(arguments.get("optimizer") or kind),
+        parameter_bytes=stored,
+        # In fp16 verl switches it on by itself, with everything in fp32 (megatron/optimizer.py).
+        precise=chosen("use_precision_aware_optimizer") == "True"
+        and config.text(f"{MEGATRON}.dtype") in ("bf16", "bfloat16"),
+        on_host=arguments.get("optimizer_cpu_offload") is True,
+        master=chosen("main_params_dtype"),
+        moments=(chosen("exp_avg_dtype"), chosen("exp_avg_sq_dtype")),
     )
 
 
