@@ -36,7 +36,7 @@ def measure(config: dict[str, Any], *, layers: int, sequences: int, length: int,
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    with warnings.catch_warnings(), _default_type(torch.bfloat16), FakeTensorMode():
+    with warnings.catch_warnings(), default_type(torch.bfloat16), FakeTensorMode():
         warnings.simplefilter("ignore")
         model = _model(config, layers=layers, recompute=recompute)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
@@ -110,7 +110,8 @@ def _sizes(tracker: Any, kind: str) -> dict[str, int]:
 
 
 @contextmanager
-def _default_type(chosen: torch.dtype) -> Iterator[None]:
+def default_type(chosen: torch.dtype) -> Iterator[None]:
+    """Build parameters and activations in a type."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(chosen)
     try:

@@ -37,9 +37,11 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
     kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=megatron)
     fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=True)
     mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
-    # Megatron's sequence parallelism comes with its tensor parallelism and splits what is outside of it.
-    whole_split = load.tensor if megatron else np.ones(load.count)
-    whole = np.where(load.fused, fused.whole, kept.whole) / whole_split
+    # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
+    # gathers a product's input again in backward; DTensor's keeps the gathered one.
+    whole_split = load.tensor if megatron or load.layout.sequence_parallel else np.ones(load.count)
+    products = 0.0 if megatron else size * model.hidden * min(2, model.norms_per_layer)
+    whole = products + (np.where(load.fused, fused.whole, kept.whole) - products) / whole_split
     split = np.where(load.fused, fused.split, kept.split) / load.tensor
     routed = np.where(load.fused, fused.experts, kept.experts) / load.tensor
     layer = (whole + split + routed + size * mask) * tokens
@@ -54,13 +56,15 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = layer - inputs * (size == FP32)
     widest = working_set(model, element_bytes=size)
+    last = 0.0 if megatron else size * model.hidden  # the head's input
+    at_end = last + (kept_at_the_end(model, element_bytes=size, fused=megatron) - last) / whole_split
     return Pass(
         layer=layer,
         kept_layer=per_layer,
         again=again,
         kept=all_layers,
         shared=mask * tokens,
-        ends=kept_at_the_end(model, element_bytes=size, fused=megatron) / whole_split * tokens,
+        ends=at_end * tokens,
         inputs=inputs,
         working=widest / load.tensor * tokens,
         backward=gradient_set(model, element_bytes=size) / load.tensor * tokens,
@@ -76,6 +80,9 @@ class Logits:
     forward: Floats  # peak in forward
     kept: Floats  # between forward and backward
     backward: Floats  # peak at the start of backward
+    head: Floats  # while the head's product runs in forward
+    head_scored: Floats  # ... without gradients
+    head_gradient: Floats  # ... in backward
 
 
 def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Logits:
@@ -121,4 +128,7 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
         forward=vocabulary * np.where(load.fused, np.minimum(forward, fused), forward),
         kept=vocabulary * np.where(load.fused, 0.0, kept),
         backward=vocabulary * np.where(load.fused, np.minimum(backward, fused_backward), backward),
+        head=vocabulary * np.where(load.fused, 0.0, size * head),
+        head_scored=vocabulary * np.where(load.fused, 0.0, size * score_head),
+        head_gradient=vocabulary * np.where(load.fused, 0.0, size * head),
     )

@@ -63,7 +63,7 @@ class Layout(Value, frozen=True, kw_only=True):
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
     gradient_bytes: int = 4  # per parameter
-    reduce_bytes: int = 0  # per gradient of a layer while FSDP reduces it; 0: gradient_bytes
+    reduce_bytes: int = 0  # per parameter in a reduce-scatter's input; 0: as gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine
@@ -76,6 +76,13 @@ class Layout(Value, frozen=True, kw_only=True):
     entropy: bool = False  # the loss or its metrics compute the entropy of the logits
     engine_sleeps: bool = False  # the engine frees its memory while training runs
     engine_weights_on_host: bool = True  # ... and keeps its weights in host memory until it wakes
+    embedding_apart: bool = True  # FSDP2 gathers an untied embedding by itself; else with the root
+    head_apart: bool = False  # FSDP2 gathers an untied head by itself; else with the root
+    reshard_after_forward: bool = (
+        True  # else all weights stay gathered from a layer's forward to its backward
+    )
+    reduces_last: bool = False  # gradients stay whole on every rank until the last micro-batch
+    sequence_parallel: bool = False  # tensor parallelism of FSDP splits the residual stream too
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     parameters_stay_offloaded: bool = False  # offloaded weights are gathered layer by layer in a pass
