@@ -77,7 +77,7 @@ class Case(NamedTuple):
         return (self.predicted[figure] - wanted) / max(wanted, 0.01 * self.measured["step"])
 
 
-def predict(model: Model, step: Step) -> dict[str, float]:
+def predict(model: Model, step: Step, *, masked: bool = True) -> dict[str, float]:
     """Return the estimate of the step that `tracked.measure` runs, by the names of its figures."""
     layout = Layout(
         parameter_bytes=2,
@@ -86,7 +86,7 @@ def predict(model: Model, step: Step) -> dict[str, float]:
         optimizer_bytes=4,
         logits_bytes=4,
         padded=True,
-        masked_attention=True,  # a mask without values cannot be seen to be causal
+        masked_attention=masked,  # a mask without values cannot be seen to be causal
         per_tensor_optimizer=True,
         optimizer_temporary_bytes=4,  # a denominator and a quotient in bf16
         sequences=step.sequences,

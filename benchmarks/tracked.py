@@ -94,14 +94,54 @@ def _model(config: dict[str, Any], *, layers: int, recompute: bool) -> Any:
     values["num_hidden_layers"] = layers
     built = AutoConfig.for_model(config["model_type"], **values)
     built.use_cache = False
-    if "num_experts_per_tok" in config:
+    if "num_experts_per_tok" in config and "llama4" not in config["model_type"]:
         # The default loops over the experts that were hit, which a tensor without values cannot tell.
         built._experts_implementation = "grouped_mm"
-    model: Any = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_config(built, attn_implementation=_attention(config))
     model.train()
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def fused_attention(config: dict[str, Any]) -> bool:
+    """Return whether a model is measured with attention that keeps what a fused kernel keeps.
+
+    PyTorch on a CPU has no such kernel where values are narrower than keys, nor for attention sinks: it would
+    keep a matrix of scores that no GPU keeps.
+    """
+    return "kv_lora_rank" in config or config["model_type"] == "gpt_oss"
+
+
+def _attention(config: dict[str, Any]) -> str:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    if not fused_attention(config):
+        return "sdpa"
+
+    class Fused(torch.autograd.Function):
+        """Saves what flash-attn's function saves; what it computes is of no interest here."""
+
+        @staticmethod
+        def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            result = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[-1]))
+            sums = q.new_empty(q.shape[:3], dtype=torch.float32)
+            ctx.save_for_backward(q, k, v, result, sums)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+
+    def attend(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object, **_: object
+    ) -> tuple[torch.Tensor, None]:
+        return Fused.apply(query, key, value), None  # type: ignore[no-untyped-call]
+
+    AttentionInterface.register("fused", attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("fused", lambda *_, **__: None)
+    return "fused"
 
 
 def _sizes(tracker: Any, kind: str) -> dict[str, int]:

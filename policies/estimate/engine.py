@@ -9,7 +9,7 @@ import numpy as np
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats, instant
-from autotune.policies.estimate.shapes import parameters, working_set
+from autotune.policies.estimate.shapes import cache_layers, parameters, working_set
 from autotune.policies.values.model import Model
 
 _SAMPLER_COPIES = 2  # fp32 logits and their probabilities for one token of every running request
@@ -115,4 +115,4 @@ def kv_token_bytes(model: Model, load: Load) -> Floats:
     else:
         heads = np.maximum(1.0, model.kv_heads / load.rollout_tensor)  # fewer heads than ranks are repeated
         row = 2.0 * heads * model.head_dim
-    return model.layers * row * load.layout.kv_bytes
+    return cache_layers(model) * row * load.layout.kv_bytes

@@ -9,7 +9,7 @@ from autotune.policies.estimate.engine import kv_token_bytes
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.passes import Pass
-from autotune.policies.estimate.shapes import active_parameters, parameters
+from autotune.policies.estimate.shapes import active_parameters, cache_layers, parameters
 from autotune.policies.estimate.training import State
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.model import Model
@@ -49,7 +49,7 @@ def _training(
     layout = load.layout
     tokens = load.step_tokens
     per_token = (
-        2.0 * active_parameters(model) + 2.0 * model.layers * model.heads * model.head_dim * load.sequence
+        2.0 * active_parameters(model) + 2.0 * cache_layers(model) * model.heads * model.head_dim * load.sequence
     )
     divisor = load.tensor * layout.pipeline_parallel
     forward = per_token * tokens / divisor / (card.flops * constant("efficiency_training"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from autotune.policies.estimate.linear import linear_kept, linear_parameters, linear_rows
 from autotune.policies.values.model import Model
 
 FP32 = 4
@@ -15,14 +16,15 @@ class Parameters(NamedTuple):
 
     embedding: int
     head: int  # 0 when tied
-    attention: float  # per layer
+    attention: float  # per layer: attention, linear attention and state spaces
     mlp: float  # per layer: dense MLP, shared experts and router
     experts: float  # per layer, all of them
-    norms: int  # per layer
+    norms: float  # per layer
     final_norm: int
     layers: int
     largest: int  # the largest single tensor; transformers holds a layer's experts in one
     largest_apart: int  # the same where every expert has tensors of its own: in Megatron, and in checkpoints
+    tower: int = 0  # encoders of images and sound
 
     @property
     def layer(self) -> float:
@@ -32,34 +34,65 @@ class Parameters(NamedTuple):
     @property
     def total(self) -> float:
         """Parameters of the model."""
-        return self.embedding + self.head + self.final_norm + self.layers * self.layer
+        return self.embedding + self.head + self.final_norm + self.layers * self.layer + self.tower
+
+
+class Shares(NamedTuple):
+    """How many of a model's layers have what, as shares of all of them."""
+
+    attention: float  # attention that keeps keys and values
+    linear: float  # linear attention, a state space or short convolutions
+    dense: float  # an MLP without experts
+    sparse: float  # experts
+
+
+def shares(model: Model) -> Shares:
+    """Return what share of a model's layers has which part."""
+    mlps = model.mlp_layers or model.layers
+    sparse = max(0, mlps - model.dense_layers) if model.experts else 0
+    return Shares(
+        attention=cache_layers(model) / model.layers,
+        linear=model.linear_layers / model.layers,
+        dense=(mlps - sparse) / model.layers,
+        sparse=sparse / model.layers,
+    )
+
+
+def cache_layers(model: Model) -> int:
+    """Return the layers that keep keys and values; the state of linear attention does not grow with tokens."""
+    return min(model.layers, model.attention_layers or model.layers)
 
 
 def parameters(model: Model) -> Parameters:
     """Return the parameter counts of a model (transformers 5.19, models/<family>/modeling_*.py)."""
     embedding = model.vocab * model.hidden
     bias = 2 if model.norm == "layer" else 1
+    share = shares(model)
     attention, largest_attention = _attention(model)
+    linear, largest_linear = linear_parameters(model)
     dense, largest_dense = _mlp(model, model.intermediate)
-    sparse_layers = model.layers - model.dense_layers if model.experts else 0
     shared, _ = _mlp(model, model.shared_intermediate)
-    router = model.experts * model.hidden + (model.hidden if model.shared_gate else 0)
-    one_expert, _ = _mlp(model, model.expert_intermediate)
-    share = sparse_layers / model.layers
-    fused_experts = model.experts * 2 * model.expert_intermediate * model.hidden
-    single = max(embedding, largest_attention, largest_dense if share < 1 else 0)
-    norm_rows = model.norms_per_layer * model.hidden * bias + _qk_norms(model)
+    router = model.experts * (model.hidden + model.expert_bias) + model.hidden * model.shared_gate
+    rows = model.expert_hidden or model.hidden
+    latent = 2 * model.hidden * rows if model.expert_hidden else 0
+    matrices = 3 if model.gated else 2
+    one_expert = matrices * rows * model.expert_intermediate
+    one_expert += ((matrices - 1) * model.expert_intermediate + rows) * model.expert_bias
+    fused_experts = model.experts * (matrices - 1) * model.expert_intermediate * rows
+    single = max(embedding, largest_attention, largest_linear, largest_dense if share.dense else 0)
+    norm_rows = model.norms_per_layer * model.hidden * bias + share.attention * _qk_norms(model)
     return Parameters(
         embedding=embedding,
         head=0 if model.tied else embedding,
-        attention=attention,
-        mlp=(1 - share) * dense + share * (shared + router),
-        experts=share * model.experts * one_expert,
+        attention=share.attention * attention + share.linear * linear,
+        mlp=share.dense * dense + share.sparse * (shared + router + latent),
+        experts=share.sparse * model.experts * one_expert,
         norms=norm_rows,
         final_norm=model.hidden * bias,
         layers=model.layers,
         largest=max(single, fused_experts),
-        largest_apart=max(single, 2 * model.expert_intermediate * model.hidden if model.experts else 0),
+        largest_apart=max(single, 2 * model.expert_intermediate * rows if model.experts else 0),
+        tower=model.tower,
     )
 
 
@@ -95,9 +128,9 @@ def _attention(model: Model) -> tuple[float, int]:
         up = model.kv_lora_rank * model.heads * (plain + value)
         out = model.heads * value * hidden
         return float(query + down + up + out), max(up, out, model.q_lora_rank * wide)
-    weights = 2 * hidden * wide + 2 * hidden * narrow
+    weights = (2 + model.attention_gate) * hidden * wide + 2 * hidden * narrow + model.heads * model.sinks
     biases = (wide + 2 * narrow) * model.qkv_bias + hidden * model.output_bias
-    largest = hidden * (wide + 2 * narrow) if model.fused_qkv else hidden * wide
+    largest = hidden * (wide + 2 * narrow) if model.fused_qkv else hidden * wide * (1 + model.attention_gate)
     return float(weights + biases), largest
 
 
@@ -127,46 +160,70 @@ def kept_by_layer(
     `repeated_kv`: keys and values are repeated for grouped heads, as with a mask. `fused` is a model whose
     norms, gates and rotations are single kernels that keep their inputs alone (Liger, Transformer Engine).
     """
-    size = element_bytes
+    size, share = element_bytes, shares(model)
     hidden, wide, narrow = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
-    value = model.heads * model.value_head_dim if model.kv_lora_rank else wide
-    if model.kv_lora_rank:
-        narrow = wide
     norm = _norm(model, element_bytes=size, fused=fused)
-    linear_inputs = 2 * size * hidden if model.norms_per_layer > 1 else size * hidden
-    whole = linear_inputs + model.norms_per_layer * (norm * hidden + _RSQRT)
+    mixers = share.attention + share.linear
+    inputs = size * hidden * (mixers + share.dense + share.sparse if model.norms_per_layer > 1 else 1)
+    whole = inputs + model.norms_per_layer * (norm * hidden + _RSQRT)
+    split = share.linear * linear_kept(model, element_bytes=size)
     if model.kv_lora_rank:
-        whole += (norm + size) * (model.q_lora_rank + model.kv_lora_rank)
-    keys: float = wide if repeated_kv or model.kv_lora_rank else narrow
-    values = value if repeated_kv or model.kv_lora_rank else narrow
-    split = size * (wide + keys + values + value) + FP32 * model.heads
-    if model.fused_qkv and not fused and values == narrow:
-        split += size * (wide + narrow)  # the values are a view that keeps all of the matrix's output
-    if model.partial_rotary and not fused:
-        split += size * value
-    if model.qk_norm == "head":
-        split += norm * (wide + narrow) + _RSQRT * (model.heads + model.kv_heads)
+        whole += share.attention * (norm + size) * (model.q_lora_rank + model.kv_lora_rank)
+    split += share.attention * (
+        _kept_by_heads(model, size=size, repeated_kv=repeated_kv, fused=fused) + FP32 * model.heads
+    )
+    if model.qk_norm in ("head", "l2"):
+        per_element = norm if model.qk_norm == "head" else FP32
+        heads = per_element * (wide + narrow) + _RSQRT * (model.heads + model.kv_heads)
+        split += share.attention * heads
     elif model.qk_norm == "all":
-        whole += norm * (wide + narrow) + 2 * _RSQRT
-    sparse = (model.layers - model.dense_layers) / model.layers if model.experts else 0.0
+        whole += share.attention * (norm * (wide + narrow) + 2 * _RSQRT)
     tensors = (4 if model.gated else 2) - (1 if fused else 0)
-    split += (1 - sparse) * tensors * size * model.intermediate
-    split += sparse * tensors * size * model.shared_intermediate
+    split += share.dense * tensors * size * model.intermediate
+    split += share.sparse * tensors * size * model.shared_intermediate
     # Megatron weighs the experts' rows inside of them, so their results are not kept (moe/experts.py).
-    rows = (1 if fused else 2) * hidden + tensors * model.expert_intermediate
-    experts = sparse * model.experts_per_token * size * rows
-    experts += sparse * 2 * FP32 * model.experts
+    seen = model.experts if model.all_experts and not fused else model.experts_per_token
+    stepwise = 3 if model.clamped_gate and not fused else 0
+    rows = (1 if fused else 2) * (model.expert_hidden or hidden) + (tensors + stepwise) * model.expert_intermediate
+    experts = share.sparse * seen * size * rows
+    if model.router_fp32 and not fused:
+        whole += share.sparse * FP32 * hidden
+    experts += share.sparse * 2 * FP32 * model.experts
     return Kept(whole, split, experts)
 
 
+def _kept_by_heads(model: Model, *, size: int, repeated_kv: bool, fused: bool) -> float:
+    """Return bytes per token of attention's operands and its result."""
+    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    if model.kv_lora_rank:
+        value = model.heads * model.value_head_dim
+        # The values are a view of what one matrix made of the latent: the keys' part without rotation too.
+        viewed = value if fused else value + model.heads * (model.head_dim - model.rope_head_dim)
+        return float(size * (2 * wide + viewed + value))
+    # A single head of keys is seen by all queries without a copy.
+    keys = wide if repeated_kv and model.kv_heads > 1 else narrow
+    kept = float(size * (2 * wide + 2 * keys))
+    if model.fused_qkv and not fused and keys == narrow:
+        kept += size * (wide + narrow)  # the values are a view that keeps all of the matrix's output
+    if model.partial_rotary and not fused:
+        kept += size * wide
+    if model.attention_gate:
+        kept += size * 2 * wide
+    return kept
+
+
 def kept_at_the_end(model: Model, *, element_bytes: int, fused: bool = False) -> float:
-    """Return bytes per token that the final norm and the head keep."""
-    return (_norm(model, element_bytes=element_bytes, fused=fused) + element_bytes) * model.hidden + _RSQRT
+    """Return bytes per token that the final norm and the head keep, and the tanh that bounds the logits."""
+    norm = _norm(model, element_bytes=element_bytes, fused=fused)
+    bounded = element_bytes * model.vocab * (model.softcap and not fused)
+    return (norm + element_bytes) * model.hidden + _RSQRT + bounded
 
 
 def _norm(model: Model, *, element_bytes: int, fused: bool) -> int:
     if fused or model.norm == "layer":
         return element_bytes
+    if model.norm == "layer32":
+        return 3 * FP32  # the centred rows, once for the variance and once for the scale, and the normalised
     return FP32 + (FP32 if model.norm == "rms32" else element_bytes)
 
 
@@ -178,7 +235,8 @@ def working_set(model: Model, *, element_bytes: int) -> float:
     """
     wide = model.heads * model.head_dim
     attention = 3 * wide + 2 * model.kv_heads * model.head_dim
-    return element_bytes * (4.0 * model.hidden + max(attention, _inner_rows(model, 3 if model.gated else 2)))
+    inner = _inner_rows(model, 3 if model.gated else 2)
+    return element_bytes * (4.0 * model.hidden + max(attention, inner, linear_rows(model)))
 
 
 def gradient_set(model: Model, *, element_bytes: int) -> float:
@@ -187,18 +245,17 @@ def gradient_set(model: Model, *, element_bytes: int) -> float:
     In the product of gate and up: the incoming one and those of both factors; the product itself is gone.
     """
     wide = model.heads * model.head_dim
-    return element_bytes * (2.0 * model.hidden + max(2 * wide, _inner_rows(model, 2)))
+    return element_bytes * (2.0 * model.hidden + max(2 * wide, _inner_rows(model, 2), linear_rows(model) // 2))
 
 
 def last_matrix(model: Model) -> int:
     """Return the parameters of a layer's last product, whose gradient is the first to exist."""
-    sparse = model.experts > 0 and model.dense_layers < model.layers
-    inner = model.experts * model.expert_intermediate if sparse else model.intermediate
+    inner = model.experts * model.expert_intermediate if shares(model).sparse else model.intermediate
     return model.hidden * inner
 
 
 def _inner_rows(model: Model, tensors: int) -> int:
-    if model.experts and model.dense_layers < model.layers:
+    if shares(model).sparse:
         routed = model.experts_per_token * (2 * model.hidden + tensors * model.expert_intermediate)
         return tensors * model.shared_intermediate + routed
     return tensors * model.intermediate

@@ -7,6 +7,17 @@ from typing import Any
 
 import msgspec
 
+from autotune.policies.values.architecture.families import FAMILIES, QKV_ONLY
+from autotune.policies.values.architecture.fields import count, flag, wrong
+from autotune.policies.values.architecture.hybrid import (
+    layer_kinds,
+    mixed,
+    short_intermediate,
+    sliding,
+    sparse_layers,
+    unknown_kinds,
+)
+from autotune.policies.values.architecture.towers import tower_of
 from autotune.policies.values.value import Value
 
 
@@ -24,6 +35,7 @@ class Model(Value, frozen=True, kw_only=True):
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
+    expert_hidden: int = 0  # rows that the routed experts see, after a projection; 0: the hidden size
     shared_intermediate: int = 0  # of all shared experts together
     shared_gate: bool = False  # a one-row projection weighs the shared experts
     dense_layers: int = 0  # of a model with experts: layers without
@@ -31,9 +43,9 @@ class Model(Value, frozen=True, kw_only=True):
     output_bias: bool = False  # of attention's output projection
     mlp_bias: bool = False
     gated: bool = True  # the MLP has a gate and an up projection
-    qk_norm: str = ""  # "" | head (over one head) | all (over all heads at once)
+    qk_norm: str = ""  # "" | head (over one head) | all (over all heads at once) | l2 (without weights)
     norms_per_layer: int = 2  # of the hidden size
-    norm: str = "rms"  # rms | rms32 (scaled in fp32) | layer (with bias)
+    norm: str = "rms"  # rms | rms32 (scaled in fp32) | layer (with bias) | layer32 (in fp32, without)
     fused_qkv: bool = False  # q, k and v are one matrix
     fused_gate: bool = False  # gate and up are one matrix
     partial_rotary: bool = False  # only a part of each head is rotated, so its parts are joined again
@@ -43,7 +55,26 @@ class Model(Value, frozen=True, kw_only=True):
     kv_lora_rank: int = 0  # 0: ordinary attention
     rope_head_dim: int = 0  # of latent attention: the rotated part of a head
     value_head_dim: int = 0  # of latent attention
+    attention_layers: int = 0  # that keep keys and values; 0: all
+    mlp_layers: int = 0  # that have an MLP or experts; 0: all
+    linear_layers: int = 0  # of linear attention, a state space or short convolutions
+    linear: str = ""  # "" | delta (gated delta rule) | mamba | mamba2 | conv
+    linear_keys: int = 0  # heads of the keys; a state space's groups
+    linear_key_dim: int = 0  # of one head; a state space's state
+    linear_values: int = 0  # heads of the values
+    linear_value_dim: int = 0  # of one head
+    linear_conv: int = 0  # tokens that the convolution before it sees
+    linear_joint: bool = False  # one matrix makes its inputs, whose output is kept as a whole
+    attention_gate: bool = False  # queries bring a gate of their own size
+    sinks: bool = False  # attention has one learned logit per head
+    softcap: bool = False  # the logits are bounded by a tanh
+    router_fp32: bool = False  # the experts' router computes in fp32
+    expert_bias: bool = False
+    clamped_gate: bool = False  # the experts' gate is clamped and scaled step by step
+    all_experts: bool = False  # every expert computes every token
+    tower: int = 0  # parameters of the encoders of images and sound, which are no part of the above
     family: str = ""  # `model_type` of the config
+    unknown: str = ""  # what of the model nothing here counts, in words
 
 
 class Layout(Value, frozen=True, kw_only=True):
@@ -107,96 +138,101 @@ class Layout(Value, frozen=True, kw_only=True):
     response_mean: float = 0.0
 
 
-# What a family's code does and its config does not say (transformers 5.19, models/<family>/modeling_*.py).
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen2": {"qkv_bias": True},
-    "qwen2_moe": {"qkv_bias": True, "shared_gate": True},
-    "qwen3": {"qk_norm": "head"},
-    "qwen3_moe": {"qk_norm": "head"},
-    "phi3": {"fused_qkv": True, "fused_gate": True, "partial_rotary": True},
-    "olmo2": {"qk_norm": "all", "norm": "rms32"},
-    "olmo3": {"qk_norm": "all", "norm": "rms32"},
-    "olmoe": {"qk_norm": "all"},
-    "gemma": {"norm": "rms32", "tied": True, "head_dim": 256},
-    "gemma2": {"norm": "rms32", "tied": True, "head_dim": 256, "norms_per_layer": 4},
-    "gemma3_text": {
-        "norm": "rms32",
-        "tied": True,
-        "head_dim": 256,
-        "norms_per_layer": 4,
-        "qk_norm": "head",
-    },
-    "glm": {"fused_gate": True, "partial_rotary": True},
-    "glm4": {"norms_per_layer": 4, "fused_gate": True, "partial_rotary": True},
-    "starcoder2": {"norm": "layer", "gated": False, "tied": True},
-    "cohere": {"norm": "layer", "norms_per_layer": 1, "tied": True},
-    "smollm3": {"tied": True},
-    "gpt_oss": {"qkv_bias": True, "output_bias": True},
+# The fields that a family's code settles; the others are its config's to say.
+_OF_FAMILIES = (
+    "gated",
+    "norms_per_layer",
+    "norm",
+    "fused_qkv",
+    "fused_gate",
+    "partial_rotary",
+    "linear_joint",
+    "attention_gate",
+    "sinks",
+    "softcap",
+    "router_fp32",
+    "expert_bias",
+    "clamped_gate",
+    "all_experts",
+)
+# What the fields that hold a name may hold.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "qk_norm": ("", "head", "all", "l2"),
+    "norm": ("rms", "rms32", "layer", "layer32"),
+    "linear": ("", "delta", "mamba", "mamba2", "conv"),
+    "family": ("", *FAMILIES),
 }
-# Families whose `attention_bias` stands for q, k and v alone.
-_QKV_ONLY = frozenset({"glm", "glm4", "glm4_moe", "qwen2", "qwen2_moe"})
-_LARGEST = 1 << 24  # any dimension; a larger one is a typing error or an attack
 
 
 def model_from_config(config: Mapping[str, Any]) -> Model:
     """Return the shape that a Hugging Face config.json describes; raises ValueError saying what is wrong."""
     if not isinstance(config, Mapping):
-        raise _wrong("the config", config, "mapping of names to values")
+        raise wrong("the config", config, "mapping of names to values")
     nested = config.get("text_config")
+    tower, encoders = tower_of(config)
     if isinstance(nested, Mapping):
         config = {**{key: value for key, value in config.items() if key != "text_config"}, **nested}
     family = config.get("model_type", "")
     if not isinstance(family, str):
-        raise _wrong("model_type", family, "name")
-    known = _FAMILIES.get(family, {})
-    hidden = _count(config, "hidden_size", "n_embd", "d_model")
-    heads = _count(config, "num_attention_heads", "n_head")
-    layers = _count(config, "num_hidden_layers", "n_layer")
-    kv_heads = _count(config, "num_key_value_heads", default=heads)
+        raise wrong("model_type", family, "name")
+    known = FAMILIES.get(family, {})
+    hidden = count(config, "hidden_size", "n_embd", "d_model")
+    heads = count(config, "num_attention_heads", "n_head")
+    layers = count(config, "num_hidden_layers", "n_layer")
+    kv_heads = count(config, "num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads are no multiple of {kv_heads} key-value heads")
-    latent = _count(config, "kv_lora_rank", default=0)
+    latent = count(config, "kv_lora_rank", default=0)
     head_dim = _head_dim(config, known, hidden=hidden, heads=heads, latent=latent)
-    experts = _count(config, "num_experts", "n_routed_experts", "num_local_experts", default=0)
-    attention_bias = _flag(config, "attention_bias") or _flag(config, "use_bias")
-    window = _count(config, "sliding_window", default=0)
+    kinds = layer_kinds(config, family=family, layers=layers)
+    attention_bias = flag(config, "attention_bias") or flag(config, "use_bias")
+    window, short = sliding(config, kinds, known=known, layers=layers)
+    experts = _experts(config, kinds, family=family, layers=layers, known=known)
     return Model(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=_count(config, "intermediate_size", "n_inner", default=4 * hidden if not experts else 0),
-        vocab=_count(config, "vocab_size"),
-        tied=_flag(config, "tie_word_embeddings", default=known.get("tied", False)),
-        **_experts(config, experts=experts, layers=layers, known=known),
-        qkv_bias=_flag(config, "qkv_bias", default=known.get("qkv_bias", attention_bias)),
-        output_bias=known.get("output_bias", attention_bias and family not in _QKV_ONLY),
-        mlp_bias=_flag(config, "mlp_bias") or _flag(config, "use_bias"),
-        gated=known.get("gated", True),
-        qk_norm=known.get("qk_norm", "head" if _flag(config, "use_qk_norm") else ""),
-        norms_per_layer=known.get("norms_per_layer", 2),
-        norm=known.get("norm", "rms"),
-        fused_qkv=known.get("fused_qkv", False),
-        fused_gate=known.get("fused_gate", False),
-        partial_rotary=known.get("partial_rotary", False),
+        intermediate=_intermediate(config, family, hidden=hidden, experts=bool(experts)),
+        vocab=count(config, "vocab_size"),
+        tied=flag(config, "tie_word_embeddings", default=known.get("tied", False)),
+        **experts,
+        **mixed(config, kinds, family=family, known=known, layers=layers, hidden=hidden),
+        qkv_bias=flag(config, "qkv_bias", default=known.get("qkv_bias", attention_bias)),
+        output_bias=flag(
+            config, "attention_out_bias", default=known.get("output_bias", attention_bias and family not in QKV_ONLY)
+        ),
+        mlp_bias=flag(config, "mlp_bias") or flag(config, "use_bias"),
+        qk_norm=known.get("qk_norm", "head" if flag(config, "use_qk_norm") else ""),
+        **{name: known[name] for name in _OF_FAMILIES if name in known},
         sliding_window=window,
-        sliding_layers=_sliding_layers(config, window=window, layers=layers),
-        q_lora_rank=_count(config, "q_lora_rank", default=0),
+        sliding_layers=short,
+        q_lora_rank=count(config, "q_lora_rank", default=0),
         kv_lora_rank=latent,
-        rope_head_dim=_count(config, "qk_rope_head_dim", default=0) if latent else 0,
-        value_head_dim=_count(config, "v_head_dim", default=0) if latent else 0,
+        rope_head_dim=count(config, "qk_rope_head_dim", default=0) if latent else 0,
+        value_head_dim=count(config, "v_head_dim", default=0) if latent else 0,
+        tower=tower,
         family=family,
+        unknown=_unknown(family, kinds, encoders),
     )
 
 
-def model_from_shape(shape: Mapping[str, int]) -> Model:
-    """Return the model that a job's own `{hidden: ..., layers: ...}` describes; raises ValueError."""
+def model_from_shape(shape: Mapping[str, int | str]) -> Model:
+    """Return the model that a job's own `{hidden: ..., layers: ...}` describes; raises ValueError.
+
+    A `family` brings what its code settles; what is written beside it goes before.
+    """
     for name in ("layers", "hidden", "heads", "intermediate", "vocab"):
         if not shape.get(name):
             raise ValueError(f"{name} is missing")
-    values: dict[str, Any] = {"kv_heads": shape["heads"], **shape}
-    values.setdefault("head_dim", shape["hidden"] // shape["heads"])
+    for name, allowed in CHOICES.items():
+        if shape.get(name, "") not in (*allowed, ""):
+            raise ValueError(f"{name} is {shape[name]!r}, no one of {', '.join(filter(None, allowed))}")
+    known = FAMILIES.get(str(shape.get("family", "")), {})
+    own = {name: value for name, value in known.items() if name in Model.__struct_fields__}
+    values: dict[str, Any] = {"kv_heads": shape["heads"], **own, **shape}
+    values.setdefault("head_dim", int(shape["hidden"]) // int(shape["heads"]))
     if values["heads"] % max(1, values["kv_heads"]):
         raise ValueError(f"{values['heads']} heads are no multiple of {values['kv_heads']} kv_heads")
     try:
@@ -209,78 +245,57 @@ def _head_dim(
     config: Mapping[str, Any], known: Mapping[str, Any], *, hidden: int, heads: int, latent: int
 ) -> int:
     if latent:
-        rotated = _count(config, "qk_rope_head_dim")
-        return _count(config, "qk_nope_head_dim") + rotated
-    present = _count(config, "head_dim", default=int(known.get("head_dim", 0)))
+        rotated = count(config, "qk_rope_head_dim")
+        return count(config, "qk_nope_head_dim") + rotated
+    present = count(config, "head_dim", default=int(known.get("head_dim", 0)))
     if not present and hidden % heads:
         raise ValueError(f"hidden_size {hidden} is no multiple of {heads} attention heads")
     return present or hidden // heads
 
 
+def _intermediate(config: Mapping[str, Any], family: str, *, hidden: int, experts: bool) -> int:
+    if family == "lfm2":
+        return short_intermediate(config)
+    if family == "granitemoehybrid" and not experts:
+        return count(config, "shared_intermediate_size", "intermediate_size")
+    names = ("intermediate_size_mlp", "intermediate_size", "n_inner")
+    return count(config, *names, default=0 if experts else 4 * hidden)
+
+
 def _experts(
-    config: Mapping[str, Any], *, experts: int, layers: int, known: Mapping[str, Any]
+    config: Mapping[str, Any], kinds: tuple[str, ...], *, family: str, layers: int, known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    if not experts:
+    experts = count(config, "num_experts", "n_routed_experts", "num_local_experts", default=0)
+    sparse = sparse_layers(config, kinds, family=family, layers=layers)
+    if experts <= 1 or sparse == 0:
         return {}
-    per_token = _count(config, "num_experts_per_tok", "experts_per_token", "moe_topk", default=1)
+    per_token = count(config, "num_experts_per_tok", "experts_per_token", "moe_topk", default=1)
     if per_token > experts:
         raise ValueError(f"{per_token} experts per token out of {experts}")
-    width = _count(config, "moe_intermediate_size", "intermediate_size")
-    shared = _count(config, "shared_expert_intermediate_size", "shared_intermediate_size", default=0)
-    shared = shared or width * _count(config, "n_shared_experts", "num_shared_experts", default=0)
-    dense = _count(config, "first_k_dense_replace", default=0)
-    only = config.get("mlp_only_layers")
-    every = _count(config, "decoder_sparse_step", default=1)
-    if isinstance(only, list | tuple) and (only or every > 1):
-        dense = sum(layer in only or (layer + 1) % every != 0 for layer in range(layers))
+    width = count(config, "moe_intermediate_size", "intermediate_size")
+    shared = count(
+        config,
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        default=width if family.startswith("llama4") else 0,
+    )
+    shared = shared or width * count(config, "n_shared_experts", "num_shared_experts", default=0)
+    with_mlp = sum(kind in ("mlp", "moe") for kind in kinds) if "moe" in kinds else layers
+    dense = count(config, "first_k_dense_replace", default=0) if sparse is None else with_mlp - sparse
     return {
         "experts": experts,
         "experts_per_token": per_token,
         "expert_intermediate": width,
+        "expert_hidden": count(config, "moe_latent_size", default=0),
         "shared_intermediate": shared,
         "shared_gate": bool(shared) and known.get("shared_gate", False),
         "dense_layers": min(dense, layers),
     }
 
 
-def _sliding_layers(config: Mapping[str, Any], *, window: int, layers: int) -> int:
-    if not window or config.get("use_sliding_window") is False:
-        return 0
-    types = config.get("layer_types")
-    if isinstance(types, list | tuple):
-        return min(layers, sum(1 for kind in types if kind == "sliding_attention"))
-    every = _count(config, "sliding_window_pattern", default=0)
-    return layers - layers // every if every else layers
-
-
-def _count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    for name in names:
-        value = config.get(name)
-        if value is None:
-            continue
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-            raise _wrong(name, value, "count")
-        if value or default is not None:
-            return value
-        raise ValueError(f"{name} is 0")
-    if default is None:
-        raise ValueError(f"{' or '.join(names)} is missing")
-    return default
-
-
-def _flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    value = config.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "yes or no")
-    return value
-
-
-def _wrong(name: str, value: object, wanted: str) -> ValueError:
-    text = repr(value) if isinstance(value, float | str | bool) else type(value).__name__
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 1 << 64:
-        text = str(value)
-    return ValueError(f"{name} is {text if len(text) <= 40 else text[:37] + '...'}, no {wanted}")
+def _unknown(family: str, kinds: tuple[str, ...], encoders: str) -> str:
+    """Return what of a model is not counted, in words; a shape that names no family is taken as plain."""
+    found = [f"the family {family}"] if family and family not in FAMILIES else []
+    found += [f"layers of the kind {kind}" for kind in unknown_kinds(kinds, family=family)]
+    return ", ".join([*found, *([encoders] if encoders else [])])
