@@ -9,7 +9,9 @@ from __future__ import annotations
 from autotune.policies.values.model import Model
 
 FP32 = 4
-_CHUNK = 64  # rows of the triangular matrix that the chunked delta rule keeps (fla/ops/gated_delta_rule/chunk.py)
+_CHUNK = (
+    64  # rows of the triangular matrix that the chunked delta rule keeps (fla/ops/gated_delta_rule/chunk.py)
+)
 _RANK = 16  # of Mamba's time steps: a sixteenth of the hidden size (Jamba's `mamba_dt_rank: auto`)
 
 
@@ -48,7 +50,15 @@ def linear_kept(model: Model, *, element_bytes: int) -> float:
     if model.linear == "delta":
         repeated = model.linear_values * model.linear_key_dim
         gate = 2 * keys + 2 * values if model.linear_joint else values
-        rows = (2 * keys + values) + 2 * repeated + values + _CHUNK * model.linear_values + values + gate + values
+        rows = (
+            (2 * keys + values)
+            + 2 * repeated
+            + values
+            + _CHUNK * model.linear_values
+            + values
+            + gate
+            + values
+        )
         return float(size * rows + 6 * FP32 * model.linear_values)
     if model.linear == "mamba2":
         return float(size * (3 * values + 2 * keys + model.linear_values) + FP32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,6 @@ from autotune.policies.values.knob_table import KNOB_TABLE
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement, Profile
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    _T = TypeVar("_T", bound=DataclassInstance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,22 +195,14 @@ def by_length(load: Load) -> Load:
     others = [lengths_of(load.layout, longest=load.sequence, deviation=each) for each in (1.0, -1.0)]
     tokens = [load.training.tokens(lengths, load.assumption) / load.split for lengths in others]
     scored = [load.scoring.tokens(lengths, load.assumption) / load.split for lengths in others]
-    return replace(
-        repeated(load, 3),
-        count=3 * load.count,
-        tokens=np.concatenate((load.tokens, *tokens)),
-        scored=np.concatenate((load.scored, *scored)),
-    )
-
-
-def repeated(columns: _T, times: int) -> _T:
-    """Return a structure of arrays with every array repeated as a whole."""
-    arrays = {
-        field.name: np.concatenate((value,) * times)
-        for field in fields(columns)
-        if isinstance(value := getattr(columns, field.name), np.ndarray)
+    arrays: dict[str, Any] = {
+        field.name: np.concatenate((value, value, value))
+        for field in fields(load)
+        if isinstance(value := getattr(load, field.name), np.ndarray)
     }
-    return replace(columns, **arrays)
+    arrays["tokens"] = np.concatenate((load.tokens, *tokens))
+    arrays["scored"] = np.concatenate((load.scored, *scored))
+    return replace(load, count=3 * load.count, **arrays)
 
 
 class _Columns:

@@ -11,11 +11,11 @@ from autotune.policies.estimate.constants import card
 from autotune.policies.estimate.engine import Engine, engine_of
 from autotune.policies.estimate.host import host_phases, node_of
 from autotune.policies.estimate.lengths import Assumption
-from autotune.policies.estimate.load import Load, by_length, load_of, repeated
+from autotune.policies.estimate.load import Load, by_length, load_of
 from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
-from autotune.policies.estimate.training import State, resting, state_of, trainer_phases
+from autotune.policies.estimate.training import resting, state_of, trainer_phases
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Cluster, Goal
 from autotune.policies.values.knobs import Knobs
@@ -97,7 +97,7 @@ def estimates(
         capacity=engine_capacity,
         beside=at_start if shared else instant(n),
     )
-    devices, lengths = _trainer_phases(model, load, state)
+    devices, lengths = _trainer_phases(model, load)
     on_engine = np.zeros((len(PHASES), n))
     if shared:
         devices = _colocated(devices, engine, idle)
@@ -141,10 +141,10 @@ def estimates(
     )
 
 
-def _trainer_phases(model: Model, load: Load, state: State) -> tuple[dict[str, Floats], Floats]:
+def _trainer_phases(model: Model, load: Load) -> tuple[dict[str, Floats], Floats]:
     """Return the trainer's phases, and what one standard deviation of the mean length adds to each peak."""
-    n = load.count
-    found = trainer_phases(model, by_length(load), repeated(state, 3))
+    n, lengths_too = load.count, by_length(load)
+    found = trainer_phases(model, lengths_too, state_of(model, lengths_too))
     lengths = np.zeros((len(PHASES), n))
     for place, phase in enumerate(PHASES):
         if phase in OF_PASSES:

@@ -49,7 +49,8 @@ def _training(
     layout = load.layout
     tokens = load.step_tokens
     per_token = (
-        2.0 * active_parameters(model) + 2.0 * cache_layers(model) * model.heads * model.head_dim * load.sequence
+        2.0 * active_parameters(model)
+        + 2.0 * cache_layers(model) * model.heads * model.head_dim * load.sequence
     )
     divisor = load.tensor * layout.pipeline_parallel
     forward = per_token * tokens / divisor / (card.flops * constant("efficiency_training"))

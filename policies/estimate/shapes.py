@@ -184,7 +184,9 @@ def kept_by_layer(
     # Megatron weighs the experts' rows inside of them, so their results are not kept (moe/experts.py).
     seen = model.experts if model.all_experts and not fused else model.experts_per_token
     stepwise = 3 if model.clamped_gate and not fused else 0
-    rows = (1 if fused else 2) * (model.expert_hidden or hidden) + (tensors + stepwise) * model.expert_intermediate
+    rows = (1 if fused else 2) * (model.expert_hidden or hidden) + (
+        tensors + stepwise
+    ) * model.expert_intermediate
     experts = share.sparse * seen * size * rows
     if model.router_fp32 and not fused:
         whole += share.sparse * FP32 * hidden
@@ -245,7 +247,9 @@ def gradient_set(model: Model, *, element_bytes: int) -> float:
     In the product of gate and up: the incoming one and those of both factors; the product itself is gone.
     """
     wide = model.heads * model.head_dim
-    return element_bytes * (2.0 * model.hidden + max(2 * wide, _inner_rows(model, 2), linear_rows(model) // 2))
+    return element_bytes * (
+        2.0 * model.hidden + max(2 * wide, _inner_rows(model, 2), linear_rows(model) // 2)
+    )
 
 
 def last_matrix(model: Model) -> int:

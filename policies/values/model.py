@@ -201,7 +201,9 @@ def model_from_config(config: Mapping[str, Any]) -> Model:
         **mixed(config, kinds, family=family, known=known, layers=layers, hidden=hidden),
         qkv_bias=flag(config, "qkv_bias", default=known.get("qkv_bias", attention_bias)),
         output_bias=flag(
-            config, "attention_out_bias", default=known.get("output_bias", attention_bias and family not in QKV_ONLY)
+            config,
+            "attention_out_bias",
+            default=known.get("output_bias", attention_bias and family not in QKV_ONLY),
         ),
         mlp_bias=flag(config, "mlp_bias") or flag(config, "use_bias"),
         qk_norm=known.get("qk_norm", "head" if flag(config, "use_qk_norm") else ""),

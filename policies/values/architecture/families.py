@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-_GEMMA2 = {"norm": "rms32", "tied": True, "head_dim": 256, "norms_per_layer": 4, "softcap": True, "sliding_every": 2}
+_GEMMA2 = {
+    "norm": "rms32",
+    "tied": True,
+    "head_dim": 256,
+    "norms_per_layer": 4,
+    "softcap": True,
+    "sliding_every": 2,
+}
 _GEMMA3 = {
     "norm": "rms32",
     "tied": True,

@@ -26,7 +26,9 @@ def layer_kinds(config: Mapping[str, Any], *, family: str, layers: int) -> tuple
     if isinstance(pattern, str):
         return tuple(_PATTERN.get(letter, letter) for letter in pattern)
     if family == "jamba":
-        period, offset = (count(config, f"attn_layer_{n}", default=d) for n, d in (("period", 8), ("offset", 4)))
+        period, offset = (
+            count(config, f"attn_layer_{n}", default=d) for n, d in (("period", 8), ("offset", 4))
+        )
         return tuple("attention" if i % (period or 1) == offset else "mamba" for i in range(layers))
     if family == "falcon_h1":
         return ("hybrid",) * layers
@@ -92,7 +94,9 @@ def _sizes(config: Mapping[str, Any], kind: str, *, hidden: int) -> dict[str, in
         "linear_keys": count(config, "n_groups", "mamba_n_groups", default=1),
         "linear_key_dim": state,
         "linear_values": heads,
-        "linear_value_dim": wide // heads if per_head in (None, "auto") else count({"mamba_d_head": per_head}, "mamba_d_head"),
+        "linear_value_dim": wide // heads
+        if per_head in (None, "auto")
+        else count({"mamba_d_head": per_head}, "mamba_d_head"),
         "linear_conv": conv,
     }
 
@@ -122,7 +126,9 @@ def sparse_layers(
     return None
 
 
-def sliding(config: Mapping[str, Any], kinds: tuple[str, ...], *, known: Mapping[str, Any], layers: int) -> tuple[int, int]:
+def sliding(
+    config: Mapping[str, Any], kinds: tuple[str, ...], *, known: Mapping[str, Any], layers: int
+) -> tuple[int, int]:
     """Return the tokens of a window (or of a chunk) and the layers that look no further back."""
     window = count(config, "sliding_window", default=0)
     if not window and "chunked_attention" in kinds:

@@ -76,7 +76,13 @@ def _qwen3_vl(encoder: Mapping[str, Any], hidden: int) -> int:
     deep = encoder.get("deepstack_visual_indexes")
     mergers = len(deep) if isinstance(deep, list | tuple) else 0
     layers = count(encoder, "depth") * _block(wide, inner)
-    return patches + places + layers + _merger(joined, 2 * wide, out) + mergers * _merger(joined, 2 * joined, out)
+    return (
+        patches
+        + places
+        + layers
+        + _merger(joined, 2 * wide, out)
+        + mergers * _merger(joined, 2 * joined, out)
+    )
 
 
 def _siglip(encoder: Mapping[str, Any], hidden: int) -> int:
