@@ -56,6 +56,16 @@ def drawn(stratum: Stratum | Perturbation, *, seed: int) -> tuple[World, Best]:
     raise RuntimeError(f"no job was found for seed {seed}")
 
 
+def undecided(stratum: Stratum | Perturbation, *, seed: int) -> World:
+    """Return one job of a stratum, whether it would run as written or not."""
+    rng = Random(seed)
+    for _ in range(_TRIES):
+        world = _draw(rng, stratum, seed=seed)
+        if world is not None:
+            return world
+    raise RuntimeError(f"no job was found for seed {seed}")
+
+
 def _draw(rng: Random, stratum: Stratum | Perturbation, *, seed: int) -> World | None:
     name, model = rng.choice(list(MODELS.items()))
     framework, offer = rng.choice(list(OFFERS.items()))

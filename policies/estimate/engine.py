@@ -67,6 +67,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         limited, full = constant("graph_limited_batch"), constant("graph_full_batch")
         captured = np.where(load.graphs_off, 0.0, np.where(load.graphs_limited, limited, full))
         graphs = ~load.graphs_off * constant("graph_base") + constant("graph_per_batch") * captured
+        if engine == "vllm":
+            graphs = constant("vllm_graphs") * captured / full
     n = load.count
     running = instant(
         n,
