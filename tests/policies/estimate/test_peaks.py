@@ -251,6 +251,18 @@ def test_what_is_not_measured_is_less_certain():
     assert dense < error(replace(FSDP, shards=4))
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_a_reference_of_wider_type_takes_more(away: bool):
+    narrow = replace(FSDP, reference_offload=away)
+    found = [
+        estimates(profile(layout), CLUSTER, QWEN, [Knobs()])
+        for layout in (narrow, replace(narrow, reference_bytes=4))
+    ]
+    place, more = PHASES.index(Phase.LOG_PROB), parameters(QWEN).total * 2
+    assert found[1].gpu[place, 0] - found[0].gpu[place, 0] == pytest.approx(0 if away else more / 8)
+    assert found[1].host[place, 0] - found[0].host[place, 0] == pytest.approx(more if away else 0)
+
+
 def test_adapters_train_little():
     full = estimate(profile(), CLUSTER, QWEN, KNOBS).phases[Phase.OPTIMIZER].gpu
     adapted = estimate(profile(replace(FSDP, lora_rank=32)), CLUSTER, QWEN, KNOBS).phases[Phase.OPTIMIZER].gpu
