@@ -227,7 +227,9 @@ def test_vllm_stays_within_its_share_and_captures_graphs_on_top():
     assert peak[0] == pytest.approx(0.5 * CLUSTER.gpu_memory_bytes)
     assert peak[1] == peak[2] > peak[0]
     assert (found.pool_tokens > 0).all()
-    assert found.gpu[PHASES.index(Phase.ROLLOUT_INIT), 1] < peak[1]
+    start = found.gpu[PHASES.index(Phase.ROLLOUT_INIT)]
+    assert start[1] == pytest.approx(peak[1])  # the sampler is warmed up after the graphs
+    assert start[2] < peak[2]
 
 
 def test_a_job_without_an_engine_has_no_pool():
