@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 
 import msgspec
 
 from autotune.launchers.base import Framework
-from autotune.policies.estimate.calibration import kind_of
+from autotune.policies.estimate.calibration import kind_of, predicted
 from autotune.policies.estimate.lengths import Assumption, lengths_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
@@ -40,7 +41,10 @@ _ROWS: dict[str, tuple[Phase, ...]] = {
     "weight_sync": (Phase.WEIGHT_SYNC,),
     "checkpoint": (Phase.CHECKPOINT,),
 }
+_ENGINE_ROWS = ("rollout_init", "rollout")
+_VERDICTS = ("fits", "marginal", "overflows")
 _CLIMBED = (
+    (Phase.INIT, Component.TRAINER),
     (Phase.ROLLOUT_INIT, Component.ROLLOUT),
     (Phase.ROLLOUT, Component.ROLLOUT),
     (Phase.LOG_PROB, Component.TRAINER),
@@ -61,6 +65,8 @@ class PhasePlan(Value, frozen=True, kw_only=True):
     capacity_bytes: float | None
     host_bytes: float
     verdict: str  # fits | marginal | overflows | unknown
+    error: float = 0.0  # standard deviation of the total, as a share of it
+    pool_tokens: int | None = None  # of the engine's pool on one device, in the phases of its own
 
 
 class LengthsPlan(Value, frozen=True, kw_only=True):
@@ -147,16 +153,23 @@ def plan(
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
-    estimates, ranked, error = view.estimates((knobs,)), judged(view, knobs), _error(view)
+    estimates, ranked = view.estimates((knobs,)), judged(view, knobs)
     typical = judged(replace(view, assumption=Assumption.TYPICAL), knobs).gpu
     longest = judged(longest_sequences(view), knobs).gpu
+    prediction = predicted(view.calibration, estimates)
+    pool, tokens = float(prediction.pool[0]), float(estimates.pool_tokens[0])
     rows = []
     for name, phases in _ROWS.items():
         heaviest = max(phases, key=lambda phase: ranked.gpu[phase])
         index = PHASES.index(heaviest)
         capacity = float(estimates.gpu_capacity[index, 0])
         total = ranked.gpu[heaviest]
+        own_error = float(prediction.gpu_error[index, 0]) / max(1.0, total)
         is_known = capacity != float("inf")
+        verdict = _verdict(total, capacity, own_error) if is_known else "unknown"
+        in_engine = name in _ENGINE_ROWS and isfinite(tokens)
+        if in_engine and is_known:
+            verdict = max(verdict, _pool_verdict(pool), key=_VERDICTS.index)
         rows.append(
             PhasePlan(
                 phase=name,
@@ -166,7 +179,9 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
                 worst_bytes=max(total, *(longest[phase] for phase in phases)),
                 capacity_bytes=capacity if is_known else None,
                 host_bytes=float(estimates.host[index, 0]),
-                verdict=_verdict(total, capacity, error) if is_known else "unknown",
+                verdict=verdict,
+                error=round(own_error, 3),
+                pool_tokens=int(tokens) if in_engine else None,
             )
         )
     return tuple(rows)
@@ -184,6 +199,13 @@ def _verdict(total: float, capacity: float, error: float) -> str:
     if total * (1 + error) <= capacity:
         return "fits"
     return "marginal" if total * (1 - error) <= capacity else "overflows"
+
+
+def _pool_verdict(deviations: float) -> str:
+    """Return whether the engine's pool holds a sequence; an engine does not start where it does not."""
+    if deviations >= 1:
+        return "fits"
+    return "marginal" if deviations >= -1 else "overflows"
 
 
 def _error(view: Outlook) -> float:

@@ -93,7 +93,9 @@ class ClusterKeys(Section):
         ),
     )
     host_memory_bytes: OrNull[Size] = _key(
-        None, alias="host_memory", description="Host memory of one node. `null`: measured."
+        None,
+        alias="host_memory",
+        description="Host memory of one node. `null`: measured, and unknown to a `plan` made elsewhere.",
     )
 
 

@@ -61,11 +61,20 @@ def _estimate(plan: Plan, width: int | None) -> list[str]:
     runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
     source = f"calibrated by {runs}" if plan.calibrated_by else "uncalibrated"
     host = max(phase.host_bytes for phase in plan.phases)
-    of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}" if plan.cluster.host_memory_bytes else ""
+    of = " (what the node has is not known; cluster.host_memory says it)"
+    if plan.cluster.host_memory_bytes:
+        of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}"
+    pools = [phase for phase in plan.phases if phase.pool_tokens is not None]
+    pool = (
+        [f"the engine's pool: {pools[-1].pool_tokens:,} tokens per device{_few(pools[-1])}"] if pools else []
+    )
+    errors = [phase.error for phase in plan.phases]
+    spread = " to ".join(dict.fromkeys((f"{min(errors):.0%}", f"{max(errors):.0%}")))
     return [
-        f"predicted peak per device, {unit} ({source}, ±{plan.error or 0:.0%})",
+        f"predicted peak per device, {unit} ({source}, ±{spread})",
         _peaks(plan.phases, scale, width),
         *_by_length(plan, scale, width or PIPED_WIDTH),
+        *pool,
         f"host memory of a node: {show_gib(host, digits=1)}{of}",
     ]
 
@@ -92,6 +101,12 @@ def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
             subsequent_indent=_INDENT,
         ),
     ]
+
+
+def _few(phase: PhasePlan) -> str:
+    """Return what is to be said where the pool, and not the device, is too small."""
+    fits = phase.capacity_bytes is not None and phase.total_bytes <= phase.capacity_bytes
+    return ", too few for the longest sequence" if fits and phase.verdict == "overflows" else ""
 
 
 def _peaks(phases: Iterable[PhasePlan], scale: float, width: int | None) -> str:

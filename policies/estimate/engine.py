@@ -51,11 +51,14 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     passing = rows * working_set(model, element_bytes=element) / load.rollout_tensor
     sampling = load.concurrency * model.vocab * 4.0 * _SAMPLER_COPIES
     per_token = kv_token_bytes(model, load)
+    warmed = np.zeros(load.count)
     if engine in _POOLLESS:
         pool = np.minimum(load.concurrency, max(1, layout.sequences)) * load.sequence * per_token
         pool = pool * (engine == "light")
     elif engine == "vllm":
-        # The sampler runs when the layers' activations are gone; buffers are what the profile finds anyway.
+        # The sampler runs when the layers' activations are gone, at the start once more after the graphs;
+        # buffers are what the profile finds anyway.
+        warmed = sampling
         passing, sampling = np.where(passing > sampling, (passing, 0.0 * sampling), (0.0 * passing, sampling))
         base = np.zeros(load.count)
         pool = np.maximum(0.0, load.fraction * capacity - weights - passing - sampling - outside)
@@ -80,7 +83,9 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         buffers=base,
         outside=outside,
     )
-    starting = instant(n, weights=weights, kv_pool=pool, graphs=graphs, buffers=base, outside=outside)
+    starting = instant(
+        n, weights=weights, kv_pool=pool, graphs=graphs, logits=warmed, buffers=base, outside=outside
+    )
     bucket = np.where(load.disk, 0.0, load.sync_buffer)
     if layout.engine_sleeps:
         # The order of a colocated sync: weights wake, are updated, and the pool wakes last.

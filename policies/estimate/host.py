@@ -57,7 +57,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         * state.local
         / np.where(state.weights < state.local * layout.parameter_bytes, load.shards, 1.0)
     )
-    reference = reference * layout.compute_bytes
+    reference = reference * (layout.reference_bytes or layout.compute_bytes)
     critic = (layout.critic and layout.critic_offload) * (state.weights + state.optimizer)
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
     sleeping = np.zeros(n)

@@ -71,7 +71,7 @@ def state_of(model: Model, load: Load) -> State:
         weights=weights,
         reference=local
         / weight_shards
-        * layout.compute_bytes
+        * (layout.reference_bytes or layout.compute_bytes)
         * (layout.reference and not layout.reference_offload and not layout.lora_rank),
         critic=critic,
         gradients=gradients,

@@ -100,6 +100,7 @@ class Layout(Value, frozen=True, kw_only=True):
     engine_bytes: float = 2  # per parameter inside the engine
     kv_bytes: float = 2  # per element of the engine's cache
     reference: bool = False  # a frozen copy is scored
+    reference_bytes: int = 0  # per resident parameter of it; 0: compute_bytes
     reference_offload: bool = False  # ... and is in host memory outside its own pass
     critic: bool = False  # a second model of the same shape is trained
     critic_offload: bool = False

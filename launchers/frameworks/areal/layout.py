@@ -62,6 +62,7 @@ def layout_of(site: Site) -> Layout:
         engine_bytes=width(engine_dtype),
         kv_bytes=1 if config.text("sglang.kv_cache_dtype").startswith("fp8") else width(engine_dtype),
         reference=site.reference,
+        reference_bytes=0 if megatron else width(config.text("ref.optimizer_dtype")),
         reference_offload=config.is_on("ref.offload"),
         critic=site.critic is not None,
         critic_offload=config.is_on("critic.offload"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.model import Layout
@@ -80,6 +80,7 @@ def layout(config: Config) -> Layout:
         if config.text(f"{ROLLOUT}.engine_kwargs.{config.rollout}.kv_cache_dtype").startswith("fp8")
         else 2,
         reference=config.reference,
+        reference_bytes=0 if config.megatron else width(config.text(f"{REF}.fsdp_config.model_dtype")),
         reference_offload=config.reference
         and (not config.megatron or config.flag(f"{ACTOR}.megatron.param_offload")),
         critic=config.critic,

@@ -353,7 +353,7 @@ def test_types_of_fsdp_come_from_their_settings(settings, parameter, compute, gr
     layout = profile(job(**{f"{ACTOR}.{name}": value for name, value in settings.items()})).layout
     assert (layout.parameter_bytes, layout.compute_bytes) == (parameter, compute)
     assert (layout.gradient_bytes, layout.optimizer_bytes) == (gradient, optimizer)
-    assert layout.reduce_bytes == 4
+    assert (layout.reduce_bytes, layout.reference_bytes) == (4, 4)
 
 
 _PRECISE = {"optim.use_precision_aware_optimizer": True}

@@ -227,7 +227,9 @@ def test_vllm_stays_within_its_share_and_captures_graphs_on_top():
     assert peak[0] == pytest.approx(0.5 * CLUSTER.gpu_memory_bytes)
     assert peak[1] == peak[2] > peak[0]
     assert (found.pool_tokens > 0).all()
-    assert found.gpu[PHASES.index(Phase.ROLLOUT_INIT), 1] < peak[1]
+    start = found.gpu[PHASES.index(Phase.ROLLOUT_INIT)]
+    assert start[1] == pytest.approx(peak[1])  # the sampler is warmed up after the graphs
+    assert start[2] < peak[2]
 
 
 def test_a_job_without_an_engine_has_no_pool():
@@ -249,6 +251,18 @@ def test_what_is_not_measured_is_less_certain():
     assert dense < error(FSDP, MODELS["Qwen3-30B-A3B"])
     assert dense < error(replace(FSDP, lora_rank=32))
     assert dense < error(replace(FSDP, shards=4))
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_reference_of_wider_type_takes_more(away: bool):
+    narrow = replace(FSDP, reference_offload=away)
+    found = [
+        estimates(profile(layout), CLUSTER, QWEN, [Knobs()])
+        for layout in (narrow, replace(narrow, reference_bytes=4))
+    ]
+    place, more = PHASES.index(Phase.LOG_PROB), parameters(QWEN).total * 2
+    assert found[1].gpu[place, 0] - found[0].gpu[place, 0] == pytest.approx(0 if away else more / 8)
+    assert found[1].host[place, 0] - found[0].host[place, 0] == pytest.approx(more if away else 0)
 
 
 def test_adapters_train_little():
