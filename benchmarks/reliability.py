@@ -1,7 +1,8 @@
-"""`python -m benchmarks.reliability`: how often a failure came against the chance that was predicted for it.
+"""`python -m benchmarks.reliability`: how often a failure came against the chance predicted for it.
 
-Jobs are drawn as in `benchmarks.policies`, those that would run as written included. Before every launch of the
-default policy the chance that a phase runs out of memory is noted, and whether it did within the goal's steps.
+Jobs are drawn as in `benchmarks.policies`, those that would run as written included. Before every launch of
+the default policy the chance that a phase runs out of memory is noted, and whether it did so within the
+goal's steps.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ def main() -> int:
 
 
 def table(found: Iterable[Forecast]) -> str:
-    """Return predicted / observed shares of failures by phase, in bins of equal counts, and of first launches."""
+    """Return predicted and observed shares of failures by phase, and of first launches, in equal bins."""
     found = tuple(found)
+    firsts = bins_of(f for f in found if f.first)
     lines = [
         "| phase | chances | " + " | ".join(f"bin {n}" for n in range(1, _BINS + 1)) + " | largest gap |",
         "|---" * (_BINS + 3) + "|",
@@ -93,7 +95,7 @@ def table(found: Iterable[Forecast]) -> str:
     groups = [
         *_by_phase(found),
         ("all", bins_of(found)),
-        ("first launch", bins_of(f for f in found if f.first)),
+        ("first launch", firsts),
     ]
     for name, bins in groups:
         cells = [f"{b.predicted:.2f} / {b.observed:.2f}" for b in bins]

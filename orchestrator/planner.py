@@ -109,6 +109,8 @@ class Plan(Value, frozen=True, kw_only=True):
     error: float | None = None  # share of a peak
     calibrated_by: int = 0  # runs
     note: str = ""  # why there is no estimate
+    model_from: str = ""  # where the model's shape was read
+    model_unknown: str = ""  # what of the model the estimate does not count
     first: dict[str, tuple[Setting, Setting]] = {}  # what the first launch changes
     reason: str
     command: tuple[str, ...]
@@ -142,6 +144,8 @@ def plan(
         error=None if view is None else _error(view),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
         note="" if view is not None else _why_no_estimate(job, profile, cluster),
+        model_from=job.shape_from if job.shape is not None else "",
+        model_unknown=job.shape.unknown if job.shape is not None else "",
         first=changed(profile.knobs, action.knobs),
         reason=action.reason,
         command=render(accepted, action.knobs),
@@ -215,7 +219,7 @@ def _error(view: Outlook) -> float:
 
 def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster) -> str:
     if job.shape is None:
-        return "the model's shape is unknown; set `model:` to the folder of its config.json"
+        return "the model's shape is unknown; set `model:` to its folder, its config.json or its hub name"
     if not (profile.trainer_budget_bytes or cluster.gpu_memory_bytes):
         return "the memory of a GPU is unknown; set `cluster.gpu_memory`"
     return "the job's settings do not determine its memory"

@@ -25,7 +25,7 @@ from autotune.orchestrator import units
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.job import Preflight, Then
 from autotune.policies.values.knobs import KNOBS
-from autotune.policies.values.model import Model
+from autotune.policies.values.model import CHOICES, Model
 from autotune.policies.values.remedy import Effect
 
 _T = TypeVar("_T")
@@ -250,27 +250,44 @@ Settings = Annotated[
     WithJsonSchema({"type": ["object", "null"]}),
 ]
 
-# What a person can write; the rest is for a config.json to say.
-_SHAPE = tuple(field.name for field in msgspec.structs.fields(Model) if field.type in (int, bool))
+# What a person can write; what nothing counts is for a config.json to show.
+_SHAPE = {field.name: field.type for field in msgspec.structs.fields(Model) if field.name != "unknown"}
 
 
-def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) else value
+def _dimension(value: Any, name: str) -> int | str:
+    """Return a field of a shape; raises ValueError that says what it takes."""
+    if _SHAPE[name] is str:
+        if value not in CHOICES[name]:
+            choices = ", ".join(f"`{choice}`" for choice in CHOICES[name] if choice)
+            hint = suggestion(value, CHOICES[name]) if isinstance(value, str) else ""
+            raise unfit(f"a shape whose `{name}` is one of {choices}", hint=hint)
+        return str(value)
+    if isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, int) or value < 0:
+        allowed = "`true` or `false`" if _SHAPE[name] is bool else "a whole number of at least 0"
+        raise unfit(f"a shape whose `{name}` is {allowed}")
+    return value
 
 
 def _folder_or_shape(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     if isinstance(value, str) and value:
         return _without_zero_bytes(value)
     if not isinstance(value, dict):
-        raise unfit("a folder, a config.json or a mapping such as `{hidden: 4096, layers: 36, ...}`")
-    return validate(value)
+        raise unfit(
+            "a folder, a config.json, a hub name or a mapping such as `{hidden: 4096, layers: 36, ...}`"
+        )
+    return {name: _dimension(each, name) for name, each in validate(value).items()}
+
+
+def _dimension_schema(name: str) -> dict[str, Any]:
+    if _SHAPE[name] is str:
+        return {"enum": list(CHOICES[name])}
+    return {"type": ["integer", "boolean"], "minimum": 0}
 
 
 ModelSource = Annotated[
-    dict[
-        Annotated[str, _known(_SHAPE), _one_of(_SHAPE)],
-        Annotated[Natural, BeforeValidator(_number)],
-    ],
+    dict[Annotated[str, _known(tuple(_SHAPE)), _one_of(tuple(_SHAPE))], Any],
     WrapValidator(_folder_or_shape),
     WithJsonSchema(
         {
@@ -279,7 +296,7 @@ ModelSource = Annotated[
                 {
                     "type": "object",
                     "additionalProperties": False,
-                    "properties": {name: {"type": ["integer", "boolean"], "minimum": 0} for name in _SHAPE},
+                    "properties": {name: _dimension_schema(name) for name in _SHAPE},
                 },
             ]
         }

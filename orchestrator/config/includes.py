@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Framework, Problem
-from autotune.orchestrator.config.model_files import find_model
+from autotune.orchestrator.config.model_files import find_folder, find_model
 from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import Failure
 from autotune.policies.values.job import Job
@@ -40,20 +40,32 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
     """Return the job with its model's shape where that can be known, and what is wrong with the model."""
     if isinstance(job.model, dict):
         shape, problem = _written(job.model)
-        return msgspec.structs.replace(job, shape=shape), problem
+        return msgspec.structs.replace(job, shape=shape, shape_from="`model:` of the job"), problem
     name = job.model if job.model is not None else framework.model_path(job)
-    if name is None:
-        return msgspec.structs.replace(job, shape=framework.shape(job)), ()
     try:
-        found = msgspec.structs.replace(job, shape=find_model(name, job.workdir))
-        # A model that is not on this machine may still be described by the framework's own settings.
-        return msgspec.structs.replace(found, shape=framework.shape(found)), ()
+        found, place = (None, "") if name is None else find_model(name, job.workdir)
     except Failure as failure:
         path: tuple[str | int, ...] = ("model",) if job.model is not None else ("settings",)
         return job, (Problem(path=path, message=failure.message, hint=failure.hint),)
+    # Settings may describe a model that is not on this machine; they go before a mere name.
+    own = framework.shape(job)
+    read_here = name is not None and find_folder(name, job.workdir) is not None
+    if own is not None and (found is None or (not read_here and _differ(own, found))):
+        found, place = own, "the framework's own settings"
+    return msgspec.structs.replace(job, shape=found, shape_from=place), ()
 
 
-def _written(shape: dict[str, int]) -> tuple[Model | None, tuple[Problem, ...]]:
+def _differ(own: Model, found: Model) -> bool:
+    """Return whether settings describe another model than the one of the same name."""
+    return (own.layers, own.hidden, own.heads, own.vocab) != (
+        found.layers,
+        found.hidden,
+        found.heads,
+        found.vocab,
+    )
+
+
+def _written(shape: dict[str, int | str]) -> tuple[Model | None, tuple[Problem, ...]]:
     """Return a shape written in the job; what follows from the rest may be left out."""
     try:
         return model_from_shape(shape), ()

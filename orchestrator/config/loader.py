@@ -15,6 +15,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Problem
 from autotune.orchestrator.config.fields import suggestion
 from autotune.orchestrator.config.includes import with_document, with_shape
+from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
@@ -212,7 +213,12 @@ def _check_paths(document: Document, job: Job, framework: Framework) -> None:
     for path in places:
         written = str(job.model) if path == ("model",) else str(named)
         place = document.entry(path).value
-        if not (base / Path(written).expanduser()).exists() and not _complained_at(document, place):
+        known = path == ("model",) and find_public(written) is not None
+        if (
+            not known
+            and not (base / Path(written).expanduser()).exists()
+            and not _complained_at(document, place)
+        ):
             document.complain(f"`{_label(path)}`: no such file or folder", place, hint=f"looked in {base}")
     if here and not base.is_dir():
         document.complain("`workdir`: no such folder", document.entry(("workdir",)).value, hint=str(base))

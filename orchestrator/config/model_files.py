@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from autotune.orchestrator.config.public_models import PublicModel, find_public
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.values.model import Model, model_from_config
 
@@ -35,10 +36,24 @@ def read_model(path: str | Path) -> Model:
         raise _failure(file, f"describes no language model: {error}") from error
 
 
-def find_model(name: str, workdir: str | Path) -> Model | None:
-    """Return the shape of a local folder, or of a hub name in the Hugging Face cache; None where absent."""
+def find_model(name: str, workdir: str | Path) -> tuple[Model | None, str]:
+    """Return a model's shape and where it was read: a folder, the Hugging Face cache, or what is shipped."""
     place = find_folder(name, workdir)
-    return None if place is None else read_model(place)
+    if place is not None:
+        return read_model(place), str(place / _CONFIG if place.is_dir() else place)
+    known = find_public(name)
+    if known is None:
+        return None, ""
+    return known.shape, shipped_as(known)
+
+
+def shipped_as(known: PublicModel) -> str:
+    """Return in words that a shape is shipped, and the public file that it was read from."""
+    source = known.read_from
+    return (
+        f"autotune's table of public models, {known.names[0]} "
+        f"({source.repository} {source.path} at {source.commit[:7]})"
+    )
 
 
 def find_folder(name: str, workdir: str | Path) -> Path | None:

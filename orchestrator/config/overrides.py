@@ -74,7 +74,10 @@ def with_edits(job: Job, edits: list[Edit]) -> Job:
             tuple(_complaint(f"`{o.why}` {message}", str(o.value), option=o.why) for o, message in refused)
         ) from None
     changed = msgspec.structs.replace(
-        msgspec.convert(file, Job, from_attributes=True), shape=job.shape, document=job.document
+        msgspec.convert(file, Job, from_attributes=True),
+        shape=job.shape,
+        shape_from=job.shape_from,
+        document=job.document,
     )
     problems = frameworks.find(job.framework).check(changed)
     if problems:

@@ -238,8 +238,8 @@ class JobFile(Keys):
     model: OrNull[ModelSource] = _key(
         None,
         description=(
-            "Folder or `config.json` of the model, or its shape such as `{hidden: 4096, layers: 36}`, for the"
-            " memory estimate. `null`: the model that `settings` name."
+            "Folder, `config.json` or hub name of the model, or its shape `{hidden: 4096, layers: 36}`, for"
+            " the memory estimate. `null`: the model that `settings` name."
         ),
     )
     cluster: ClusterKeys = _section(ClusterKeys)

@@ -12,9 +12,10 @@ import msgspec
 from autotune.launchers.base import Framework, Status
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.core import tool_spellings
+from autotune.orchestrator.config.public_models import find_by_numbers, find_public
 from autotune.orchestrator.explain.reader import Reading
 from autotune.policies.explain.advice import Cure, Known, prescribe
-from autotune.policies.explain.tensor_sizes import printed_model
+from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
 from autotune.policies.remedies.catalogue import spoken
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.job import Cluster, Job
@@ -69,7 +70,7 @@ def context_of(
     shape = model or printed_model(reading.head)
     tools = tool_spellings.seen(text)
     if found is None:
-        return Context(tools=tools, model=shape, known=_of_tools(tools, text))
+        return Context(tools=tools, model=shape or _public(reading.head), known=_of_tools(tools, text))
     settings, note = _printed(found, reading.head)
     job = Job(name="log", framework=found.name, settings=settings, shape=shape)
     on_device = diagnosis.cause.resource == "gpu"
@@ -95,7 +96,12 @@ def context_of(
         counts_tokens=True,
     )
     return Context(
-        framework=found, job=job if settings else None, tools=tools, known=known, model=shape, note=note
+        framework=found,
+        job=job if settings else None,
+        tools=tools,
+        known=known,
+        model=shape or _named(found, settings) or _public(reading.head),
+        note=note,
     )
 
 
@@ -117,6 +123,22 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
     return tuple(
         Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure)) for cure in cures
     )
+
+
+def _public(head: str) -> Model | None:
+    """Return the public model of which a log prints enough numbers to tell it from all others."""
+    known = find_by_numbers(printed_fields(head))
+    return known.shape if known is not None else None
+
+
+def _named(framework: Framework, settings: dict[str, Any]) -> Model | None:
+    """Return the public model that the printed settings name."""
+    try:
+        name = framework.model_path(Job(name="log", framework=framework.name, settings=settings))
+    except Exception:  # settings read from a log may be ones that the adapter refuses
+        return None
+    known = find_public(name) if name else None
+    return known.shape if known is not None else None
 
 
 def _of_tools(tools: tuple[tool_spellings.Tool, ...], text: str) -> Known:

@@ -32,7 +32,7 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
     lines = [f"{plan.name} · {plan.framework} on ray · {_where(plan)}", ""]
     lines += [f"warning: {warning}" for warning in plan.warnings]
     lines += [""] if plan.warnings else []
-    lines += _estimate(plan, width)
+    lines += [*_estimate(plan, width), *_model(plan, width or PIPED_WIDTH)]
     lines += ["", *_first_attempt(plan, width)]
     lines += _command(plan.command, verbose=verbose, width=width or PIPED_WIDTH)
     lines += ["", "if it runs out of memory, in this order", *_remedies(plan.ladder, width)]
@@ -107,6 +107,14 @@ def _few(phase: PhasePlan) -> str:
     """Return what is to be said where the pool, and not the device, is too small."""
     fits = phase.capacity_bytes is not None and phase.total_bytes <= phase.capacity_bytes
     return ", too few for the longest sequence" if fits and phase.verdict == "overflows" else ""
+
+
+def _model(plan: Plan, width: int) -> list[str]:
+    lines = [f"model: {plan.model_from}"] if plan.model_from else []
+    if plan.model_unknown:
+        lines.append(f"not counted, which widens the error: {plan.model_unknown}")
+    wrap = textwrap.TextWrapper(width=width, subsequent_indent=_INDENT, break_on_hyphens=False)
+    return [part for line in lines for part in wrap.wrap(line)]
 
 
 def _peaks(phases: Iterable[PhasePlan], scale: float, width: int | None) -> str:

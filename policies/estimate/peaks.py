@@ -178,6 +178,8 @@ _UNMEASURED = {
     "context": 0.08,
     "lora": 0.12,
     "hybrid": 0.08,
+    "linear": 0.10,  # what its kernels keep is read from their code
+    "unknown": 0.20,  # a family or a kind of layer that nothing here counts
 }
 
 
@@ -189,6 +191,8 @@ def _errors(model: Model, layout: Layout, load: Load) -> Floats:
         "context": bool((load.split > 1).any()),
         "lora": layout.lora_rank > 0,
         "hybrid": layout.strategy.startswith("fsdp") and 1 < layout.shards < layout.ranks,
+        "linear": model.linear_layers > 0,
+        "unknown": bool(model.unknown),
     }
     extra = sum(_UNMEASURED[name] ** 2 for name, there in present.items() if there)
     base = np.array([_ENGINE_ERROR if phase in _ENGINE_PHASES else _BASE_ERROR for phase in PHASES])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autotune.policies.estimate.linear import linear_kept, linear_parameters, linear_rows
 from autotune.policies.values.model import Model
 
 FP32 = 4
 _RSQRT = 4  # bytes a norm keeps per row beside its tensors
+_CHUNK = (
+    64  # rows of the triangular matrix that the chunked delta rule keeps (fla/ops/gated_delta_rule/chunk.py)
+)
+_RANK = 16  # of Mamba's time steps: a sixteenth of the hidden size (Jamba's `mamba_dt_rank: auto`)
 
 
 class Parameters(NamedTuple):
@@ -59,7 +62,7 @@ def shares(model: Model) -> Shares:
 
 
 def cache_layers(model: Model) -> int:
-    """Return the layers that keep keys and values; the state of linear attention does not grow with tokens."""
+    """Return the layers that keep keys and values; linear attention's state does not grow with tokens."""
     return min(model.layers, model.attention_layers or model.layers)
 
 
@@ -69,7 +72,7 @@ def parameters(model: Model) -> Parameters:
     bias = 2 if model.norm == "layer" else 1
     share = shares(model)
     attention, largest_attention = _attention(model)
-    linear, largest_linear = linear_parameters(model)
+    linear, largest_linear = _linear(model)
     dense, largest_dense = _mlp(model, model.intermediate)
     shared, _ = _mlp(model, model.shared_intermediate)
     router = model.experts * (model.hidden + model.expert_bias) + model.hidden * model.shared_gate
@@ -166,7 +169,7 @@ def kept_by_layer(
     mixers = share.attention + share.linear
     inputs = size * hidden * (mixers + share.dense + share.sparse if model.norms_per_layer > 1 else 1)
     whole = inputs + model.norms_per_layer * (norm * hidden + _RSQRT)
-    split = share.linear * linear_kept(model, element_bytes=size)
+    split = share.linear * _linear_kept(model, element_bytes=size)
     if model.kv_lora_rank:
         whole += share.attention * (norm + size) * (model.q_lora_rank + model.kv_lora_rank)
     split += share.attention * (
@@ -238,7 +241,7 @@ def working_set(model: Model, *, element_bytes: int) -> float:
     wide = model.heads * model.head_dim
     attention = 3 * wide + 2 * model.kv_heads * model.head_dim
     inner = _inner_rows(model, 3 if model.gated else 2)
-    return element_bytes * (4.0 * model.hidden + max(attention, inner, linear_rows(model)))
+    return element_bytes * (4.0 * model.hidden + max(attention, inner, _linear_rows(model)))
 
 
 def gradient_set(model: Model, *, element_bytes: int) -> float:
@@ -248,7 +251,7 @@ def gradient_set(model: Model, *, element_bytes: int) -> float:
     """
     wide = model.heads * model.head_dim
     return element_bytes * (
-        2.0 * model.hidden + max(2 * wide, _inner_rows(model, 2), linear_rows(model) // 2)
+        2.0 * model.hidden + max(2 * wide, _inner_rows(model, 2), _linear_rows(model) // 2)
     )
 
 
@@ -263,3 +266,78 @@ def _inner_rows(model: Model, tensors: int) -> int:
         routed = model.experts_per_token * (2 * model.hidden + tensors * model.expert_intermediate)
         return tensors * model.shared_intermediate + routed
     return tensors * model.intermediate
+
+
+# ------------------------------------------- linear attention, state spaces and short convolutions
+
+
+def _linear(model: Model) -> tuple[float, int]:
+    """Return the parameters of one layer of linear attention and its largest tensor (transformers 5.19).
+
+    Keys and values are meant as in linear attention; a state space is the same with its groups as the heads
+    of keys and its state as their size.
+    """
+    hidden, conv = model.hidden, model.linear_conv
+    keys, values = _keys(model), _values(model)
+    if model.linear == "delta":
+        projected = 2 * keys + 2 * values
+        small = 2 * hidden * model.linear_values + 2 * model.linear_values + model.linear_value_dim
+        conv_rows = conv * (2 * keys + values)
+        largest = hidden * (projected if model.linear_joint else 2 * keys + values)
+        return float(hidden * (projected + values) + small + conv_rows), max(largest, values * hidden)
+    if model.linear == "mamba2":
+        convolved = values + 2 * keys
+        projected = values + convolved + model.linear_values
+        small = 3 * model.linear_values + values + convolved * (conv + 1)
+        return float(hidden * (projected + values) + small), hidden * projected
+    if model.linear == "mamba":
+        rank, state = -(-hidden // _RANK), model.linear_key_dim
+        steps = values * (rank + 2 * state) + rank * values + values + rank + 2 * state
+        own = values * state + values + values * (conv + 1)
+        return float(3 * hidden * values + steps + own), 2 * hidden * values
+    if model.linear == "conv":
+        return float(4 * hidden * hidden + conv * hidden), 3 * hidden * hidden
+    return 0.0, 0
+
+
+def _linear_kept(model: Model, *, element_bytes: int) -> float:
+    """Return bytes per token that autograd keeps in one such layer, beyond the input of its projections.
+
+    By what the fused kernels save: `chunk_gated_delta_rule`, `causal_conv1d_fn` and `FusedRMSNormGated` for
+    the delta rule, `mamba_split_conv1d_scan_combined` for Mamba-2, `selective_scan_fn` for Mamba.
+    """
+    size, keys, values = element_bytes, _keys(model), _values(model)
+    if model.linear == "delta":
+        repeated = model.linear_values * model.linear_key_dim
+        gate = 2 * keys + 2 * values if model.linear_joint else values
+        rows = (
+            (2 * keys + values)
+            + 2 * repeated
+            + values
+            + _CHUNK * model.linear_values
+            + values
+            + gate
+            + values
+        )
+        return float(size * rows + 6 * FP32 * model.linear_values)
+    if model.linear == "mamba2":
+        return float(size * (3 * values + 2 * keys + model.linear_values) + FP32)
+    if model.linear == "mamba":
+        return float(size * (6 * values + 2 * model.linear_key_dim))
+    if model.linear == "conv":
+        return float(size * 6 * model.hidden)
+    return 0.0
+
+
+def _linear_rows(model: Model) -> int:
+    """Return the elements per token that one such layer holds at its widest instant."""
+    keys, values = _keys(model), _values(model)
+    return 2 * keys + 4 * values if model.linear_layers else 0
+
+
+def _keys(model: Model) -> int:
+    return model.linear_keys * model.linear_key_dim
+
+
+def _values(model: Model) -> int:
+    return model.linear_values * model.linear_value_dim

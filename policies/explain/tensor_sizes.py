@@ -61,17 +61,22 @@ def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -
 
 def printed_model(text: str) -> Model | None:
     """Return the shape of the model that a log prints; None where it prints none, or several."""
+    try:
+        return model_from_config(printed_fields(text))
+    except ValueError:
+        return None
+
+
+def printed_fields(text: str) -> dict[str, int | str]:
+    """Return the entries of a config.json that a log prints; none where it prints several models."""
     fields: dict[str, int | str] = {}
     for name, value in _FIELD.findall(text):
         written = value if name == "model_type" else int(value) if value.isdecimal() else None
         if written is None:
             continue
         if fields.setdefault(name, written) != written:
-            return None
-    try:
-        return model_from_config(fields)
-    except ValueError:
-        return None
+            return {}
+    return fields
 
 
 def _passes(model: Model, tokens: tuple[int, ...]) -> Iterator[Named]:

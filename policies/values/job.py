@@ -89,8 +89,9 @@ class Job(Value, frozen=True, kw_only=True):
     python: str | None = None
     settings: dict[str, Any] = {}
     config: str | None = None  # path of the framework's own YAML file
-    model: str | dict[str, int] | None = None
+    model: str | dict[str, int | str] | None = None
     shape: Model | None = None  # read from `model`, or from the model that the settings name
+    shape_from: str = ""  # where `shape` was read, in words
     document: dict[str, Any] = {}  # what the file `config` holds
     cluster: ClusterSpec = ClusterSpec()
     env: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -124,4 +125,31 @@ def test_a_plan_fits_a_terminal_and_cuts_no_command(width: int, monkeypatch: pyt
 def test_a_plan_away_from_the_cluster_says_what_is_unknown() -> None:
     shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml")])
     assert "8 × GPU (memory unknown)" in shown.stdout
-    assert "no memory estimate: the model's shape is unknown; set `model:`" in shown.stdout
+    assert "no memory estimate: the memory of a GPU is unknown; set `cluster.gpu_memory`" in shown.stdout
+    assert "model: autotune's table of public models, Qwen/Qwen2.5-7B (" in shown.stdout
+
+
+def test_a_plan_says_where_the_model_was_read_and_what_of_it_is_not_counted(tmp_path) -> None:
+    def planned(model: str) -> dict:
+        job = tmp_path / "job.yaml"
+        job.write_text(
+            "name: t\nframework: command\ncommand: [python, x.py, '{concurrency}']\n"
+            "settings: {engine: none, placement: separate, longest_sequence: 4096, concurrency: 8, "
+            "layout: {strategy: fsdp2, ranks: 8, shards: 8, sequences: 64}}\n"
+            f"cluster: {{address: '10.0.0.1:6379', gpus_per_node: 8, gpu_memory: 80 GiB}}\nmodel: {model}\n"
+        )
+        shown = CliRunner().invoke(main, ["plan", "--json", str(job)])
+        assert shown.exit_code == 0, shown.output
+        return json.loads(shown.stdout)
+
+    table = planned("/data/Qwen3.5-9B")
+    assert table["model_from"].startswith("autotune's table of public models, Qwen/Qwen3.5-9B (")
+    assert table["model_unknown"] == ""
+    assert sum(phase["parts"]["kv_pool"] for phase in table["phases"]) == 0
+    family = planned("zai-org/GLM-5")
+    assert family["model_unknown"] == "the family glm_moe_dsa"
+    assert family["error"] > table["error"]
+    written = planned(
+        "{layers: 2, hidden: 64, heads: 2, intermediate: 128, vocab: 99, norm: layer, qk_norm: head}"
+    )
+    assert written["model_from"] == "`model:` of the job"

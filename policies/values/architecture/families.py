@@ -1,4 +1,4 @@
-"""What a family's code does and its config does not say (transformers 5.19, models/<family>/modeling_*.py)."""
+"""What a family's code does and its config does not say (transformers 5.19, models/<family>)."""
 
 from __future__ import annotations
 

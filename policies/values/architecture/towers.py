@@ -1,4 +1,4 @@
-"""Parameters of the image encoders beside a language model (transformers 5.19, models/<family>/modeling_*.py)."""
+"""Parameters of the image encoders beside a language model (transformers 5.19, models/<family>)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ENCODERS = ("vision_config", "audio_config")
 
 
 def tower_of(config: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the parameters of a model's encoders, and in words what of them is not known; raises ValueError."""
+    """Return the parameters of a model's encoders, and what is unknown, in words; raises ValueError."""
     total, unknown = 0, []
     for name in _ENCODERS:
         encoder = config.get(name)

@@ -99,7 +99,7 @@ def test_defaults_and_auto_are_the_same() -> None:
 
 
 def test_the_keys_cover_every_field_with_the_same_defaults() -> None:
-    read_from_disk = {"shape", "document"}
+    read_from_disk = {"shape", "shape_from", "document"}
     assert set(schema.JobFile.model_fields) | read_from_disk == set(Job.__struct_fields__)
     plain = schema.JobFile(name="j", framework="builtin")
     assert msgspec.convert(plain, Job, from_attributes=True) == Job(name="j", framework="builtin")

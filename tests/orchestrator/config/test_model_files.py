@@ -42,9 +42,9 @@ def test_a_folder_and_its_config_are_the_same(tmp_path):
 
 def test_a_relative_path_is_below_the_working_directory(tmp_path):
     written(tmp_path / "models" / "mine")
-    assert find_model("./models/mine", tmp_path).layers == 28
-    assert find_model("models/mine/config.json", tmp_path).layers == 28
-    assert find_model("models/other", tmp_path) is None
+    assert find_model("./models/mine", tmp_path)[0].layers == 28
+    assert find_model("models/mine/config.json", tmp_path)[0].layers == 28
+    assert find_model("models/other", tmp_path) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_a_relative_path_is_below_the_working_directory(tmp_path):
 def test_a_hub_name_is_looked_up_in_the_cache(tmp_path, monkeypatch, variable, below):
     place = tmp_path / "place"
     monkeypatch.setenv(variable, str(place))
-    assert find_model("Qwen/Qwen2.5-7B", tmp_path) is None
+    assert find_model("Qwen/Of-Nobody", tmp_path) == (None, "")
     cached(place / below)
-    assert find_model("Qwen/Qwen2.5-7B", tmp_path).kv_heads == 4
+    assert find_model("Qwen/Qwen2.5-7B", tmp_path)[0].kv_heads == 4
 
 
 def test_the_revision_that_main_names_wins(tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_the_revision_that_main_names_wins(tmp_path, monkeypatch):
     old = cached(tmp_path, revision="old", config=CONFIG | {"num_hidden_layers": 2}, main="")
     cached(tmp_path, revision="new")
     (old / "refs" / "main").write_text("old\n")
-    assert find_model("Qwen/Qwen2.5-7B", tmp_path).layers == 2
+    assert find_model("Qwen/Qwen2.5-7B", tmp_path)[0].layers == 2
     (old / "refs" / "main").write_text("gone")
     assert find_folder("Qwen/Qwen2.5-7B", tmp_path).name in ("old", "new")
 
@@ -77,9 +77,9 @@ def test_the_revision_that_main_names_wins(tmp_path, monkeypatch):
 def test_a_name_cannot_leave_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     written(tmp_path / "secret")
-    assert find_model("../../secret/x", tmp_path / "work") is None
-    assert find_model("a/b/c", tmp_path / "work") is None
-    assert find_model("", tmp_path / "work") is None
+    assert find_model("../../secret/x", tmp_path / "work") == (None, "")
+    assert find_model("a/b/c", tmp_path / "work") == (None, "")
+    assert find_model("", tmp_path / "work") == (None, "")
 
 
 @pytest.mark.parametrize(

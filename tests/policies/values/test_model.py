@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.policies.estimate.shapes import active_parameters, parameters
+from autotune.policies.estimate.shapes import active_parameters, cache_layers, parameters
 from autotune.policies.values.model import Model, model_from_config, model_from_shape
 from benchmarks.architectures import ARCHITECTURES
 
@@ -158,3 +158,60 @@ def test_a_shape_in_the_job_has_defaults():
         model_from_shape(
             {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 3, "intermediate": 128, "vocab": 9}
         )
+
+
+def test_hybrid_models_count_the_layers_that_keep_keys_and_values() -> None:
+    shape = model_from_config(
+        {
+            "model_type": "qwen3_next",
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "vocab_size": 151936,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "intermediate_size": 5120,
+            "linear_num_key_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_num_value_heads": 32,
+            "linear_value_head_dim": 128,
+            "full_attention_interval": 4,
+        }
+    )
+    assert (shape.attention_layers, shape.linear_layers, shape.linear) == (12, 36, "delta")
+    assert cache_layers(shape) == 12
+    assert shape.attention_gate and not shape.unknown
+
+
+@pytest.mark.parametrize(
+    ("entries", "unknown"),
+    [
+        ({"model_type": "mystery"}, "the family mystery"),
+        ({"model_type": "llama", "layer_types": ["full_attention", "rwkv"]}, "layers of the kind rwkv"),
+        ({"model_type": "llama", "vision_config": {"model_type": "eye"}}, "the encoder eye"),
+        ({"model_type": "llama"}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_nothing_counts_is_named(entries: dict, unknown: str) -> None:
+    plain = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 99,
+        "intermediate_size": 128,
+    }
+    assert model_from_config(plain | entries).unknown == unknown
+
+
+def test_a_written_shape_takes_names_and_what_a_family_settles() -> None:
+    plain = {"hidden": 64, "layers": 2, "heads": 2, "intermediate": 128, "vocab": 99}
+    assert model_from_shape(plain | {"norm": "layer", "qk_norm": "all"}).norm == "layer"
+    assert model_from_shape(plain | {"family": "qwen2"}).qkv_bias
+    assert not model_from_shape(plain | {"family": "qwen2", "qkv_bias": 0}).qkv_bias
+    with pytest.raises(ValueError, match="norm is 'lyer', no one of rms, rms32, layer, layer32"):
+        model_from_shape(plain | {"norm": "lyer"})

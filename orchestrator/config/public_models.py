@@ -1,0 +1,91 @@
+"""Shapes of public models, shipped as data: found by hub name, by the name of a folder, or by their numbers.
+
+`public_models.json` holds them. An entry has the hub names that share a shape, the fields of its config.json,
+the file that they were read from, and a parameter count published elsewhere; tests/orchestrator/config
+compares that count with the one computed from the fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autotune.policies.values.model import Model, model_from_config
+
+_FILE = Path(__file__).with_name("public_models.json")
+_SNAPSHOT = re.compile(
+    r"models--([\w.-]+?)--([\w.-]+?)/snapshots(?:/|$)"
+)  # a folder of the Hugging Face cache
+_FEWEST = 4  # numbers that a text must show before it is taken to mean one of these models
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a public repository, and what it is called there."""
+
+    repository: str
+    path: str
+    commit: str
+    name: str = ""
+
+
+class PublicModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One shape and the names under which it is published."""
+
+    names: tuple[str, ...]
+    config: dict[str, Any]  # of its config.json, what a shape is made of
+    read_from: Source
+    parameters: int  # published, of the model `counted_by.name`
+    counted_by: Source
+    prediction_layers: int = 0  # of multi-token prediction, which the published count includes
+    prediction_has_ends: bool = False  # ... each with an embedding and a head of its own
+    head_stored_apart: bool = False  # the published count includes a head that is tied to the embedding
+
+    @property
+    def shape(self) -> Model:
+        """The model's shape."""
+        return model_from_config(self.config)
+
+
+@cache
+def public_models() -> tuple[PublicModel, ...]:
+    """Return every shape that is shipped."""
+    return msgspec.json.decode(_FILE.read_bytes(), type=tuple[PublicModel, ...])
+
+
+def find_public(name: str) -> PublicModel | None:
+    """Return the model that a hub name, a folder's name or a folder of the hub's cache stands for."""
+    kept = _SNAPSHOT.search(f"{name}/")
+    wanted = f"{kept[1]}/{kept[2]}" if kept else name.strip().rstrip("/")
+    by_name = _by_name()
+    return by_name.get(wanted.lower()) or by_name.get(wanted.rpartition("/")[2].lower())
+
+
+def find_by_numbers(fields: Mapping[str, int | str]) -> PublicModel | None:
+    """Return the only model that agrees with every field of a config.json; None where too few are given."""
+    numbers = [name for name, value in fields.items() if isinstance(value, int)]
+    if len(numbers) < _FEWEST or not {"hidden_size", "num_hidden_layers"} <= set(numbers):
+        return None
+    fitting = [model for model in public_models() if _agrees(model, fields)]
+    fitting = [model for model in fitting if not model.shape.tower] or fitting  # a tower would be printed too
+    return fitting[0] if len({model.shape for model in fitting}) == 1 else None
+
+
+@cache
+def _by_name() -> dict[str, PublicModel]:
+    found: dict[str, PublicModel] = {}
+    for model in public_models():
+        for name in model.names:
+            found[name.lower()] = model
+            found.setdefault(name.rpartition("/")[2].lower(), model)
+    return found
+
+
+def _agrees(model: PublicModel, fields: Mapping[str, int | str]) -> bool:
+    text = model.config.get("text_config")
+    config = {**model.config, **(text if isinstance(text, dict) else {})}
+    return all(config.get(name, value) == value for name, value in fields.items())

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from autotune.orchestrator.config.model_files import find_model
+from autotune.orchestrator.config.public_models import (
+    PublicModel,
+    find_by_numbers,
+    find_public,
+    public_models,
+)
+from autotune.policies.estimate.shapes import parameters
+from autotune.policies.values.model import Model
+
+_ENTRIES = [pytest.param(model, id=model.names[0]) for model in public_models()]
+
+
+def _prediction_layer(model: Model, *, ends: bool) -> float:
+    """Return the parameters of multi-token prediction: one more layer, a projection, three norms."""
+    one = msgspec.structs.replace(
+        model, layers=1, dense_layers=0, attention_layers=0, linear_layers=0, mlp_layers=0, norms_per_layer=2
+    )
+    own = 2 * model.vocab * model.hidden if ends else 0
+    return parameters(one).layer + 2 * model.hidden**2 + 3 * model.hidden + own
+
+
+@pytest.mark.parametrize("entry", _ENTRIES)
+def test_the_published_parameter_count_agrees_within_1_percent(entry: PublicModel) -> None:
+    shape = entry.shape
+    counted = parameters(shape).total
+    counted += entry.prediction_layers * _prediction_layer(shape, ends=entry.prediction_has_ends)
+    counted += shape.vocab * shape.hidden * entry.head_stored_apart
+    assert counted == pytest.approx(entry.parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("entry", _ENTRIES)
+def test_every_entry_says_where_it_was_read(entry: PublicModel) -> None:
+    for source in (entry.read_from, entry.counted_by):
+        assert source.repository.count("/") == 1
+        assert source.path
+        assert len(source.commit) == 40
+        assert int(source.commit, 16)
+    assert entry.read_from.repository != entry.counted_by.repository
+    assert entry.counted_by.name in entry.names
+
+
+def test_there_are_enough_of_them_and_none_twice() -> None:
+    names = [name.lower() for model in public_models() for name in model.names]
+    assert len(names) == len(set(names)) >= 120
+    folders: dict[str, set[Model]] = {}
+    for model in public_models():
+        for name in model.names:
+            folders.setdefault(name.rpartition("/")[2].lower(), set()).add(model.shape)
+    assert all(len(shapes) == 1 for shapes in folders.values())
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Qwen/Qwen2.5-7B-Instruct",
+        "qwen/qwen2.5-7b-instruct",
+        "/data/models/Qwen2.5-7B-Instruct/",
+        "hdfs://nn/models/Qwen2.5-7B-Instruct",
+        "/cache/hub/models--Qwen--Qwen2.5-7B-Instruct/snapshots/a09a35458c702b33eeacc393d103063234e8bc28",
+        "/cache/hub/models--Qwen--Qwen2.5-7B-Instruct/snapshots",
+    ],
+)
+def test_a_model_is_found_by_each_of_its_names(written: str) -> None:
+    found = find_public(written)
+    assert found is not None
+    assert "Qwen/Qwen2.5-7B-Instruct" in found.names
+    assert (found.shape.layers, found.shape.hidden, found.shape.vocab) == (28, 3584, 152064)
+
+
+@pytest.mark.parametrize("written", ["", "/", "Qwen/Qwen2.5-7", "/data/my-own-7B", "Qwen2.5-7B-Instruct-sft"])
+def test_another_name_finds_nothing(written: str) -> None:
+    assert find_public(written) is None
+
+
+def test_a_folder_of_this_machine_goes_before_the_table(tmp_path) -> None:
+    folder = tmp_path / "Qwen2.5-7B"
+    folder.mkdir()
+    fields = dict(find_public("Qwen/Qwen2.5-7B").config, num_hidden_layers=4)  # type: ignore[union-attr]
+    (folder / "config.json").write_bytes(msgspec.json.encode(fields))
+    shape, place = find_model(str(folder), tmp_path)
+    assert shape is not None
+    assert shape.layers == 4
+    assert place == str(folder / "config.json")
+
+
+def test_the_numbers_that_a_log_prints_tell_a_model() -> None:
+    printed = {"hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064}
+    found = find_by_numbers(printed)
+    assert found is not None
+    assert "Qwen/Qwen2.5-7B" in found.names
+    assert find_by_numbers({**printed, "vocab_size": 152065}) is None
+    assert find_by_numbers({"hidden_size": 3584, "num_hidden_layers": 28}) is None
+
+
+def test_what_is_not_counted_is_named() -> None:
+    named = {model.shape.unknown for model in public_models()} - {""}
+    assert named == {"the family deepseek_v32", "the family glm_moe_dsa"}
