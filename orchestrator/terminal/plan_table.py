@@ -61,7 +61,7 @@ def _estimate(plan: Plan, width: int | None) -> list[str]:
     runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
     source = f"calibrated by {runs}" if plan.calibrated_by else "uncalibrated"
     host = max(phase.host_bytes for phase in plan.phases)
-    of = " (what the node has is not known; cluster.host_memory says it)"
+    of = " (what the node has is not known; set cluster.host_memory)"
     if plan.cluster.host_memory_bytes:
         of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}"
     pools = [phase for phase in plan.phases if phase.pool_tokens is not None]

@@ -87,6 +87,15 @@ def test_this_machines_memory_is_the_hosts_only_where_the_job_can_run_here(
     assert plan(str(job)).cluster.host_memory_bytes == ((24 << 30) if known else 0)
 
 
+def test_a_host_that_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
+    sized_plan(tmp_path)
+    job = tmp_path / "job.yaml"
+    job.write_text(job.read_text().replace(", host_memory: 900GiB", ""))
+    shown = CliRunner().invoke(main, ["plan", str(job)]).stdout
+    assert "(what the node has is not known; set cluster.host_memory)" in shown
+    assert "the engine's pool: " in shown
+
+
 def test_the_built_in_demo_is_found_too_big_before_it_starts() -> None:
     found = plan(str(CONFIGS / "builtin-cpu.yaml"))
     verdicts = {phase.phase: phase.verdict for phase in found.phases}

@@ -247,6 +247,7 @@ def _layout(settings: Settings, *, gpus: bool) -> Layout:
         chunked_head=True,
         per_tensor_optimizer=True,
         optimizer_temporary_bytes=_CLIPPING_BYTES,
+        loads_whole=gpus and settings.ranks > 1,  # load_policy puts it on the device before it is sharded
         sync_buckets=1,
         sequences=settings.prompts * settings.samples,
         prompt_tokens=settings.prompt_tokens,
