@@ -23,6 +23,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout, Model, model_from_config
 from autotune.policies.values.profile import Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
+from benchmarks.families import FAMILIES, HELD_OUT, cut, depths
 from benchmarks.one_estimate import estimate
 
 RECORDED = Path(__file__).parent / "measurements" / "mem-tracker.jsonl"
@@ -45,12 +46,16 @@ class Step(msgspec.Struct, frozen=True):
     recompute: bool
 
 
+FAMILY_RECORDED = RECORDED.with_name("mem-tracker-families.jsonl")
 # Between a short and a long micro-batch.
 STEPS = tuple(
     Step(sequences, length, recompute)
     for sequences, length in ((1, 512), (4, 512), (2, 2048))
     for recompute in (False, True)
 )
+
+
+FAMILY_STEPS = (STEPS[0], STEPS[-1])
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +171,39 @@ def measure(path: Path) -> None:
             file.write(msgspec.json.encode(row).decode() + "\n")
 
 
+def measure_families(path: Path) -> None:
+    """Make the measurements of the families that a file does not hold yet, and add them to it."""
+    from benchmarks import tracked
+
+    known = {(row.name, row.layers, row.step) for row in recorded(path)} if path.exists() else set()
+    planned = ((name, layers, step) for name in FAMILIES for step in FAMILY_STEPS for layers in depths(name))
+    for name, layers, step in planned:
+        if (name, layers, step) in known:
+            continue
+        counted = tracked.measure(
+            cut(FAMILIES[name], layers),
+            layers=layers,
+            sequences=step.sequences,
+            length=step.length,
+            recompute=step.recompute,
+        )
+        row = Row(name=name, layers=layers, step=step, figures=counted._asdict() | {"step": counted.step})
+        with path.open("a") as file:
+            file.write(msgspec.json.encode(row).decode() + "\n")
+
+
+def family_cases(rows: Iterable[Row]) -> list[Case]:
+    """Return the measured cases of the families."""
+    from benchmarks.tracked import fused_attention
+
+    found = []
+    for row in rows:
+        config = cut(FAMILIES[row.name], row.layers)
+        predicted = predict(model_from_config(config), row.step, masked=not fused_attention(config))
+        found.append(Case(row.name, row.layers, "measured", predicted, row.figures))
+    return found
+
+
 def cases(rows: Iterable[Row]) -> list[Case]:
     """Return every measurement and, for a model's own depth where it was not measured, the extrapolation."""
     rows = list(rows)
@@ -243,8 +281,14 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", default="", metavar="FILE")
+    parser.add_argument("--families", action="store_true", help="the families beyond the plain ones")
     options = parser.parse_args()
-    path = Path(options.measure) if options.measure else RECORDED
+    path = Path(options.measure) if options.measure else FAMILY_RECORDED if options.families else RECORDED
+    if options.families:
+        if options.measure:
+            measure_families(path)
+        _print_families(family_cases(recorded(path)))
+        return
     if options.measure:
         measure(path)
     rows = recorded(path)
@@ -264,6 +308,18 @@ def main() -> None:
             "\nLine through 2 and 4 layers against measurements of more layers: "
             f"mean {100 * spread(away)[0]:.3f} %, largest {100 * spread(away)[2]:.3f} %"
         )
+
+
+def _print_families(found: Sequence[Case]) -> None:
+    names = dict.fromkeys(case.name for case in found)
+    print("Mean absolute errors in %, over the steps " + ", ".join(_shown(step) for step in FAMILY_STEPS))
+    print(f"| model | layers | {' | '.join(FIGURES)} |")
+    print("|---" * (2 + len(FIGURES)) + "|")
+    for name in sorted(names, key=HELD_OUT.__contains__):
+        chosen = [case for case in found if case.name == name]
+        cells = (f"{100 * statistics.fmean(errors(chosen, figure)):.2f}" for figure in FIGURES)
+        marked = f"{name} (held out)" if name in HELD_OUT else name
+        print(f"| {marked} | {', '.join(map(str, depths(name)))} | {' | '.join(cells)} |")
 
 
 def _shown(step: Step) -> str:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.kernels import Kept, stand_ins
+
 _CPU = torch.device("cpu")
 TIE = 0.999  # a peak of the optimizer's step that is so near to the largest counts as the largest
 
@@ -36,7 +38,12 @@ def measure(config: dict[str, Any], *, layers: int, sequences: int, length: int,
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    with warnings.catch_warnings(), default_type(torch.bfloat16), FakeTensorMode():
+    with (
+        warnings.catch_warnings(),
+        default_type(torch.bfloat16),
+        FakeTensorMode(),
+        stand_ins(config["model_type"]),
+    ):
         warnings.simplefilter("ignore")
         model = _model(config, layers=layers, recompute=recompute)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
@@ -85,9 +92,6 @@ def measure(config: dict[str, Any], *, layers: int, sequences: int, length: int,
 
 
 def _model(config: dict[str, Any], *, layers: int, recompute: bool) -> Any:
-    from autotune.launchers.builtin.process import torchvision_ops
-
-    torchvision_ops.declare()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {name: value for name, value in config.items() if name != "model_type"}
@@ -120,24 +124,16 @@ def _attention(config: dict[str, Any]) -> str:
     if not fused_attention(config):
         return "sdpa"
 
-    class Fused(torch.autograd.Function):
-        """Saves what flash-attn's function saves; what it computes is of no interest here."""
-
-        @staticmethod
-        def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            result = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[-1]))
-            sums = q.new_empty(q.shape[:3], dtype=torch.float32)
-            ctx.save_for_backward(q, k, v, result, sums)
-            return result
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+    def make(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        result = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[-1]))
+        return result, (q, k, v, result, q.new_empty(q.shape[:3], dtype=torch.float32))
 
     def attend(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object, **_: object
     ) -> tuple[torch.Tensor, None]:
-        return Fused.apply(query, key, value), None  # type: ignore[no-untyped-call]
+        return Kept.apply(make, query, key, value), None  # type: ignore[no-untyped-call]
 
     AttentionInterface.register("fused", attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register("fused", lambda *_, **__: None)

@@ -283,7 +283,7 @@ def _linear(model: Model) -> tuple[float, int]:
         projected = 2 * keys + 2 * values
         small = 2 * hidden * model.linear_values + 2 * model.linear_values + model.linear_value_dim
         conv_rows = conv * (2 * keys + values)
-        largest = hidden * (projected if model.linear_joint else 2 * keys + values)
+        largest = hidden * (2 * keys + values)
         return float(hidden * (projected + values) + small + conv_rows), max(largest, values * hidden)
     if model.linear == "mamba2":
         convolved = values + 2 * keys
@@ -309,16 +309,9 @@ def _linear_kept(model: Model, *, element_bytes: int) -> float:
     size, keys, values = element_bytes, _keys(model), _values(model)
     if model.linear == "delta":
         repeated = model.linear_values * model.linear_key_dim
-        gate = 2 * keys + 2 * values if model.linear_joint else values
-        rows = (
-            (2 * keys + values)
-            + 2 * repeated
-            + values
-            + _CHUNK * model.linear_values
-            + values
-            + gate
-            + values
-        )
+        # The convolution's input, normalised queries and keys, the values, the triangle of each chunk, what
+        # comes out, its gate, and the input of the last projection.
+        rows = (2 * keys + values) + 2 * repeated + _CHUNK * model.linear_values + 4 * values
         return float(size * rows + 6 * FP32 * model.linear_values)
     if model.linear == "mamba2":
         return float(size * (3 * values + 2 * keys + model.linear_values) + FP32)

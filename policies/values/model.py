@@ -64,7 +64,6 @@ class Model(Value, frozen=True, kw_only=True):
     linear_values: int = 0  # heads of the values
     linear_value_dim: int = 0  # of one head
     linear_conv: int = 0  # tokens that the convolution before it sees
-    linear_joint: bool = False  # one matrix makes its inputs, whose output is kept as a whole
     attention_gate: bool = False  # queries bring a gate of their own size
     sinks: bool = False  # attention has one learned logit per head
     softcap: bool = False  # the logits are bounded by a tanh
@@ -147,7 +146,6 @@ _OF_FAMILIES = (
     "fused_qkv",
     "fused_gate",
     "partial_rotary",
-    "linear_joint",
     "attention_gate",
     "sinks",
     "softcap",

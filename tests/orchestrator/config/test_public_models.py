@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -101,3 +104,12 @@ def test_the_numbers_that_a_log_prints_tell_a_model() -> None:
 def test_what_is_not_counted_is_named() -> None:
     named = {model.shape.unknown for model in public_models()} - {""}
     assert named == {"the family deepseek_v32", "the family glm_moe_dsa"}
+
+
+def test_a_wheel_holds_the_table() -> None:
+    root = Path(__file__).parents[3]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["autotune.orchestrator"]
+    assert any(
+        root / "orchestrator/config/public_models.json" in (root / "orchestrator").glob(p) for p in patterns
+    )
