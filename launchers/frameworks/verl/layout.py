@@ -8,6 +8,7 @@ from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement
 
+FSDP = f"{ACTOR}.fsdp_config"
 _HALF = ("bf16", "bfloat16", "fp16", "float16")
 _TRAINING = (
     Phase.INIT,
@@ -52,9 +53,10 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
 def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
     own = names(config)
-    half = config.text(f"{ACTOR}.fsdp_config.model_dtype") in _HALF
+    squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
+    half = config.text(f"{FSDP}.model_dtype") in _HALF
     cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
-    policy = config.flag(f"{ACTOR}.fsdp_config.offload_policy") and not config.megatron
+    policy = config.flag(f"{FSDP}.offload_policy") and not config.megatron
     wide = 2 if config.megatron or half else 4
     return Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
@@ -66,8 +68,13 @@ def layout(config: Config) -> Layout:
         expert_shards=_expert_shards(config),
         engine_ranks=config.rollout_world,
         parameter_bytes=wide,
-        compute_bytes=2 if config.text(f"{ACTOR}.fsdp_config.dtype") in _HALF else 4,
+        compute_bytes=2 if config.text(f"{FSDP}.dtype") in _HALF else 4,
         gradient_bytes=4 if config.megatron else wide,
+        reduce_bytes=0
+        if config.megatron
+        else 2
+        if config.text(f"{FSDP}.mixed_precision.reduce_dtype") in _HALF
+        else 4,
         optimizer_bytes=12 if config.megatron else 2 * wide,
         logits_bytes=4 if config.megatron else 2,  # Megatron's output layer upcasts, FSDP's keeps bf16
         engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
@@ -88,7 +95,13 @@ def layout(config: Config) -> Layout:
         optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
         parameters_stay_offloaded=policy,
         tokens_before_split=True,
-        logits_in_place=not (config.entropy or config.flag(f"{ACTOR}.calculate_sum_pi_squared")),
+        head_apart=True,
+        reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),
+        reduces_last=not config.megatron and config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
+        logits_in_place=not (config.entropy or squares),
+        loss="softmax" if config.megatron or squares else "kernel",
+        compiled_loss=config.flag(f"{FSDP}.use_torch_compile"),
+        scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
@@ -116,5 +129,5 @@ def _shards(config: Config) -> int:
         if not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
             return 1
         return config.data_parallel * config.parallel
-    size = config.count(f"{ACTOR}.fsdp_config.fsdp_size")
+    size = config.count(f"{FSDP}.fsdp_size")
     return size if 0 < size < config.world else config.world
