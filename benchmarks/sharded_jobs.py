@@ -111,7 +111,7 @@ _UNSEEN = (
     Job(name=_UNTIED),
     Job(name=_UNTIED, shards=16, wrapping="verl", logits=False),
     Job(name=_UNTIED, wrapping="verl", recompute=False, tokens=4096),
-    Job(name=_UNTIED, shards=2, tensor=4, sequence_parallel=True, logits=False),
+    Job(name=_UNTIED, shards=2, tensor=4, sequence_parallel=True),
     Job(name=_UNTIED, wrapping="verl", parameter_bytes=2, reduce_bytes=2, offload=True),
     Job(name=_WIDE, shards=16),
     Job(name=_WIDE, wrapping="verl", passes=2, logits=False),

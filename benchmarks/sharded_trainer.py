@@ -36,6 +36,7 @@ def measure(job: Job, config: dict[str, Any]) -> Peaks:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(_fake_group(job.shards * job.copies * job.tensor))
+        stack.enter_context(_untracked_shapes())
         stack.enter_context(default_type(_TYPES[job.parameter_bytes]))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         return _peaks(job, _model(job, config))
@@ -155,10 +156,11 @@ def _split(job: Job, model: Any, mesh: Any) -> None:
     )
 
     split = job.sequence_parallel
-    # Columns, not rows: a row-wise lookup masks by values, which fake tensors lack; the bytes are the same.
     plan: dict[str, Any] = {
-        "model.embed_tokens": ColwiseParallel(
-            output_layouts=Shard(1) if split else Replicate(), use_local_output=not split
+        "model.embed_tokens": RowwiseParallel(
+            input_layouts=Replicate(),
+            output_layouts=Shard(1) if split else Replicate(),
+            use_local_output=not split,
         ),
         "lm_head": ColwiseParallel(
             input_layouts=Shard(1) if split else Replicate(),
@@ -221,6 +223,26 @@ def _fake_group(ranks: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _untracked_shapes() -> Iterator[None]:
+    """Let DTensor infer shapes from whole tensors outside of every mode: the tracker would count them."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    name = "_propagate_tensor_meta_non_cached"
+    inferred = getattr(ShardingPropagator, name)
+
+    def infer(*arguments: Any) -> Any:
+        with _disable_current_modes():
+            return inferred(*arguments)
+
+    setattr(ShardingPropagator, name, infer)
+    try:
+        yield
+    finally:
+        setattr(ShardingPropagator, name, inferred)
 
 
 @contextmanager

@@ -29,17 +29,7 @@ TABLE: dict[str, Constant] = {
     "fragmentation_expandable": Constant(
         0.02, "the same with expandable_segments (pytorch.org/docs/stable/notes/cuda.html: growing segments)"
     ),
-    # ------------------------------------------------------------------ sharded passes
-    "gathered_layers_fsdp": Constant(
-        2, "FSDP1 with backward prefetch holds the layer in use and the next (torch fsdp/_runtime_utils.py)"
-    ),
-    "gathered_layers_fsdp2": Constant(
-        2,
-        "FSDP2 holds the layer in use and the next one's all-gather (torch _fsdp_param_group.py)",
-    ),
-    "reduced_layers": Constant(
-        1, "one layer's gradients wait in the reduce-scatter's input (_fsdp_collectives.py: foreach_reduce)"
-    ),
+    # ------------------------------------------------------------------ offloaded passes
     "returning_layers": Constant(
         2,
         "offloaded layers on the device in backward: one in use, one on its way (verl activation_offload.py)",
@@ -53,8 +43,15 @@ TABLE: dict[str, Constant] = {
         "tokens of a chunk of entropy_from_logits_with_chunking (verl 0.9.1 entropy_from_logits_chunk_size)",
     ),
     "fused_chunk": Constant(
-        1024,
-        "tokens whose logits a fused linear and cross entropy holds (verl fused_kernels, torch back end)",
+        512,
+        "tokens of a piece of a fused head and cross entropy (verl 0.9.1 FusedLinearForPPO, torch back end)",
+    ),
+    "fused_forward": Constant(
+        12, "bytes per logit of a piece: scaled, fp32 and softmax (python -m benchmarks.loss_code)"
+    ),
+    "fused_backward": Constant(
+        30,
+        "the same in backward, with one-hot rows, log-softmax and products (python -m benchmarks.loss_code)",
     ),
     # ------------------------------------------------------------------ engine
     "graph_base": Constant(

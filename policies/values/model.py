@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -113,7 +113,9 @@ class Layout(Value, frozen=True, kw_only=True):
         True  # else all weights stay gathered from a layer's forward to its backward
     )
     reduces_last: bool = False  # gradients stay whole on every rank until the last micro-batch
-    sequence_parallel: bool = False  # tensor parallelism of FSDP splits the residual stream too
+    sequence_parallel: bool = (
+        True  # FSDP: tensor parallelism splits the residual stream too (AReaL, torchtitan)
+    )
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     parameters_stay_offloaded: bool = False  # offloaded weights are gathered layer by layer in a pass
@@ -124,6 +126,9 @@ class Layout(Value, frozen=True, kw_only=True):
     masked_attention: bool = False  # attention reads a dense mask: heads are repeated, layers keep the mask
     selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
+    loss: Literal["softmax", "kernel", "pieces"] = "softmax"  # what it keeps: policies/estimate/passes.py
+    compiled_loss: bool = True  # `kernel`: the entropy is one compiled function
+    scaled_logits: bool = False  # `kernel`: a temperature other than 1 divides the logits
     logits_share: float = 1.0  # of a micro-batch's tokens, those whose logits are computed
     chunked_head: bool = False  # chunks of logits begin at the head; else its whole output exists
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)

@@ -56,7 +56,7 @@ def layout_of(site: Site) -> Layout:
         parameter_bytes=stored,
         compute_bytes=compute,
         gradient_bytes=_gradient_bytes(site, compute) if megatron else stored,
-        reduce_bytes=width(config.text("actor.grad_reduce_dtype")),
+        reduce_bytes=0 if megatron else width(config.text("actor.grad_reduce_dtype")),
         optimizer_bytes=_optimizer_bytes(site, stored),
         logits_bytes=4,  # every piece of 1024 tokens is computed in fp32
         engine_bytes=width(engine_dtype),
@@ -73,6 +73,8 @@ def layout_of(site: Site) -> Layout:
         parameters_stay_offloaded=True,
         tokens_before_split=True,
         padded=False,
+        sequence_parallel=not megatron,
+        loss="softmax" if megatron else "pieces",
         selective_share=_selective_share(site),
         logits_share=1.0,
         chunked_head=False,

@@ -11,6 +11,7 @@ from autotune.policies.values.profile import Placement
 
 _FP32 = 4
 _OPTIMIZER = f"{ACTOR}.optim"
+FSDP = f"{ACTOR}.fsdp_config"
 _TRAINING = (
     Phase.INIT,
     Phase.LOG_PROB,
@@ -54,12 +55,11 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
 def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
     own = names(config)
+    squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
     cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
-    policy = config.flag(f"{ACTOR}.fsdp_config.offload_policy") and not config.megatron
-    stored = width(
-        config.text(f"{MEGATRON}.dtype" if config.megatron else f"{ACTOR}.fsdp_config.model_dtype")
-    )
-    mixed = config.inside(f"{ACTOR}.fsdp_config.mixed_precision")
+    policy = config.flag(f"{FSDP}.offload_policy") and not config.megatron
+    stored = width(config.text(f"{MEGATRON}.dtype" if config.megatron else f"{FSDP}.model_dtype"))
+    mixed = config.inside(f"{FSDP}.mixed_precision")
     return Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
@@ -72,7 +72,7 @@ def layout(config: Config) -> Layout:
         parameter_bytes=stored,
         compute_bytes=stored if config.megatron else width(str(mixed.get("param_dtype", "bf16"))),
         gradient_bytes=_gradient_bytes(config, stored) if config.megatron else stored,
-        reduce_bytes=width(str(mixed.get("reduce_dtype", "fp32"))),
+        reduce_bytes=0 if config.megatron else width(str(mixed.get("reduce_dtype", "fp32"))),
         optimizer_bytes=_optimizer_bytes(config, stored),
         logits_bytes=4 if config.megatron else 2,  # Megatron's output layer upcasts, FSDP's keeps bf16
         engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
@@ -94,7 +94,13 @@ def layout(config: Config) -> Layout:
         optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
         parameters_stay_offloaded=policy,
         tokens_before_split=True,
-        logits_in_place=not (config.entropy or config.flag(f"{ACTOR}.calculate_sum_pi_squared")),
+        head_apart=True,
+        reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),
+        reduces_last=not config.megatron and config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
+        logits_in_place=not (config.entropy or squares),
+        loss="softmax" if config.megatron or squares else "kernel",
+        compiled_loss=config.flag(f"{FSDP}.use_torch_compile"),
+        scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
         mini_batch=config.update,
@@ -153,5 +159,5 @@ def _shards(config: Config) -> int:
         if not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
             return 1
         return config.data_parallel * config.parallel
-    size = config.count(f"{ACTOR}.fsdp_config.fsdp_size")
+    size = config.count(f"{FSDP}.fsdp_size")
     return size if 0 < size < config.world else config.world
