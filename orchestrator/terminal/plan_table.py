@@ -68,10 +68,9 @@ def _estimate(plan: Plan, width: int | None) -> list[str]:
     pool = (
         [f"the engine's pool: {pools[-1].pool_tokens:,} tokens per device{_few(pools[-1])}"] if pools else []
     )
-    errors = [phase.error for phase in plan.phases]
-    spread = " to ".join(dict.fromkeys((f"{min(errors):.0%}", f"{max(errors):.0%}")))
+    fullest = max(plan.phases, key=lambda phase: phase.total_bytes / (phase.capacity_bytes or 1.0))
     return [
-        f"predicted peak per device, {unit} ({source}, ±{spread})",
+        f"predicted peak per device, {unit} ({source}, ±{fullest.error:.0%} in {fullest.phase})",
         _peaks(plan.phases, scale, width),
         *_by_length(plan, scale, width or PIPED_WIDTH),
         *pool,
