@@ -76,7 +76,7 @@ def main() -> int:
         (strata[number % len(strata)], options.seed * 100_003 + number) for number in range(options.jobs)
     ]
     with ProcessPoolExecutor(options.processes) as pool:
-        found = [f for own in pool.map(partial(_of_job), tasks, chunksize=8) for f in own]
+        found = [f for own in pool.map(partial(forecasts_of), tasks, chunksize=8) for f in own]
     if options.certain:
         found = [msgspec.structs.replace(f, chance=float(round(f.chance))) for f in found]
     sys.stdout.write(f"{options.jobs} jobs, seed {options.seed}, {len(found)} chances of a phase.\n\n")
@@ -130,7 +130,8 @@ def _by_phase(found: Iterable[Forecast]) -> Iterator[tuple[str, list[Bin]]]:
             yield phase.value, bins_of(groups[phase.value])
 
 
-def _of_job(task: tuple[Stratum, int]) -> list[Forecast]:
+def forecasts_of(task: tuple[Stratum, int]) -> list[Forecast]:
+    """Return the chances of every launch of one job, by its stratum and seed."""
     world = undecided(task[0], seed=task[1])
     accepted = world.accepted
     recovery = msgspec.structs.replace(accepted.job.recovery, preflight=Preflight.APPLY)
