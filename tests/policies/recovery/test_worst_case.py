@@ -16,7 +16,7 @@ from autotune.policies.values.profile import Grid, Support
 from tests.policies.jobs import GIB, KNOBS, LAYOUT, SUPPORTED, accepted, fails, profile
 
 BY_ROWS = {
-    "microbatch_size": Support(setting="verl.microbatch_size", grid=Grid(values=(32, 16, 8, 4, 2, 1))),
+    "microbatch_size": Support(setting="verl.microbatch_size", grid=Grid(values=tuple(range(32, 0, -1)))),
     **{k: v for k, v in SUPPORTED.items() if k not in ("tokens_per_microbatch", "logprob_tokens")},
 }
 ROWS = replace(
@@ -56,15 +56,19 @@ def test_what_overflows_anyway_is_for_the_preflight_to_tell():
 
 def test_a_late_failure_is_cured_for_the_longest_sequences():
     failed = fails(Phase.BACKWARD, requested=3 * GIB, free=2 * GIB)
-    history = (start(), Started(knobs=ROWS), *steps(30), *failed)
-    run, action = fold(history), decide(history)
-    assert came_late(run) and isinstance(action, Launch)
-    view = outlook(run)
-    assert view is not None
-    longest = longest_sequences(view)
-    assert not overflowing(longest, judged(longest, action.knobs))
-    early = (start(), Started(knobs=ROWS), *steps(1), *failed)
-    assert not came_late(fold(early))
+    short = start(prompt_mean=200.0, response_mean=1000.0)
+
+    def cured(count: int) -> tuple[Launch, list[tuple[str, float]]]:
+        history = (short, Started(knobs=ROWS), *steps(count), *failed)
+        run, action = fold(history), decide(history)
+        view = outlook(run)
+        assert came_late(run) == (count > 3) and view is not None and isinstance(action, Launch)
+        longest = longest_sequences(view)
+        return action, overflowing(longest, judged(longest, action.knobs))
+
+    (early, early_misses), (late, late_misses) = cured(1), cured(30)
+    assert early_misses and not late_misses
+    assert early.knobs != late.knobs
 
 
 def test_tokens_of_the_first_steps_tell_how_long_sequences_are():
