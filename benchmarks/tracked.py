@@ -40,7 +40,7 @@ def measure(config: dict[str, Any], *, layers: int, sequences: int, length: int,
 
     with (
         warnings.catch_warnings(),
-        _default_type(torch.bfloat16),
+        default_type(torch.bfloat16),
         FakeTensorMode(),
         stand_ins(config["model_type"]),
     ):
@@ -146,7 +146,8 @@ def _sizes(tracker: Any, kind: str) -> dict[str, int]:
 
 
 @contextmanager
-def _default_type(chosen: torch.dtype) -> Iterator[None]:
+def default_type(chosen: torch.dtype) -> Iterator[None]:
+    """Build parameters and activations in a type."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(chosen)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting
+from autotune.policies.remedies.proposals.host import held_by_others
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
     GaveUp,
@@ -79,6 +80,8 @@ def figures(facts: Facts) -> str:
         parts.append(f"{show_gib(facts.allocated_bytes)} of {show_gib(facts.capacity_bytes)} was in use")
     elif facts.capacity_bytes:
         parts.append(f"the device has {show_gib(facts.capacity_bytes)}")
+    if held_by_others(facts):
+        parts.append(f"{show_gib(held_by_others(facts))} was held outside this process")
     return ", ".join(parts)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import isfinite
 
 import msgspec
 
 from autotune.launchers.base import Framework
-from autotune.policies.estimate.calibration import kind_of
+from autotune.policies.estimate.calibration import kind_of, predicted
+from autotune.policies.estimate.lengths import Assumption, lengths_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
+from autotune.policies.recovery.worst_case import longest_sequences, worst_case
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
 from autotune.policies.values.diagnosis import Diagnosis
@@ -37,7 +41,10 @@ _ROWS: dict[str, tuple[Phase, ...]] = {
     "weight_sync": (Phase.WEIGHT_SYNC,),
     "checkpoint": (Phase.CHECKPOINT,),
 }
+_ENGINE_ROWS = ("rollout_init", "rollout")
+_VERDICTS = ("fits", "marginal", "overflows")
 _CLIMBED = (
+    (Phase.INIT, Component.TRAINER),
     (Phase.ROLLOUT_INIT, Component.ROLLOUT),
     (Phase.ROLLOUT, Component.ROLLOUT),
     (Phase.LOG_PROB, Component.TRAINER),
@@ -52,10 +59,22 @@ class PhasePlan(Value, frozen=True, kw_only=True):
 
     phase: str
     parts: dict[str, float]  # bytes
-    total_bytes: float  # after calibration
+    typical_bytes: float  # of a micro-batch of sequences of mean length
+    total_bytes: float  # of the largest micro-batch expected in the steps of the goal, after calibration
+    worst_bytes: float  # with sequences as long as the job allows
     capacity_bytes: float | None
     host_bytes: float
     verdict: str  # fits | marginal | overflows | unknown
+    error: float = 0.0  # standard deviation of the total, as a share of it
+    pool_tokens: int | None = None  # of the engine's pool on one device, in the phases of its own
+
+
+class LengthsPlan(Value, frozen=True, kw_only=True):
+    """Tokens of a sequence, prompt and response together, that the peaks are about."""
+
+    mean: float
+    longest: float
+    source: str  # job | usual | fixed: one length
 
 
 class RungPlan(Value, frozen=True, kw_only=True):
@@ -86,6 +105,7 @@ class Plan(Value, frozen=True, kw_only=True):
     framework: str
     cluster: Cluster
     phases: tuple[PhasePlan, ...] = ()
+    lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
     calibrated_by: int = 0  # runs
     note: str = ""  # why there is no estimate
@@ -120,6 +140,7 @@ def plan(
         framework=job.framework,
         cluster=cluster,
         phases=_phases(view, profile.knobs) if view is not None else (),
+        lengths=_lengths(profile) if view is not None else None,
         error=None if view is None else _error(view),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
         note="" if view is not None else _why_no_estimate(job, profile, cluster),
@@ -131,36 +152,64 @@ def plan(
         ladder=tuple(_ladder(profile, action.knobs, job)),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
-        warnings=profile.warnings,
+        warnings=(*profile.warnings, *worst_case(run, action.knobs)),
     )
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
-    estimates, ranked, error = view.estimates((knobs,)), judged(view, knobs), _error(view)
+    estimates, ranked = view.estimates((knobs,)), judged(view, knobs)
+    typical = judged(replace(view, assumption=Assumption.TYPICAL), knobs).gpu
+    longest = judged(longest_sequences(view), knobs).gpu
+    prediction = predicted(view.calibration, estimates)
+    pool, tokens = float(prediction.pool[0]), float(estimates.pool_tokens[0])
     rows = []
     for name, phases in _ROWS.items():
         heaviest = max(phases, key=lambda phase: ranked.gpu[phase])
         index = PHASES.index(heaviest)
         capacity = float(estimates.gpu_capacity[index, 0])
         total = ranked.gpu[heaviest]
+        own_error = float(prediction.gpu_error[index, 0]) / max(1.0, total)
         is_known = capacity != float("inf")
+        verdict = _verdict(total, capacity, own_error) if is_known else "unknown"
+        in_engine = name in _ENGINE_ROWS and isfinite(tokens)
+        if in_engine and is_known:
+            verdict = max(verdict, _pool_verdict(pool), key=_VERDICTS.index)
         rows.append(
             PhasePlan(
                 phase=name,
                 parts=dict(zip(PARTS, estimates.gpu_parts[index, :, 0].tolist(), strict=True)),
+                typical_bytes=min(total, max(typical[phase] for phase in phases)),
                 total_bytes=total,
+                worst_bytes=max(total, *(longest[phase] for phase in phases)),
                 capacity_bytes=capacity if is_known else None,
                 host_bytes=float(estimates.host[index, 0]),
-                verdict=_verdict(total, capacity, error) if is_known else "unknown",
+                verdict=verdict,
+                error=round(own_error, 3),
+                pool_tokens=int(tokens) if in_engine else None,
             )
         )
     return tuple(rows)
+
+
+def _lengths(profile: Profile) -> LengthsPlan:
+    layout = profile.layout
+    longest = float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens)
+    known = lengths_of(layout, longest=longest)
+    source = "job" if layout.response_mean else "usual"
+    return LengthsPlan(mean=known.mean, longest=longest, source=source if known.variation else "fixed")
 
 
 def _verdict(total: float, capacity: float, error: float) -> str:
     if total * (1 + error) <= capacity:
         return "fits"
     return "marginal" if total * (1 - error) <= capacity else "overflows"
+
+
+def _pool_verdict(deviations: float) -> str:
+    """Return whether the engine's pool holds a sequence; an engine does not start where it does not."""
+    if deviations >= 1:
+        return "fits"
+    return "marginal" if deviations >= -1 else "overflows"
 
 
 def _error(view: Outlook) -> float:

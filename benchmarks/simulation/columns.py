@@ -48,11 +48,11 @@ def columns(world: World, configurations: Sequence[Knobs]) -> Columns:
         )
         for k in configurations
     ]
+    there = [_on_one_replica(world, k, longest=longest) for k in configurations]
+    scored = [float(k.logprob_tokens or t) for k, t in zip(configurations, tokens, strict=True)]
     found |= {
-        "tokens": column(tokens),
-        "logprob_tokens": column(
-            [float(k.logprob_tokens or t) for k, t in zip(configurations, tokens, strict=True)]
-        ),
+        "tokens": np.minimum(column(tokens), column(there)),
+        "logprob_tokens": np.minimum(column(scored), column(there)),
         "logprob_chunk": column([float(k.logprob_chunk or 0) for k in configurations]),
         "recompute": column([_RECOMPUTE[k.recompute or "off"] for k in configurations]),
         "graphs": column([_GRAPHS[k.cuda_graphs or "full"] for k in configurations]),
@@ -69,3 +69,12 @@ def columns(world: World, configurations: Sequence[Knobs]) -> Columns:
     }
     found["layers"] = np.full(len(tokens), float(model.layers))
     return found
+
+
+def _on_one_replica(world: World, knobs: Knobs, *, longest: int) -> float:
+    """Return the tokens of a step on one copy of the model: a budget beyond them is not filled."""
+    layout = world.accepted.profile.layout
+    copies = max(1, layout.ranks // ((knobs.tensor_parallel or 1) * layout.pipeline_parallel))
+    sequences = max(1.0, layout.sequences / copies)
+    # Of few sequences some are long together.
+    return max(float(longest), sequences * world.mean_sequence * (1 + 0.8 / np.sqrt(sequences)))

@@ -56,6 +56,16 @@ def drawn(stratum: Stratum | Perturbation, *, seed: int) -> tuple[World, Best]:
     raise RuntimeError(f"no job was found for seed {seed}")
 
 
+def undecided(stratum: Stratum | Perturbation, *, seed: int) -> World:
+    """Return one job of a stratum, whether it would run as written or not."""
+    rng = Random(seed)
+    for _ in range(_TRIES):
+        world = _draw(rng, stratum, seed=seed)
+        if world is not None:
+            return world
+    raise RuntimeError(f"no job was found for seed {seed}")
+
+
 def _draw(rng: Random, stratum: Stratum | Perturbation, *, seed: int) -> World | None:
     name, model = rng.choice(list(MODELS.items()))
     framework, offer = rng.choice(list(OFFERS.items()))
@@ -185,6 +195,8 @@ def _coefficients(rng: Random, spread: float) -> Coefficients:
         decode_speed=rng.uniform(0.75, 1.25),
         link_speed=rng.uniform(0.7, 1.3),
         pass_overhead=rng.uniform(0.5e-3, 1.5e-3),
+        prompts=rng.uniform(0.1, 0.7),
+        responses=rng.betavariate(1.6, 2.2),
     )
 
 

@@ -125,7 +125,14 @@ def rows(
     peaks: dict[str, Peak] = {}
     for step in shown:
         peaks = reported(world, knobs, step)
-        yield Progressed(attempt=number, step=step, of=ran.steps, seconds=ran.step_s, peaks=peaks)
+        yield Progressed(
+            attempt=number,
+            step=step,
+            of=ran.steps,
+            seconds=ran.step_s,
+            tokens_per_second=world.mean_sequence * world.accepted.profile.layout.sequences / ran.step_s,
+            peaks=peaks,
+        )
     if lasted >= world.accepted.job.goal.steps:
         free = min(1 - p.used_bytes / p.capacity_bytes for p in peaks.values())
         yield GoalReached(attempt=number, step=lasted, marginal=free < 0.05, headroom=free, peaks=peaks)

@@ -25,7 +25,7 @@ def parts(world: World, c: Columns) -> tuple[Column, Column, Column, Column]:
     e = engine(world, c, t)
     dense, experts = parameters(world)
     active = dense + experts * (m.experts_per_token / m.experts if m.experts else 0)
-    mean_sequence = lay.prompt_tokens + 0.6 * lay.response_tokens
+    mean_sequence = world.mean_sequence
     total = lay.sequences * mean_sequence
     # Generation: decoding is bound by what is read per token, replicas share the sequences.
     tp = c["rollout_tp"]
@@ -41,8 +41,8 @@ def parts(world: World, c: Columns) -> tuple[Column, Column, Column, Column]:
     compute = 2 * active * running / (card.teraflops * 1e12 * 0.55 * tp)
     latency = np.maximum(read / (card.bandwidth_gib_s * GIB * own.decode_speed), compute) + hop + launch
     waves = own_share / running
-    rollout = 0.62 * lay.response_tokens * latency * (0.35 + 0.65 * waves) * 1.25
-    rollout = rollout + 2 * active * lay.sequences * lay.prompt_tokens / (
+    rollout = own.responses * lay.response_tokens * latency * (0.35 + 0.65 * waves) * 1.25
+    rollout = rollout + 2 * active * lay.sequences * own.prompts * lay.prompt_tokens / (
         card.teraflops * 1e12 * 0.5 * max(1, lay.engine_ranks or lay.ranks)
     )
     # Passes of the trainer.

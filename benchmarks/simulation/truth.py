@@ -161,7 +161,10 @@ def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phas
     resting_state = np.where(c["optimizer_offload"] > 0, 0.0, state)
     stepping_state = zero if world.state_on_cpu else t["state"]
     stepping_state = np.where(c["optimizer_offload"] > 0, stepping_state, t["state"])
-    resting = np.where(c["param_offload"] > 0, 0.0, t["weights"]) + resting_state + t["reference"]
+    # Megatron's gradients have a buffer of their own, which leaves the card with the weights.
+    away = (c["param_offload"] > 0) | (c["grad_offload"] > 0)
+    buffered = np.where(away, 0.0, t["grads"]) * (lay.strategy == "megatron")
+    resting = np.where(c["param_offload"] > 0, 0.0, t["weights"]) + resting_state + t["reference"] + buffered
     resting = resting * (0.0 if world.trainer_sleeps else 1.0)
     context = (1.25 + 0.15 * np.log2(max(1, lay.ranks))) * GIB * own.context
     asleep = e["context"] + e["graphs"]
@@ -175,11 +178,10 @@ def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phas
     base = context + beside + t["weights"] + t["reference"] + resting_state
     # An offloaded state that steps on the device is fetched for the whole update, once it exists.
     fetched = np.where(c["optimizer_offload"] > 0, zero if world.state_on_cpu else state, 0.0)
-    train = base + fetched + t["grads"]
-    forward = base + fetched
+    train = base + fetched + t["grads"]  # in forward those of the micro-batches before it
     kept = t["kept"] + t["gathered"]
     critic = 1.15 if lay.critic and not lay.critic_offload else 1.0
-    base, train, forward = base * critic, train * critic, forward * critic
+    base, train = base * critic, train * critic
     bucket = np.where(c["disk_sync"] > 0, 0.25 * t["gathered"], c["sync_buffer"] * 2.2 + 0.6 * t["gathered"])
     sync_engine = (e["weights"] + e["graphs"] + e["context"]) * colocated if lay.engine_sleeps else beside
     found = {
@@ -188,15 +190,15 @@ def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phas
             e["graphs"] + 0.5 * e["batch"],
         ),
         Phase.ROLLOUT: (long_rollout, e["batch"]),
-        Phase.LOG_PROB: (base, t["scored"] + t["scoring_logits"] + t["gathered"]),
-        Phase.FORWARD: (forward, kept + t["logits_ahead"]),
+        Phase.LOG_PROB: (base + buffered, t["scored"] + t["scoring_logits"] + t["gathered"]),
+        Phase.FORWARD: (train, kept + t["logits_ahead"]),
         Phase.BACKWARD: (train, kept + np.maximum(t["recomputed"], t["logits_behind"])),
         Phase.OPTIMIZER: (
             context + beside + t["weights"] + t["reference"] + t["grads"] + stepping_state,
             t["stepping"],
         ),
         Phase.WEIGHT_SYNC: _wakes(
-            context + sync_engine + t["weights"] + t["reference"] + resting_state,
+            context + sync_engine + t["weights"] + t["reference"] + resting_state + buffered,
             bucket * own.sync,
             woken=long_rollout,
         ),

@@ -152,6 +152,8 @@ class Coefficients(Value, frozen=True, kw_only=True):
     decode_speed: float
     link_speed: float
     pass_overhead: float
+    prompts: float = 0.5  # mean length as a share of the longest
+    responses: float = 0.6
     optimizer: float = 1.0
     context_bytes: float = 0.0  # of a device, beyond the usual contexts
     fragmented: float = 0.0  # share of every peak that the allocator loses beyond `reserve`
@@ -183,6 +185,12 @@ class World(Value, frozen=True, kw_only=True):
         shape = self.accepted.job.shape
         assert shape is not None
         return shape
+
+    @property
+    def mean_sequence(self) -> float:
+        """Tokens of the usual sequence."""
+        layout, own = self.accepted.profile.layout, self.coefficients
+        return own.prompts * layout.prompt_tokens + own.responses * layout.response_tokens
 
     @property
     def gpus(self) -> int:

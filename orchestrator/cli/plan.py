@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
-from autotune.launchers.runners.node.host import measure
+from autotune.launchers.runners.node.host import Card, measure
 from autotune.orchestrator.cli.options import Options, given, global_options
 from autotune.orchestrator.config.loader import assumed, load
 from autotune.orchestrator.planner import plan
@@ -21,6 +21,7 @@ from autotune.policies.values.events import Accepted
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 
+_ROUNDED = 1.05  # of a card's memory: how far above it people write it
 _CODES = """\b
 Exit codes:
   0    the plan is printed
@@ -50,12 +51,14 @@ def show(job_file: Path, *, options: Options) -> None:
 
 
 def _cluster(job: Job) -> Cluster:
-    """Return the cluster as the job describes it, with this machine's sizes where the job runs here."""
+    """Return the cluster as the job describes it, with this machine's sizes where the job can run here."""
     spec = assumed(job)
     if job.cluster.address not in (None, "local"):
         return spec
     here = measure()
     cards = here.cards
+    if _lacks(spec, cards):
+        return spec
     return msgspec.structs.replace(
         spec,
         gpus_per_node=spec.gpus_per_node or len(cards),
@@ -63,6 +66,12 @@ def _cluster(job: Job) -> Cluster:
         host_memory_bytes=spec.host_memory_bytes or here.host_total_bytes,
         gpu_name=here.card_name,
     )
+
+
+def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
+    """Return whether a job asks for GPUs that this machine does not have, so that it runs elsewhere."""
+    largest = max((card.total_bytes for card in cards), default=0)
+    return spec.gpus_per_node > len(cards) or spec.gpu_memory_bytes > _ROUNDED * largest
 
 
 @click.command("plan", epilog=_CODES)

@@ -36,6 +36,7 @@ MEANINGS: dict[str, str] = {
     "sharding": "How the trainer shards weights, gradients and optimizer state, such as `fsdp` or `fsdp2`.",
     "fused_kernels": "Whether a fused kernel computes the loss without whole logits in memory.",
     "loss_recompute": "Whether the logits are recomputed in the backward pass of the loss.",
+    "memory_efficient_load": "Whether the model is loaded on the host and not whole on every device.",
     "logprob_tokens": "Token budget of a micro-batch of log-probability, value or reference scoring.",
     "logprob_chunk": "Tokens whose log-probabilities are computed at once.",
     "entropy_chunking": "Whether the entropy is computed in chunks.",

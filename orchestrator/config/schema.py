@@ -93,7 +93,24 @@ class ClusterKeys(Section):
         ),
     )
     host_memory_bytes: OrNull[Size] = _key(
-        None, alias="host_memory", description="Host memory of one node. `null`: measured."
+        None,
+        alias="host_memory",
+        description="Host memory of one node. `null`: measured, and unknown to a `plan` made elsewhere.",
+    )
+
+
+class LengthKeys(Section):
+    """Mean lengths of the job's sequences. The memory estimate is only as good as what it knows of them."""
+
+    prompt: OrNull[Count] = _key(
+        None, description="Mean tokens of a prompt. `null`: what is usual for the longest prompt allowed."
+    )
+    response: OrNull[Count] = _key(
+        None,
+        description=(
+            "Mean tokens of a response, all turns together. `null`: what is usual for the longest response"
+            " allowed."
+        ),
     )
 
 
@@ -235,6 +252,7 @@ class JobFile(Keys):
     resume: Boolean = _key(
         False, description="Whether the first attempt may continue a checkpoint that is already there."
     )
+    lengths: LengthKeys = _section(LengthKeys)
     goal: GoalKeys = _section(GoalKeys)
     recovery: RecoveryKeys = _section(RecoveryKeys)
     search: SearchKeys = _section(SearchKeys)
@@ -242,6 +260,7 @@ class JobFile(Keys):
 
 SECTIONS: dict[str, type[Section]] = {
     "cluster": ClusterKeys,
+    "lengths": LengthKeys,
     "goal": GoalKeys,
     "recovery": RecoveryKeys,
     "search": SearchKeys,

@@ -230,20 +230,25 @@ class TrialScheduler:
             self._learn()
             result = trials.with_expectations(result, self._forecast.expectations(result.knobs))
         before = trials.winner(self._results, start=self._space.base)
+        losses = self._losses(result) if result.result is Result.LOST else None
+        if losses is not None and not losses.too_many:
+            result = msgspec.structs.replace(result, wait_s=losses.wait_s)
         self._rig.record(result)
         self._study.tell(result)
-        if result.result is Result.LOST:
-            self._after_loss(result)
+        if losses is not None:
+            self._after_loss(result, losses)
         elif result.result is not Result.GATED:
             self._learn()
         best = trials.winner(self._results, start=self._space.base)
         if best is not None and (before is None or best.knobs != before.knobs):
             self._exported()
 
-    def _after_loss(self, result: Tried) -> None:
-        """Wait, longer each time; give up where the cluster took the same configuration away too often."""
+    def _losses(self, result: Tried) -> schedule.Losses:
         retries = self._bench.job.recovery.infrastructure_retries
-        losses = schedule.losses(self._results, result.knobs, retries=retries)
+        return schedule.losses((*self._results, result), result.knobs, retries=retries)
+
+    def _after_loss(self, result: Tried, losses: schedule.Losses) -> None:
+        """Wait, longer each time; give up where the cluster took the same configuration away too often."""
         if losses.too_many:
             raise Failure(
                 f"trial {result.trial} was lost {losses.count} times: {result.reason}",

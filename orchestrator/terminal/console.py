@@ -30,6 +30,7 @@ from autotune.orchestrator.terminal.widgets import (
     wants_color,
 )
 from autotune.orchestrator.units import show_duration, show_rate
+from autotune.policies.recovery.worst_case import worst_case
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -52,6 +53,7 @@ from autotune.policies.values.events import (
     Tried,
     Unit,
 )
+from autotune.policies.values.history import fold
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Lost
 from autotune.policies.values.remedy import Remedy
@@ -173,7 +175,8 @@ class Console(Observer):
     # ------------------------------------------------------------------ events
 
     def _accepted(self, event: Accepted) -> None:
-        for warning in event.profile.warnings:
+        unlikely = worst_case(fold((event,)), event.profile.knobs)
+        for warning in (*event.profile.warnings, *unlikely):
             self._line(Text(f"warning: {warning}", style="yellow"))
         self._run, self._accepted_at = event.run, seconds_of(event.at)
         self._knobs = self._first = event.profile.knobs

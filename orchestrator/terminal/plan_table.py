@@ -61,12 +61,51 @@ def _estimate(plan: Plan, width: int | None) -> list[str]:
     runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
     source = f"calibrated by {runs}" if plan.calibrated_by else "uncalibrated"
     host = max(phase.host_bytes for phase in plan.phases)
-    of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}" if plan.cluster.host_memory_bytes else ""
+    of = " (what the node has is not known; set cluster.host_memory)"
+    if plan.cluster.host_memory_bytes:
+        of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}"
+    pools = [phase for phase in plan.phases if phase.pool_tokens is not None]
+    pool = (
+        [f"the engine's pool: {pools[-1].pool_tokens:,} tokens per device{_few(pools[-1])}"] if pools else []
+    )
+    fullest = max(plan.phases, key=lambda phase: phase.total_bytes / (phase.capacity_bytes or 1.0))
     return [
-        f"predicted peak per device, {unit} ({source}, ±{plan.error or 0:.0%})",
+        f"predicted peak per device, {unit} ({source}, ±{fullest.error:.0%} in {fullest.phase})",
         _peaks(plan.phases, scale, width),
+        *_by_length(plan, scale, width or PIPED_WIDTH),
+        *pool,
         f"host memory of a node: {show_gib(host, digits=1)}{of}",
     ]
+
+
+def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
+    """Return how the peaks depend on the lengths of sequences, where they do."""
+    lengths = plan.lengths
+    moving = [phase for phase in plan.phases if phase.worst_bytes > 1.01 * phase.typical_bytes]
+    if lengths is None or not moving:
+        return []
+    source = {"job": "as the job says", "usual": "as is usual; `lengths:` of the job can say it"}
+    usual = ", ".join(f"{phase.phase} {phase.typical_bytes / scale:,.1f}" for phase in moving)
+    longest = ", ".join(f"{phase.phase} {phase.worst_bytes / scale:,.1f}" for phase in moving)
+    return [
+        *textwrap.wrap(
+            f"typical: {usual}, with sequences of {lengths.mean:,.0f} tokens"
+            f" ({source.get(lengths.source, 'one length')})",
+            width=width,
+            subsequent_indent=_INDENT,
+        ),
+        *textwrap.wrap(
+            f"longest: {longest}, with all sequences of {lengths.longest:,.0f} tokens",
+            width=width,
+            subsequent_indent=_INDENT,
+        ),
+    ]
+
+
+def _few(phase: PhasePlan) -> str:
+    """Return what is to be said where the pool, and not the device, is too small."""
+    fits = phase.capacity_bytes is not None and phase.total_bytes <= phase.capacity_bytes
+    return ", too few for the longest sequence" if fits and phase.verdict == "overflows" else ""
 
 
 def _model(plan: Plan, width: int) -> list[str]:

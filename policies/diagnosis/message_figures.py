@@ -86,6 +86,7 @@ _FREE = (
     rf"Threshold quantity: \w+, available: {_SIZE}",
     r"Free GPU memory before component creation attempt \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\((?P<number>\d{1,9}(?:\.\d+)?)/[\d.]+ (?P<unit>GiB)\)",
+    rf"Error in memory profiling\. Initial free memory {_SIZE}",
 )
 _ALLOCATED = (
     rf"{_SIZE} is allocated by PyTorch",
@@ -106,6 +107,8 @@ _STATED_FREE = (rf"calculating max tokens .*available: {_SIZE}", rf"shm has only
 _EXACT = re.compile(r"\bbuffer of size (\d{1,20})\b")
 _ROUNDED = 0.001  # of a figure: how far the exact one may be from it
 _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
+# An engine that has just started: what is not free is held by others.
+_AT_START = re.compile(r"Free memory on device .* on startup")
 _HOST = re.compile(r"was running was (\d{1,9}\.\d+)(GB) / (\d{1,9}\.\d+)(GB) \(")
 
 _COMPILED = {
@@ -139,15 +142,16 @@ def facts_of(text: str) -> Facts:
         # Ray divides by 1024 three times and prints GB.
         used, capacity = _bytes(host[1], "gib"), _bytes(host[3], "gib")
         free = max(0, capacity - used)
-    return with_outside(
-        Facts(
-            requested_bytes=figures["requested"],
-            free_bytes=free,
-            capacity_bytes=capacity,
-            allocated_bytes=allocated,
-            reserved_unallocated_bytes=unallocated,
-        )
+    found = Facts(
+        requested_bytes=figures["requested"],
+        free_bytes=free,
+        capacity_bytes=capacity,
+        allocated_bytes=allocated,
+        reserved_unallocated_bytes=unallocated,
     )
+    if capacity is not None and free is not None and _AT_START.search(text):
+        return msgspec.structs.replace(found, outside_bytes=max(0, capacity - free))
+    return with_outside(found)
 
 
 def filled(facts: Facts, other: Facts) -> Facts:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.policies.estimate.gaussian import Belief, Floats
-from autotune.policies.estimate.observations import settled_peaks, shown_by
+from autotune.policies.estimate.observations import lengths_seen, settled_peaks, shown_by
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
-from autotune.policies.estimate.prior import HOST_COLUMNS, INDEX, PART_COLUMNS, prior, scaled
+from autotune.policies.estimate.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Run
 from autotune.policies.values.model import Model
@@ -44,7 +44,7 @@ def calibrated(run: Run, model: Model) -> Calibration:
     profile, cluster = run.accepted.profile, run.accepted.cluster
     attempts = [a for a in run.attempts if a.progress or a.ended is not None or a.diagnosis is not None]
     knobs = [profile.knobs, *(a.knobs for a in attempts)]
-    estimate = estimates(profile, cluster, model, knobs)
+    estimate = estimates(profile, cluster, model, knobs, steps=run.accepted.job.goal.steps)
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
     belief = prior(estimate, run.accepted.learned)
     needed = float(profile.longest_sequence or 1)
@@ -52,6 +52,7 @@ def calibrated(run: Run, model: Model) -> Calibration:
     floors = settled_peaks(attempts)
     for column, attempt in enumerate(attempts, start=1):
         belief = shown_by(belief, estimate, column, attempt, capacity, floors[attempt.knobs])
+        belief = lengths_seen(belief, profile, attempt)
         pool = float(estimate.pool_tokens[column])
         if attempt.diagnosis is not None and attempt.diagnosis.cause is Cause.POOL_TOO_SMALL:
             failed_pool, refused = max(failed_pool, pool), refused + 1
@@ -76,8 +77,8 @@ def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = Tru
     least = 0.003 * calibration.unit
     for place, phase in enumerate(PHASES):
         parts = estimate.gpu_parts[place]
-        terms = [parts, scaled(parts)[None, :]]
-        columns = [*PART_COLUMNS[place], INDEX[f"{phase.value}.scale"]]
+        terms = [parts, scaled(parts)[None, :], estimate.lengths[place][None, :]]
+        columns = [*PART_COLUMNS[place], INDEX[f"{phase.value}.scale"], INDEX[LENGTHS]]
         if late:
             terms.append(np.full((1, parts.shape[1]), calibration.unit))
             columns.append(INDEX[f"{phase.value}.late"])
@@ -107,12 +108,12 @@ def learned(run: Run) -> Learned | None:
     if job.shape is None:
         return None
     after = calibrated(run, job.shape).belief
-    estimate = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,))
+    estimate = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,), steps=job.goal.steps)
     before = prior(estimate, None)
     factors = {}
     for name, column in INDEX.items():
         was, now = before.covariance[column, column] ** 0.5, after.covariance[column, column] ** 0.5
-        if not name.endswith((".late", ".scale")) and now < 0.9 * was:
+        if name != LENGTHS and not name.endswith((".late", ".scale")) and now < 0.9 * was:
             factors[name] = Factor(mean=round(1 + float(after.mean[column]), 4), error=round(float(now), 4))
     return Learned(kind=kind_of(run), factors=factors, runs=1)
 

@@ -29,17 +29,7 @@ TABLE: dict[str, Constant] = {
     "fragmentation_expandable": Constant(
         0.02, "the same with expandable_segments (pytorch.org/docs/stable/notes/cuda.html: growing segments)"
     ),
-    # ------------------------------------------------------------------ sharded passes
-    "gathered_layers_fsdp": Constant(
-        2, "FSDP1 with backward prefetch holds the layer in use and the next (torch fsdp/_runtime_utils.py)"
-    ),
-    "gathered_layers_fsdp2": Constant(
-        2,
-        "FSDP2 holds the layer in use and the next one's all-gather (torch _fsdp_param_group.py)",
-    ),
-    "reduced_layers": Constant(
-        1, "one layer's gradients wait in the reduce-scatter's input (_fsdp_collectives.py: foreach_reduce)"
-    ),
+    # ------------------------------------------------------------------ offloaded passes
     "returning_layers": Constant(
         2,
         "offloaded layers on the device in backward: one in use, one on its way (verl activation_offload.py)",
@@ -53,8 +43,15 @@ TABLE: dict[str, Constant] = {
         "tokens of a chunk of entropy_from_logits_with_chunking (verl 0.9.1 entropy_from_logits_chunk_size)",
     ),
     "fused_chunk": Constant(
-        1024,
-        "tokens whose logits a fused linear and cross entropy holds (verl fused_kernels, torch back end)",
+        512,
+        "tokens of a piece of a fused head and cross entropy (verl 0.9.1 FusedLinearForPPO, torch back end)",
+    ),
+    "fused_forward": Constant(
+        12, "bytes per logit of a piece: scaled, fp32 and softmax (python -m benchmarks.loss_code)"
+    ),
+    "fused_backward": Constant(
+        30,
+        "the same in backward, with one-hot rows, log-softmax and products (python -m benchmarks.loss_code)",
     ),
     # ------------------------------------------------------------------ engine
     "graph_base": Constant(
@@ -67,6 +64,11 @@ TABLE: dict[str, Constant] = {
         256, "largest captured batch by default below 90 GiB (SGLang 0.5.23 memory_hook.py)"
     ),
     "graph_limited_batch": Constant(32, "largest captured batch when graphs are limited"),
+    "vllm_graphs": Constant(
+        0.45 * GIB,
+        "all captured graphs of one rank: `Graph capturing finished in 9 secs, took 0.66 GiB`; 0.11 to 0.96"
+        " in 14 start-up logs of vLLM 0.6 to 0.19, median 0.43",
+    ),
     "engine_prefill": Constant(
         8192, "tokens of a prefill chunk by default (SGLang and vLLM on 80 GiB cards)"
     ),
@@ -119,7 +121,20 @@ TABLE: dict[str, Constant] = {
     "selective": Constant(
         0.05, "extra share of forward: attention's core again (Korthikanti et al., 2205.05198)"
     ),
-    "response_use": Constant(0.5, "mean response length as a share of the longest allowed"),
+    # ------------------------------------------------------------------ lengths of sequences
+    # Shares and doubts are medians and standard deviations in log odds of the runs in
+    # benchmarks/published/lengths.json, runs with every response cut off left out.
+    "prompt_share": Constant(0.2, "mean prompt length as a share of the longest allowed"),
+    "prompt_share_doubt": Constant(0.9, "its standard deviation between jobs, in log odds"),
+    "response_share": Constant(0.4, "mean response length as a share of the longest allowed"),
+    "response_share_doubt": Constant(0.95, "its standard deviation between jobs, in log odds"),
+    "known_length_doubt": Constant(
+        0.15, "the same where a job says its mean lengths: they drift as it trains"
+    ),
+    "prompt_variation": Constant(0.5, "standard deviation of a job's prompt lengths over their mean"),
+    "response_variation": Constant(
+        0.6, "the same of responses, from the longest of a step over its mean; 1.2 to 1.3 in evaluations"
+    ),
 }
 
 

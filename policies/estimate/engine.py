@@ -14,6 +14,7 @@ from autotune.policies.values.model import Model
 
 _SAMPLER_COPIES = 2  # fp32 logits and their probabilities for one token of every running request
 _POOLLESS = frozenset({"light", "replay"})
+_NO_ENGINE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +31,12 @@ class Engine:
 def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside: Floats) -> Engine:
     """Return an engine's use of a device of `capacity` bytes that already holds the parts `beside`.
 
-    vLLM's fraction is of the whole device and covers weights, profiled activations and pool (gpu_worker.py);
+    vLLM's fraction is of the whole device and covers all but the graphs, captured after its profile: weights,
+    the larger of a full chunk and a sampler with every request, and pool (gpu_worker.py).
     SGLang's is of what was free at the start and covers weights and pool (kv_cache_configurator.py).
-    A job without an engine has no pool that could be too small.
     """
-    if engine == "none":
-        nothing = instant(load.count)
-        return Engine(
-            starting=nothing,
-            running=nothing,
-            receiving=nothing,
-            training=nothing,
-            pool_tokens=np.full(load.count, np.inf),
-        )
+    if engine == _NO_ENGINE:
+        return _nothing(load.count)
     layout = load.layout
     weights = parameters(model).total / load.rollout_tensor * layout.engine_bytes
     outside = np.where(load.rollout_tensor > 1, constant("collectives"), 0.0) + constant("context")
@@ -57,11 +51,17 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     passing = rows * working_set(model, element_bytes=element) / load.rollout_tensor
     sampling = load.concurrency * model.vocab * 4.0 * _SAMPLER_COPIES
     per_token = kv_token_bytes(model, load)
+    warmed = np.zeros(load.count)
     if engine in _POOLLESS:
         pool = np.minimum(load.concurrency, max(1, layout.sequences)) * load.sequence * per_token
         pool = pool * (engine == "light")
     elif engine == "vllm":
-        pool = np.maximum(0.0, load.fraction * capacity - weights - passing - outside)
+        # The sampler runs when the layers' activations are gone, at the start once more after the graphs;
+        # buffers are what the profile finds anyway.
+        warmed = sampling
+        passing, sampling = np.where(passing > sampling, (passing, 0.0 * sampling), (0.0 * passing, sampling))
+        base = np.zeros(load.count)
+        pool = np.maximum(0.0, load.fraction * capacity - weights - passing - sampling - outside)
     else:
         free = np.maximum(0.0, capacity - beside.sum(axis=0) - outside)
         pool = np.maximum(0.0, load.fraction * free - weights)
@@ -70,6 +70,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         limited, full = constant("graph_limited_batch"), constant("graph_full_batch")
         captured = np.where(load.graphs_off, 0.0, np.where(load.graphs_limited, limited, full))
         graphs = ~load.graphs_off * constant("graph_base") + constant("graph_per_batch") * captured
+        if engine == "vllm":
+            graphs = constant("vllm_graphs") * captured / full
     n = load.count
     running = instant(
         n,
@@ -81,7 +83,9 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         buffers=base,
         outside=outside,
     )
-    starting = instant(n, weights=weights, kv_pool=pool, graphs=graphs, buffers=base, outside=outside)
+    starting = instant(
+        n, weights=weights, kv_pool=pool, graphs=graphs, logits=warmed, buffers=base, outside=outside
+    )
     bucket = np.where(load.disk, 0.0, load.sync_buffer)
     if layout.engine_sleeps:
         # The order of a colocated sync: weights wake, are updated, and the pool wakes last.
@@ -96,6 +100,18 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         receiving=receiving,
         training=training,
         pool_tokens=pool / per_token,
+    )
+
+
+def _nothing(count: int) -> Engine:
+    """Return what a job without a rollout engine keeps for one; nothing limits its requests."""
+    nothing = instant(count)
+    return Engine(
+        starting=nothing,
+        running=nothing,
+        receiving=nothing,
+        training=nothing,
+        pool_tokens=np.full(count, np.inf),
     )
 
 

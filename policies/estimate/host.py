@@ -48,7 +48,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     driver = constant("driver") if load.gpus else _CPU_DRIVER
     fixed = node.trainers * process + node.engines * engine + driver
     outside = fixed + np.minimum(load.workers, 64) * constant("worker")
-    batch = load.step_tokens * load.split * load.replicas * constant("token_row")
+    batch = load.step_sequences * load.replicas * load.sequence * constant("token_row")
     whole = parameters(model).total
     parked = np.where(load.param_offload, state.weights, 0.0)
     frozen = layout.reference and layout.reference_offload and not layout.lora_rank
@@ -57,7 +57,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         * state.local
         / np.where(state.weights < state.local * layout.parameter_bytes, load.shards, 1.0)
     )
-    reference = reference * layout.compute_bytes
+    reference = reference * (layout.reference_bytes or layout.compute_bytes)
     critic = (layout.critic and layout.critic_offload) * (state.weights + state.optimizer)
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
     sleeping = np.zeros(n)
@@ -80,7 +80,9 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     full_copy = np.full(n, whole * layout.compute_bytes)
     # FSDP reads the whole model on a node; a rank of Megatron reads its own part.
     read = node.trainers * state.local if layout.strategy == "megatron" else np.full(n, whole)
-    loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes))
+    # Rank 0 then holds the built model beside the file's weights.
+    beside = np.where(load.efficient_load & layout.loads_whole, whole * layout.compute_bytes, 0.0)
+    loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes) + beside)
     return {
         "init": resting + loading,
         "rollout_init": resting

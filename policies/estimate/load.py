@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.lengths import (
+    UNBOUNDED,
+    Assumption,
+    Grouping,
+    Lengths,
+    lengths_of,
+)
 from autotune.policies.estimate.parts import Flags, Floats
-from autotune.policies.values.job import Cluster
+from autotune.policies.values.job import Cluster, Goal
 from autotune.policies.values.knob_table import KNOB_TABLE
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement, Profile
-
-_UNBOUNDED = 1e18
-# Sequences without padding are not all as long as the job allows: of many in one pass about this share is
-# filled. The largest batches that verl documents for 80 GB (examples/tuning) imply 0.3 to 0.6 of 22 to 128
-# sequences, and the whole of 16 and fewer.
-_FILLED = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +33,24 @@ class Load:
     placement: Placement
     gpus: bool
     sequence: float  # longest, prompt and response
+    assumption: Assumption
+    lengths: Lengths
+    training: Grouping
+    scoring: Grouping
     # parallelism
     tensor: Floats
     split: Floats  # ranks that share the tokens of a sequence
     replicas: Floats  # data-parallel copies of the model
     shards: Floats
     # training
-    tokens: Floats
+    tokens: Floats  # of a micro-batch, under the assumption that the load is about
     scored: Floats
-    passes: Floats
+    usual_tokens: Floats  # of a typical micro-batch
+    accumulated: Floats  # micro-batches of one update
+    passes: Floats  # of one step
     score_passes: Floats
-    step_tokens: Floats  # of one rank, all micro-batches, at full length
+    step_tokens: Floats  # of one rank, all micro-batches
+    step_sequences: Floats  # of one replica of the model
     recompute_selective: Flags
     recompute_full: Flags
     activation_offload: Flags
@@ -51,6 +60,7 @@ class Load:
     optimizer_overlap: Flags
     fused: Flags
     loss_recompute: Flags
+    efficient_load: Flags
     chunk: Floats
     entropy_chunking: Flags
     entropy_recompute: Flags
@@ -70,8 +80,15 @@ class Load:
     margin: Floats
 
 
-def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> Load:
-    """Return the candidates of one job as arrays."""
+def load_of(
+    profile: Profile,
+    cluster: Cluster,
+    candidates: Sequence[Knobs],
+    *,
+    assumption: Assumption = Assumption.EXPECTED,
+    steps: int = Goal().steps,
+) -> Load:
+    """Return the candidates of one job as arrays; `steps`: of which the largest micro-batch is expected."""
     layout, own = profile.layout, profile.knobs
     columns = _Columns(own, candidates)
     sequence = float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens or 1)
@@ -83,27 +100,37 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
     replicas = np.maximum(1.0, layout.ranks / (tensor * split * layout.pipeline_parallel))
     base = own.tensor_parallel or 1
     shards = np.maximum(1.0, layout.shards * base / tensor)
-    rows = np.ceil(layout.sequences / replicas) if layout.sequences else np.full(columns.count, _UNBOUNDED)
-    dynamic = columns.flag("dynamic_batching", default=own.tokens_per_microbatch is not None)
-    whole = rows * sequence
+    lengths = lengths_of(layout, longest=sequence)
+    limit = columns.number("tokens_per_microbatch", UNBOUNDED)
+    scored_limit = columns.number("logprob_tokens", UNBOUNDED)
+    scored_limit = np.where(scored_limit < UNBOUNDED, scored_limit, limit)
+    in_pass = columns.number("microbatch_size", UNBOUNDED)
+    budgeted = columns.flag("dynamic_batching", default=own.tokens_per_microbatch is not None)
+    # Without any limit eight passes are thought of.
+    rows = (
+        np.ceil(layout.sequences / replicas)
+        if layout.sequences
+        else 8.0
+        * np.maximum(1.0, np.where(budgeted & (limit < UNBOUNDED), limit * split / sequence, in_pass))
+    )
+    rows = np.where(rows < UNBOUNDED, rows, 8.0)
+    update = np.ceil(layout.mini_batch / replicas) if layout.mini_batch else rows
+    update = np.minimum(update, rows)
 
-    def pass_tokens(limit: Floats) -> Floats:
-        """Return one micro-batch's tokens on one rank."""
-        before = limit if layout.tokens_before_split else limit * split
-        in_pass = columns.number("microbatch_size", _UNBOUNDED)
-        by_rows = in_pass * sequence
-        if not layout.padded:
-            by_rows = by_rows * np.minimum(1.0, _FILLED + 1.0 / np.sqrt(in_pass))
-        group = np.where(dynamic & (limit < _UNBOUNDED), before, by_rows)
-        if layout.padded:
-            group = np.floor(group / sequence) * sequence
-        return np.minimum(np.maximum(group, sequence), whole) / split
+    def grouping(budget: Floats, sequences: Floats) -> Grouping:
+        return Grouping(
+            update=sequences,
+            dynamic=budgeted & (budget < UNBOUNDED),
+            budget=budget if layout.tokens_before_split else budget * split,
+            sequences=in_pass,
+            padded=layout.padded,
+            updates=steps * replicas * np.maximum(1.0, rows / sequences),
+        )
 
-    limit = columns.number("tokens_per_microbatch", _UNBOUNDED)
-    scored = columns.number("logprob_tokens", _UNBOUNDED)
-    tokens = pass_tokens(limit)
-    tokens_scored = pass_tokens(np.where(scored < _UNBOUNDED, scored, limit))
-    step_tokens = np.where(whole < _UNBOUNDED, whole, tokens * split * 8) / split
+    training, scoring = grouping(limit, update), grouping(scored_limit, rows)
+    usual = training.tokens(lengths, Assumption.TYPICAL)
+    accumulated = training.passes(lengths, usual)
+    one = sequence if layout.padded else lengths.mean
     offload = columns.flag("optimizer_offload")
     # verl's Megatron has both: a fraction of zero is no Adam on the CPU, and offload still moves all of it.
     part = columns.number("optimizer_offload_fraction", 1.0)
@@ -116,15 +143,22 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         placement=profile.placement,
         gpus=gpus,
         sequence=sequence,
+        assumption=assumption,
+        lengths=lengths,
+        training=training,
+        scoring=scoring,
         tensor=tensor,
         split=split,
         replicas=replicas,
         shards=shards,
-        tokens=tokens,
-        scored=tokens_scored,
-        passes=np.maximum(1.0, np.ceil(step_tokens / tokens)),
-        score_passes=np.maximum(1.0, np.ceil(step_tokens / tokens_scored)),
-        step_tokens=step_tokens,
+        tokens=training.tokens(lengths, assumption) / split,
+        scored=scoring.tokens(lengths, assumption) / split,
+        usual_tokens=usual / split,
+        accumulated=accumulated,
+        passes=accumulated * np.maximum(1.0, np.ceil(rows / update)),
+        score_passes=scoring.passes(lengths, scoring.tokens(lengths, Assumption.TYPICAL)),
+        step_tokens=rows * one / split,
+        step_sequences=rows,
         recompute_selective=columns.has_mode("recompute", "selective"),
         recompute_full=columns.has_mode("recompute", "full"),
         activation_offload=columns.flag("activation_offload"),
@@ -134,7 +168,8 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         optimizer_overlap=columns.flag("optimizer_offload_overlap"),
         fused=columns.flag("fused_kernels"),
         loss_recompute=columns.flag("loss_recompute"),
-        chunk=columns.number("logprob_chunk", _UNBOUNDED),
+        chunk=columns.number("logprob_chunk", UNBOUNDED),
+        efficient_load=columns.flag("memory_efficient_load"),
         entropy_chunking=columns.flag("entropy_chunking"),
         entropy_recompute=columns.flag("entropy_recompute"),
         concurrency=columns.number("concurrency", 256),
@@ -150,6 +185,24 @@ def load_of(profile: Profile, cluster: Cluster, candidates: Sequence[Knobs]) -> 
         expandable=columns.has_mode("allocator", "expandable"),
         margin=columns.number("memory_margin", 0),
     )
+
+
+def by_length(load: Load) -> Load:
+    """Return the candidates three times over: as they are, and with longer and with shorter sequences.
+
+    By one standard deviation of what is known of their mean length.
+    """
+    others = [lengths_of(load.layout, longest=load.sequence, deviation=each) for each in (1.0, -1.0)]
+    tokens = [load.training.tokens(lengths, load.assumption) / load.split for lengths in others]
+    scored = [load.scoring.tokens(lengths, load.assumption) / load.split for lengths in others]
+    arrays: dict[str, Any] = {
+        field.name: np.concatenate((value, value, value))
+        for field in fields(load)
+        if isinstance(value := getattr(load, field.name), np.ndarray)
+    }
+    arrays["tokens"] = np.concatenate((load.tokens, *tokens))
+    arrays["scored"] = np.concatenate((load.scored, *scored))
+    return replace(load, count=3 * load.count, **arrays)
 
 
 class _Columns:

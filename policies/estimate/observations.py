@@ -8,11 +8,13 @@ import numpy as np
 
 from autotune.policies.estimate.gaussian import Belief, Floats, at_least, at_most, doubted, measured
 from autotune.policies.estimate.growth import growth
+from autotune.policies.estimate.lengths import deviation_of
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.estimate.prior import (
     HOST_COLUMNS,
     INDEX,
     LATE_ERROR,
+    LENGTHS,
     NAMES,
     OPTIMIZER,
     PART_COLUMNS,
@@ -22,7 +24,9 @@ from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Peak
+from autotune.policies.values.profile import Profile
 
+_DRIFT = 0.2  # standard deviations of what is known of lengths by which later steps differ
 _LATE_MOST = 0.2  # share of the capacity that is kept for growth; against more only restarts help
 _LATE_FAILED = 0.06  # share of the capacity that growth may be where it already made a run fail
 _LATE_STEP = 4  # a failure at this step of an attempt or later may be growth
@@ -91,6 +95,23 @@ def shown_by(
     if diagnosis is not None and diagnosis.cause is Cause.GPU_OOM and diagnosis.phase in PHASES:
         belief = _overflowed(belief, estimate, column, attempt, unit)
     return _host_shown(belief, estimate, column, attempt)
+
+
+def lengths_seen(belief: Belief, profile: Profile, attempt: Attempt) -> Belief:
+    """Return the belief after the mean length of an attempt's sequences was seen: tokens over samples."""
+    layout = profile.layout
+    longest = float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens)
+    rates = [(e.tokens_per_second or 0.0) * (e.seconds or 0.0) for e in attempt.progress]
+    tokens = [tokens for tokens in rates if tokens > 0]
+    if not tokens or not layout.sequences:
+        return belief
+    mean = sorted(tokens)[len(tokens) // 2] / layout.sequences
+    deviation = deviation_of(layout, longest=longest, mean=mean)
+    if deviation is None:
+        return belief
+    row = np.zeros(len(NAMES))
+    row[INDEX[LENGTHS]] = 1.0
+    return measured(belief, row, deviation, error=_DRIFT)
 
 
 def _read(
@@ -205,6 +226,7 @@ def _row(
         parts[OPTIMIZER] = 0.0
     row[PART_COLUMNS[place]] = parts
     row[INDEX[f"{PHASES[place].value}.scale"]] = float(scaled(parts))
+    row[INDEX[LENGTHS]] = estimate.lengths[place, column]
     if late:
         row[INDEX[f"{PHASES[place].value}.late"]] = unit
     return row

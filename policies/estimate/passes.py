@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,9 +38,11 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
     kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=megatron)
     fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=True)
     mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
-    # Megatron's sequence parallelism comes with its tensor parallelism and splits what is outside of it.
-    whole_split = load.tensor if megatron else np.ones(load.count)
-    whole = np.where(load.fused, fused.whole, kept.whole) / whole_split
+    # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
+    # gathers a product's input again in backward; DTensor's keeps the gathered one.
+    whole_split = load.tensor if megatron or load.layout.sequence_parallel else np.ones(load.count)
+    products = 0.0 if megatron else size * model.hidden * min(2, model.norms_per_layer)
+    whole = products + (np.where(load.fused, fused.whole, kept.whole) - products) / whole_split
     split = np.where(load.fused, fused.split, kept.split) / load.tensor
     routed = np.where(load.fused, fused.experts, kept.experts) / load.tensor
     layer = (whole + split + routed + size * mask) * tokens
@@ -53,17 +56,26 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = layer - inputs * (size == FP32)
-    widest = working_set(model, element_bytes=size)
+    gradients, rows = gradient_set(model, element_bytes=size), size * model.hidden
+    # Of the widest instants four rows, and two of their gradients, are of the residual stream.
+    working = (working_set(model, element_bytes=size) - 4.0 * rows) / load.tensor + 4.0 * rows / whole_split
+    backward = (gradients - 2.0 * rows) / load.tensor + 2.0 * rows / whole_split
+    if load.layout.sequence_parallel and not megatron:
+        # While an MLP's result is scattered: its input, this rank's part and a copy in the scatter's order.
+        scattering = 3.0 * rows + (2.5 * rows + size * model.intermediate) / load.tensor
+        working = np.where(load.tensor > 1, np.maximum(working, scattering), working)
+    last = 0.0 if megatron else size * model.hidden  # the head's input
+    at_end = last + (kept_at_the_end(model, element_bytes=size, fused=megatron) - last) / whole_split
     return Pass(
         layer=layer,
         kept_layer=per_layer,
         again=again,
         kept=all_layers,
         shared=mask * tokens,
-        ends=kept_at_the_end(model, element_bytes=size, fused=megatron) / whole_split * tokens,
+        ends=at_end * tokens,
         inputs=inputs,
-        working=widest / load.tensor * tokens,
-        backward=gradient_set(model, element_bytes=size) / load.tensor * tokens,
+        working=working * tokens,
+        backward=backward * tokens,
         offloaded=streamed,
     )
 
@@ -76,28 +88,69 @@ class Logits:
     forward: Floats  # peak in forward
     kept: Floats  # between forward and backward
     backward: Floats  # peak at the start of backward
+    head: Floats  # while the head's product runs in forward
+    head_scored: Floats  # ... without gradients
+    head_gradient: Floats  # ... in backward
+
+
+class _Loss(NamedTuple):
+    """Bytes per word of the vocabulary on this rank, at the instants of `Logits`."""
+
+    scoring: Floats
+    forward: Floats
+    kept: Floats
+    backward: Floats
+    head_gradient: Floats
 
 
 def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Logits:
-    """Return the sizes of the loss: the head's output, its softmax, and their gradients.
+    """Return the sizes of the loss: the head's output, what is computed from it, and their gradients."""
+    layout = load.layout
+    size, wide = layout.compute_bytes, layout.logits_bytes
+    vocabulary = model.vocab / load.tensor
+    rows, score_rows = tokens * layout.logits_share, scored * layout.logits_share
+    loss = _LOSSES[layout.loss](load, rows, score_rows)
+    fused_rows = np.minimum(rows, constant("fused_chunk"))
+    fused_scored = np.minimum(score_rows, fused_rows)
+    if layout.loss == "kernel":
+        # Each piece adds to the head's gradient one of its own, as large as the head.
+        fused = constant("fused_forward") * fused_rows
+        fused_scoring = constant("fused_forward") * fused_scored
+        fused_backward = constant("fused_backward") * fused_rows + size * model.hidden
+    else:
+        fused, fused_scoring = (size + wide) * fused_rows, (size + wide) * fused_scored
+        fused_backward = fused + wide * fused_rows
+    chunked = layout.chunked_head
 
-    torch's log_softmax keeps its result; backward holds that, the incoming gradient and the outgoing one.
-    """
+    def chosen(without: Floats, with_kernel: Floats) -> Floats:
+        found: Floats = vocabulary * np.where(load.fused, with_kernel, without)
+        return found
+
+    return Logits(
+        scoring=chosen(loss.scoring, np.minimum(loss.scoring, fused_scoring)),
+        forward=chosen(loss.forward, np.minimum(loss.forward, fused)),
+        kept=chosen(loss.kept, 0.0 * rows),
+        backward=chosen(loss.backward, fused_backward),
+        head=chosen(size * (np.minimum(load.chunk, rows) if chunked else rows), fused),
+        head_scored=chosen(
+            size * (np.minimum(load.chunk, score_rows) if chunked else score_rows), fused_scoring
+        ),
+        head_gradient=chosen(loss.head_gradient, fused_backward),
+    )
+
+
+def _softmax(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
+    """Return the sizes of torch's log_softmax: it keeps its result; backward adds two gradients."""
     layout = load.layout
     size, wide = layout.compute_bytes, layout.logits_bytes
     upcast = wide if wide != size else 0
-    vocabulary = model.vocab / load.tensor
-    rows, score_rows = tokens * layout.logits_share, scored * layout.logits_share
-    chunk = np.minimum(load.chunk, rows)
-    score_chunk = np.minimum(load.chunk, score_rows)
-    fused_rows = np.minimum(rows, constant("fused_chunk"))
+    chunk, score_chunk = np.minimum(load.chunk, rows), np.minimum(load.chunk, score_rows)
     head = chunk if layout.chunked_head else rows
     score_head = score_chunk if layout.chunked_head else score_rows
     entropy_kept = np.where(load.entropy_recompute, 0.0, rows) * wide * layout.entropy
-    entropy_rows = np.where(load.entropy_chunking, np.minimum(rows, constant("logits_chunk")), rows)
-    entropy_scored = np.where(
-        load.entropy_chunking, np.minimum(score_rows, constant("logits_chunk")), score_rows
-    )
+    pieces = constant("logits_chunk")
+    entropy_rows = np.where(load.entropy_chunking, np.minimum(rows, pieces), rows)
+    entropy_scored = np.where(load.entropy_chunking, np.minimum(score_rows, pieces), score_rows)
     scoring = size * score_head + (upcast + wide) * score_chunk + wide * entropy_scored * layout.entropy
     # Megatron's pipeline holds a stage's output, which here is the logits, until its backward is over.
     retained = size * rows if layout.strategy == "megatron" else 0.0 * rows
@@ -113,12 +166,61 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
         kept = np.where(again, kept, wide * rows)
         forward = np.where(again, forward, kept + size * head * (upcast > 0))
         backward = np.where(again, backward, kept + size * rows)
-    fused = (size + wide) * fused_rows
-    fused_scoring = (size + wide) * np.minimum(score_rows, fused_rows)
-    fused_backward = fused + wide * fused_rows
-    return Logits(
-        scoring=vocabulary * np.where(load.fused, np.minimum(scoring, fused_scoring), scoring),
-        forward=vocabulary * np.where(load.fused, np.minimum(forward, fused), forward),
-        kept=vocabulary * np.where(load.fused, 0.0, kept),
-        backward=vocabulary * np.where(load.fused, np.minimum(backward, fused_backward), backward),
+    return _Loss(scoring, forward, kept, backward, size * head)
+
+
+def _kernel(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
+    """Return the sizes of a kernel that keeps the logits alone and writes its gradient over them.
+
+    That is flash-attention's Triton cross entropy, beside verl 0.9.1's entropy_from_logits as
+    `python -m benchmarks.loss_code` measures it: compiled, the entropy keeps nothing more and adds one
+    gradient; by single operations each of them has a result, pieces are computed in fp32 and kept unless they
+    are recomputed.
+    """
+    layout = load.layout
+    size = layout.compute_bytes
+    head = size * (2.0 if layout.scaled_logits else 1.0)  # scaling by a temperature copies the logits
+    if layout.compiled_loss:
+        forward, kept = head * rows, size * rows
+        backward = (3.0 * size if layout.entropy else head) * rows
+        return _Loss(head * score_rows, forward, kept, backward, size * rows)
+    upcast = FP32 if size != FP32 else 0
+    pieces, again = load.entropy_chunking, load.entropy_recompute
+
+    def first(count: Floats) -> Floats:
+        """Return the peak of an entropy that keeps nothing."""
+        piece = np.minimum(count, constant("logits_chunk"))
+        found: Floats = head * count + np.where(pieces, (2 * FP32 + upcast) * piece, 2.0 * size * count)
+        return found
+
+    if not layout.entropy:
+        return _Loss(first(score_rows), head * rows, size * rows, head * rows, size * rows)
+    piece = FP32 * np.minimum(rows, constant("logits_chunk"))
+    kept_pieces = (FP32 + upcast) * rows
+    kept = size * rows + np.where(again, 0.0, np.where(pieces, kept_pieces, size * rows))
+    forward = np.where(again | ~pieces, first(rows), head * rows + kept_pieces + piece)
+    in_pieces = 3.0 * size * rows + kept_pieces + piece
+    backward = np.where(pieces, in_pieces, 7.0 * size * rows) + again * size * rows
+    return _Loss(first(score_rows), forward, kept, backward, size * rows)
+
+
+def _pieces(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
+    """Return the sizes of compiled pieces in fp32, or of an fp32 softmax where ranks split the words.
+
+    areal 1.0.4's vocab_parallel.py, measured by `python -m benchmarks.loss_code`: pieces keep the logits,
+    whose gradient is the sum of one of full size per piece; the softmax of a split vocabulary is kept beside
+    the logits that the training loop holds.
+    """
+    size = load.layout.compute_bytes
+    upcast = FP32 if size != FP32 else 0
+    split, piece = load.tensor > 1, np.minimum(load.chunk, rows)
+    return _Loss(
+        scoring=np.where(split, size + upcast + 2.0 * FP32, size) * score_rows,
+        forward=np.where(split, (size + upcast + 3.0 * FP32) * rows, size * rows + FP32 * piece),
+        kept=np.where(split, size + FP32, size) * rows,
+        backward=np.where(split, (size + 3.0 * FP32) * rows, 3.0 * size * rows + size * piece),
+        head_gradient=2.0 * size * rows,
     )
+
+
+_LOSSES = {"softmax": _softmax, "kernel": _kernel, "pieces": _pieces}

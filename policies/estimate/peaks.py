@@ -10,13 +10,14 @@ import numpy as np
 from autotune.policies.estimate.constants import card
 from autotune.policies.estimate.engine import Engine, engine_of
 from autotune.policies.estimate.host import host_phases, node_of
-from autotune.policies.estimate.load import Load, load_of
+from autotune.policies.estimate.lengths import Assumption
+from autotune.policies.estimate.load import Load, by_length, load_of
 from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
 from autotune.policies.estimate.training import resting, state_of, trainer_phases
 from autotune.policies.values.failure import Component, Phase
-from autotune.policies.values.job import Cluster
+from autotune.policies.values.job import Cluster, Goal
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import Placement, Profile
@@ -32,6 +33,7 @@ PHASES: tuple[Phase, ...] = (
     Phase.WEIGHT_SYNC,
     Phase.CHECKPOINT,
 )
+OF_PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD})
 _ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 
 
@@ -45,6 +47,7 @@ class Estimates:
     gpu_capacity: Floats  # (phase, configuration), bytes; infinite where unknown
     host_capacity: float
     error: Floats  # (phase,)
+    lengths: Floats  # (phase, configuration), bytes that one standard deviation of the mean length adds
     seconds: Floats  # (phase, configuration)
     step_s: Floats
     pool_tokens: Floats
@@ -62,14 +65,24 @@ class Estimates:
         return result
 
 
-def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequence[Knobs]) -> Estimates:
-    """Return what many configurations of one job need."""
-    load = load_of(profile, cluster, candidates)
+def estimates(
+    profile: Profile,
+    cluster: Cluster,
+    model: Model,
+    candidates: Sequence[Knobs],
+    *,
+    assumption: Assumption = Assumption.EXPECTED,
+    steps: int = Goal().steps,
+) -> Estimates:
+    """Return what many configurations of one job need with the micro-batches of an assumption.
+
+    `steps`: of which the largest micro-batch is expected.
+    """
+    load = load_of(profile, cluster, candidates, assumption=assumption, steps=steps)
     n = load.count
     trainer_capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes)
     engine_capacity = float(profile.engine_budget_bytes or cluster.gpu_memory_bytes)
     state = state_of(model, load)
-    run = pass_of(model, load, tokens=load.tokens)
     shared = profile.placement is Placement.COLOCATED
     idle = resting(load, state)
     if Component.TRAINER not in profile.resident.get(Phase.ROLLOUT.value, (Component.TRAINER,)):
@@ -84,7 +97,7 @@ def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequ
         capacity=engine_capacity,
         beside=at_start if shared else instant(n),
     )
-    devices = trainer_phases(model, load, state)
+    devices, lengths = _trainer_phases(model, load)
     on_engine = np.zeros((len(PHASES), n))
     if shared:
         devices = _colocated(devices, engine, idle)
@@ -96,14 +109,20 @@ def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequ
         theirs = _share(engine.receiving, engine_capacity)
         on_engine[row] = (theirs > own) if trainer_capacity and engine_capacity else 0.0
         devices["weight_sync"] = np.where(on_engine[row] > 0, engine.receiving, devices["weight_sync"])
-    host = host_phases(model, load, node=node_of(load, cluster), state=state, run=run)
+    host = host_phases(
+        model,
+        load,
+        node=node_of(load, cluster),
+        state=state,
+        run=pass_of(model, load, tokens=load.tokens),
+    )
     timed = seconds(
         model,
         load,
         cluster=cluster,
         card=card(cluster.gpu_name, gpus=load.gpus),
         state=state,
-        run=run,
+        run=pass_of(model, load, tokens=load.usual_tokens),
         pool_tokens=engine.pool_tokens,
     )
     nothing = np.zeros(n)
@@ -115,10 +134,23 @@ def estimates(profile: Profile, cluster: Cluster, model: Model, candidates: Sequ
         gpu_capacity=capacity,
         host_capacity=float(cluster.host_memory_bytes) or np.inf,
         error=_errors(model, profile.layout, load),
+        lengths=lengths,
         seconds=np.stack([timed.get(phase.value, nothing) for phase in PHASES]),
         step_s=step_seconds(load, timed),
         pool_tokens=engine.pool_tokens,
     )
+
+
+def _trainer_phases(model: Model, load: Load) -> tuple[dict[str, Floats], Floats]:
+    """Return the trainer's phases, and what one standard deviation of the mean length adds to each peak."""
+    n, lengths_too = load.count, by_length(load)
+    found = trainer_phases(model, lengths_too, state_of(model, lengths_too))
+    lengths = np.zeros((len(PHASES), n))
+    for place, phase in enumerate(PHASES):
+        if phase in OF_PASSES:
+            peaks = found[phase.value].sum(axis=0)
+            lengths[place] = (peaks[n : 2 * n] - peaks[2 * n :]) / 2
+    return {phase: parts[:, :n] for phase, parts in found.items()}, lengths
 
 
 def _colocated(devices: dict[str, Floats], engine: Engine, idle: Floats) -> dict[str, Floats]:

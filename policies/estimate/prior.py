@@ -27,6 +27,7 @@ _GROUPS = {
 }
 _GROUP_NAMES = tuple(dict.fromkeys(_GROUPS.values()))
 _HOST = "host"
+LENGTHS = "lengths"  # of this job's sequences, in standard deviations of what is known of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ NAMES = (
     *(f"{_HOST}.{part}" for part in PARTS),
     *(f"{phase.value}.scale" for phase in PHASES),
     *(f"{phase.value}.late" for phase in PHASES),
+    LENGTHS,
 )
 INDEX = {name: number for number, name in enumerate(NAMES)}
 PART_COLUMNS = np.array([[INDEX[f"{_GROUPS[phase]}.{part}"] for part in PARTS] for phase in PHASES])
@@ -87,6 +89,7 @@ def prior(estimate: Estimates, known: Learned | None) -> Belief:
     growing = [INDEX[f"{phase.value}.late"] for phase in PHASES]
     _block(covariance, growing, [LATE_ERROR] * len(PHASES), _LATE_SHARED)
     mean[growing] = _LATE_MEAN
+    covariance[INDEX[LENGTHS], INDEX[LENGTHS]] = 1.0
     factors = {} if known is None else known.factors
     errors = np.sqrt(np.diag(covariance))
     for name, factor in factors.items():

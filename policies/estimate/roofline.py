@@ -47,8 +47,7 @@ def _training(
     model: Model, load: Load, *, cluster: Cluster, card: Card, state: State, run: Pass
 ) -> dict[str, Floats]:
     layout = load.layout
-    mean = _mean_length(load) / load.sequence
-    tokens = load.step_tokens * mean
+    tokens = load.step_tokens
     per_token = (
         2.0 * active_parameters(model)
         + 2.0 * cache_layers(model) * model.heads * model.head_dim * load.sequence
@@ -57,8 +56,7 @@ def _training(
     forward = per_token * tokens / divisor / (card.flops * constant("efficiency_training"))
     scoring = per_token * tokens / divisor / (card.flops * constant("efficiency_prefill"))
     launches = model.layers / layout.pipeline_parallel * constant("kernels_per_layer") * constant("launch_s")
-    passes = np.maximum(1.0, np.ceil(load.passes * mean))
-    score_passes = np.maximum(1.0, np.ceil(load.score_passes * mean))
+    passes, score_passes = load.passes, load.score_passes
     link = constant("link") if layout.ranks <= max(1, cluster.gpus_per_node) else constant("fabric")
     gathering = np.zeros(load.count)
     if layout.strategy.startswith("fsdp"):
@@ -72,7 +70,7 @@ def _training(
     again = again + 0.05 * load.loss_recompute + 0.02 * load.entropy_recompute + 0.02 * load.entropy_chunking
     backward = forward * (2.0 + again)
     backward = backward + 0.5 * 2.0 * run.offloaded * passes / constant("pcie")
-    chunks = np.where(load.chunk < load.tokens, load.tokens / load.chunk, 0.0)
+    chunks = np.where(load.chunk < load.usual_tokens, load.usual_tokens / load.chunk, 0.0)
     chunked = chunks * passes * 4.0 * constant("launch_s") + 0.01 * forward * (chunks > 0)
     scored = (
         _hidden_behind(np.maximum(scoring, score_passes * launches), score_passes * gathering) + exchanged
@@ -108,10 +106,10 @@ def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Fl
     layout = load.layout
     devices = layout.engine_ranks or layout.ranks
     engines = np.maximum(1.0, devices / load.rollout_tensor)
-    sequences = layout.sequences or load.step_tokens * load.split * load.replicas / load.sequence
+    sequences = layout.sequences or load.step_sequences * load.replicas
     share = np.maximum(1.0, sequences / engines)
-    response = (layout.response_tokens or load.sequence / 2) * constant("response_use")
-    prompt = layout.prompt_tokens or load.sequence / 2
+    response = load.lengths.response or load.sequence / 4
+    prompt = max(1.0, load.lengths.mean - response)
     length = prompt + response / 2
     batch = np.minimum(np.minimum(share, load.concurrency), np.maximum(1.0, pool_tokens / length))
     steps = np.maximum(share * response / batch, layout.response_tokens or response)
@@ -129,13 +127,6 @@ def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Fl
         "decode_overhead_s"
     )
     return steps * step + prefill_s
-
-
-def _mean_length(load: Load) -> float:
-    layout = load.layout
-    if not layout.response_tokens:
-        return load.sequence
-    return layout.prompt_tokens + layout.response_tokens * constant("response_use")
 
 
 def _hidden_behind(compute: Floats, transfer: Floats) -> Floats:

@@ -9,8 +9,11 @@ import numpy as np
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, summed
-from autotune.policies.estimate.passes import Logits, Pass, logits_of, pass_of
+from autotune.policies.estimate.passes import logits_of, pass_of
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
+from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
+from autotune.policies.estimate.sharded.instants import Gradients, forward, sharded_backward
+from autotune.policies.estimate.sharded.instants import backward as plain_backward
 from autotune.policies.values.model import Model
 
 
@@ -22,12 +25,11 @@ class State:
     reference: Floats
     critic: Floats
     gradients: Floats
-    last_gradients: Floats  # of the first layer and the embedding, which come last
+    last_gradients: Floats  # without sharding: of the first layer and the embedding, which come last
     tied_gradient: Floats  # of a tied embedding, as it stays; 0 where embedding and head are two tensors
     tied_copies: Floats  # the two gradients of a tied embedding and their sum, while they are added
     optimizer: Floats  # all of it, wherever it is
-    gathered: Floats  # weights gathered for a pass, beside the resident part
-    gathered_gradients: Floats
+    gathers: Gathers  # weights gathered for a pass, beside the resident part
     one_tensor: Floats  # the largest weight, gathered
     temporaries: Floats  # of the optimizer
     local: Floats  # parameters of this rank's part of the model, before sharding
@@ -44,7 +46,7 @@ def state_of(model: Model, load: Load) -> State:
     experts = counts.experts if sharded else counts.experts / apart
     dense = counts.attention + counts.mlp + counts.norms
     ends = counts.embedding + counts.head if stages == 1 else counts.embedding
-    local = (layers * dense + ends) / load.tensor + layers * experts
+    local = (layers * dense + ends + counts.tower) / load.tensor + layers * experts
     layer = dense / load.tensor + experts
     weight_shards = load.shards if sharded else np.ones(load.count)
     trained = (
@@ -56,35 +58,28 @@ def state_of(model: Model, load: Load) -> State:
     optimizer = owned * layout.optimizer_bytes
     gradients = trained / weight_shards * layout.gradient_bytes
     weights = local / weight_shards * layout.parameter_bytes
-    gathered = gathered_gradients = np.zeros(load.count)
-    if sharded:
-        root = counts.embedding / load.tensor if layout.strategy == "fsdp2" else ends / load.tensor
-        # What is sharded over one rank is not copied where it already has the pass's type.
-        copied = (load.shards > 1) | (layout.parameter_bytes != layout.compute_bytes)
-        depth = constant(f"gathered_layers_{layout.strategy}")
-        gathered = copied * (depth * layer + root) * layout.compute_bytes
-        waiting = (constant("reduced_layers") * layer * layout.gradient_bytes) + root * layout.compute_bytes
-        gathered_gradients = copied * (waiting if not layout.lora_rank else 0.0 * waiting)
-    after = last_matrix(model) / (1 if sharded else layout.expert_parallel * load.tensor)
-    last = np.maximum(0.0, layer - after) + (counts.embedding if counts.head else 0) / load.tensor
+    gathers = gathers_of(model, load, counts)
     tied = (0 if counts.head or layout.lora_rank else counts.embedding) / load.tensor
-    temporary = counts.largest if layout.per_tensor_optimizer else trained / load.shards
+    after = last_matrix(model) / (layout.expert_parallel * load.tensor)
+    last = np.maximum(0.0, layer - after) + (counts.embedding if counts.head else 0) / load.tensor
+    temporary: Floats | float = trained / load.shards
+    if layout.per_tensor_optimizer:
+        temporary = counts.largest / (load.tensor * load.shards if sharded else 1.0)
     processes = constant("context") + constant("collectives") if load.gpus else constant("cpu_process")
     critic = (weights + optimizer) * (layout.critic and not layout.critic_offload)
     return State(
         weights=weights,
         reference=local
         / weight_shards
-        * layout.compute_bytes
+        * (layout.reference_bytes or layout.compute_bytes)
         * (layout.reference and not layout.reference_offload and not layout.lora_rank),
         critic=critic,
         gradients=gradients,
         last_gradients=last / weight_shards * layout.gradient_bytes * (not layout.lora_rank),
         tied_gradient=tied / weight_shards * layout.gradient_bytes,
-        tied_copies=tied * (2.0 * layout.compute_bytes if sharded else 3.0 * layout.gradient_bytes),
+        tied_copies=tied * 3.0 * (layout.compute_bytes if sharded else layout.gradient_bytes),
         optimizer=optimizer,
-        gathered=gathered,
-        gathered_gradients=gathered_gradients,
+        gathers=gathers,
         one_tensor=(counts.largest if sharded else counts.largest_apart) / load.tensor * layout.compute_bytes,
         temporaries=temporary * layout.optimizer_temporary_bytes + np.zeros(load.count),
         local=local,
@@ -109,23 +104,36 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
         parts[OUTSIDE] += _outside(load, state, parts) if load.gpus else state.outside
         return parts
 
-    def scoring(**sizes: Floats | float) -> Floats:
-        return at(weights=weights + state.gathered, gradients=idle, optimizer=moments, **sizes)
+    gathers = state.gathers
 
-    def training(**sizes: Floats | float) -> Floats:
-        return at(weights=weights + state.gathered, optimizer=updating, **sizes)
+    def scoring(gathered: Floats, **sizes: Floats | float) -> Floats:
+        return at(weights=weights + gathered, gradients=idle, optimizer=moments, **sizes)
 
-    gradients = _Gradients.of(load, state)
-    forward, backward = _training_instants(
-        load, state, pass_of(model, load, tokens=load.tokens), logits, gradients
-    )
+    def training(gathered: Floats | float = 0.0, **sizes: Floats | float) -> Floats:
+        return at(weights=weights + gathered, optimizer=updating, **sizes)
+
+    gradients = _gradients(load, state)
+    run = pass_of(model, load, tokens=load.tokens)
+    if layout.strategy.startswith("fsdp"):
+        backward = sharded_backward(load, gathers, run, logits, gradients)
+    else:
+        backward = plain_backward(load, run, logits, gradients)
+    built = weights + gathers.layers * 0.5
+    if layout.loads_whole:
+        # Built on the device and then sharded, beside the other models' shards (AReaL's fsdp_engine.py).
+        whole = parameters(model).total * layout.parameter_bytes
+        built = np.where(load.efficient_load, built, np.maximum(built, weights - state.weights + whole))
     return {
-        "init": at(weights=weights + state.gathered * 0.5, gradients=idle),
+        "init": at(weights=built, gradients=idle),
         "log_prob": heaviest(
-            scoring(activations=score.working),
-            scoring(activations=score.inputs, logits=logits.scoring),  # the final hidden states
+            scoring(gathers.start),
+            scoring(gathers.layers, activations=score.working),
+            scoring(gathers.between, activations=2.0 * score.inputs),
+            scoring(gathers.before_head, activations=2.0 * score.inputs),
+            scoring(gathers.head, activations=score.inputs, logits=logits.head_scored),
+            scoring(gathers.loss, activations=score.inputs, logits=logits.scoring),  # the final hidden states
         ),
-        "forward": heaviest(*(training(**sizes) for sizes in forward)),
+        "forward": heaviest(*(training(**sizes) for sizes in forward(load, gathers, run, logits, gradients))),
         "backward": heaviest(*(training(**sizes) for sizes in backward)),
         "optimizer": at(
             weights=weights,
@@ -143,60 +151,23 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gradients:
-    """Gradients on the device: those of earlier micro-batches, and all once a backward is over."""
-
-    earlier: Floats
-    complete: Floats
-
-    @classmethod
-    def of(cls, load: Load, state: State) -> _Gradients:
-        persistent = load.layout.strategy == "megatron"
-        earlier = np.where((load.passes > 1) | persistent, state.gradients, 0.0)
-        earlier = np.where(load.grad_offload & load.layout.optimizer_stays_offloaded, 0.0, earlier)
-        own = state.gradients * ~(load.grad_offload & (not persistent))
-        return cls(earlier=earlier, complete=np.maximum(earlier, own))
-
-
-def _training_instants(
-    load: Load, state: State, run: Pass, logits: Logits, gradients: _Gradients
-) -> tuple[list[dict[str, Floats]], list[dict[str, Floats]]]:
-    """Return the candidates for forward's and for backward's largest instant, without weights and moments."""
-    earlier, complete = gradients.earlier, gradients.complete
-    full = load.recompute_full
-    within = run.kept - run.offloaded + run.shared  # while layers run, before or after the final norm
-    returning = constant("returning_layers") if load.gpus else constant("returning_layers_cpu")
-    returned = np.where(load.activation_offload, np.minimum(returning * run.kept_layer, run.offloaded), 0.0)
-    first_layer = np.where(load.activation_offload, min(1.0, returning), 1.0) * run.layer
-    in_layer = np.where(full, run.again, 0.0) + run.backward
-    # The built-in job's hooks move what the loss keeps as well.
-    hidden_logits = np.where(load.activation_offload & load.layout.chunked_head, logits.kept, 0.0)
-    unkept = np.where(full, np.maximum(0.0, run.working - 2.0 * run.inputs), run.inputs)
-    forward = [
-        {"gradients": earlier, "activations": within + run.ends, "logits": logits.forward - hidden_logits},
-        {"gradients": earlier, "activations": within + unkept},
-    ]
-    backward = [
-        {"gradients": earlier, "activations": within + run.ends, "logits": logits.backward - hidden_logits},
-        {
-            "gradients": earlier,
-            "activations": within + in_layer + returned,
-            "buffers": state.gathered_gradients,
-        },
-        {
-            # The layer whose activations are alive has no gradients yet, nor has the embedding below it.
-            "gradients": np.maximum(earlier, complete - state.last_gradients),
-            "activations": in_layer + np.where(full, 0.0, first_layer),
-            "buffers": state.gathered_gradients,
-        },
-        {
-            # A tied embedding adds its second gradient to its first: both and their sum are alive.
-            "gradients": np.maximum(earlier, complete - state.tied_gradient),
-            "buffers": state.gathered_gradients + state.tied_copies,
-        },
-    ]
-    return forward, backward
+def _gradients(load: Load, state: State) -> Gradients:
+    layout = load.layout
+    persistent = layout.strategy == "megatron"
+    earlier = np.where((load.accumulated > 1) | persistent, state.gradients, 0.0)
+    earlier = np.where(load.grad_offload & layout.optimizer_stays_offloaded, 0.0, earlier)
+    if layout.reduces_last and not layout.lora_rank:
+        whole = state.local * (layout.reduce_bytes or layout.gradient_bytes)
+        earlier = np.where(load.accumulated > 1, whole, earlier)
+    own = state.gradients * ~(load.grad_offload & (not persistent))
+    return Gradients(
+        earlier=earlier,
+        complete=own if layout.reduces_last else np.maximum(earlier, own),
+        per_parameter=state.gradients / np.maximum(1.0, state.local),
+        last=state.last_gradients,
+        tied=state.tied_gradient,
+        tied_copies=state.tied_copies,
+    )
 
 
 def resting(load: Load, state: State) -> Floats:

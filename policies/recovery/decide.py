@@ -31,7 +31,10 @@ from autotune.policies.values.observation import Cancelled, Completed, Crashed, 
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
 # What helps against faults of the cluster that stay after all retries.
-_HINTS = {"gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are"}
+_HINTS = {
+    "gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are",
+    "gpu-occupied": "others use its GPUs: free them, or give the job GPUs of its own",
+}
 
 
 def decide(history: History) -> Action:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from autotune.policies.recovery.outlook import measures, outlook, trusted
+from autotune.policies.recovery.outlook import Outlook, measures, outlook, trusted
 from autotune.policies.recovery.permissions import by_ladder, last_failure, relapse_of, started_before
-from autotune.policies.recovery.ranking import best, judged
+from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
+from autotune.policies.recovery.worst_case import came_late, longest_sequences
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.permissions import denied
@@ -62,10 +63,16 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
         legal = not objections(run.accepted.profile, present, knobs, started=started)
         return legal and relapse_of(run, knobs) is None and not is_refused(run, knobs)
 
-    candidate = best(view, present, diagnosis=diagnosis, started=started, permitted=permitted)
+    def ranked(by: Outlook) -> Ranked | None:
+        return best(by, present, diagnosis=diagnosis, started=started, permitted=permitted)
+
+    longest = longest_sequences(view)
+    candidate = ranked(longest) if came_late(run) else None
+    if candidate is None or overflowing(longest, candidate):
+        candidate = ranked(view)
     if candidate is None:
         return None
-    return cure(view, present, candidate, judged(view, present), diagnosis)
+    return cure(view, present, judged(view, candidate.knobs), judged(view, present), diagnosis)
 
 
 def _shares_less(present: Knobs, knobs: Knobs) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from autotune.policies.estimate.calibration import Calibration, Prediction, calibrated, predicted
 from autotune.policies.estimate.gaussian import Floats, exceeded
+from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
 from autotune.policies.values.diagnosis import Diagnosis
@@ -34,10 +35,19 @@ class Outlook:
     run: Run
     model: Model
     calibration: Calibration
+    assumption: Assumption = Assumption.EXPECTED
 
     def estimates(self, knobs: Sequence[Knobs]) -> Estimates:
         """Return the uncalibrated estimates."""
-        return estimates(self.run.accepted.profile, self.run.accepted.cluster, self.model, knobs)
+        accepted = self.run.accepted
+        return estimates(
+            accepted.profile,
+            accepted.cluster,
+            self.model,
+            knobs,
+            assumption=self.assumption,
+            steps=accepted.job.goal.steps,
+        )
 
 
 def outlook(run: Run) -> Outlook | None:

@@ -196,6 +196,13 @@ MOVES: dict[str, Move] = {
         reason=_KEPT,
         knob_slows=_TRANSFERS,
     ),
+    "load_on_host": _move(
+        "memory_efficient_load",
+        frees="the whole model on every device while it is loaded",
+        slows="the start, by sending each device its shard",
+        action="load the model on the host of one rank and send every device its shard only",
+        reason="every device builds the whole model before it is sharded",
+    ),
     "sequence_parallel": Move(
         frees="about half of each sequence's activations",
         slows=_COMMUNICATION,

@@ -179,6 +179,7 @@ LADDER: tuple[Rung, ...] = (
         training.offload_params,
     ),
     # Start, checkpoints and data.
+    *_rungs(_GPU, (Phase.INIT,), training.load_on_host, components=_TRAINING),
     *_rungs(_GPU, (Phase.INIT,), engine.reduce_mem_fraction, placements=_SHARED),
     *_rungs(
         _GPU,

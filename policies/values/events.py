@@ -217,6 +217,7 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
     reason: str = ""
     seconds: float = 0.0
     gpu_hours: float = 0.0
+    wait_s: float = 0.0  # after a loss: seconds until the next trial begins
 
     @property
     def unit(self) -> Unit | None:

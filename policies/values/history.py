@@ -192,6 +192,8 @@ def elapsed_s(history: History) -> float:
                 under_way.discard(event.attempt)
             case Decided():
                 wait_s = event.not_before_s
+            case Tried():
+                wait_s = max(wait_s, event.wait_s)
             case _:
                 pass
     return total

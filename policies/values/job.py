@@ -47,6 +47,13 @@ class Preflight(StrEnum):
 SAVE_STEPS, SAVE_S = 10, 1200
 
 
+class MeanLengths(Value, frozen=True, kw_only=True):
+    """`lengths:` of a job: mean tokens of a sequence; None where the user does not know them."""
+
+    prompt: int | None = None
+    response: int | None = None
+
+
 class Recovery(Value, frozen=True, kw_only=True):
     """`recovery:` of a job: budgets and permissions."""
 
@@ -90,6 +97,7 @@ class Job(Value, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     workdir: str = "."  # absolute once parsed
     resume: bool = False
+    lengths: MeanLengths = MeanLengths()
     goal: Goal = Goal()
     recovery: Recovery = Recovery()
     search: Search = Search()

@@ -230,6 +230,14 @@ ROWS: tuple[Knob, ...] = (
     Knob(name="sharding", unit=Unit.MODE, part=Part.TRAINER, searched=False),
     Knob(name="fused_kernels", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
     Knob(name="loss_recompute", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
+    Knob(
+        name="memory_efficient_load",
+        unit=Unit.SWITCH,
+        part=Part.TRAINER,
+        phases=(Phase.INIT,),
+        saves=_TO_HOST,
+        searched=False,
+    ),
     # --------------------------------------------------------------------- scoring
     Knob(
         name="logprob_tokens",

@@ -36,6 +36,7 @@ class Knobs(Value, frozen=True, kw_only=True):
     sharding: str | None = None  # fsdp | fsdp2 | ...
     fused_kernels: bool | None = None
     loss_recompute: bool | None = None
+    memory_efficient_load: bool | None = None
     # scoring
     logprob_tokens: int | None = None
     logprob_chunk: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -93,11 +93,13 @@ class Layout(Value, frozen=True, kw_only=True):
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
     gradient_bytes: int = 4  # per parameter
+    reduce_bytes: int = 0  # per parameter in a reduce-scatter's input; 0: as gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine
     kv_bytes: float = 2  # per element of the engine's cache
     reference: bool = False  # a frozen copy is scored
+    reference_bytes: int = 0  # per resident parameter of it; 0: compute_bytes
     reference_offload: bool = False  # ... and is in host memory outside its own pass
     critic: bool = False  # a second model of the same shape is trained
     critic_offload: bool = False
@@ -105,6 +107,15 @@ class Layout(Value, frozen=True, kw_only=True):
     entropy: bool = False  # the loss or its metrics compute the entropy of the logits
     engine_sleeps: bool = False  # the engine frees its memory while training runs
     engine_weights_on_host: bool = True  # ... and keeps its weights in host memory until it wakes
+    embedding_apart: bool = True  # FSDP2 gathers an untied embedding by itself; else with the root
+    head_apart: bool = False  # FSDP2 gathers an untied head by itself; else with the root
+    reshard_after_forward: bool = (
+        True  # else all weights stay gathered from a layer's forward to its backward
+    )
+    reduces_last: bool = False  # gradients stay whole on every rank until the last micro-batch
+    sequence_parallel: bool = (
+        True  # FSDP: tensor parallelism splits the residual stream too (AReaL, torchtitan)
+    )
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     parameters_stay_offloaded: bool = False  # offloaded weights are gathered layer by layer in a pass
@@ -115,14 +126,21 @@ class Layout(Value, frozen=True, kw_only=True):
     masked_attention: bool = False  # attention reads a dense mask: heads are repeated, layers keep the mask
     selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
+    loss: Literal["softmax", "kernel", "pieces"] = "softmax"  # what it keeps: policies/estimate/passes.py
+    compiled_loss: bool = True  # `kernel`: the entropy is one compiled function
+    scaled_logits: bool = False  # `kernel`: a temperature other than 1 divides the logits
     logits_share: float = 1.0  # of a micro-batch's tokens, those whose logits are computed
     chunked_head: bool = False  # chunks of logits begin at the head; else its whole output exists
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
+    loads_whole: bool = False  # every device builds the whole model before it is sharded
     sequences: int = 0  # samples of one step, over all ranks
+    mini_batch: int = 0  # samples of one update of the weights, over all ranks; 0: all of a step
     prompt_tokens: int = 0  # longest
     response_tokens: int = 0  # longest, of all turns together
+    prompt_mean: float = 0.0  # tokens; 0: unknown
+    response_mean: float = 0.0
 
 
 # The fields that a family's code settles; the others are its config's to say.

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from autotune.launchers.runners.node.host import Card, Machine
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.planner import Plan
 
@@ -33,18 +34,66 @@ def test_every_example_job_can_be_planned(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_known_model_is_estimated(tmp_path: Path) -> None:
+def sized_plan(tmp_path: Path, *, fraction: float = 0.6) -> Plan:
+    """Return the plan of a job of verl on cards and hosts of known size."""
     job = tmp_path / "job.yaml"
     text = (CONFIGS / "verl-grpo-qwen2.5-7b.yaml").read_text()
     sized = text.replace(
         "cluster: {nodes: 1, gpus_per_node: 8",
         "cluster: {nodes: 1, gpus_per_node: 8, gpu_memory: 79.2GiB, host_memory: 900GiB",
     )
+    sized = sized.replace("gpu_memory_utilization: 0.6", f"gpu_memory_utilization: {fraction}")
     job.write_text(f"{sized}\nmodel: {QWEN}\n")
-    found = plan(str(job))
+    return plan(str(job))
+
+
+def test_a_known_model_is_estimated(tmp_path: Path) -> None:
+    found = sized_plan(tmp_path)
     assert {phase.phase for phase in found.phases} >= {"rollout", "log_prob", "train", "weight_sync"}
     assert all(phase.total_bytes > 0 and phase.verdict for phase in found.phases)
     assert found.error is not None and 0 < found.error < 1 and found.calibrated_by == 0
+
+
+def test_every_phase_has_its_error_and_the_engines_their_pool(tmp_path: Path) -> None:
+    found = {phase.phase: phase for phase in sized_plan(tmp_path).phases}
+    assert all(0 < phase.error < 0.5 for phase in found.values())
+    pool = found["rollout"].pool_tokens
+    assert pool is not None and pool > 10_000 and pool == found["rollout_init"].pool_tokens
+    assert found["train"].pool_tokens is None
+
+
+def test_an_engine_whose_weights_leave_no_pool_does_not_start(tmp_path: Path) -> None:
+    found = {phase.phase: phase for phase in sized_plan(tmp_path, fraction=0.1).phases}
+    start = found["rollout_init"]
+    assert start.verdict == "overflows" and start.pool_tokens == 0
+    assert start.capacity_bytes is not None and start.total_bytes < start.capacity_bytes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cards", "known"), [(0, 0, True), (2, 0, False), (2, 1, False), (2, 2, True)]
+)
+def test_this_machines_memory_is_the_hosts_only_where_the_job_can_run_here(
+    gpus: int, cards: int, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Machine(
+        host_total_bytes=24 << 30,
+        cards=tuple(Card(index=i, used_bytes=0, total_bytes=80 << 30, utilisation=0) for i in range(cards)),
+    )
+    monkeypatch.setattr("autotune.orchestrator.cli.plan.measure", lambda: here)
+    job = tmp_path / "job.yaml"
+    declared = f"{{address: local, gpus_per_node: {gpus}, gpu_memory: 80GiB}}" if gpus else "{address: local}"
+    text = "name: any\nframework: command\ncommand: [python, train.py]\nsettings: {longest_sequence: 4096}\n"
+    job.write_text(f"{text}cluster: {declared}\n")
+    assert plan(str(job)).cluster.host_memory_bytes == ((24 << 30) if known else 0)
+
+
+def test_a_host_that_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
+    sized_plan(tmp_path)
+    job = tmp_path / "job.yaml"
+    job.write_text(job.read_text().replace(", host_memory: 900GiB", ""))
+    shown = CliRunner().invoke(main, ["plan", str(job)]).stdout
+    assert "(what the node has is not known; set cluster.host_memory)" in shown
+    assert "the engine's pool: " in shown
 
 
 def test_the_built_in_demo_is_found_too_big_before_it_starts() -> None:

@@ -204,8 +204,12 @@ def budget(site: Site, role: str) -> int:
         return written
     data = site.actor.data if site.actor is not None else 1
     sequences = -(-samples(site) // data)
-    parts = site.config.number(f"{role}.ppo_n_minibatches") or 1
-    return max(site.longest, -(-sequences // parts) * site.longest)
+    return max(site.longest, -(-sequences // updates(site, role)) * site.longest)
+
+
+def updates(site: Site, role: str) -> int:
+    """Return how many updates of its weights a role makes in one step."""
+    return site.config.number(f"{role}.ppo_n_minibatches") or 1
 
 
 def samples(site: Site) -> int:
@@ -285,6 +289,18 @@ def _write_offload(site: Site, knobs: Knobs) -> dict[str, Any]:
     return written
 
 
+def _built(site: Site) -> tuple[str, ...]:
+    """Return the roles of the FSDP engine whose model is loaded at the start."""
+    roles = (*site.trained, "ref") if site.reference else site.trained
+    return tuple(role for role in roles if site.engine_of(role) == "fsdp")
+
+
+def _efficient_load(site: Site) -> Setting:
+    if site.trainer != "fsdp":
+        return None
+    return all(site.config.is_on(f"{role}.fsdp.memory_efficient_load") for role in _built(site))
+
+
 # --------------------------------------------------------------------------- allocator, sync, host
 
 
@@ -318,6 +334,12 @@ TABLE: dict[str, tuple[Read, Write]] = {
     "recompute": (_recompute, _write_recompute),
     "param_offload": (_params, _write_offload),
     "optimizer_offload": (_optimizer, _write_offload),
+    "memory_efficient_load": (
+        _efficient_load,
+        lambda site, k: {
+            f"{role}.fsdp.memory_efficient_load": k.memory_efficient_load for role in _built(site)
+        },
+    ),
     "sequence_parallel": (lambda site: _context(site, "fsdp"), _write_actor_backend),
     "context_parallel": (lambda site: _context(site, "megatron"), _write_actor_backend),
     "tensor_parallel": (

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.areal.backend import Backend
-from autotune.launchers.frameworks.areal.engines import Site, samples
+from autotune.launchers.frameworks.areal.engines import Site, samples, updates
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.policies.values.model import Layout
+
+_HALVED = "adam_bf16"
+# What FSDP's optimizer of that name is built with (fsdp_engine.py, fsdp_utils/optimizer.py).
+_ANY_PRECISION = {"momentum_dtype": "bfloat16", "variance_dtype": "bfloat16", "use_kahan_summation": True}
 
 
 def resident(site: Site) -> dict[str, tuple[str, ...]]:
@@ -33,10 +38,10 @@ def layout_of(site: Site) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
     config, actor = site.config, site.actor or Backend(engine="fsdp")
     megatron = actor.engine == "megatron"
-    compute = _width(config.text("actor.dtype"))
+    compute = width(config.text("actor.dtype"))
     distributed = config.is_on("actor.megatron.ddp.use_distributed_optimizer")
     sharded = actor.data * actor.context
-    stored = compute if megatron else _width(config.text("actor.optimizer_dtype"))
+    stored = compute if megatron else width(config.text("actor.optimizer_dtype"))
     lora = config.is_on("actor.use_lora")
     kind = config.text("actor.optimizer.type")
     engine_dtype = config.text(f"{site.engine}.dtype")
@@ -50,12 +55,14 @@ def layout_of(site: Site) -> Layout:
         engine_ranks=site.rollout.ranks if site.rollout is not None else 0,
         parameter_bytes=stored,
         compute_bytes=compute,
-        gradient_bytes=_width(config.text("actor.megatron.main_grads_dtype")) if megatron else stored,
-        optimizer_bytes=_optimizer_bytes(site, megatron=megatron),
+        gradient_bytes=_gradient_bytes(site, compute) if megatron else stored,
+        reduce_bytes=0 if megatron else width(config.text("actor.grad_reduce_dtype")),
+        optimizer_bytes=_optimizer_bytes(site, stored),
         logits_bytes=4,  # every piece of 1024 tokens is computed in fp32
-        engine_bytes=_width(engine_dtype),
-        kv_bytes=1 if config.text("sglang.kv_cache_dtype").startswith("fp8") else _width(engine_dtype),
+        engine_bytes=width(engine_dtype),
+        kv_bytes=1 if config.text("sglang.kv_cache_dtype").startswith("fp8") else width(engine_dtype),
         reference=site.reference,
+        reference_bytes=0 if megatron else width(config.text("ref.optimizer_dtype")),
         reference_offload=config.is_on("ref.offload"),
         critic=site.critic is not None,
         critic_offload=config.is_on("critic.offload"),
@@ -66,13 +73,17 @@ def layout_of(site: Site) -> Layout:
         parameters_stay_offloaded=True,
         tokens_before_split=True,
         padded=False,
+        sequence_parallel=not megatron,
+        loss="softmax" if megatron else "pieces",
         selective_share=_selective_share(site),
         logits_share=1.0,
         chunked_head=False,
-        per_tensor_optimizer=kind == "adam_bf16",
-        optimizer_temporary_bytes=4 if kind == "adam_bf16" else 0,  # AdamW is the fused one
+        per_tensor_optimizer=kind == _HALVED,
+        optimizer_temporary_bytes=4 if kind == _HALVED else 0,  # AdamW is the fused one
+        loads_whole=actor.engine == "fsdp",
         sync_buckets=2,  # of 1024 MiB: one is sent while the next is filled
         sequences=samples(site),
+        mini_batch=-(-samples(site) // updates(site, "actor")),
         prompt_tokens=config.number("train_dataset.max_length") or max(0, site.longest - _answer(site)),
         response_tokens=min(_answer(site), site.longest),
     )
@@ -100,14 +111,23 @@ def _answer(site: Site) -> int:
     return site.config.number("gconfig.max_new_tokens") or 0
 
 
-def _optimizer_bytes(site: Site, *, megatron: bool) -> int:
-    kind = site.config.text("actor.optimizer.type")
-    if kind == "sgd":
-        return 0
-    if kind == "adam_bf16":
-        return 4
-    return 12 if megatron else 8
+def _gradient_bytes(site: Site, compute: int) -> int:
+    """Return the bytes of a gradient in Megatron's buffer, where it is also reduced."""
+    return 4 if site.config.is_on("actor.megatron.ddp.grad_reduce_in_fp32") else compute
 
 
-def _width(dtype: str) -> int:
-    return {"float32": 4, "fp32": 4, "float": 4, "fp8": 1}.get(dtype, 2)
+def _optimizer_bytes(site: Site, stored: int) -> int:
+    kind, config = site.config.text("actor.optimizer.type"), site.config
+    halved = kind == _HALVED
+    if site.trainer != "megatron":
+        arguments = _ANY_PRECISION if halved else {}
+        return torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments)
+    place = "actor.megatron."
+    moments = (config.text(f"{place}exp_avg_dtype"), config.text(f"{place}exp_avg_sq_dtype"))
+    return megatron_state_bytes(
+        kind.removesuffix("_bf16"),
+        parameter_bytes=stored,
+        precise=halved or config.is_on(f"{place}use_precision_aware_optimizer"),
+        master=config.text(f"{place}main_params_dtype"),
+        moments=("bfloat16", "bfloat16") if halved else moments,
+    )

@@ -12,6 +12,7 @@ from autotune.launchers.frameworks.areal.workers import ALLOCATOR, PRELOAD
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
+from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import (
     AtLeast,
@@ -50,7 +51,7 @@ def profile_of(job: Job, cluster: Cluster, *, name: str) -> Profile:
         engine_version=_ENGINE_VERSIONS[site.engine],
         longest_sequence=site.longest,
         resumable=resumable(job, site),
-        layout=layout_of(site),
+        layout=with_lengths(layout_of(site), job),
         warnings=tuple(_warnings(job, site, cluster)),
     )
 
@@ -123,6 +124,12 @@ def _training(site: Site, supported: dict[str, Support], unsupported: dict[str, 
         unsupported["optimizer_offload"] = "only the step of optimizer.type adam can be streamed"
     else:
         unsupported["optimizer_offload"] = f"the {site.trainer} engine keeps its optimizer with the weights"
+    if not fsdp:
+        unsupported["memory_efficient_load"] = f"the {site.trainer} engine loads each device's part only"
+    elif any(site.config.is_on(f"{role}.init_from_scratch") for role in ("actor", "critic", "ref")):
+        unsupported["memory_efficient_load"] = "AReaL refuses it together with init_from_scratch"
+    else:
+        supported["memory_efficient_load"] = _offer("actor.fsdp.memory_efficient_load", Grid(values=_TWO))
     if site.apart:
         supported["logprob_tokens"] = _offer(
             "ref.mb_spec.max_tokens_per_mb", Grid(minimum=_TOKENS, multiple=_TOKENS)

@@ -11,6 +11,7 @@ import yaml
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.launchers.frameworks.core.data import unsupported_always
+from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
@@ -147,7 +148,7 @@ class Builtin(Framework):
             trainer_budget_bytes=min((b for b in settings.trainer_budget if b), default=None),
             engine_budget_bytes=settings.engine_budget,
             resumable=settings.save_every > 0,
-            layout=_layout(settings, gpus=gpus),
+            layout=with_lengths(_layout(settings, gpus=gpus), job),
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -246,10 +247,13 @@ def _layout(settings: Settings, *, gpus: bool) -> Layout:
         chunked_head=True,
         per_tensor_optimizer=True,
         optimizer_temporary_bytes=_CLIPPING_BYTES,
+        loads_whole=gpus and settings.ranks > 1,  # load_policy puts it on the device before it is sharded
         sync_buckets=1,
         sequences=settings.prompts * settings.samples,
         prompt_tokens=settings.prompt_tokens,
         response_tokens=settings.response_tokens,
+        prompt_mean=settings.prompt_tokens,
+        response_mean=settings.response_tokens if settings.ignore_eos else 0.0,
     )
 
 

@@ -20,6 +20,7 @@ from autotune.launchers.frameworks.command.placeholders import (
     environment,
     placeholders,
 )
+from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
@@ -106,7 +107,7 @@ class AnyCommand(Framework):
             engine=str(job.settings.get("engine", "none")),
             longest_sequence=longest if isinstance(longest, int) else None,
             resumable=_resumable(job),
-            layout=_layout(job),
+            layout=with_lengths(_layout(job), job),
             warnings=tuple(_warnings(job)),
         )
 

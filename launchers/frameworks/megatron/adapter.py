@@ -19,6 +19,7 @@ from autotune.launchers.frameworks.core.flags import (
     shown,
     spelled,
 )
+from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.megatron.checkpoints import (
     checkpoint_flags,
     checkpoint_warnings,
@@ -96,7 +97,7 @@ class MegatronRl(GuidedFramework):
             engine_version=self.dialect.engine_version,
             longest_sequence=shape.longest,
             resumable=saves(flags),
-            layout=layout_of(flags, shape),
+            layout=with_lengths(layout_of(flags, shape), job),
             warnings=(*checkpoint_warnings(job, flags), *self._warnings(job, flags)),
         )
 

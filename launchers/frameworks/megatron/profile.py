@@ -9,6 +9,7 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import rows
 from autotune.launchers.frameworks.core.flags import Flags
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup
 from autotune.launchers.frameworks.megatron.knobs import most_concurrent
 from autotune.policies.values.failure import Phase
@@ -31,7 +32,6 @@ from autotune.policies.values.value import Value
 _MIB = 1 << 20
 _TWO = (False, True)
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 # Bytes of a weight, by words in an engine's quantization or in its checkpoint's name; four bits carry scales
 # and leave embeddings and head as they are (Qwen3-30B-A3B-INT4: 17 GB, Kimi-K2-Thinking: 594 GB).
 _ENGINE_BYTES = (
@@ -249,9 +249,6 @@ def resident_of(shape: Shape, dialect: Dialect) -> dict[str, tuple[str, ...]]:
 def layout_of(flags: Flags, shape: Shape) -> Layout:
     """Return how the job is spread and what it holds."""
     expert_tensor = flags.count("expert-tensor-parallel-size") or shape.tensor  # Megatron's default
-    precise = flags.on("use-precision-aware-optimizer")
-    state = ("main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
-    optimizer = sum(_BYTES.get(flags.text(name, "fp32"), 4) for name in state) if precise else 12
     return Layout(
         strategy="megatron",
         ranks=shape.trainer_gpus,
@@ -264,7 +261,7 @@ def layout_of(flags: Flags, shape: Shape) -> Layout:
         parameter_bytes=2,
         compute_bytes=2,
         gradient_bytes=2 if flags.on("grad-reduce-in-bf16") else 4,
-        optimizer_bytes=0 if flags.on("use-stateless-adam") else optimizer,
+        optimizer_bytes=_optimizer_bytes(flags),
         logits_bytes=4,
         engine_bytes=_engine_bytes(flags),
         kv_bytes=1 if flags.text("sglang-kv-cache-dtype").startswith("fp8") else 2,
@@ -289,8 +286,22 @@ def layout_of(flags: Flags, shape: Shape) -> Layout:
         optimizer_temporary_bytes=0,
         sync_buckets=2,
         sequences=shape.batch * shape.samples,
+        mini_batch=min(flags.count("global-batch-size"), shape.batch * shape.samples),
         prompt_tokens=shape.prompt,
         response_tokens=shape.response,
+    )
+
+
+def _optimizer_bytes(flags: Flags) -> int:
+    if flags.on("use-stateless-adam"):
+        return 4  # the master weights: moments live for one step (stateless_adam.py)
+    return megatron_state_bytes(
+        flags.text("optimizer", "adam"),
+        parameter_bytes=2,
+        precise=flags.on("use-precision-aware-optimizer"),
+        on_host=flags.on("optimizer-cpu-offload"),
+        master=flags.text("main-params-dtype", "fp32"),
+        moments=(flags.text("exp-avg-dtype", "fp32"), flags.text("exp-avg-sq-dtype", "fp32")),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import GuidedFramework
+from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
 from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import read, write
@@ -53,7 +54,7 @@ class Verl(GuidedFramework):
             engine_version=_PINNED.get(config.rollout, ""),
             longest_sequence=config.longest,
             resumable=_resumable(config),
-            layout=layout.layout(config),
+            layout=with_lengths(layout.layout(config), job),
             warnings=(*checks.ignored(config), *_warnings(job, config)),
         )
 

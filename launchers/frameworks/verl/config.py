@@ -97,6 +97,13 @@ class Config:
         value = self.get(key)
         return "" if value is None else str(value)
 
+    def inside(self, node: str) -> dict[str, Any]:
+        """Return what a free-form setting holds, whether it is written whole or key by key."""
+        whole = self.get(node)
+        apart = {name.removeprefix(f"{node}."): name for name in self._values if name.startswith(f"{node}.")}
+        present = dict(whole) if isinstance(whole, Mapping) else {}
+        return present | {key: self.get(name) for key, name in apart.items()}
+
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
         for spelled in self.spelled:
@@ -219,6 +226,12 @@ class Config:
         """Sequences of one mini-batch on one data-parallel rank; 0 where they do not divide evenly."""
         sequences = self.count(f"{ACTOR}.ppo_mini_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
         return 0 if sequences % self.data_parallel else sequences // self.data_parallel
+
+    @property
+    def update(self) -> int:
+        """Samples of one update of the weights, over all ranks."""
+        sequences = self.count(f"{ACTOR}.ppo_mini_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
+        return min(sequences, self.sequences)
 
     @property
     def sequences(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement
 
-_HALF = ("bf16", "bfloat16", "fp16", "float16")
+_FP32 = 4
+_OPTIMIZER = f"{ACTOR}.optim"
+FSDP = f"{ACTOR}.fsdp_config"
 _TRAINING = (
     Phase.INIT,
     Phase.LOG_PROB,
@@ -52,10 +55,11 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
 def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
     own = names(config)
-    half = config.text(f"{ACTOR}.fsdp_config.model_dtype") in _HALF
+    squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
     cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
-    policy = config.flag(f"{ACTOR}.fsdp_config.offload_policy") and not config.megatron
-    wide = 2 if config.megatron or half else 4
+    policy = config.flag(f"{FSDP}.offload_policy") and not config.megatron
+    stored = width(config.text(f"{MEGATRON}.dtype" if config.megatron else f"{FSDP}.model_dtype"))
+    mixed = config.inside(f"{FSDP}.mixed_precision")
     return Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
@@ -65,16 +69,18 @@ def layout(config: Config) -> Layout:
         expert_tensor_parallel=_expert_tensor(config),
         expert_shards=_expert_shards(config),
         engine_ranks=config.rollout_world,
-        parameter_bytes=wide,
-        compute_bytes=2 if config.text(f"{ACTOR}.fsdp_config.dtype") in _HALF else 4,
-        gradient_bytes=4 if config.megatron else wide,
-        optimizer_bytes=12 if config.megatron else 2 * wide,
+        parameter_bytes=stored,
+        compute_bytes=stored if config.megatron else width(str(mixed.get("param_dtype", "bf16"))),
+        gradient_bytes=_gradient_bytes(config, stored) if config.megatron else stored,
+        reduce_bytes=0 if config.megatron else width(str(mixed.get("reduce_dtype", "fp32"))),
+        optimizer_bytes=_optimizer_bytes(config, stored),
         logits_bytes=4 if config.megatron else 2,  # Megatron's output layer upcasts, FSDP's keeps bf16
         engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
         kv_bytes=1
         if config.text(f"{ROLLOUT}.engine_kwargs.{config.rollout}.kv_cache_dtype").startswith("fp8")
         else 2,
         reference=config.reference,
+        reference_bytes=0 if config.megatron else width(config.text(f"{REF}.fsdp_config.model_dtype")),
         reference_offload=config.reference
         and (not config.megatron or config.flag(f"{ACTOR}.megatron.param_offload")),
         critic=config.critic,
@@ -88,11 +94,48 @@ def layout(config: Config) -> Layout:
         optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
         parameters_stay_offloaded=policy,
         tokens_before_split=True,
-        logits_in_place=not (config.entropy or config.flag(f"{ACTOR}.calculate_sum_pi_squared")),
+        head_apart=True,
+        reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),
+        reduces_last=not config.megatron and config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
+        logits_in_place=not (config.entropy or squares),
+        loss="softmax" if config.megatron or squares else "kernel",
+        compiled_loss=config.flag(f"{FSDP}.use_torch_compile"),
+        scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
+        mini_batch=config.update,
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
+    )
+
+
+def _gradient_bytes(config: Config, stored: int) -> int:
+    """Return the bytes of a gradient in Megatron's buffer (megatron/transformer_impl.py)."""
+    in_fp32 = config.inside(f"{MEGATRON}.override_ddp_config").get("grad_reduce_in_fp32")
+    if in_fp32 is None:
+        chosen = config.flag(f"{_OPTIMIZER}.use_precision_aware_optimizer")
+        in_fp32 = not (chosen and width(config.text(f"{_OPTIMIZER}.main_grads_dtype")) < _FP32)
+    return _FP32 if in_fp32 else stored
+
+
+def _optimizer_bytes(config: Config, stored: int) -> int:
+    arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
+    kind = config.text(f"{_OPTIMIZER}.optimizer")
+    if not config.megatron:
+        return torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments)
+
+    def chosen(name: str) -> str:
+        return str(arguments.get(name) or config.get(f"{_OPTIMIZER}.{name}") or "fp32")
+
+    return megatron_state_bytes(
+        str(arguments.get("optimizer") or kind),
+        parameter_bytes=stored,
+        # In fp16 verl switches it on by itself, with everything in fp32 (megatron/optimizer.py).
+        precise=chosen("use_precision_aware_optimizer") == "True"
+        and config.text(f"{MEGATRON}.dtype") in ("bf16", "bfloat16"),
+        on_host=arguments.get("optimizer_cpu_offload") is True,
+        master=chosen("main_params_dtype"),
+        moments=(chosen("exp_avg_dtype"), chosen("exp_avg_sq_dtype")),
     )
 
 
@@ -116,5 +159,5 @@ def _shards(config: Config) -> int:
         if not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
             return 1
         return config.data_parallel * config.parallel
-    size = config.count(f"{ACTOR}.fsdp_config.fsdp_size")
+    size = config.count(f"{FSDP}.fsdp_size")
     return size if 0 < size < config.world else config.world

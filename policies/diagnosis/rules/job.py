@@ -66,6 +66,19 @@ JOB: tuple[Rule, ...] = (
         "hardware stack error",
         "GPU is lost",
     ),
+    # An engine that measures cards while others use them: nothing of the job would change that.
+    row(
+        "gpu-occupied",
+        Cause.INFRASTRUCTURE,
+        r"memory capacity is unbalanced|"
+        r"Error in memory profiling\. (?:Initial free memory|This happens when)",
+        UNLESS_PROGRESS,
+        "AssertionError: Error in memory profiling. Initial free memory 58.23 GiB, current free memory "
+        "59.34 GiB. This happens when other processes sharing the same container release GPU memory while "
+        "vLLM is profiling during initialization.",
+        "memory capacity is",
+        "in memory profiling",
+    ),
     row(
         "gpu-unavailable",
         Cause.INFRASTRUCTURE,
@@ -73,7 +86,7 @@ JOB: tuple[Rule, ...] = (
         r"CUDA error: (?:initialization error|system not yet initialized|unknown error)|"
         r"Found no NVIDIA driver|NVIDIA driver on your system is too old|Driver/library version mismatch|"
         r"Unexpected error from cudaGetDeviceCount|"
-        r"memory capacity is unbalanced|less than total desired GPUs",
+        r"less than total desired GPUs",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: no CUDA-capable device is detected",
         "CUDA-capable device",
@@ -84,7 +97,6 @@ JOB: tuple[Rule, ...] = (
         "NVIDIA driver on your",
         "Driver/library version",
         "cudaGetDeviceCount",
-        "capacity is unbalanced",
         "total desired GPUs",
     ),
     row(

@@ -8,7 +8,7 @@ from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
 from autotune.policies.remedies.proposals import GIB, change, stepping
 from autotune.policies.remedies.step_size import smaller
-from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis, Facts
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Profile
@@ -100,10 +100,16 @@ def restart_every(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
         )
 
 
+def held_by_others(facts: Facts) -> int:
+    """Return the bytes of a card outside the process that failed; 0 where they do not explain it."""
+    outside, capacity = facts.outside_bytes, facts.capacity_bytes
+    return outside if outside and capacity and outside >= _OUTSIDE_SHARE * capacity else 0
+
+
 def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose others hold the card: nothing of the job changes, their memory must go first."""
-    outside, capacity = diagnosis.facts.outside_bytes, diagnosis.facts.capacity_bytes
-    if outside and capacity and outside >= _OUTSIDE_SHARE * capacity:
+    outside = held_by_others(diagnosis.facts)
+    if outside:
         yield Remedy(
             name="free_before_relaunch",
             changes={},

@@ -110,6 +110,10 @@ offload_grads = _offload("offload_grads", "grad_offload", "the gradients")
 _offload_switch = _offload("offload_optimizer", "optimizer_offload", "the optimizer's state")
 
 
+# No whole model on a device at the start.
+load_on_host = stepping("load_on_host", "memory_efficient_load")
+
+
 def offload_optimizer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose the optimizer's state in host memory."""
     yield from _offload_switch(profile, knobs, diagnosis)

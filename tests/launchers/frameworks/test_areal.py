@@ -233,6 +233,57 @@ def test_offloaded_weights_take_the_optimizer_along():
     assert "optimizer_offload" in profile(job(actor__optimizer__type="sgd")).unsupported
 
 
+def test_every_model_of_fsdp_is_loaded_on_the_host_together():
+    own = profile(job({}, **REFERENCE, actor__kl_ctl=0.01))
+    assert own.layout.loads_whole
+    assert own.knobs.memory_efficient_load is False
+    assert own.supported["memory_efficient_load"].effect is Effect.EXACT
+    written = FRAMEWORK.settings(job({}, **REFERENCE, actor__kl_ctl=0.01), Knobs(memory_efficient_load=True))
+    assert written == {"actor.fsdp.memory_efficient_load": True, "ref.fsdp.memory_efficient_load": True}
+    half = {"actor.fsdp.memory_efficient_load": True}
+    assert profile(job(half, **REFERENCE, actor__kl_ctl=0.01)).knobs.memory_efficient_load is False
+    assert profile(job(half)).knobs.memory_efficient_load is True
+    assert (
+        "init_from_scratch"
+        in profile(job({"actor.init_from_scratch": True})).unsupported["memory_efficient_load"]
+    )
+    megatron = profile(job({"actor.backend": "megatron:d4"}))
+    assert not megatron.layout.loads_whole
+    assert "memory_efficient_load" in megatron.unsupported
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameter", "gradient", "optimizer"),
+    [
+        ({}, 4, 4, 8),
+        ({"actor.optimizer_dtype": "bfloat16"}, 2, 2, 4),
+        ({"actor.optimizer_dtype": "bfloat16", "actor.optimizer.type": "adam_bf16"}, 2, 2, 6),
+        ({"actor.optimizer.type": "sgd"}, 4, 4, 0),
+        ({"actor.backend": "megatron:d4"}, 2, 4, 12),
+        ({"actor.backend": "megatron:d4", "actor.optimizer.type": "sgd"}, 2, 4, 8),
+        ({"actor.backend": "megatron:d4", "actor.optimizer.type": "adam_bf16"}, 2, 4, 6),
+        ({"actor.backend": "megatron:d4", "actor.megatron.ddp.grad_reduce_in_fp32": False}, 2, 2, 12),
+        (
+            {
+                "actor.backend": "megatron:d4",
+                "actor.megatron.use_precision_aware_optimizer": True,
+                "actor.megatron.exp_avg_sq_dtype": "bfloat16",
+            },
+            2,
+            4,
+            8,
+        ),
+    ],
+)
+def test_types_of_gradients_and_moments_come_from_the_settings(settings, parameter, gradient, optimizer):
+    layout = profile(job(settings)).layout
+    assert (layout.parameter_bytes, layout.gradient_bytes, layout.optimizer_bytes) == (
+        parameter,
+        gradient,
+        optimizer,
+    )
+
+
 def test_roles_that_share_a_phase_follow_the_actors_budget():
     each = job(**CRITIC, **REFERENCE, actor__kl_ctl=0.01)
     knobs = msgspec.structs.replace(profile(each).knobs, tokens_per_microbatch=8192, recompute="full")

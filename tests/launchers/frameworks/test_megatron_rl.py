@@ -209,6 +209,22 @@ def test_a_layout_follows_the_flags(framework) -> None:
     assert (layout.prompt_tokens, layout.response_tokens) == (1024, 7168)
 
 
+@pytest.mark.parametrize(
+    ("settings", "optimizer"),
+    [
+        ({"use-precision-aware-optimizer": True}, 10),
+        ({"use-precision-aware-optimizer": True, "exp-avg-dtype": "fp8", "exp-avg-sq-dtype": "bf16"}, 5),
+        ({"use-precision-aware-optimizer": True, "main-params-dtype": "fp16"}, 10),
+        ({"use-precision-aware-optimizer": True, "optimizer-cpu-offload": True}, 12),
+        ({"optimizer": "sgd"}, 8),
+    ],
+)
+def test_the_optimizers_types_follow_the_flags(settings, optimizer) -> None:
+    for framework in BOTH:
+        layout = framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
+        assert layout.optimizer_bytes == optimizer
+
+
 @pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
 def test_flags_describe_the_model_where_no_config_does(framework) -> None:
     written = parse((CONFIGS[0].parent / f"{framework.name}-colocated.yaml").read_text())

@@ -338,6 +338,51 @@ def test_the_layout_says_how_a_job_is_spread() -> None:
     assert policy.optimizer_stays_offloaded and policy.parameters_stay_offloaded
 
 
+@pytest.mark.parametrize(
+    ("settings", "parameter", "compute", "gradient", "optimizer"),
+    [
+        ({}, 4, 2, 4, 8),
+        ({"fsdp_config.mixed_precision": {"param_dtype": "fp32"}}, 4, 4, 4, 8),
+        ({"fsdp_config.mixed_precision.param_dtype": "fp32"}, 4, 4, 4, 8),
+        ({"fsdp_config.model_dtype": "bf16", "optim.optimizer": "AdamW8bit"}, 2, 2, 2, 2),
+        ({"optim.optimizer": "SGD"}, 4, 2, 4, 0),
+        ({"optim.optimizer": "SGD", "optim.override_optimizer_config": {"momentum": 0.9}}, 4, 2, 4, 4),
+    ],
+)
+def test_types_of_fsdp_come_from_their_settings(settings, parameter, compute, gradient, optimizer) -> None:
+    layout = profile(job(**{f"{ACTOR}.{name}": value for name, value in settings.items()})).layout
+    assert (layout.parameter_bytes, layout.compute_bytes) == (parameter, compute)
+    assert (layout.gradient_bytes, layout.optimizer_bytes) == (gradient, optimizer)
+    assert (layout.reduce_bytes, layout.reference_bytes) == (4, 4)
+
+
+_PRECISE = {"optim.use_precision_aware_optimizer": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "gradient", "optimizer"),
+    [
+        (_PRECISE, 4, 10),  # of the fp32 master only what the weight lacks
+        (
+            {"optim.exp_avg_dtype": "bf16", "optim.main_grads_dtype": "bf16"},
+            4,
+            12,
+        ),  # without it nothing moves
+        (_PRECISE | {"optim.exp_avg_dtype": "bf16", "optim.exp_avg_sq_dtype": "bf16"}, 4, 6),
+        (_PRECISE | {"optim.main_grads_dtype": "bf16"}, 2, 10),
+        ({"megatron.override_ddp_config": {"grad_reduce_in_fp32": False}}, 2, 12),
+        (_PRECISE | {"optim.override_optimizer_config.optimizer_cpu_offload": True}, 4, 12),
+        (_PRECISE | {"megatron.dtype": "float16", "optim.exp_avg_dtype": "bf16"}, 4, 12),
+        ({"optim.optimizer": "sgd"}, 4, 8),
+        ({"optim.optimizer": "muon"}, 4, 8),
+    ],
+)
+def test_types_of_megatron_come_from_their_settings(settings, gradient, optimizer) -> None:
+    changes = {f"{ACTOR}.{name}": value for name, value in settings.items()}
+    layout = profile(with_settings(JOBS["megatron"], changes)).layout
+    assert (layout.gradient_bytes, layout.optimizer_bytes) == (gradient, optimizer)
+
+
 def test_concurrency_counts_no_more_requests_than_there_are() -> None:
     own = profile(JOBS["no-validation"])  # 64 prompts x 4 answers on 4 engines
     assert own.knobs.concurrency == 64

@@ -41,6 +41,7 @@ from autotune.policies.values.events import (
     Unit,
     Verdict,
 )
+from autotune.policies.values.history import elapsed_s
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed
 from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, phase, reported, settings
@@ -226,6 +227,12 @@ def test_a_lost_cluster_costs_nothing(tmp_path: Path) -> None:
     assert night.study().trials[lost[0].trial].state is TrialState.FAIL
     again = [r for r in ran(night.results) if r.knobs == lost[0].knobs]
     assert again and again[0].result is not Result.LOST
+    # What it waited is in the journal, so that a resumed search has no more time than it was given.
+    assert lost[0].wait_s == 30
+    driven_s = night.clock.now() - 1_800_000_000.0
+    without = tuple(replace(e, wait_s=0.0) if isinstance(e, Tried) else e for e in night.history)
+    assert driven_s - 10 < elapsed_s(night.history) <= driven_s
+    assert elapsed_s(without) == pytest.approx(elapsed_s(night.history) - 30, abs=1)
 
 
 def test_trials_never_touch_the_users_checkpoints(tmp_path: Path) -> None:

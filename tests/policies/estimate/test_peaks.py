@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from autotune.policies.estimate.engine import kv_token_bytes
 from autotune.policies.estimate.host import node_of
 from autotune.policies.estimate.load import load_of
+from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.passes import logits_of, pass_of
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.estimate.shapes import kept_by_layer, parameters
@@ -204,6 +205,43 @@ def test_a_sleeping_engine_leaves_its_residue():
     assert asleep.residue > 0 == awake.residue
 
 
+def test_a_model_that_is_loaded_whole_fills_every_device():
+    layout = replace(FSDP, loads_whole=True)
+    found = estimates(profile(layout), CLUSTER, QWEN, [Knobs(), Knobs(memory_efficient_load=True)])
+    sharded = estimates(profile(), CLUSTER, QWEN, [Knobs()])
+    start, whole = PHASES.index(Phase.INIT), parameters(QWEN).total * layout.parameter_bytes
+    assert found.gpu[start, 0] >= whole
+    assert found.gpu[start, 1] == sharded.gpu[start, 0] < whole / 2
+    assert found.host[start, 1] - found.host[start, 0] == pytest.approx(parameters(QWEN).total * 2)
+    later = [place for place in range(len(PHASES)) if place != start]
+    assert (found.gpu[later, 0] == found.gpu[later, 1]).all()
+
+
+def test_vllm_stays_within_its_share_and_captures_graphs_on_top():
+    apart = Layout(ranks=8, engine_ranks=8, sequences=512, prompt_tokens=1024, response_tokens=3072)
+    job = profile(apart, placement=Placement.SEPARATE, engine="vllm")
+    graphs = Knobs(memory_fraction=0.5, concurrency=1024, max_batched_tokens=512)
+    few_rows = replace(graphs, concurrency=16, max_batched_tokens=65536)
+    found = estimates(job, CLUSTER, QWEN, [replace(graphs, cuda_graphs="off"), graphs, few_rows])
+    peak = found.gpu[PHASES.index(Phase.ROLLOUT)]
+    assert peak[0] == pytest.approx(0.5 * CLUSTER.gpu_memory_bytes)
+    assert peak[1] == peak[2] > peak[0]
+    assert (found.pool_tokens > 0).all()
+    start = found.gpu[PHASES.index(Phase.ROLLOUT_INIT)]
+    assert start[1] == pytest.approx(peak[1])  # the sampler is warmed up after the graphs
+    assert start[2] < peak[2]
+
+
+def test_a_job_without_an_engine_has_no_pool():
+    found = estimates(profile(engine="none"), CLUSTER, QWEN, [KNOBS])
+    alone = estimates(profile(replace(FSDP, engine_sleeps=False), engine="none"), CLUSTER, QWEN, [KNOBS])
+    assert np.isinf(found.pool_tokens).all()
+    assert not found.gpu_parts[:, PARTS.index("kv_pool")].any()
+    assert not found.gpu_parts[:, PARTS.index("residue")].any()
+    assert (found.gpu == alone.gpu).all()
+    assert np.isfinite(found.seconds).all()
+
+
 def test_what_is_not_measured_is_less_certain():
     def error(layout, model=QWEN):
         return estimate(profile(layout), CLUSTER, model, KNOBS).phases[Phase.BACKWARD].error
@@ -213,6 +251,18 @@ def test_what_is_not_measured_is_less_certain():
     assert dense < error(FSDP, MODELS["Qwen3-30B-A3B"])
     assert dense < error(replace(FSDP, lora_rank=32))
     assert dense < error(replace(FSDP, shards=4))
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_reference_of_wider_type_takes_more(away: bool):
+    narrow = replace(FSDP, reference_offload=away)
+    found = [
+        estimates(profile(layout), CLUSTER, QWEN, [Knobs()])
+        for layout in (narrow, replace(narrow, reference_bytes=4))
+    ]
+    place, more = PHASES.index(Phase.LOG_PROB), parameters(QWEN).total * 2
+    assert found[1].gpu[place, 0] - found[0].gpu[place, 0] == pytest.approx(0 if away else more / 8)
+    assert found[1].host[place, 0] - found[0].host[place, 0] == pytest.approx(more if away else 0)
 
 
 def test_adapters_train_little():
@@ -256,6 +306,7 @@ knob_values = {
     "tensor_parallel": st.sampled_from([1, 2, 4]),
     "fused_kernels": st.booleans(),
     "loss_recompute": st.booleans(),
+    "memory_efficient_load": st.booleans(),
     "logprob_tokens": st.integers(4096, 131072),
     "logprob_chunk": st.none() | st.integers(16, 65536),
     "entropy_chunking": st.booleans(),
@@ -298,6 +349,7 @@ GPU_CURES = {
     "grad_offload": lambda value: True,
     "optimizer_offload": lambda value: True,
     "fused_kernels": lambda value: True,
+    "memory_efficient_load": lambda value: True,
     "entropy_chunking": lambda value: True,
     "entropy_recompute": lambda value: True,
     "logprob_tokens": lambda value: max(4096, value // 2),
@@ -311,6 +363,7 @@ HOST_CURES = {
     "grad_offload": lambda value: False,
     "optimizer_offload": lambda value: False,
     "activation_offload": lambda value: False,
+    "memory_efficient_load": lambda value: False,
     "weights_backup": lambda value: False,
     "dataloader_workers": lambda value: 0,
     "sync_mode": lambda value: "memory",

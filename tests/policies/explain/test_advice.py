@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.orchestrator.messages import figures
+from autotune.policies.diagnosis.message_figures import facts_of
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.remedies.catalogue import MOVES, spoken, spoken_for
 from autotune.policies.remedies.ladder import LADDER
@@ -66,6 +68,21 @@ def test_what_others_hold_goes_first() -> None:
     facts = Facts(capacity_bytes=80 * GIB, outside_bytes=60 * GIB)
     first = prescribe(oom(Phase.INIT, facts=facts), Known())[0]
     assert first.name == "free_before_relaunch" and "60.0 GiB" in first.reason
+
+
+VLLM = (
+    "ValueError: Free memory on device{} (11.5/79.15 GiB) on startup is less than desired GPU memory "
+    "utilization (0.9, 71.24 GiB)."
+)
+
+
+@pytest.mark.parametrize("device", ["", " cuda:3"])
+def test_what_is_not_free_when_an_engine_starts_is_held_by_others(device: str) -> None:
+    facts = facts_of(VLLM.format(device))
+    assert facts.outside_bytes == pytest.approx((79.15 - 11.5) * GIB, abs=2)
+    first = prescribe(oom(Phase.ROLLOUT_INIT, Component.ROLLOUT, facts=facts), Known())[0]
+    assert first.name == "free_before_relaunch" and "67.7 GiB" in first.reason
+    assert figures(facts).endswith("11.50 GiB was free, 67.65 GiB was held outside this process")
 
 
 def test_weights_that_fill_a_card_need_more_cards() -> None:

@@ -27,6 +27,7 @@ NAMES = [
     "loss_recompute",
     "chunk_logits",
     "fused_kernels",
+    "load_on_host",
     "offload_activations",
     "offload_optimizer",
     "offload_params",

@@ -54,6 +54,7 @@ TURNS = {
     "loss_recompute": {"loss_recompute": "on", "entropy_recompute": "on"},
     "chunk_logits": {"logprob_chunk": "lower", "entropy_chunking": "on"},
     "fused_kernels": {"fused_kernels": "on"},
+    "load_on_host": {"memory_efficient_load": "on"},
     "offload_activations": {"activation_offload": "on"},
     "offload_optimizer": {"optimizer_offload": "on", "optimizer_offload_fraction": "raise"},
     "offload_params": {"param_offload": "on"},
@@ -107,6 +108,7 @@ def test_the_words_of_every_turn_follow_from_the_table() -> None:
     assert {name: {knob: turn_of(name, knob) for knob in move.turns} for name, move in MOVES.items()} == TURNS
     to_host = {Memory.GPU: Way.UP, Memory.HOST: Way.DOWN}
     assert {SAVING[row.name] for row in ROWS if row.saves == to_host} == {
+        "load_on_host",
         "offload_activations",
         "offload_grads",
         "offload_optimizer",

@@ -1,0 +1,17 @@
+"""What a job says of the lengths of its sequences."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autotune.policies.values.job import Job
+from autotune.policies.values.model import Layout
+
+
+def with_lengths(layout: Layout, job: Job) -> Layout:
+    """Return the layout with the mean lengths, in tokens, that `lengths:` of the job names."""
+    return msgspec.structs.replace(
+        layout,
+        prompt_mean=float(job.lengths.prompt or layout.prompt_mean),
+        response_mean=float(job.lengths.response or layout.response_mean),
+    )

@@ -1,0 +1,65 @@
+"""Bytes of an optimizer's state per parameter, by the settings that name its types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_WIDTHS = {"fp32": 4, "float32": 4, "float": 4, "32": 4, "fp8": 1, "uint8": 1}
+_FP32 = 4
+_MASTER_REMAINDER = 2  # of an fp32 master weight, beside the 16 bits that the bf16 weight holds
+_MOMENTS = {"sgd": 1, "lion": 1, "muon": 1, "adafactor": 0, "ademamix": 3}
+_ADAM = 2
+# Blocks of 256 values share one scale, which adds less than 2 % (torchao.optim, bitsandbytes.optim).
+_PACKED = {"8bit": 1.0, "fp8": 1.0, "4bit": 0.5}
+
+
+def width(dtype: str) -> int:
+    """Return the bytes of a value of a type, in torch's words or Megatron's; 2 for the halves."""
+    return _WIDTHS.get(dtype.removeprefix("torch."), 2)
+
+
+def megatron_state_bytes(
+    optimizer: str,
+    *,
+    parameter_bytes: int,
+    precise: bool = False,
+    on_host: bool = False,
+    master: str = "fp32",
+    moments: tuple[str, str] = ("fp32", "fp32"),
+) -> int:
+    """Return the bytes of master weights and moments per parameter (megatron/core/optimizer).
+
+    All are fp32 unless the precision-aware optimizer (`precise`) says otherwise; then Transformer Engine
+    keeps of an fp32 master only what a bf16 weight lacks. The CPU's optimizer (`on_host`) has whole fp32
+    copies whatever that says. Without half-precision weights there is no master.
+    """
+    typed = precise and not on_host
+    masters = 0
+    if parameter_bytes < _FP32:
+        masters = width(master) if typed else _FP32
+        masters = _MASTER_REMAINDER if typed and masters == _FP32 else masters
+    widths = tuple(map(width, moments)) if typed else (_FP32, _FP32)
+    return masters + sum(widths[: _MOMENTS.get(optimizer.lower(), _ADAM)])
+
+
+def torch_state_bytes(
+    optimizer: str, *, parameter_bytes: int, arguments: Mapping[str, Any] | None = None
+) -> int:
+    """Return the bytes of a torch optimizer's moments per parameter, by the name of its class.
+
+    Moments take their parameter's type; classes that pack them say so in their name, others take the types as
+    arguments. SGD keeps a moment only with momentum.
+    """
+    given, name = arguments or {}, optimizer.lower()
+    if "momentum_dtype" in given or "variance_dtype" in given:
+        types = [str(given.get(key, "bfloat16")) for key in ("momentum_dtype", "variance_dtype")]
+        if given.get("use_kahan_summation", False):
+            types.append(str(given.get("compensation_buffer_dtype", "bfloat16")))
+        return sum(map(width, types))
+    if name == "sgd" and not given.get("momentum"):
+        return 0
+    each = next((size for word, size in _PACKED.items() if word in name), float(parameter_bytes))
+    count = next((moments for word, moments in _MOMENTS.items() if word in name), _ADAM)
+    return math.ceil(count * each)

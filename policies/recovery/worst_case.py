@@ -1,0 +1,65 @@
+"""What the longest sequences that a job allows would need, and the remedy that is kept ready for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.policies.estimate.lengths import Assumption
+from autotune.policies.estimate.peaks import OF_PASSES
+from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.ranking import best, judged, overflowing
+from autotune.policies.recovery.remedy_text import words
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.history import Run
+from autotune.policies.values.knobs import Knobs, new_values
+
+_LATE = 4  # steps: what fitted them all and then did not is a batch that had not come before, or growth
+
+
+def longest_sequences(view: Outlook) -> Outlook:
+    """Return the outlook of steps in which every sequence is as long as the job allows."""
+    return replace(view, assumption=Assumption.LONGEST)
+
+
+def came_late(run: Run) -> bool:
+    """Return whether a pass failed after so many steps that its sequences may be longer than expected."""
+    last = run.attempts[-1]
+    diagnosis = last.diagnosis
+    if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in OF_PASSES:
+        return False
+    return len(last.progress) >= _LATE
+
+
+def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
+    """Return a warning where a configuration fits the steps of the goal but not the longest sequences."""
+    view = outlook(run)
+    if view is None:
+        return ()
+    longest = longest_sequences(view)
+    present = judged(longest, knobs)
+    usual = {name for name, _ in overflowing(view, judged(view, knobs))}
+    misses = [(name, size) for name, size in overflowing(longest, present) if name not in usual]
+    if not misses or usual:
+        return ()
+    phase, missing = misses[0]
+    remedy = _remedy(longest, knobs)
+    ready = f"; kept ready for a failure: {remedy}" if remedy else ""
+    warning = (
+        f"{phase} is predicted to fit; with sequences as long as the job allows it would need"
+        f" {show_gib(missing)} more than there is{ready}"
+    )
+    return (warning,)
+
+
+def _remedy(longest: Outlook, knobs: Knobs) -> str:
+    profile, started = longest.run.accepted.profile, longest.run.accepted.job.resume
+
+    def permitted(found: Knobs) -> bool:
+        return not objections(profile, knobs, found, started=started)
+
+    found = best(longest, knobs, diagnosis=None, started=started, permitted=permitted)
+    if found is None or overflowing(longest, found):
+        return ""
+    return words(knobs, new_values(knobs, found.knobs))

@@ -1,0 +1,123 @@
+"""Published outcomes replayed: the benchmark says what the plan says, and can fail."""
+
+import json
+
+import msgspec
+import pytest
+
+from benchmarks.published.__main__ import main
+from benchmarks.published.cases import cases, planned
+from benchmarks.published.judge import judged
+
+SHAPE = {
+    "model_type": "qwen2",
+    "hidden_size": 1536,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "intermediate_size": 8960,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+JOB = """
+name: {id}
+framework: command
+command: ["{{python}}", train.py, "--tokens={{tokens_per_microbatch}}"]
+cluster: {{address: auto, nodes: 1, gpus_per_node: 1, gpu_memory: {memory}}}
+model: model
+settings:
+  tokens_per_microbatch: 16384
+  longest_sequence: 512
+  placement: separate
+  engine: none
+  resume: true
+  layout: {{strategy: none, ranks: 1, shards: 1, sequences: 64, prompt_tokens: 512, sync_buckets: 0}}
+"""
+TRUTH = {
+    "url": "https://example.org",
+    "date": "2026-01-01",
+    "framework": "a trainer",
+    "hardware": "one card",
+    "model_source": "here",
+    "scope": "trainer",
+    "complete": True,
+}
+
+
+def write(folder, name, *, memory, **truth):
+    place = folder / name
+    (place / "model").mkdir(parents=True)
+    (place / "job.yaml").write_text(JOB.format(id=name, memory=memory))
+    (place / "model" / "config.json").write_text(json.dumps(SHAPE))
+    (place / "truth.json").write_text(json.dumps(TRUTH | {"id": name} | truth))
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Return a folder with a case of either half: on a card of ample memory, and on one far too small."""
+    write(tmp_path, "wide", memory="190GiB", outcome="ran", figures={"reserved_bytes": 90e9})
+    write(tmp_path, "tiny", memory="24GiB", outcome="oom", phase="train", cure=["tokens_per_microbatch"])
+    return tmp_path
+
+
+def test_a_case_is_judged_by_its_plan(two):
+    tiny, wide = (judged(case, planned(case)) for case in cases(two))
+    assert (tiny.said, wide.said) == ("oom", "fits")
+    assert wide.right
+    assert tiny.right
+    assert tiny.share > 1
+    assert tiny.phase == "train"
+    assert tiny.cure in ("1", "2", "3", "first launch")
+    assert wide.cure == ""
+    assert [figure.name for figure in wide.figures] == ["reserved_bytes"]
+
+
+def test_rows_of_the_held_out_half_are_shown_only_on_request(two, capsys):
+    held_out = {case.truth.id: case.held_out for case in cases(two)}
+    assert main(["--cases", str(two)]) == 0
+    text = capsys.readouterr().out
+    assert [name for name, held in held_out.items() if f"\n{name} " in text] == [
+        name for name, held in held_out.items() if not held
+    ]
+    assert main(["--cases", str(two), "--all"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{name} " in text for name in held_out)
+    assert "tuned half" in text
+    assert "held-out half" in text
+
+
+def test_the_benchmark_fails_where_the_plan_is_wrong(two):
+    assert main(["--cases", str(two), "--least", "0.8"]) == 0
+    for name, said in (("wide", "oom"), ("tiny", "ran")):
+        truth = json.loads((two / name / "truth.json").read_text())
+        (two / name / "truth.json").write_text(json.dumps(truth | {"outcome": said}))
+    assert main(["--cases", str(two), "--least", "0.8"]) == 1
+
+
+def test_a_malformed_truth_is_refused(two):
+    write(two, "odd", memory="24GiB", outcome="exploded")
+    with pytest.raises(msgspec.ValidationError, match="exploded"):
+        list(cases(two))
+
+
+def test_the_cases_are_enough_and_not_one_sided():
+    found = list(cases())
+    held_out = [case.truth for case in found if case.held_out]
+    assert len(found) >= 60
+    assert len(held_out) >= 0.4 * len(found)
+    assert sum(truth.outcome == "oom" for truth in held_out) >= 0.4 * len(held_out)
+    assert all(truth.truth.url.startswith("https://") and truth.truth.model_source for truth in found)
+
+
+def test_every_case_can_be_planned():
+    for case in cases():
+        assert planned(case).phases, case.truth.id
+
+
+def test_published_lengths_have_sources():
+    path = next(iter(cases())).folder.parents[1] / "lengths.json"
+    rows = json.loads(path.read_text())
+    assert len(rows) >= 30
+    for row in rows:
+        assert row["source"].startswith("https://")
+        assert row["mean_response"] is None or row["mean_response"] <= (row["max_response"] or 1e9)
