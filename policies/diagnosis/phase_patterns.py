@@ -27,6 +27,7 @@ _FRAME = re.compile(
     r"\.py\(\d+\): \w+|"
     r"\.py in \w+\(|ray::\w"
 )
+_FRAME_LITERALS = ("File ", ".py", "ray::")  # one of them is in every frame
 # Frames of rich, of torch's own tracebacks, of faulthandler and Ray, of profilers, of IPython.
 _OTHER_FRAMES = tuple(
     re.compile(pattern)
@@ -164,7 +165,7 @@ def is_stage(line: str) -> bool:
 
 def is_frame(line: str) -> bool:
     """Return whether a line belongs to a traceback's frames."""
-    return _FRAME.search(line) is not None
+    return any(literal in line for literal in _FRAME_LITERALS) and _FRAME.search(line) is not None
 
 
 def ends_error(line: str) -> bool:
