@@ -22,6 +22,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.WEIGHT_SYNC,
         (
             r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
+            r"areal_update_weight|\bstart (?:lora )?update (?:lora )?weights|Receiving weights from|"
+            r"[Uu]pdating inference weights|Reloading checkpoint-format weights|release_memory_occupation|"
             r"\b[Ww]ak(?:e|ing) up\b|\"POST /(?:update_weights|resume_memory|release_memory|init_weights|"
             r"wake_up|sleep)"
         ),
@@ -33,6 +35,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             # vLLM and SGLang
             r"(?:Decode|Prefill) batch\b|Application startup complete|Uvicorn running on|fired up and ready|"
             r"(?:prompt|generation|gen) throughput|Added request |Processed prompts: |Received request |"
+            r"Dumping (?:input data|scheduler)|SchedulerStats\(|"
             r"Running: \d+ reqs|\"(?:POST|GET) /\S* HTTP/1|Engine background task|"
             # TensorRT-LLM, TurboMind, llama.cpp, text-generation-inference
             r"\biter = \d+, .*num_scheduled_requests|[Ee]ncountered an error in forward|"
@@ -52,11 +55,14 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Capturing (?:CUDA|cuda|ACL|HPU|XPU) ?graphs?|Graph capturing finished|"
             r"(?:Dynamo bytecode|torch\.compile takes|[Cc]ompiling a graph)|Loading (?:safetensors|"
             r"pt) checkpoint|"
+            r"EngineCore failed to start|init engine \(profile|torch_compile_cache|Loading drafter model|"
+            r"Encoder cache will be initialized|"
             r"Creating LMCacheEngine|Auto-fitting max_model_len|warming up model|"
             # SGLang
             r"Init torch distributed (?:begin|ends)|Load weight (?:begin|end)|KV Cache is allocated|"
             r"Memory pool end|Capture \w* ?(?:cuda|CUDA|npu|NPU) graph (?:begin|end|bs)|"
             r"max_total_num_tokens=|"
+            r"Mamba Cache is allocated|FlashInfer autotune|Loading from presharded|Loading weights from remote|"
             r"host memory for hierarchical KV cache|DeepGEMM warmup|JIT Pre-Compile|Capturing batches|"
             r"Loading Multi-thread|"
             # TensorRT-LLM and TensorRT
@@ -78,7 +84,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.ROLLOUT_INIT,
         r"(?:Before|After) (?:building|init\w*) (?:the )?(?:\w+ )?(?:vllm|sglang|rollout|inference engine)",
     ),
-    (Component.DRIVER, Phase.ROLLOUT, r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b"),
+    (Component.DRIVER, Phase.ROLLOUT, r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
+     r"▶ Starting validation|Running initial validation|\bstart sampling, "),
     # ---- trainers: what they begin; a step that is done ends it
     (
         Component.TRAINER,
@@ -89,7 +96,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"\b[Ll]oading (?:\w+ )?checkpoint from|[Rr]esuming (?:training )?from checkpoint|"
             r"\b[Ss]aving (?:hf|sharded|distributed|final)\b.{0,40}\b(?:to|at)\b|\[Torch\] (?:Saving|"
             r"Loading)|"
-            r"Writing checkpoint|Checkpoint(?:ing)? (?:at|for) step"
+            r"\b(?:Saving|Loading) (?:optim|extra_state|optimizer)\b|\bSaving a (?:full|model only) |"
+            r"\[Torch\] Checkpoint|Saving model checkpoint|\bsave checkpoint-|Writing (?:final )?checkpoint|Checkpoint(?:ing)? (?:at|for) step"
         ),
     ),
     (
@@ -103,6 +111,9 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Parameter Offload[: ]|Loading checkpoint shards|Loading weights: |"
             r"Applied FSDP|Applied fully_shard|(?:Before|After) (?:\w+ )?(?:FSDP|Megatron|wrap)|"
             r"[Ii]nitializing (?:the )?(?:\w+ )?(?:model|optimizer|policy)\b|Total parameters:|"
+            r"Loading weights using|Loading model \S+ using|[Bb]uilding models|before model creation|"
+            r"Load checkpoint from HuggingFace|Applied \w+ activation checkpointing|Wrapping optimizer|"
+            r"Setting up (?:the )?(?:\w+ )?(?:model|policy)\b|\bCreating (?:\w+ )?(?:fp16|BF16|bf16) |"
             r"Params for bucket \d|Number of buckets for gradient"
         ),
     ),
@@ -116,17 +127,21 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Loading dataset|Preprocessing dataset|Tokenizing (?:train|eval) dataset"
         ),
     ),
+    (Component.TRAINER, Phase.BACKWARD, r"Engine (?:after forward|before backward)\b"),
+    (Component.TRAINER, Phase.OPTIMIZER, r"Engine (?:after backward|before step)\b|[Bb]efore optimizer step\b"),
     (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|Preparing for logprob|"
-    r"make_experience")),
+    r"make_experience|Starting experience making|Timer \w*log_probs start")),
     (
         Component.TRAINER,
         Phase.WEIGHT_SYNC,
-        r"Preparing for refit|Refitting |[Ss]yncing weights|[Uu]pdating weights|Update weights begin",
+        r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
+        r"before update_weights|start broadcast model update|[Uu]pdating weights|Update weights begin",
     ),
     (
         Component.TRAINER,
         Phase.FORWARD,
-        (r"▶ Training policy|Before (?:update|train)\w*\b|Timer (?:actor_)?train start|Running training \*|"
+        (r"▶ Training policy|Taking a training step|before the start of training step|Engine before forward|"
+        r"Before (?:update|train)\w*\b|Timer (?:actor_)?train start|Running training \*|"
         r"Starting training loop"),
     ),
     (
