@@ -14,6 +14,8 @@ from autotune.policies.values.diagnosis import Facts, Finding
 from autotune.policies.values.failure import Cause, Component
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
+# A program that leads the others through the phases, one after another.
+_DRIVERS = ("TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController")
 # Whose lines a component's process may print.
 _PARTS = {
     Component.TRAINER: (Component.TRAINER, Component.DATA),
@@ -103,7 +105,7 @@ def doing(before: list[str], line: Line, component: Component) -> Stage | None:
     """
     own: Stage | None = None
     for other in reversed([parsed(part) for text in before for part in segments(text)]):
-        if not line.tag.startswith(other.tag):
+        if not _told_by(other.tag, line.tag):
             continue
         said = stage_of(other.bare) or stage_of(other.text)
         if said is None or said.component not in _PARTS.get(component, (said.component,)):
@@ -116,6 +118,13 @@ def doing(before: list[str], line: Line, component: Component) -> Stage | None:
             return None
         own = own or said
     return own or stage_of(line.bare)
+
+
+def _told_by(teller: str, process: str) -> bool:
+    """Return whether one who prints with a tag tells of a process: itself, its parent, or who leads it."""
+    if process.startswith(teller) or ("pid=" in process and teller.startswith(process)):
+        return True
+    return any(driver in teller for driver in _DRIVERS)
 
 
 def _said_last(before: list[str]) -> list[str]:

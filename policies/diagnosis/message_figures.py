@@ -14,7 +14,7 @@ _UNITS = {
     "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,  # Kubernetes
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip  # Ray and SGLang's host messages print decimal GB
-_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9})?) ?([KMGT]i?B|[KMGT]i?\b|bytes|B)?"
+_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9}|\.(?= [KMGT]i?B))?) ?([KMGT]i?B|[KMGT]i?\b|bytes|B)?"
 
 # Ordered: the first pattern that matches gives the figure.
 _REQUESTED = (
@@ -61,6 +61,7 @@ _CAPACITY = (
     rf"\(free: \d+, total: {_SIZE}\)",
     rf"\bmax allowed: {_SIZE}",
     rf"\blimit set to: {_SIZE}",
+    rf"\bLimits:\s+(?:cpu:\s+\S+\s+)?memory:\s+{_SIZE}",
     rf"\bof {_SIZE} hbm\b",
     r"Total GPU memory \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\([\d.]+/(?P<number>\d{1,9}(?:\.\d+)?) (?P<unit>GiB)\)",

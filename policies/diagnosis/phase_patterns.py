@@ -58,7 +58,7 @@ _ENGINE_FRAME = re.compile(rf"(?:^|[/\\\"]){ENGINES}/\S+, line \d+")
 _VALIDATES = re.compile(r"\b_?validate\b|\bevaluation_loop\b|\beval_rollout")
 # What a driver's message without figures was asked for, where its innermost frame pins host memory.
 _PINS = re.compile(
-    r"\bpin_memory\b|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
+    r"\bpin_memory\b|_allocate_(?:cpu|host|pinned)\w*|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
 )
 
 _SHARED = re.compile(r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_")

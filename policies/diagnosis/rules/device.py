@@ -142,6 +142,7 @@ DEVICE: tuple[Rule, ...] = (
         # CANN: its code, its resource and the number that the operators return
         r"\bEL0004: |\bEI0007: |Failed to allocate resource\[\w*(?:Memory|Buffer)\]|"
         r"failed, error code is 207001\b|"
+        r"failed to allocate (?:CUDA|ROCm|HIP|Vulkan|SYCL|CANN|MUSA|MTL|Metal)\w* buffer of size \d|"
         r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file",
         UNLESS_PROGRESS,
         "torch.AcceleratorError: CUDA error: out of memory",
@@ -159,6 +160,7 @@ DEVICE: tuple[Rule, ...] = (
         "error code is 207001",
         "Memory_Allocation",
         "NV_ERR_NO_MEMORY",
+        " buffer of size ",
         "nable to allocate ",
         "RT_MEMORY_ALLOC",
         driver=True,

@@ -130,7 +130,8 @@ POOL: tuple[Rule, ...] = (
         r"(?i:out of memory)\. Try to lower your batch size|Error: KV cache is full! Bug in memory|"
         r"Error: (?:Can ?not alloc|Not enough space for) mamba|Cannot get \d+ free blocks from the pool|"
         r"Error: No free blocks are available|No free blocks (?:left|remain)|list has no GPU blocks|"
-        r"Out of available cache blocks: asked",
+        r"Out of available cache blocks: asked|failed to decode the batch: KV cache is full|"
+        r"Aborted due to the lack of CPU swap space",
         ALWAYS,
         "Decode out of memory. Try to lower your batch size.",
         "Try to lower your",
@@ -141,6 +142,8 @@ POOL: tuple[Rule, ...] = (
         "No free blocks ",
         "has no GPU blocks",
         "Out of available cache",
+        "batch: KV cache is full",
+        "lack of CPU swap space",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),

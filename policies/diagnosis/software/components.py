@@ -39,7 +39,7 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         (
             Component.TRAINER,
             (
-                r"worker '(?:actor|train\w*)/|megatron_utils|fsdp_utils/actor|\bTrainRayActor|"
+                r"worker '(?:actor|train\w*)/|megatron_utils|fsdp_utils/actor|TrainRayActor|"
                 r"Actor training failed|"
                 r"_post_state_dict_hook|actor_train-\d"
             ),
@@ -49,6 +49,7 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
             (
                 r"SGLang|[Vv](?:LLM|llm)\w*(?:Server|Actor|Worker|Http|Generation)|Async[Vv]LLM|RayWorkerWrapper|"
                 r"(?:TRTLLM|Trtllm|Dynamo)\w*(?:Server|Worker)|InferWorker|Rollout(?:RayActor|Worker|Replica)|"
+                r"\bVLLM::|\bsglang::|ray::(?:[Vv]LLM|Vllm|Rollout|LLM|Infer|AgentLoop)|exllamav|ktransformers|"
                 r"LLMServer|(?:release|resume)_memory_occupation|dump_input\.py|EngineCore|"
                 r"APIServer|Worker(?:_\w+)?_?TP\d|LLMRayActor|RolloutManager|RolloutActor|vllm/|sglang/|"
                 r"sgl_jax/|"
@@ -68,7 +69,7 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         (
             Component.DATA,
             (
-                r"[Dd]ata[Ll]oader worker|encountered in worker|remote_read|in pin memory thread|</torch_\d|"
+                r"[Dd]ata[Ll]oader worker|\bpt_data_worker\b|encountered in worker|remote_read|in pin memory thread|</torch_\d|"
                 r"lib\.Arrow\w*Error|[/\\](?:pandas|pyarrow|datasets)[/\\]"
             ),
         ),
@@ -76,7 +77,7 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
             Component.TRAINER,
             (
                 r"WorkerDict|RayActor|ModelActor|PolicyWorker|TrainerActor|ActorWorker|Train(?:ing)?(?:Worker|Actor)|"
-                r"(?:Student|SFT)Worker|(?:FSDP|Megatron|Archon)Engine\b|EngineBP|areal/engine|"
+                r"(?:Student|SFT)Worker|ray::(?:Megatron|FSDP|DTensor|Policy|Train)|(?:FSDP|Megatron|Archon)Engine\b|EngineBP|areal/engine|"
                 r"torch/nn/parallel|"
                 r"fsdp|megatron|deepspeed|torch/optim|backward|optimizer|compute_loss|training_step|"
                 r"[Tt]rainer|torch/nn/modules|NCCL|nccl|get_logprobs|torch/serialization|modeling_utils|"

@@ -8,8 +8,8 @@ from autotune.policies.values.failure import Phase
 
 # Packages of inference engines, with their plugins for other makers' cards.
 ENGINES = (
-    r"(?:vllm(?:_(?:ascend|omni|gaudi|spyre|neuron|mlu|musa))?|sglang|sgl_jax|lmdeploy|tensorrt_llm|mlc_llm|"
-    r"aphrodite|xllm)"
+    r"(?:vllm(?:_[a-z]+)?|sglang|sgl_jax|lmdeploy|tensorrt_llm|mlc_llm|aphrodite|xllm|tpu_inference|"
+    r"text_generation_server|exllamav\d|mindie\w*|ktransformers|llama_cpp|ctranslate2)"
 )
 # Ordered by precedence over the whole context, not by depth: recomputation runs forward frames inside
 # backward, DeepSpeed builds its state with a dummy optimizer step, an engine wakes inside `generate`.
@@ -67,6 +67,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             (
                 r"in from_pretrained\b|_load_pretrained_model|_load_state_dict_into_meta|"
                 r"init_model_from_pretrained|modeling_utils\S*, line \d+, in load_state_dict\b|"
+                r"load_checkpoint_(?:and_dispatch|in_model)|create_reference_model|"
                 r"core_model_loading\.py|caching_allocator_warmup|fsdp2_load_full_state_dict"
             ),
         ),
@@ -118,6 +119,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"in init_(?:hybrid|standalone|colocated)|_?(?:start|create)_(?:vllm_)?engines?\b|"
                 r"_init(?:ialize)?_inference_engine|_init_vllm\b|start_external_rollout|create_rollout_manager|"
                 r"(?:vllm|sglang|trtllm)_\w+\.py\S*, line \d+, in (?:__init__|init|initialize)\b|"
+                r"(?:[Vv]LLM|Vllm|SGLang|LLMRay|TRTLLM|Trtllm|Infer|Generation)\w*\.(?:__init__|init|initialize)\b|"
                 r"_build_rollout|init_worker\b.*vllm|EngineCore failed to start|"
                 r"process_weights_after_loading|engine-init-barrier|server launch failed|"
                 rf"{ENGINES}/\S+, line \d+, in (?:__init__|load_model|"
@@ -199,6 +201,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"setup_(?:reference_model|fsdp)\w*|import_model_from_hf|handle_model_import|"
                 r"finalize_megatron_setup|load_dcp_from_hf|_init_(?:train_|eval_)?model\b|"
                 r"\b_?broadcast_(?:params|model)\b|initialize_\w*model|_prepare_fsdp2|_apply_peft_wrapper|"
+                r"[A-Z]\w*(?:Worker|Actor)\w*\.(?:__init__|init|initialize)\b|"
                 r"_create_llm_\w+|hf_to_megatron/|in to_empty\b|"
                 r"(?:engine|strategy|impl|actor)\w*\.py\S*, line \d+, in (?:init|initialize)\b"
             ),
@@ -207,7 +210,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.CHECKPOINT,
             (
-                r"_state_dict_utils\.py|(?:pre|post)_state_dict_hook|"
+                r"_state_dict_utils\.py|optim_state_dict|_optim_utils\.py|(?:pre|post)_state_dict_hook|"
                 r"checkpoint[/\\]state_dict\.py|module\.py\S*, line \d+, in state_dict\b"
             ),
         ),
@@ -237,7 +240,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"\bunscale_\b|"
                 r"_optimizer_step\b|\bprepare_grads\b|_copy_(?:model|main)_\w+_to_\w+|grad_scaler\.py|"
                 r"\b_?(?:on)?load_\w*optimizer\b|megatron/core/optimizer/|newtonschulz|"
-                r"_move_(?:optimizer_)?states|move_optimizer|_step_\w*chunk|"
+                r"optimizer_states?_\w*swap|swap_tensor/|_move_(?:optimizer_)?states|move_optimizer|_step_\w*chunk|"
                 r"(?:optim\w*/|\b\w*optim\w*\.py|\b(?:adam|muon|lion|adafactor|shampoo|soap|galore|lamb|sgd)\w*)\S*\.py\S*, "
                 r"line \d+, in (?:step|_?init\w*|_?update\w*|_?get_state\w*|adam\w*|_prefetch_\w+|_to_device)\b"
             ),
@@ -262,7 +265,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"forward\((?:self\.)?ref_(?:policy|model)|prepare_for_lp_inference|"
                 r"\b_compute_values\b|fwd_logprobs|_forward_logprobs|compute_\w*logprobs?\b|get_full_logits|"
                 r"\b_get_log_probs|value_worker\S*, line \d+, in get_values\b|"
-                r"policy_worker\S*, line \d+, in score\b|"
+                r"policy_worker\S*, line \d+, in score\b|_worker\S*, line \d+, in (?:run_)?inference\w*\b|"
                 r"(?:ppo_(?:actor|critic)|skyrl\w*/workers/\w+)\S*, line \d+, in (?:forward|"
                 r"_forward_micro_batch)\b|"
                 r"(?:RayActor|ModelActor|WorkerBase)\.(?:forward|execute_batch)\(|get_topk_logits"
@@ -275,7 +278,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"forward_batch_generation|_run_engine|event_loop_|forward_thread_func|"
                 r"\bforward_(?:extend|decode)\b|logits_processor\.py|LogitsProcessor|start_worker_execution_loop|"
                 r"during generation|Method (?:Prefill|Decode)|\b_?generate_rollout|in _?generate\w*\b|"
-                r"(?:RolloutManager|HttpServer|LLMRayActor|GenerationWorker)\.(?:async_)?generate|"
+                r"\b[A-Z]\w+\.(?:async_)?generate|"
                 r"run_tp_server|"
                 r"AsyncLLM output_handler|Rollout generation failed|Workflow execution failed|infer_engine|"
                 r"_engine_infer|\bgenerate_samples|_run_prompt|"
@@ -318,7 +321,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             Phase.FORWARD,
             (
                 r"update_(?:policy|actor|critic)|\bppo_update\b|\btrain_(?:mini_)?batch\b|train_actor|"
-                r"(?:Ray|Model)Actor\.(?:train|fit)\(|PolicyWorker\w*\.train\(|"
+                r"(?:Ray|Model)Actor\.(?:train|fit)\b|PolicyWorker\w*\.train\b|"
                 r"(?:policy|value)_worker\S*, line \d+, in train\b|train_microbatch|train_critic\b|"
                 r"in _?train_(?:lm|dpo|rw)\b|"
                 r"ppo_train\b|\btrain_step\b|Actor training failed at step|policy_update|"
@@ -328,7 +331,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.DATA,
             (
-                r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker|"
+                r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker|\bpt_data_worker\b|"
                 r"utils[/\\]data[/\\]|in pin memory thread|in do_one_step\b|"
                 r"[/\\](?:pandas|pyarrow|datasets|webdataset|streaming|energon)[/\\]|indexed_dataset|"
                 r"\w*dataset\w*\.py\S*, line"

@@ -62,7 +62,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Init torch distributed (?:begin|ends)|Load weight (?:begin|end)|KV Cache is allocated|"
             r"Memory pool end|Capture \w* ?(?:cuda|CUDA|npu|NPU) graph (?:begin|end|bs)|"
             r"max_total_num_tokens=|"
-            r"Mamba Cache is allocated|FlashInfer autotune|Loading from presharded|Loading weights from remote|"
+            r"Mamba Cache is allocated|FlashInfer autotune|[Aa]utotun\w+ (?:warmup|process)|Loading from presharded|Loading weights from remote|"
             r"host memory for hierarchical KV cache|DeepGEMM warmup|JIT Pre-Compile|Capturing batches|"
             r"Loading Multi-thread|"
             # TensorRT-LLM and TensorRT
@@ -85,6 +85,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         r"(?:Before|After) (?:building|init\w*) (?:the )?(?:\w+ )?(?:vllm|sglang|rollout|inference engine)",
     ),
     (Component.DRIVER, Phase.ROLLOUT, r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
+     r"test_gen_batch meta info|generate global step|(?:Timer |Started: ')\w*generat\w*(?: start|')|"
      r"▶ Starting validation|Running initial validation|\bstart sampling, "),
     # ---- trainers: what they begin; a step that is done ends it
     (
@@ -97,6 +98,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"\b[Ss]aving (?:hf|sharded|distributed|final)\b.{0,40}\b(?:to|at)\b|\[Torch\] (?:Saving|"
             r"Loading)|"
             r"\b(?:Saving|Loading) (?:optim|extra_state|optimizer)\b|\bSaving a (?:full|model only) |"
+            r"\bLoading model from \S*(?:global_step|checkpoint|ckpt)|local_global_step_folder: |"
+            r"(?:Timer |Started: ')(?:save|load)_\w*(?:model|checkpoint)\w*(?: start|')|"
             r"\[Torch\] Checkpoint|Saving model checkpoint|\bsave checkpoint-|Writing (?:final )?checkpoint|Checkpoint(?:ing)? (?:at|for) step"
         ),
     ),
@@ -111,6 +114,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Parameter Offload[: ]|Loading checkpoint shards|Loading weights: |"
             r"Applied FSDP|Applied fully_shard|(?:Before|After) (?:\w+ )?(?:FSDP|Megatron|wrap)|"
             r"[Ii]nitializing (?:the )?(?:\w+ )?(?:model|optimizer|policy)\b|Total parameters:|"
+            r"loading model and peft_config|loading weights file|"
             r"Loading weights using|Loading model \S+ using|[Bb]uilding models|before model creation|"
             r"Load checkpoint from HuggingFace|Applied \w+ activation checkpointing|Wrapping optimizer|"
             r"Setting up (?:the )?(?:\w+ )?(?:model|policy)\b|\bCreating (?:\w+ )?(?:fp16|BF16|bf16) |"
@@ -124,23 +128,27 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"building (?:train|validation|test|datasets|GPT)\b.{0,40}(?:dataset|index)|"
             r"^(?:Map|Filter|Tokeniz\w+|Generating (?:train|test|validation) split|Packing)\b.{0,60}(?:%\|"
             r"|examples)|"
+            r"(?:Timer |Started: ')\w*data_\w+(?: start|')|"
             r"Loading dataset|Preprocessing dataset|Tokenizing (?:train|eval) dataset"
         ),
     ),
     (Component.TRAINER, Phase.BACKWARD, r"Engine (?:after forward|before backward)\b"),
     (Component.TRAINER, Phase.OPTIMIZER, r"Engine (?:after backward|before step)\b|[Bb]efore optimizer step\b"),
     (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|Preparing for logprob|"
-    r"make_experience|Starting experience making|Timer \w*log_probs start")),
+    r"make_experience|Starting experience making|(?:Timer |Started: ')\w*log_?probs?\w*(?: start|')")),
     (
         Component.TRAINER,
         Phase.WEIGHT_SYNC,
         r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
-        r"before update_weights|start broadcast model update|[Uu]pdating weights|Update weights begin",
+        r"before update_weights|start broadcast model update|Preparing policy generation|"
+        r"After resume (?:weights|kv_cache)|(?:Timer |Started: ')\w*(?:sync|update)_\w*weights?\w*(?: start|')|[Uu]pdating weights|Update weights begin",
     ),
     (
         Component.TRAINER,
         Phase.FORWARD,
-        (r"▶ Training policy|Taking a training step|before the start of training step|Engine before forward|"
+        (r"Training starts at step|\*{3} Running (?:Evaluation|Prediction)|Evaluating (?:on \d|iter )|"
+        r"Total (?:optimization )?steps = |(?:Timer |Started: ')\w*(?:train|policy_update)\w*(?: start|')|"
+        r"▶ Training policy|Taking a training step|before the start of training step|Engine before forward|"
         r"Before (?:update|train)\w*\b|Timer (?:actor_)?train start|Running training \*|"
         r"Starting training loop"),
     ),
@@ -149,7 +157,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.NONE,
         (
             r"\biteration +\d+/ *\d+ *\||consumed samples|\bstep[:= ]+\d+ - |\{'loss': |'grad_norm': |"
-            r"'train_runtime'|[Ss]uccessfully saved|saved checkpoint|Training Progress:|"
+            r"▶ Preparing (?:for training|batch)|'train_runtime'|[Ss]uccessfully saved|saved checkpoint|Training Progress:|"
             r"\bstep \d+(?:/\d+)?\b.{0,40}\bloss\b|Timer \w+ end|Train epoch \["
         ),
     ),
