@@ -11,11 +11,11 @@ from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_
 from autotune.policies.diagnosis.rules.catalogue import matching
 from autotune.policies.diagnosis.software.stages import Stage, stage_of
 from autotune.policies.values.diagnosis import Facts, Finding
-from autotune.policies.values.failure import Cause, Component
+from autotune.policies.values.failure import Cause, Component, Phase
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
 # A program that leads the others through the phases, one after another.
-_DRIVERS = ("TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController")
+_DRIVERS = ("TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer")
 # Whose lines a component's process may print.
 _PARTS = {
     Component.TRAINER: (Component.TRAINER, Component.DATA),
@@ -111,7 +111,8 @@ def doing(before: list[str], line: Line, component: Component) -> Stage | None:
         if said is None or said.component not in _PARTS.get(component, (said.component,)):
             continue
         if component is Component.ROLLOUT is said.component and other.tag != line.tag:
-            continue  # of several engines
+            if said.phase is not Phase.ROLLOUT or (other.tag and "(APIServer" not in other.tag):
+                continue  # of several engines
         if line.tag or component is not Component.UNKNOWN:
             return said
         if own is not None and own.component is not said.component:

@@ -50,6 +50,8 @@ _REQUESTED = (
     rf"\bfunc=cu_mem_create .*\bsize={_SIZE}",
     rf"rtMalloc fail.*\bsize:{_SIZE}",
     rf"\. Need {_SIZE}, have ",
+    r"Cannot allocate (?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>[KMG])B memory on",
+    rf"smaller than required size\[{_SIZE}",
     rf"Too large swap space\. {_SIZE} out of",
 )
 _CAPACITY = (
@@ -65,6 +67,7 @@ _CAPACITY = (
     rf"\bof {_SIZE} hbm\b",
     r"Total GPU memory \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\([\d.]+/(?P<number>\d{1,9}(?:\.\d+)?) (?P<unit>GiB)\)",
+    r"memory limit of (?P<number>\d{1,12}) (?P<unit>m)egabytes",
     # the kernel's kB are of 1024 bytes
     r"memory: usage \d+kB, limit (?P<number>\d{1,15})(?P<unit>k)B",
     r"\bmem \d+kb exceeded limit (?P<number>\d{1,15})(?P<unit>k)b",
@@ -84,6 +87,8 @@ _FREE = (
     rf"[,;(] ?free:? {_SIZE}",
     rf"\. Need \S+ \w+, have {_SIZE}",
     rf"shm has only {_SIZE} available",
+    r"available memory is only (?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>[KMG])B",
+    rf"current free memory size\[{_SIZE}",
     rf"Threshold quantity: \w+, available: {_SIZE}",
     r"Free GPU memory before component creation attempt \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\((?P<number>\d{1,9}(?:\.\d+)?)/[\d.]+ (?P<unit>GiB)\)",
@@ -107,7 +112,7 @@ _STATED_FREE = (rf"calculating max tokens .*available: {_SIZE}", rf"shm has only
 _EXACT = re.compile(r"\bbuffer of size (\d{1,20})\b")
 _ROUNDED = 0.001  # of a figure: how far the exact one may be from it
 _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
-_HOST = re.compile(r"was running was (\d{1,9}\.\d+)(GB) / (\d{1,9}\.\d+)(GB) \(")
+_HOST = re.compile(r"was running was (\d{1,9}\.\d+)(Gi?B) / (\d{1,9}\.\d+)(Gi?B) \(")
 
 _COMPILED = {
     name: tuple(re.compile(pattern) for pattern in patterns)

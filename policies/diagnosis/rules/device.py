@@ -91,13 +91,17 @@ DEVICE: tuple[Rule, ...] = (
         r"Ran out of memory in memory space|"
         r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|\b(?:[Aa]ttempting|trying|[Ff]ailed) to (?:allocate|"
         r"reserve))|OOM when allocating tensor|ResourceExhaustedError: .*failed to allocate memory|"
-        r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating",
+        r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating|"
+        # PaddlePaddle and MindSpore
+        r"Out of memory error on \w+ \d+\. Cannot allocate|Memory not enough: current free memory size\[",
         UNLESS_PROGRESS,
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
         "4294967296 bytes.",
         "RESOURCE_EXHAUSTED",
         "ResourceExhaustedError",
         "OOM when allocating",
+        "Out of memory error on ",
+        "Memory not enough: curr",
         "out of memory",
         "Out of memory allocating",
     ),

@@ -55,7 +55,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Capturing (?:CUDA|cuda|ACL|HPU|XPU) ?graphs?|Graph capturing finished|"
             r"(?:Dynamo bytecode|torch\.compile takes|[Cc]ompiling a graph)|Loading (?:safetensors|"
             r"pt) checkpoint|"
-            r"EngineCore failed to start|init engine \(profile|torch_compile_cache|Loading drafter model|"
+            r"(?:EngineCore|WorkerProc) failed to start|init engine \(profile|torch_compile_cache|Loading drafter model|"
             r"Encoder cache will be initialized|"
             r"Creating LMCacheEngine|Auto-fitting max_model_len|warming up model|"
             # SGLang
