@@ -14,6 +14,7 @@ from autotune.policies.values.diagnosis import Facts, Finding
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
+_RANKS = re.compile(r"(?:\[\d+\])+")
 # A program that leads the others through the phases, one after another.
 _DRIVERS = ("TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer")
 # Whose lines a component's process may print.
@@ -123,8 +124,10 @@ def doing(before: list[str], line: Line, component: Component) -> Stage | None:
 
 def _told_by(teller: str, process: str) -> bool:
     """Return whether one who prints with a tag tells of a process: itself, its parent, or who leads it."""
-    if process.startswith(teller) or ("pid=" in process and teller.startswith(process)):
+    if process.startswith(teller):
         return True
+    if "pid=" in process and teller.startswith(process) and _RANKS.fullmatch(teller, len(process)):
+        return True  # itself, which names its rank only now and then
     return any(driver in teller for driver in _DRIVERS)
 
 

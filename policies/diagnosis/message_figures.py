@@ -29,7 +29,7 @@ _REQUESTED = (
     rf"Unable to allocate {_SIZE}",
     rf"(?:trying to|[Ff]ailed to) allocate {_SIZE}",
     rf"[Oo]ut of memory allocating {_SIZE}",
-    rf"(?:memory allocation|malloc|mmap) of (?:size )?{_SIZE}",
+    rf"(?:memory allocation|(?:m|re)alloc|mmap) of (?:size )?{_SIZE}",
     rf"unable to mmap {_SIZE}",
     rf"posix_fallocate of {_SIZE}",
     rf"with info \[size:{_SIZE}",
@@ -52,6 +52,9 @@ _REQUESTED = (
     rf"\. Need {_SIZE}, have ",
     r"Cannot allocate (?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>[KMG])B memory on",
     rf"smaller than required size\[{_SIZE}",
+    rf"requested buffer of size {_SIZE}",
+    rf"smaller than requested bytes of {_SIZE}",
+    rf"\balloc fail type .{{1,120}} size {_SIZE}",
     rf"Too large swap space\. {_SIZE} out of",
 )
 _CAPACITY = (
@@ -89,6 +92,7 @@ _FREE = (
     rf"shm has only {_SIZE} available",
     r"available memory is only (?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>[KMG])B",
     rf"current free memory size\[{_SIZE}",
+    rf"Available memory of {_SIZE} is smaller",
     rf"Threshold quantity: \w+, available: {_SIZE}",
     r"Free GPU memory before component creation attempt \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\((?P<number>\d{1,9}(?:\.\d+)?)/[\d.]+ (?P<unit>GiB)\)",

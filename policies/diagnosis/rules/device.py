@@ -92,7 +92,9 @@ DEVICE: tuple[Rule, ...] = (
         r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|\b(?:[Aa]ttempting|trying|[Ff]ailed) to (?:allocate|"
         r"reserve))|OOM when allocating tensor|ResourceExhaustedError: .*failed to allocate memory|"
         r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating|"
-        # PaddlePaddle and MindSpore
+        # PaddlePaddle, MindSpore, MLX, ONNX Runtime and AWS Neuron
+        r"\[metal::malloc\] (?:Attempt|Unable)|Failed to allocate memory for requested buffer of size \d|"
+        r"Available memory of \d+ is smaller than requested|Failed to alloc DEVICE memory: \d|"
         r"Out of memory error on \w+ \d+\. Cannot allocate|Memory not enough: current free memory size\[",
         UNLESS_PROGRESS,
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
@@ -102,6 +104,10 @@ DEVICE: tuple[Rule, ...] = (
         "OOM when allocating",
         "Out of memory error on ",
         "Memory not enough: curr",
+        "[metal::malloc]",
+        " for requested buffer of",
+        " smaller than requested",
+        "alloc DEVICE memory",
         "out of memory",
         "Out of memory allocating",
     ),
@@ -175,7 +181,7 @@ DEVICE: tuple[Rule, ...] = (
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
         # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
         r"ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
-        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\bUR_RESULT_ERROR_OUT_OF_RESOURCES|"
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\b(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|"
         r"PT_DEVMEM Allocation failed|\bDevice out of memory\b|"
         r"_STATUS_INSUFFICIENT_RESOURCES|CUDA error: insufficient resources when calling|"
         r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",

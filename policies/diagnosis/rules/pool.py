@@ -99,7 +99,7 @@ POOL: tuple[Rule, ...] = (
         "engine-pool-too-small",
         Cause.POOL_TOO_SMALL,
         r"maxTokensInPagedKvCache \(\d+\) must be large enough|No enough gpu memory for kv cache|"
-        r"exceeds the KV cache manager's maximum supported length|"
+        r"exceeds the KV cache manager's maximum supported length|Insufficient memory to allocate KV-caches|"
         r"[Nn]ot enough (?:GPU )?memory (?:to allocate|for) (?:the )?(?:\w+ )?(?:KV|kv) ?cache",
         ALWAYS,
         "[TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (2048) must be large enough to "
@@ -107,6 +107,7 @@ POOL: tuple[Rule, ...] = (
         "maxTokensInPagedKvCache",
         "No enough gpu memory",
         "KV cache manager's",
+        "allocate KV-caches",
         "ot enough memory",
         "ot enough GPU memory",
         phase=Phase.ROLLOUT_INIT,

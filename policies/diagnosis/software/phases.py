@@ -119,7 +119,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"in init_(?:hybrid|standalone|colocated)|_?(?:start|create)_(?:vllm_)?engines?\b|"
                 r"_init(?:ialize)?_inference_engine|_init_vllm\b|start_external_rollout|create_rollout_manager|"
                 r"(?:vllm|sglang|trtllm)_\w+\.py\S*, line \d+, in (?:__init__|init|initialize)\b|"
-                r"(?:[Vv]LLM|Vllm|SGLang|LLMRay|TRTLLM|Trtllm|Infer|Generation)\w*\.(?:__init__|init|initialize)\b|"
+                r"ray::\w*(?:[Vv]LLM|Vllm|SGLang|LLMRay|TRTLLM|Trtllm|Infer|Generation)\w*\.(?:__init__|init|initialize)\b|"
                 r"_build_rollout|init_worker\b.*vllm|(?:EngineCore|WorkerProc|Engine process) failed to start|"
                 r"process_weights_after_loading|engine-init-barrier|server launch failed|"
                 rf"{ENGINES}/\S+, line \d+, in (?:__init__|load_model|"
@@ -201,7 +201,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"setup_(?:reference_model|fsdp)\w*|import_model_from_hf|handle_model_import|"
                 r"finalize_megatron_setup|load_dcp_from_hf|_init_(?:train_|eval_)?model\b|"
                 r"\b_?broadcast_(?:params|model)\b|initialize_\w*model|_prepare_fsdp2|_apply_peft_wrapper|"
-                r"\b(?=[A-Z])\w*(?:Worker|Actor)\w*\.(?:__init__|init|initialize)\b|"
+                r"ray::\w*(?:Worker|Actor)\w*\.(?:__init__|init|initialize)\b|"
                 r"_create_llm_\w+|hf_to_megatron/|in to_empty\b|"
                 r"(?:engine|strategy|impl|actor)\w*\.py\S*, line \d+, in (?:init|initialize)\b"
             ),
