@@ -11,7 +11,7 @@ from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_
 from autotune.policies.diagnosis.rules.catalogue import matching
 from autotune.policies.diagnosis.software.stages import Stage, stage_of
 from autotune.policies.values.diagnosis import Facts, Finding
-from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
 _RANKS = re.compile(r"(?:\[\d+\])+")
@@ -111,9 +111,9 @@ def doing(before: list[str], line: Line, component: Component) -> Stage | None:
         said = stage_of(other.bare) or stage_of(other.text)
         if said is None or said.component not in _PARTS.get(component, (said.component,)):
             continue
-        if component is Component.ROLLOUT is said.component and other.tag != line.tag:
-            if said.phase is not Phase.ROLLOUT or (other.tag and "(APIServer" not in other.tag):
-                continue  # of several engines
+        elsewhere = other.tag != line.tag and "(APIServer" not in other.tag
+        if component is Component.ROLLOUT is said.component and elsewhere:
+            continue  # of several engines
         if line.tag or component is not Component.UNKNOWN:
             return said
         if own is not None and own.component is not said.component:
