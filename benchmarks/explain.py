@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.noise import TEMPTING
+
 _MIB = 1 << 20
 _DISTINCT = 32 * _MIB  # of text that differs; a larger log repeats it
 _WORDS = (
@@ -35,6 +37,11 @@ _FAILURE = (
     "(WorkerDict pid=1003, ip=10.0.0.3) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
     "13.91 GiB. GPU 3 has a total capacity of 79.19 GiB of which 10.61 GiB is free.\n"
 )
+# What a model's answer may hold of a rule's words.
+_QUOTED = (
+    "the process was Killed", "raises CUDA error: twice", "runs out of memory", "exits with exit code 1",
+    "Not enough memory. Then", "a Segmentation fault", "had timed out", "and died there",
+)  # fmt: skip
 _PLAIN = "import sys; sys.modules['hyperscan'] = None; from autotune.orchestrator.cli import main; main()"
 
 
@@ -44,6 +51,28 @@ class Run(NamedTuple):
     seconds: float
     peak_bytes: int
     output: str
+
+
+def tempting(lines: Iterator[str], *, share: float, texts: float) -> Iterator[str]:
+    """Yield lines of which a share is replaced by ones with a rule's words.
+
+    Of those, `texts` are answers of a model, no two alike; the others are notices that healthy runs
+    print again and again.
+    """
+    chance = random.Random(7)
+    for line in lines:
+        if chance.random() >= share:
+            yield line
+            continue
+        rank, at = chance.randrange(8), chance.randrange(3600)
+        who = chance.choice(("", f"(WorkerDict pid={1000 + rank}, ip=10.0.0.{rank}) ", f"[rank{rank}]: "))
+        if chance.random() < texts:
+            words = chance.choices(_WORDS, k=30)
+            words.insert(chance.randrange(30), chance.choice(_QUOTED))
+            yield f"{who}answer: {' '.join(words)}"
+        else:
+            clock = f"2026-11-21 10:{at // 60:02d}:{at % 60:02d}"
+            yield who + chance.choice(TEMPTING).format(clock=clock)
 
 
 def lines(seed: int) -> Iterator[str]:
@@ -91,11 +120,11 @@ def lines(seed: int) -> Iterator[str]:
             yield who + "answer: " + " ".join(chance.choices(_WORDS, k=40))
 
 
-def write(path: Path, size_bytes: int) -> tuple[int, int]:
+def write(path: Path, size_bytes: int, share: float = 0.0, texts: float = 0.0) -> tuple[int, int]:
     """Write a log that ends in a failure; returns its lines and how many of them have the phrase."""
     parts: list[str] = []
     length = 0
-    for line in lines(1):
+    for line in tempting(lines(1), share=share, texts=texts) if share else lines(1):
         parts.append(line)
         length += len(line) + 1
         if length >= min(_DISTINCT, size_bytes):
@@ -183,11 +212,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mib", type=int, default=1024, help="size of the log")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stream-gib", type=int, default=0, help="also pipe so much through `explain -`")
+    parser.add_argument("--tempting", type=float, default=0.0, help="share of the lines with a rule's words")
+    parser.add_argument("--texts", type=float, default=0.0, help="share of those that are ever new text")
     parser.add_argument("--folder", type=Path, default=None, help="where the log is written")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         path = Path(folder) / "run.log"
-        count, hits = _written(path, args.mib * _MIB)
+        count, hits = _written(path, args.mib * _MIB, args.tempting, args.texts)
         size_bytes = path.stat().st_size
         print(
             f"{size_bytes / _MIB:,.0f} MiB, {count:,} lines, {hits:,} with `{_PHRASE}` ({hits / count:.3%})",
@@ -205,13 +236,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _written(path: Path, size_bytes: int) -> tuple[int, int]:
+def _written(path: Path, size_bytes: int, share: float, texts: float) -> tuple[int, int]:
     """Write the log in another process: a child's most memory begins with that of its parent."""
     code = (
         "import sys, pathlib, benchmarks.explain as e; "
-        "print(*e.write(pathlib.Path(sys.argv[1]), int(sys.argv[2])))"
+        "print(*e.write(pathlib.Path(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:])))"
     )
-    command = [sys.executable, "-c", code, str(path), str(size_bytes)]
+    command = [sys.executable, "-c", code, str(path), str(size_bytes), str(share), str(texts)]
     count, hits = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return int(count), int(hits)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from queue import Full, Queue
+from typing import BinaryIO, TypeVar
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.diagnosis.scan import scan
@@ -17,6 +20,9 @@ STDIN = "-"
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 2 << 20  # frameworks print their settings within
 _TAIL_BYTES = 256 << 10
+_AHEAD = 2  # blocks that may wait to be looked at
+_POLL_S = 0.2  # how soon a thread ends that nothing is taken from any more
+_T = TypeVar("_T")
 
 
 class Reading(Value, frozen=True, kw_only=True):
@@ -93,7 +99,7 @@ def first_bytes(name: str, count: int) -> bytes:
 def read_from(file: BinaryIO, *, name: str) -> Reading:
     """Return a log from an open file, read in one pass."""
     tap = _Tap(file)
-    evidence = scan(tap.chunks())
+    evidence = scan(tap.chunks(), ahead=_ahead)
     return Reading(
         name=name,
         evidence=evidence,
@@ -101,6 +107,37 @@ def read_from(file: BinaryIO, *, name: str) -> Reading:
         tail=tap.tail.decode("utf-8", "replace"),
         size_bytes=tap.size,
     )
+
+
+def _ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """Yield items that a thread of its own takes from an iterator: reading and searching need no GIL."""
+    queue: Queue[tuple[_T] | BaseException | None] = Queue(_AHEAD)
+    over = threading.Event()
+
+    def put(one: tuple[_T] | BaseException | None) -> None:
+        while not over.is_set():
+            with contextlib.suppress(Full):
+                queue.put(one, timeout=_POLL_S)
+                break
+
+    def take() -> None:
+        try:
+            for item in items:
+                put((item,))
+                if over.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # raised again where the items are used
+            put(error)
+
+    threading.Thread(target=take, name="read-ahead", daemon=True).start()
+    try:
+        while (one := queue.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one[0]
+    finally:
+        over.set()
 
 
 def _problem(path: Path) -> str:

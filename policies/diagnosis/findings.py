@@ -111,6 +111,9 @@ def _whereabouts(
             # A step that was done tells only of a message that must be its process's own.
             told = stage.phase is not Phase.NONE or _OF_PYTORCH in line.bare
             component = stage.component if told and component is Component.UNKNOWN else component
+    elif component is Component.UNKNOWN and rule.cause is not None and rule.cause.is_memory:
+        stage = doing(earlier, line, component)
+        component = stage.component if stage is not None and stage.phase is phase else component
     if phase is Phase.NONE and since_stage is not None and starting(earlier, since_stage=since_stage):
         phase = Phase.ROLLOUT_INIT
     if phase is Phase.NONE and component is Component.ROLLOUT and serves(context):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -19,7 +20,9 @@ _NOISE = b"0123456789.,:;#=%|/<>()+-_ \xe2\x96\x88\x8f\x8e\x8d\x8c\x8b\x8a\x89"
 # Sorted positions where a string of the first and of the second group ends.
 Ends: TypeAlias = tuple[list[int], list[int]]
 Matcher: TypeAlias = Callable[[bytes], Ends]
-Groups: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
+Groups: TypeAlias = tuple[tuple[bytes, ...], ...]
+_HEAD = 4  # characters by which a string is found in a short text
+_WALKED = 600  # characters; a longer text is searched for each string
 
 
 def minimal(literals: Iterable[str]) -> tuple[str, ...]:
@@ -42,6 +45,39 @@ class Search:
     def plain(self) -> Matcher:
         """Return a matcher of the standard library."""
         return _plain(self.groups)
+
+
+class Naming:
+    """Which of many fixed strings are in a short text."""
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        self._literals = tuple(literals)
+        self._encoded = tuple(literal.encode() for literal in self._literals)
+        self._heads: dict[str, list[tuple[str, int]]] = {}
+        for number, literal in enumerate(self._literals):
+            self._heads.setdefault(literal[:_HEAD], []).append((literal, number))
+        self._thread = threading.local()
+
+    def named(self, text: str) -> Iterable[int]:
+        """Return the numbers of the strings in a text, some of them perhaps twice."""
+        search = getattr(self._thread, "search", None)
+        if search is None:
+            database = None if hyperscan is None else _compiled((self._encoded,), numbered=True)
+            search = self._thread.search = self.plain if database is None else _numbers(database)
+        found: Iterable[int] = search(text)
+        return found
+
+    def plain(self, text: str) -> Iterable[int]:
+        """Return the same by the standard library: the text is walked once, not once for each string."""
+        if len(text) > _WALKED:
+            return {number for number, literal in enumerate(self._literals) if literal in text}
+        found: set[int] = set()
+        begins = self._heads.get
+        for at in range(len(text) - _HEAD + 1):
+            for literal, number in begins(text[at : at + _HEAD], ()):
+                if text.startswith(literal, at):
+                    found.add(number)
+        return found
 
 
 def _plain(groups: Groups) -> Matcher:
@@ -73,13 +109,15 @@ def _ends_of(literal: bytes, block: bytes) -> Iterator[int]:
 
 
 @functools.cache
-def _compiled(groups: Groups) -> Any:
+def _compiled(groups: Groups, *, numbered: bool = False) -> Any:
+    """Return a database whose matches name the group, or the string itself; None where there can be none."""
     literals = [literal for group in groups for literal in group]
+    ids = [number for number, group in enumerate(groups) for _ in group]
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     try:
         database.compile(
             expressions=literals,
-            ids=[number for number, group in enumerate(groups) for _ in group],
+            ids=list(range(len(literals))) if numbered else ids,
             elements=len(literals),
             literal=True,
         )
@@ -106,3 +144,19 @@ def _scanning(database: Any) -> Matcher:
         return sorted(set(first)), sorted(set(second))
 
     return ends
+
+
+def _numbers(database: Any) -> Callable[[str], Iterable[int]]:
+    scratch = database.scratch.clone()
+
+    def numbers(text: str) -> Iterable[int]:
+        named: list[int] = []
+        name = named.append
+
+        def found(number: int, _start: int, _end: int, _flags: int, _context: object) -> None:
+            name(number)
+
+        database.scan(text.encode("utf-8", "replace"), match_event_handler=found, scratch=scratch)
+        return named
+
+    return numbers

@@ -14,6 +14,9 @@ from autotune.policies.values.diagnosis import Facts, Finding
 from autotune.policies.values.failure import Cause, Component
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
+_RANKS = re.compile(r"(?:\[\d+\])+")
+# A program that leads the others through the phases, one after another.
+_DRIVERS = ("TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer")
 # Whose lines a component's process may print.
 _PARTS = {
     Component.TRAINER: (Component.TRAINER, Component.DATA),
@@ -103,12 +106,13 @@ def doing(before: list[str], line: Line, component: Component) -> Stage | None:
     """
     own: Stage | None = None
     for other in reversed([parsed(part) for text in before for part in segments(text)]):
-        if not line.tag.startswith(other.tag):
+        if not _told_by(other.tag, line.tag):
             continue
         said = stage_of(other.bare) or stage_of(other.text)
         if said is None or said.component not in _PARTS.get(component, (said.component,)):
             continue
-        if component is Component.ROLLOUT is said.component and other.tag != line.tag:
+        elsewhere = other.tag != line.tag and "(APIServer" not in other.tag
+        if component is Component.ROLLOUT is said.component and elsewhere:
             continue  # of several engines
         if line.tag or component is not Component.UNKNOWN:
             return said
@@ -116,6 +120,15 @@ def doing(before: list[str], line: Line, component: Component) -> Stage | None:
             return None
         own = own or said
     return own or stage_of(line.bare)
+
+
+def _told_by(teller: str, process: str) -> bool:
+    """Return whether one who prints with a tag tells of a process: itself, its parent, or who leads it."""
+    if process.startswith(teller):
+        return True
+    if "pid=" in process and teller.startswith(process) and _RANKS.fullmatch(teller, len(process)):
+        return True  # itself, which names its rank only now and then
+    return any(driver in teller for driver in _DRIVERS)
 
 
 def _said_last(before: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ _UNITS = {
     "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,  # Kubernetes
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip  # Ray and SGLang's host messages print decimal GB
-_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9})?) ?([KMGT]i?B|[KMGT]i?\b|bytes|B)?"
+_SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9}|\.(?= [KMGT]i?B))?) ?([KMGT]i?B|[KMGT]i?\b|bytes|B)?"
 
 # Ordered: the first pattern that matches gives the figure.
 _REQUESTED = (
@@ -29,7 +29,7 @@ _REQUESTED = (
     rf"Unable to allocate {_SIZE}",
     rf"(?:trying to|[Ff]ailed to) allocate {_SIZE}",
     rf"[Oo]ut of memory allocating {_SIZE}",
-    rf"(?:memory allocation|malloc|mmap) of (?:size )?{_SIZE}",
+    rf"(?:memory allocation|(?:m|re)alloc|mmap) of (?:size )?{_SIZE}",
     rf"unable to mmap {_SIZE}",
     rf"posix_fallocate of {_SIZE}",
     rf"with info \[size:{_SIZE}",
@@ -50,6 +50,11 @@ _REQUESTED = (
     rf"\bfunc=cu_mem_create .*\bsize={_SIZE}",
     rf"rtMalloc fail.*\bsize:{_SIZE}",
     rf"\. Need {_SIZE}, have ",
+    r"Cannot allocate (?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>[KMG])B memory on",
+    rf"smaller than required size\[{_SIZE}",
+    rf"requested buffer of size {_SIZE}",
+    rf"smaller than requested bytes of {_SIZE}",
+    rf"\balloc fail type .{{1,120}} size {_SIZE}",
     rf"Too large swap space\. {_SIZE} out of",
 )
 _CAPACITY = (
@@ -61,9 +66,11 @@ _CAPACITY = (
     rf"\(free: \d+, total: {_SIZE}\)",
     rf"\bmax allowed: {_SIZE}",
     rf"\blimit set to: {_SIZE}",
+    rf"\bLimits:\s+(?:cpu:\s+\S+\s+)?memory:\s+{_SIZE}",
     rf"\bof {_SIZE} hbm\b",
     r"Total GPU memory \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\([\d.]+/(?P<number>\d{1,9}(?:\.\d+)?) (?P<unit>GiB)\)",
+    r"memory limit of (?P<number>\d{1,12}) (?P<unit>m)egabytes",
     # the kernel's kB are of 1024 bytes
     r"memory: usage \d+kB, limit (?P<number>\d{1,15})(?P<unit>k)B",
     r"\bmem \d+kb exceeded limit (?P<number>\d{1,15})(?P<unit>k)b",
@@ -83,6 +90,9 @@ _FREE = (
     rf"[,;(] ?free:? {_SIZE}",
     rf"\. Need \S+ \w+, have {_SIZE}",
     rf"shm has only {_SIZE} available",
+    r"available memory is only (?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>[KMG])B",
+    rf"current free memory size\[{_SIZE}",
+    rf"Available memory of {_SIZE} is smaller",
     rf"Threshold quantity: \w+, available: {_SIZE}",
     r"Free GPU memory before component creation attempt \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\((?P<number>\d{1,9}(?:\.\d+)?)/[\d.]+ (?P<unit>GiB)\)",
@@ -109,7 +119,7 @@ _ROUNDED = 0.001  # of a figure: how far the exact one may be from it
 _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
 # An engine that has just started: what is not free is held by others.
 _AT_START = re.compile(r"Free memory on device .* on startup")
-_HOST = re.compile(r"was running was (\d{1,9}\.\d+)(GB) / (\d{1,9}\.\d+)(GB) \(")
+_HOST = re.compile(r"was running was (\d{1,9}\.\d+)(Gi?B) / (\d{1,9}\.\d+)(Gi?B) \(")
 
 _COMPILED = {
     name: tuple(re.compile(pattern) for pattern in patterns)

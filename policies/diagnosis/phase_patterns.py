@@ -27,6 +27,7 @@ _FRAME = re.compile(
     r"\.py\(\d+\): \w+|"
     r"\.py in \w+\(|ray::\w"
 )
+_FRAME_LITERALS = ("File ", ".py", "ray::")  # one of them is in every frame
 # Frames of rich, of torch's own tracebacks, of faulthandler and Ray, of profilers, of IPython.
 _OTHER_FRAMES = tuple(
     re.compile(pattern)
@@ -57,7 +58,7 @@ _ENGINE_FRAME = re.compile(rf"(?:^|[/\\\"]){ENGINES}/\S+, line \d+")
 _VALIDATES = re.compile(r"\b_?validate\b|\bevaluation_loop\b|\beval_rollout")
 # What a driver's message without figures was asked for, where its innermost frame pins host memory.
 _PINS = re.compile(
-    r"\bpin_memory\b|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
+    r"\bpin_memory\b|_allocate_(?:cpu|host|pinned)\w*|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
 )
 
 _SHARED = re.compile(r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_")
@@ -164,7 +165,7 @@ def is_stage(line: str) -> bool:
 
 def is_frame(line: str) -> bool:
     """Return whether a line belongs to a traceback's frames."""
-    return _FRAME.search(line) is not None
+    return any(literal in line for literal in _FRAME_LITERALS) and _FRAME.search(line) is not None
 
 
 def ends_error(line: str) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from autotune.policies.diagnosis import survived_failures
+from autotune.policies.diagnosis.familiar_lines import Familiar, shape_of
 from autotune.policies.diagnosis.findings import Place, completed, found
 from autotune.policies.diagnosis.job_records import mark_of
-from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
+from autotune.policies.diagnosis.literal_search import Ends, Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
 from autotune.policies.diagnosis.log_context import Waiting, below, follows, until, with_parts
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, segments
@@ -33,16 +35,24 @@ _WAITING = 8  # findings that may wait for it at once
 _OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
 _WRAPPED, _WIDEST = 60, 500  # characters of a row that may go on in the next one
 
-# A line that any rule but a harmless one matches, that marks a phase or a stage, holds one of them.
+# A line that marks a phase, a stage or an end holds one of them.
+_MARKING = ("builtin: ", *STAGE_LITERALS, *survived_failures.NEEDLES)
+# A line that does so, or that any rule but a harmless one matches, holds one of them.
 SEARCHED = minimal(
     [
-        "builtin: ",
-        *STAGE_LITERALS,
-        *survived_failures.NEEDLES,
+        *_MARKING,
         *(literal for rule in RULES if not rule.harmless for literal in rule.literals),
     ]
 )
 _search = Search(SEARCHED, WRONG)
+
+
+class _Row(NamedTuple):
+    """A line that may be the first part of one."""
+
+    number: int
+    line: Parsed
+    shape: bytes  # empty: not known
 
 
 class Scanner:
@@ -59,11 +69,14 @@ class Scanner:
         self._step: int | None = None
         self._lines = 0
         self._ahead: dict[int, Waiting] = {}  # finding -> its context after the message
-        self._open: tuple[int, Parsed] | None = None  # a line that may go on in the next row
+        self._open: _Row | None = None  # a line that may go on in the next one
         self._until = 0  # the line up to which every line is read
         self._read = 0  # bytes before the block at hand
         self._at = 0  # bytes before the piece at hand
         self._going_on = survived_failures.GoingOn()
+        self._familiar = Familiar()
+        self._shape = b""  # of the piece at hand
+        self._said = False  # whether it says more than a healthy run does
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
         """Take one line and return the findings in it."""
@@ -80,27 +93,36 @@ class Scanner:
         return findings
 
     def read(
-        self, block: bytes, *, number: int, source: str, before: Callable[[int], list[str]]
+        self,
+        block: bytes,
+        *,
+        number: int,
+        source: str,
+        before: Callable[[int], list[str]],
+        matched: Ends | None = None,
     ) -> tuple[Finding, ...]:
         """Take whole lines of which the first has a number; `before` gives the lines above a position."""
-        ends, wrong = self._match(block)
+        ends, wrong = self._match(block) if matched is None else matched
         findings: list[Finding] = []
+        examined: list[int] = []
         cursor = Cursor(block, number=number)
         for end in ends:
             if end <= cursor.at:
                 continue
-            findings.extend(self._attend(cursor, cursor.line_of(end - 1), source, before))
+            if cursor.number <= self._until:
+                findings.extend(self._attend(cursor, cursor.line_of(end - 1), source, before))
             start, stop = cursor.piece_of(end - 1)
             cursor.pass_to(start)
-            findings.extend(self._piece(block, (cursor.number, start, stop), source, before))
-            if self._open is not None:
-                self._until = max(self._until, cursor.number + 1)
+            shape = shape_of(block[start:stop])
+            if shape not in self._familiar or self._expects(cursor.number):
+                examined.append(end)
+                findings.extend(self._tempted(shape, (cursor, start, stop), source, before))
             cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
         findings.extend(self._attend(cursor, len(block), source, before))
         cursor.pass_to(len(block))
         self._going_on.next_block(block)
         if wrong:
-            self._errors.suspect(Suspects(block, wrong, ends, cursor.number, self._read))
+            self._errors.suspect(Suspects(block, wrong, examined, cursor.number, self._read))
         self._read += len(block)
         self._lines = max(self._lines, cursor.number - 1)
         return tuple(findings)
@@ -129,6 +151,33 @@ class Scanner:
         self._ahead.clear()
         self._hold(survived_failures.survived(self._findings))
 
+    def _expects(self, number: int) -> bool:
+        """Return whether a line may complete what stands above it."""
+        return (
+            bool(self._ahead)
+            or number <= self._until
+            or (self._open is not None and number - self._open.number <= 1)
+        )
+
+    def _tempted(
+        self,
+        shape: bytes,
+        piece: tuple[Cursor, int, int],
+        source: str,
+        before: Callable[[int], list[str]],
+    ) -> tuple[Finding, ...]:
+        """Take a piece that holds a needle, and learn whether its like says anything."""
+        cursor, start, stop = piece
+        self._shape, self._said = shape, False
+        findings = self._piece(cursor.block, (cursor.number, start, stop), source, before)
+        if self._open is not None:
+            self._until = max(self._until, cursor.number + 1)
+        if findings or self._said or self._ahead:
+            self._familiar.telling(shape)
+        else:
+            self._familiar.dull(shape)
+        return findings
+
     def _piece(
         self,
         block: bytes,
@@ -141,7 +190,9 @@ class Scanner:
         self._at = self._read + start
         self._going_on.advance(block, start)
         text = block[start:stop].decode("utf-8", "replace")
-        self._going_on.hear(text)
+        if any(mark in text for mark in _MARKING):
+            self._said = True
+            self._going_on.hear(text)
         findings = self.examine(text, number=number, source=source, before=partial(before, start))
         causes = [finding for finding in findings if finding.cause is not None]
         if causes:
@@ -187,6 +238,7 @@ class Scanner:
         self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]
     ) -> Iterator[Finding]:
         """Read the lines before a position while a finding waits for its context."""
+        self._shape = b""
         while cursor.number <= self._until and (line := cursor.next_line(stop)) is not None:
             yield from self._piece(cursor.block, line, source, before)
 
@@ -205,6 +257,7 @@ class Scanner:
         if is_stage(line.bare):
             self._stage = (number, line.bare)
         rule = matching(line.bare)
+        self._said = self._said or (rule is not None and not rule.harmless)
         at = number
         number, line, rule = self._wrapped(rule, line, number)
         if number < at:
@@ -227,18 +280,20 @@ class Scanner:
         """Return the line with the one that it continues, where only both together say what happened."""
         first, self._open = self._open, None
         if _WRAPPED <= len(line.text) <= _WIDEST and not is_frame(line.bare):
-            self._open = (number, line)
-        if first is None or number - first[0] > 1 or not first[1].tag.startswith(line.tag):
+            self._open = _Row(number, line, self._shape)
+        if first is None or number - first.number > 1 or not first.line.tag.startswith(line.tag):
             return number, line, rule
         if len(line.text) > _WIDEST:
             return number, line, rule
-        for whole in (f"{first[1].bare} {line.bare.lstrip()}", f"{first[1].bare}{line.bare}"):
+        above = first.line.bare
+        for whole in (f"{above} {line.bare.lstrip()}", f"{above}{line.bare}"):
             together = matching(whole)
-            if together is None or together.weak or matching(first[1].bare) is together:
+            if together is None or together.weak or matching(above) is together:
                 continue
-            if rule is None or rule.weak or (together is rule and adds(whole, first[1].bare, line.bare)):
+            if rule is None or rule.weak or (together is rule and adds(whole, above, line.bare)):
                 self._open = None
-                return first[0], first[1]._replace(bare=whole), together
+                self._familiar.telling(first.shape)
+                return first.number, first.line._replace(bare=whole), together
         return number, line, rule
 
     def _full(self, rule: Rule) -> bool:
@@ -305,13 +360,18 @@ def scan(
     outcome: Outcome | None = None,
     host_peak_share: float | None = None,
     match: Matcher | None = None,
+    ahead: Callable[[Iterator[tuple[bytes, Ends]]], Iterator[tuple[bytes, Ends]]] = iter,
 ) -> Evidence:
-    """Return the evidence in a log, given as bytes in any chunking."""
+    """Return the evidence in a log, given as bytes in any chunking.
+
+    `ahead` may run what reads and searches the blocks while the lines of earlier ones are looked at.
+    """
+    match = _search.matcher() if match is None else match
     scanner = Scanner(match=match)
     tail, number = b"", 1
-    for block in blocks(chunks):
+    for block, matched in ahead((block, match(block)) for block in blocks(chunks)):
         before = partial(_above, tail, block)
-        scanner.read(block, number=number, source=source, before=before)
+        scanner.read(block, number=number, source=source, before=before, matched=matched)
         number = scanner.lines + 1
         tail = block[-_BACK_BYTES:] if len(block) >= _BACK_BYTES else (tail + block)[-_BACK_BYTES:]
     return scanner.evidence(outcome=outcome, host_peak_share=host_peak_share)

@@ -18,19 +18,17 @@ _COMPARED = 200  # characters by which two lines are told apart
 _TOGETHER = 8  # blocks looked at together: the lines of the last one mostly make the others useless
 _SMALL = 1 << 16  # bytes; so few are looked at at once
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
-_LOOKS_WRONG = re.compile(r"\b(error|exception|fatal|failed)\b", re.IGNORECASE)
+_WORDS = ("error", "exception", "fatal", "failed")
+_LOOKS_WRONG = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 # One of them is in nearly every line that looks wrong; mixed case is not worth a search.
-WRONG = tuple(
-    spelling
-    for word in ("error", "exception", "fatal", "failed")
-    for spelling in (word, word.capitalize(), word.upper())
-)
+WRONG = tuple(spelling for word in _WORDS for spelling in (word, word.capitalize(), word.upper()))
 
 
 def looks_wrong(line: str) -> bool:
     """Return whether a line says that something went wrong."""
-    return _LOOKS_WRONG.search(line) is not None
+    lowered = line.lower()
+    return any(word in lowered for word in _WORDS) and _LOOKS_WRONG.search(line) is not None
 
 
 class Suspects(NamedTuple):

@@ -91,13 +91,23 @@ DEVICE: tuple[Rule, ...] = (
         r"Ran out of memory in memory space|"
         r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|\b(?:[Aa]ttempting|trying|[Ff]ailed) to (?:allocate|"
         r"reserve))|OOM when allocating tensor|ResourceExhaustedError: .*failed to allocate memory|"
-        r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating",
+        r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating|"
+        # PaddlePaddle, MindSpore, MLX, ONNX Runtime and AWS Neuron
+        r"\[metal::malloc\] (?:Attempt|Unable)|Failed to allocate memory for requested buffer of size \d|"
+        r"Available memory of \d+ is smaller than requested|Failed to alloc DEVICE memory: \d|"
+        r"Out of memory error on \w+ \d+\. Cannot allocate|Memory not enough: current free memory size\[",
         UNLESS_PROGRESS,
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
         "4294967296 bytes.",
         "RESOURCE_EXHAUSTED",
         "ResourceExhaustedError",
         "OOM when allocating",
+        "Out of memory error on ",
+        "Memory not enough: curr",
+        "[metal::malloc]",
+        " for requested buffer of",
+        " smaller than requested",
+        "alloc DEVICE memory",
         "out of memory",
         "Out of memory allocating",
     ),
@@ -142,6 +152,7 @@ DEVICE: tuple[Rule, ...] = (
         # CANN: its code, its resource and the number that the operators return
         r"\bEL0004: |\bEI0007: |Failed to allocate resource\[\w*(?:Memory|Buffer)\]|"
         r"failed, error code is 207001\b|"
+        r"failed to allocate (?:CUDA|ROCm|HIP|Vulkan|SYCL|CANN|MUSA|MTL|Metal)\w* buffer of size \d|"
         r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file",
         UNLESS_PROGRESS,
         "torch.AcceleratorError: CUDA error: out of memory",
@@ -159,6 +170,7 @@ DEVICE: tuple[Rule, ...] = (
         "error code is 207001",
         "Memory_Allocation",
         "NV_ERR_NO_MEMORY",
+        " buffer of size ",
         "nable to allocate ",
         "RT_MEMORY_ALLOC",
         driver=True,
@@ -169,7 +181,7 @@ DEVICE: tuple[Rule, ...] = (
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
         # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
         r"ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
-        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\bUR_RESULT_ERROR_OUT_OF_RESOURCES|"
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\b(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|"
         r"PT_DEVMEM Allocation failed|\bDevice out of memory\b|"
         r"_STATUS_INSUFFICIENT_RESOURCES|CUDA error: insufficient resources when calling|"
         r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",

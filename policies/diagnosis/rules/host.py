@@ -32,6 +32,7 @@ HOST: tuple[Rule, ...] = (
         r"oom-kill:constraint=|[Oo]ut of memory: Kill(ed)? process|Memory cgroup out of memory|"
         r"invoked oom-killer|systemd-oomd\S* ?Killed |"
         r"[Pp]rocess of this unit has been killed by the OOM killer|"
+        r"^Killed \S+ due to memory pressure for |\bunable to allocate OS memory \(error|"
         r"oom_reaper: reaped process|\bTaskOOM\b|due to memory used \(\d+.* being more than|"
         r"Failed with result 'oom-kill'|"
         # earlyoom, which kills before the kernel does
@@ -45,6 +46,8 @@ HOST: tuple[Rule, ...] = (
         "systemd-oomd",
         "of this unit has been",
         "due to memory used",
+        "due to memory pressure",
+        "to allocate OS memory",
         "oom_reaper: reaped",
         "TaskOOM",
         "SIGTERM to process",

@@ -99,7 +99,7 @@ POOL: tuple[Rule, ...] = (
         "engine-pool-too-small",
         Cause.POOL_TOO_SMALL,
         r"maxTokensInPagedKvCache \(\d+\) must be large enough|No enough gpu memory for kv cache|"
-        r"exceeds the KV cache manager's maximum supported length|"
+        r"exceeds the KV cache manager's maximum supported length|Insufficient memory to allocate KV-caches|"
         r"[Nn]ot enough (?:GPU )?memory (?:to allocate|for) (?:the )?(?:\w+ )?(?:KV|kv) ?cache",
         ALWAYS,
         "[TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (2048) must be large enough to "
@@ -107,6 +107,7 @@ POOL: tuple[Rule, ...] = (
         "maxTokensInPagedKvCache",
         "No enough gpu memory",
         "KV cache manager's",
+        "allocate KV-caches",
         "ot enough memory",
         "ot enough GPU memory",
         phase=Phase.ROLLOUT_INIT,
@@ -130,7 +131,8 @@ POOL: tuple[Rule, ...] = (
         r"(?i:out of memory)\. Try to lower your batch size|Error: KV cache is full! Bug in memory|"
         r"Error: (?:Can ?not alloc|Not enough space for) mamba|Cannot get \d+ free blocks from the pool|"
         r"Error: No free blocks are available|No free blocks (?:left|remain)|list has no GPU blocks|"
-        r"Out of available cache blocks: asked",
+        r"Out of available cache blocks: asked|failed to decode the batch: KV cache is full|"
+        r"Aborted due to the lack of CPU swap space",
         ALWAYS,
         "Decode out of memory. Try to lower your batch size.",
         "Try to lower your",
@@ -141,6 +143,8 @@ POOL: tuple[Rule, ...] = (
         "No free blocks ",
         "has no GPU blocks",
         "Out of available cache",
+        "batch: KV cache is full",
+        "lack of CPU swap space",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),

@@ -19,27 +19,27 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
                 r"\bref_log_probs start|\bref_policy\b|\bref(?:erence)?_model\(|self\.ref_(?:model|"
                 r"module)\b|\bref_model = |"
                 r"\bcompute_reference_|"
-                r"create_reference_model"
+                r"create_reference_model|TeacherWorker|TeacherLogp|teacher-\d"
             ),
         ),
         (
             Component.CRITIC,
             (
-                r"Critic|critic-\d|compute_values|update_critic|worker 'critic/|^\[critic\] |"
+                r"Critic|ValueWorker|value_worker|critic-\d|compute_values|update_critic|worker 'critic/|^\[critic\] |"
                 r"\.critic_\w+|_critic\.py|/critic\.py"
             ),
         ),
         (
             Component.REWARD,
             (
-                r"RewardModel|RewardWorker|reward-\d|compute_rm_score|\.rm_\w+|worker 'reward/|"
+                r"RewardModel|Reward\w*Worker|reward-\d|compute_rm_score|\.rm_\w+|worker 'reward/|"
                 r"reward_model\S*, line"
             ),
         ),
         (
             Component.TRAINER,
             (
-                r"worker '(?:actor|train\w*)/|megatron_utils|fsdp_utils/actor|\bTrainRayActor|"
+                r"worker '(?:actor|train\w*)/|megatron_utils|fsdp_utils/actor|TrainRayActor|"
                 r"Actor training failed|"
                 r"_post_state_dict_hook|actor_train-\d"
             ),
@@ -47,7 +47,10 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         (
             Component.ROLLOUT,
             (
-                r"SGLang|vLLMHttp|AsyncVLLM|VllmWorker|VllmGeneration|RayWorkerWrapper|EngineCore|"
+                r"SGLang|[Vv](?:LLM|llm)\w*(?:Server|Actor|Worker|Http|Generation)|Async[Vv]LLM|RayWorkerWrapper|"
+                r"(?:TRTLLM|Trtllm|Dynamo)\w*(?:Server|Worker)|InferWorker|Rollout(?:RayActor|Worker|Replica)|"
+                r"\bVLLM::|\bsglang::|ray::(?:[Vv]LLM|Vllm|Rollout|LLM|Infer|AgentLoop)|exllamav|ktransformers|"
+                r"LLMServer|(?:release|resume)_memory_occupation|dump_input\.py|EngineCore|"
                 r"APIServer|Worker(?:_\w+)?_?TP\d|LLMRayActor|RolloutManager|RolloutActor|vllm/|sglang/|"
                 r"sgl_jax/|"
                 r"cumem|text_generation|AgentLoopWorker|sync_model_weights|generate_sequences|"
@@ -66,14 +69,15 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         (
             Component.DATA,
             (
-                r"[Dd]ata[Ll]oader worker|encountered in worker|remote_read|in pin memory thread|</torch_\d|"
+                r"[Dd]ata[Ll]oader worker|\bpt_data_worker\b|encountered in worker|remote_read|in pin memory thread|</torch_\d|"
                 r"lib\.Arrow\w*Error|[/\\](?:pandas|pyarrow|datasets)[/\\]"
             ),
         ),
         (
             Component.TRAINER,
             (
-                r"WorkerDict|RayActor|ModelActor|PolicyWorker|TrainerActor|ActorWorker|EngineBP|areal/engine|"
+                r"WorkerDict|RayActor|ModelActor|PolicyWorker|TrainerActor|ActorWorker|Train(?:ing)?(?:Worker|Actor)|"
+                r"(?:Student|SFT)Worker|ray::(?:Megatron|FSDP|DTensor|Policy|Train)|(?:FSDP|Megatron|Archon)Engine\b|EngineBP|areal/engine|"
                 r"torch/nn/parallel|"
                 r"fsdp|megatron|deepspeed|torch/optim|backward|optimizer|compute_loss|training_step|"
                 r"[Tt]rainer|torch/nn/modules|NCCL|nccl|get_logprobs|torch/serialization|modeling_utils|"

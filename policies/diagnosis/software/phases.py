@@ -8,8 +8,8 @@ from autotune.policies.values.failure import Phase
 
 # Packages of inference engines, with their plugins for other makers' cards.
 ENGINES = (
-    r"(?:vllm(?:_(?:ascend|omni|gaudi|spyre|neuron|mlu|musa))?|sglang|sgl_jax|lmdeploy|tensorrt_llm|mlc_llm|"
-    r"aphrodite|xllm)"
+    r"(?:vllm(?:_[a-z]+)?|sglang|sgl_jax|lmdeploy|tensorrt_llm|mlc_llm|aphrodite|xllm|tpu_inference|"
+    r"text_generation_server|exllamav\d|mindie\w*|ktransformers|llama_cpp|ctranslate2)"
 )
 # Ordered by precedence over the whole context, not by depth: recomputation runs forward frames inside
 # backward, DeepSpeed builds its state with a dummy optimizer step, an engine wakes inside `generate`.
@@ -26,7 +26,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"(?<![a-z])update_weights?\b|"
                 r"update_weights?_(?:from|for|in)_|\b_?sync_weights|_send_hf_params|get_hf_weight_chunks|"
                 r"recv_weight|_send_to_colocated|[Uu]pdate[ _]parameters?\b|update_named_params?|"
-                r"(?<![a-z])rollout_mode\b|_sync_\w+_to_vllm|_?broadcast_(?:to_vllm|weights|model)|"
+                r"(?<![a-z])rollout_mode\b|_sync_\w+_to_vllm|_?broadcast_(?:to_vllm|weights)|\bbroadcast_model\b|"
                 r"refit_policy|"
                 r"prepare_for_generation|prepare_weights_for|stream_weights|get_per_tensor_param|"
                 r"bucketed_weight_transfer|\ball_gather_param(?:s_async)?\b|FlattenedTensorBucket|"
@@ -49,10 +49,25 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             ),
         ),
         (
+            Phase.WEIGHT_SYNC,
+            (
+                r"\b_?wake(?:_up_async|_engine)\b|\bsleep_(?:async|replicas)\b|"
+                r"update_weights?_\w|weights?_(?:sync|transfer|updater?|broadcast)|"
+                r"(?<!runtime/)checkpoint_engine(?:/|\.py)|in \w*refit\w*\b|\bRefitting |weights_via_\w+|"
+                r"\b_?(?:send|receive|recv)_(?:state_dict|chunks)|extract_weights|_handle_cuda_ipc|"
+                r"rebuild_(?:ipc|cuda_tensor_from_ipc)|push_params?_to_|collect_lora_params|summon_lora|"
+                r"(?:/broadcast|megatron_to_hf|update_weight)/\S+, line \d|"
+                r"(?:on|off)load_(?:weights|kv|rollout)\b|"
+                r"rollout/\S+, line \d+, in (?:resume|release|(?:on|off)load)\b|"
+                r"[Bb]roadcasting (?:\w+ ){0,3}weights\b"
+            ),
+        ),
+        (
             Phase.INIT,
             (
                 r"in from_pretrained\b|_load_pretrained_model|_load_state_dict_into_meta|"
                 r"init_model_from_pretrained|modeling_utils\S*, line \d+, in load_state_dict\b|"
+                r"load_checkpoint_(?:and_dispatch|in_model)|create_reference_model|"
                 r"core_model_loading\.py|caching_allocator_warmup|fsdp2_load_full_state_dict"
             ),
         ),
@@ -64,6 +79,10 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"\b_?save_model\b|dist_checkpointing|_cuda_deserialize|"
                 r"in load_state_dict|torch/serialization\.py|save_hf_model|save_pretrained|"
                 r"checkpoint_manager\S*, line \d+|_save_to_dcp|state_dict_saver|_save_model_to_hf|"
+                r"(?:ckpt|checkpoint)\w*\.py\S*, line \d+, in _?(?:async_|maybe_)?"
+                r"(?:save|write|export|load(?!_(?:base|hf|pretrained|weights|model)))\w*|"
+                r"model_merger/|export_model_from_megatron|get_fsdp_full_state_dict|convert_megatron_model_to_transformers|"
+                r"(?:areal/engine/|megatron_utils/model)\S+, line \d+, in save\b|"
                 r"_save_recover|_load_optimizer_and_scheduler|consolidate_and_save|\bsave_16bit_model\b|"
                 r"_zero3_consolidated"
             ),
@@ -80,20 +99,28 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             ),
         ),
         (Phase.WEIGHT_SYNC, r"summon_full_params|GatheredParameters"),
+        # Whatever it builds on the way, an engine whose loop runs has started.
+        (Phase.ROLLOUT, r"\bevent_loop_\w+|\brun_(?:event|busy)_loop\b|_process_engine_step"),
         (
             Phase.ROLLOUT_INIT,
             (
                 r"determine_available_memory|determine_num_available_blocks|\bprofile_run\b|"
                 r"_initialize_kv_caches|initialize_(?:kv_)?cache|_allocate_kv_cache|capture_model|"
                 r"_warmup_and_capture|_dummy_(?:sampler_)?run|dummy_metadata|\bcreate_weights\b|"
-                r"init_cuda_graphs|init_device_graphs|[Cc]uda_?[Gg]raph_?[Rr]unner|init_memory_pool|"
+                r"init_cuda_graphs|init_device_graphs|init_memory_pool|"
+                r"[Cc]uda_?[Gg]raph_?[Rr]unner(?!\S*, line \d+, in (?:replay|forward|execute|run|can_|load_))|"
                 r"_create_buffers|"
                 r"Capture \w* ?(?:cuda|CUDA) graph failed|raise_if_cache_size|init_attention_backend|"
                 r"check_enough_kv_cache|_wait_server_healthy|start_rollout_servers|"
                 r"launch_server_process|start_router|processing method (?:load_model|init_device|initialize)|"
                 r"warming up sampler|compile_or_warm_up_model|kernel_warmup|profile_max_num_token|"
                 r"creating modelInstanceState|"
-                r"\blaunch_server\(|_build_rollout|init_worker\b.*vllm|EngineCore failed to start|"
+                r"\blaunch_server\(|in _?launch_servers?\b|in run_server\b|_init_server_adapter|"
+                r"in init_(?:hybrid|standalone|colocated)|_?(?:start|create)_(?:vllm_)?engines?\b|"
+                r"_init(?:ialize)?_inference_engine|_init_vllm\b|start_external_rollout|create_rollout_manager|"
+                r"(?:vllm|sglang|trtllm)_\w+\.py\S*, line \d+, in (?:__init__|init|initialize)\b|"
+                r"ray::\w*(?:[Vv]LLM|Vllm|SGLang|LLMRay|TRTLLM|Trtllm|Infer|Generation)\w*\.(?:__init__|init|initialize)\b|"
+                r"_build_rollout|init_worker\b.*vllm|(?:EngineCore|WorkerProc|Engine process) failed to start|"
                 r"process_weights_after_loading|engine-init-barrier|server launch failed|"
                 rf"{ENGINES}/\S+, line \d+, in (?:__init__|load_model|"
                 # sglang's `init_new`, `init_forward_metadata` and others are done for every batch
@@ -110,7 +137,9 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"_run_\w*warmup|configure_kv_cache_capacity|estimate_max_(?:num_)?(?:tokens|kv)|"
                 r"memory_pool_host|init_kv_buffer|lmcache/v1/memory_management|"
                 rf"{ENGINES}/\S+, line \d+, in (?:build_\w+|_?warm_?up\w*|profile\w*|capture\w*|"
-                r"_initialize\w*|_allocate\w*|_create_\w+|create_kv\w*)|"
+                r"_initialize\w*|_allocate\w*|_create_\w+|create_kv\w*|"
+                r"alloc\w*_pools?|create_memory_pool\w*|calculate_pool_sizes|_?capture\w*|\w*autotune\w*|"
+                r"load(?!_(?:lora|adapter|batch|kv|cpu|image|video|audio))\w*|post_?load\w*|postprocess_weight\w*|\w*weights_iterator|_prepare_weights)\b|"
                 # TensorRT-LLM in C++: what its constructors call
                 r"tensorrt_llm::\S*::(?:createBuffers|createExecutionContexts|createKvCacheManager|"
                 r"allocatePools|createDecoder|loadEngine|createModel|loadModel|initializeExecutionContext)\b|"
@@ -164,11 +193,24 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"(?:__init__|setup\w*)"
             ),
         ),
+        (
+            Phase.INIT,
+            (
+                r"in _?build_\w*(?:model|module|optimizer)|load_pretrained_model|\bmeta_device_init\b|"
+                r"parallel_(?:load_safetensors|init_module)|create_and_sync_state|\bapply_fsdp2?\b|"
+                r"setup_(?:reference_model|fsdp)\w*|import_model_from_hf|handle_model_import|"
+                r"finalize_megatron_setup|load_dcp_from_hf|_init_(?:train_|eval_)?model\b|"
+                r"\b_?broadcast_(?:params|model)\b|initialize_\w*model|_prepare_fsdp2|_apply_peft_wrapper|"
+                r"ray::\w*(?:Worker|Actor)\w*\.(?:__init__|init|initialize)\b|"
+                r"_create_llm_\w+|hf_to_megatron/|in to_empty\b|"
+                r"(?:engine|strategy|impl|actor)\w*\.py\S*, line \d+, in (?:init|initialize)\b"
+            ),
+        ),
         # A gathered or sharded state dict that neither a start nor a weight sync asked for is a checkpoint's.
         (
             Phase.CHECKPOINT,
             (
-                r"_state_dict_utils\.py|(?:pre|post)_state_dict_hook|"
+                r"_state_dict_utils\.py|optim_state_dict|_optim_utils\.py|(?:pre|post)_state_dict_hook|"
                 r"checkpoint[/\\]state_dict\.py|module\.py\S*, line \d+, in state_dict\b"
             ),
         ),
@@ -180,7 +222,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"\b(?:pre|post)_backward\b|foreach_reduce\b|"
                 r"reduce_(?:independent|ready|partition|ipg|and_partition)\w*|\w+_partition\w*_epilogue|"
                 r"torch::autograd::(?:Engine|generated::\w+Backward)|"
-                r"in (?!\w*forward_backward)\w*(?:backward|_bwd)\w*\b|"
+                r"in (?!\w*(?:forward|fwd|loss)_(?:and_)?(?:backward|bwd))\w*(?:backward|_bwd)\w*\b|"
                 r"independent_gradient|allreduce_gradients|finalize_model_grads|(?:start|finish)_grad_sync|"
                 # an activation checkpoint that is computed anew
                 r"\bunpack_(?:hook|from_cpu)\b|\brecompute_fn\b|in _recompute\w*\b"
@@ -191,15 +233,16 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             (
                 r"optimizer_step|optimizer\.step|_(?:multi|single)_tensor_\w+|_foreach_|"
                 r"step_with_ready_grads|torch/optim/(?!lr_sched)\w+\.py|low_level_optim|\boptim\.step|"
-                r"distrib_optimizer\.py|accelerate/optimizer\.py|fused_adam|cpu_adam|clip_grad_norm|"
+                r"distrib_optimizer\.py|accelerate/optimizer\.py|fused_adam|cpu_adam|clip_grad|\boptim_step\b|"
                 r"_take_model_step|deepspeed/runtime/\S+, line \d+, in step\b|HybridDeviceOptimizer|"
                 r"optimizer_cpu_offload|bitsandbytes/optim|in \w*grad_norm\w*\b|^\s.*\bopt\w*\.step\(|"
                 r"unscale_and_clip|"
                 r"\bunscale_\b|"
                 r"_optimizer_step\b|\bprepare_grads\b|_copy_(?:model|main)_\w+_to_\w+|grad_scaler\.py|"
                 r"\b_?(?:on)?load_\w*optimizer\b|megatron/core/optimizer/|newtonschulz|"
-                r"(?:optim\w*/|\b(?:adam|muon|lion|adafactor|shampoo|soap|galore|lamb|sgd)\w*)\S*\.py\S*, "
-                r"line \d+, in (?:step|_?init\w*|_?update\w*|_?get_state\w*|adam\w*)\b"
+                r"optimizer_states?_\w*swap|swap_tensor/|_move_(?:optimizer_)?states|move_optimizer|_step_\w*chunk|"
+                r"(?:optim\w*/|\b\w*optim\w*\.py|\b(?:adam|muon|lion|adafactor|shampoo|soap|galore|lamb|sgd)\w*)\S*\.py\S*, "
+                r"line \d+, in (?:step|_?init\w*|_?update\w*|_?get_state\w*|adam\w*|_prefetch_\w+|_to_device)\b"
             ),
         ),
         (Phase.DATA, r"in _?(?:get|process)_rollout_data\b"),
@@ -217,10 +260,12 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"compute_scores?\b|compute_logp|"
                 r"Computing logprobs|infer_batch\b|_get_per_token_logps|ModelRayActor\.forward\(|"
                 r"make_experience|critic_infer|_get_(?:ref|old)_log|"
-                r"recompute_logp|actor_fwd|Timer (?:\w+_)?log_probs start|\bget_reward\b|"
+                r"recompute_logp|actor_fwd|Timer (?:\w+_)?log_probs start|\b_?(?:get|calculate|compute)_rewards?\b|"
                 r"^\s.*\bref(?:erence)?_(?:model|policy)\(|reward_model\S*, line|"
                 r"forward\((?:self\.)?ref_(?:policy|model)|prepare_for_lp_inference|"
-                r"\b_compute_values\b|fwd_logprobs|"
+                r"\b_compute_values\b|fwd_logprobs|_forward_logprobs|compute_\w*logprobs?\b|get_full_logits|"
+                r"\b_get_log_probs|value_worker\S*, line \d+, in get_values\b|"
+                r"policy_worker\S*, line \d+, in score\b|_worker\S*, line \d+, in (?:run_)?inference\w*\b|"
                 r"(?:ppo_(?:actor|critic)|skyrl\w*/workers/\w+)\S*, line \d+, in (?:forward|"
                 r"_forward_micro_batch)\b|"
                 r"(?:RayActor|ModelActor|WorkerBase)\.(?:forward|execute_batch)\(|get_topk_logits"
@@ -231,13 +276,15 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             (
                 r"generate_sequences|run_busy_loop|_process_engine_step|run_engine_loop|\brun_batch\b|"
                 r"forward_batch_generation|_run_engine|event_loop_|forward_thread_func|"
-                r"\bforward_(?:extend|decode)\b|logits_processor|start_worker_execution_loop|"
+                r"\bforward_(?:extend|decode)\b|logits_processor\.py|LogitsProcessor|start_worker_execution_loop|"
                 r"during generation|Method (?:Prefill|Decode)|\b_?generate_rollout|in _?generate\w*\b|"
-                r"(?:RolloutManager|HttpServer|LLMRayActor|GenerationWorker)\.(?:async_)?generate|"
+                r"\b[A-Z]\w+\.(?:async_)?generate|"
                 r"run_tp_server|"
+                r"Dumping (?:input data|scheduler)|"
                 r"AsyncLLM output_handler|Rollout generation failed|Workflow execution failed|infer_engine|"
                 r"_engine_infer|\bgenerate_samples|_run_prompt|"
                 r"vllm\S*, line \d+, in (?:execute_model|step)\b|"
+                r"create_(?:chat_)?completion\b|async_sampling|"
                 r"agenerate\b|generation/utils\.py|encountered a fatal error|exposed_step|"
                 r"forward_step\S* .*sglang"
             ),
@@ -259,6 +306,8 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.FORWARD,
             (
+                r"forward_with_post_processing|\bmodel_forward\b|extract_logits|logprobs_from_logits|"
+                r"gather_logprobs|selective_log_softmax|"
                 r"grpo_accumulated_loss|forward_step|training_step|fetch_sub_module|"
                 r"float_conversion|vocab_parallel|post_language_model|get_log_probs_and_entropy|"
                 r"entropy_from_logits|in forward\b|forward_backward|"
@@ -273,8 +322,9 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             Phase.FORWARD,
             (
                 r"update_(?:policy|actor|critic)|\bppo_update\b|\btrain_(?:mini_)?batch\b|train_actor|"
-                r"(?:Ray|Model)Actor\.(?:train|fit)\(|PolicyWorker\w*\.train\(|"
-                r"policy_worker\S*, line \d+, in train\b|"
+                r"(?:Ray|Model)Actor\.(?:train|fit)\b|PolicyWorker\w*\.train\b|"
+                r"(?:policy|value)_worker\S*, line \d+, in train\b|train_microbatch|train_critic\b|"
+                r"in _?train_(?:lm|dpo|rw)\b|"
                 r"ppo_train\b|\btrain_step\b|Actor training failed at step|policy_update|"
                 r"Timer actor_train start"
             ),
@@ -282,7 +332,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.DATA,
             (
-                r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker|"
+                r"remote_read|[Dd]ata[Ll]oader worker|encountered in worker|\bpt_data_worker\b|"
                 r"utils[/\\]data[/\\]|in pin memory thread|in do_one_step\b|"
                 r"[/\\](?:pandas|pyarrow|datasets|webdataset|streaming|energon)[/\\]|indexed_dataset|"
                 r"\w*dataset\w*\.py\S*, line"

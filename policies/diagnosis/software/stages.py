@@ -22,6 +22,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.WEIGHT_SYNC,
         (
             r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
+            r"areal_update_weight|\bstart (?:lora )?update (?:lora )?weights|Receiving weights from|"
+            r"[Uu]pdating inference weights|Reloading checkpoint-format weights|release_memory_occupation|"
             r"\b[Ww]ak(?:e|ing) up\b|\"POST /(?:update_weights|resume_memory|release_memory|init_weights|"
             r"wake_up|sleep)"
         ),
@@ -33,6 +35,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             # vLLM and SGLang
             r"(?:Decode|Prefill) batch\b|Application startup complete|Uvicorn running on|fired up and ready|"
             r"(?:prompt|generation|gen) throughput|Added request |Processed prompts: |Received request |"
+            r"Dumping (?:input data|scheduler)|SchedulerStats\(|"
             r"Running: \d+ reqs|\"(?:POST|GET) /\S* HTTP/1|Engine background task|"
             # TensorRT-LLM, TurboMind, llama.cpp, text-generation-inference
             r"\biter = \d+, .*num_scheduled_requests|[Ee]ncountered an error in forward|"
@@ -52,11 +55,14 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Capturing (?:CUDA|cuda|ACL|HPU|XPU) ?graphs?|Graph capturing finished|"
             r"(?:Dynamo bytecode|torch\.compile takes|[Cc]ompiling a graph)|Loading (?:safetensors|"
             r"pt) checkpoint|"
+            r"(?:EngineCore|WorkerProc) failed to start|init engine \(profile|torch_compile_cache|Loading drafter model|"
+            r"Encoder cache will be initialized|"
             r"Creating LMCacheEngine|Auto-fitting max_model_len|warming up model|"
             # SGLang
             r"Init torch distributed (?:begin|ends)|Load weight (?:begin|end)|KV Cache is allocated|"
             r"Memory pool end|Capture \w* ?(?:cuda|CUDA|npu|NPU) graph (?:begin|end|bs)|"
             r"max_total_num_tokens=|"
+            r"Mamba Cache is allocated|FlashInfer autotune|[Aa]utotun\w+ (?:warmup|process)|Loading from presharded|Loading weights from remote|"
             r"host memory for hierarchical KV cache|DeepGEMM warmup|JIT Pre-Compile|Capturing batches|"
             r"Loading Multi-thread|"
             # TensorRT-LLM and TensorRT
@@ -78,7 +84,9 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.ROLLOUT_INIT,
         r"(?:Before|After) (?:building|init\w*) (?:the )?(?:\w+ )?(?:vllm|sglang|rollout|inference engine)",
     ),
-    (Component.DRIVER, Phase.ROLLOUT, r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b"),
+    (Component.DRIVER, Phase.ROLLOUT, r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
+     r"test_gen_batch meta info|generate global step|(?:Timer |Started: ')\w*generat\w*(?: start|')|"
+     r"▶ Starting validation|Running initial validation|\bstart sampling, "),
     # ---- trainers: what they begin; a step that is done ends it
     (
         Component.TRAINER,
@@ -89,7 +97,10 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"\b[Ll]oading (?:\w+ )?checkpoint from|[Rr]esuming (?:training )?from checkpoint|"
             r"\b[Ss]aving (?:hf|sharded|distributed|final)\b.{0,40}\b(?:to|at)\b|\[Torch\] (?:Saving|"
             r"Loading)|"
-            r"Writing checkpoint|Checkpoint(?:ing)? (?:at|for) step"
+            r"\b(?:Saving|Loading) (?:optim|extra_state|optimizer)\b|\bSaving a (?:full|model only) |"
+            r"\bLoading model from \S*(?:global_step|checkpoint|ckpt)|local_global_step_folder: |"
+            r"(?:Timer |Started: ')(?:save|load)_\w*(?:model|checkpoint)\w*(?: start|')|"
+            r"\[Torch\] Checkpoint|Saving model checkpoint|\bsave checkpoint-|Writing (?:final )?checkpoint|Checkpoint(?:ing)? (?:at|for) step"
         ),
     ),
     (
@@ -103,6 +114,10 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Parameter Offload[: ]|Loading checkpoint shards|Loading weights: |"
             r"Applied FSDP|Applied fully_shard|(?:Before|After) (?:\w+ )?(?:FSDP|Megatron|wrap)|"
             r"[Ii]nitializing (?:the )?(?:\w+ )?(?:model|optimizer|policy)\b|Total parameters:|"
+            r"loading model and peft_config|loading weights file|"
+            r"Loading weights using|Loading model \S+ using|[Bb]uilding models|before model creation|"
+            r"Load checkpoint from HuggingFace|Applied \w+ activation checkpointing|Wrapping optimizer|"
+            r"Setting up (?:the )?(?:\w+ )?(?:model|policy)\b|\bCreating (?:\w+ )?(?:fp16|BF16|bf16) |"
             r"Params for bucket \d|Number of buckets for gradient"
         ),
     ),
@@ -113,20 +128,28 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"building (?:train|validation|test|datasets|GPT)\b.{0,40}(?:dataset|index)|"
             r"^(?:Map|Filter|Tokeniz\w+|Generating (?:train|test|validation) split|Packing)\b.{0,60}(?:%\|"
             r"|examples)|"
+            r"(?:Timer |Started: ')\w*data_\w+(?: start|')|"
             r"Loading dataset|Preprocessing dataset|Tokenizing (?:train|eval) dataset"
         ),
     ),
+    (Component.TRAINER, Phase.BACKWARD, r"Engine (?:after forward|before backward)\b"),
+    (Component.TRAINER, Phase.OPTIMIZER, r"Engine (?:after backward|before step)\b|[Bb]efore optimizer step\b"),
     (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|Preparing for logprob|"
-    r"make_experience")),
+    r"make_experience|Starting experience making|(?:Timer |Started: ')\w*log_?probs?\w*(?: start|')")),
     (
         Component.TRAINER,
         Phase.WEIGHT_SYNC,
-        r"Preparing for refit|Refitting |[Ss]yncing weights|[Uu]pdating weights|Update weights begin",
+        r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
+        r"before update_weights|start broadcast model update|Preparing policy generation|"
+        r"After resume (?:weights|kv_cache)|(?:Timer |Started: ')\w*(?:sync|update)_\w*weights?\w*(?: start|')|[Uu]pdating weights|Update weights begin",
     ),
     (
         Component.TRAINER,
         Phase.FORWARD,
-        (r"▶ Training policy|Before (?:update|train)\w*\b|Timer (?:actor_)?train start|Running training \*|"
+        (r"Training starts at step|\*{3} Running (?:Evaluation|Prediction)|Evaluating (?:on \d|iter )|"
+        r"Total (?:optimization )?steps = |(?:Timer |Started: ')\w*(?:train|policy_update)\w*(?: start|')|"
+        r"▶ Training policy|Taking a training step|before the start of training step|Engine before forward|"
+        r"Before (?:update|train)\w*\b|Timer (?:actor_)?train start|Running training \*|"
         r"Starting training loop"),
     ),
     (
@@ -134,7 +157,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.NONE,
         (
             r"\biteration +\d+/ *\d+ *\||consumed samples|\bstep[:= ]+\d+ - |\{'loss': |'grad_norm': |"
-            r"'train_runtime'|[Ss]uccessfully saved|saved checkpoint|Training Progress:|"
+            r"▶ Preparing (?:for training|batch)|'train_runtime'|[Ss]uccessfully saved|saved checkpoint|Training Progress:|"
             r"\bstep \d+(?:/\d+)?\b.{0,40}\bloss\b|Timer \w+ end|Train epoch \["
         ),
     ),

@@ -1,0 +1,139 @@
+"""Lines of one shape are skipped once their like has said nothing, and no result is lost by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from re import _constants as op
+from re import _parser
+from typing import Any
+
+import pytest
+
+from autotune.policies.diagnosis import familiar_lines
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.familiar_lines import LONG_NUMBER, TELLING_NUMBERS, Familiar, shape_of
+from autotune.policies.diagnosis.rules.catalogue import RULES
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.values.failure import Cause
+from benchmarks.explain import lines, tempting
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+DULL = "(Worker pid={n}) step {n}: a sample that names an out of memory condition of GPU {n} and goes on"
+DIGITS = set("0123456789")
+
+
+def numbers(items: Any) -> Iterator[str | tuple[str, int]]:
+    """Yield the runs of digits that a pattern names, with alternatives, and lengths that it asks for."""
+    runs = [""]
+    for kind, value in items:
+        named = _digits(kind, value)
+        if named:
+            runs = [run + digit for run in runs for digit in sorted(named)]
+            continue
+        yield from filter(None, runs)
+        runs = [""]
+        for inner in _within(kind, value):
+            yield from numbers(inner)
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT) and _any_digit(value[2]) and value[0] > 1:
+            yield ("length", value[0])
+    yield from filter(None, runs)
+
+
+def _digits(kind: Any, value: Any) -> set[str]:
+    if kind is op.LITERAL:
+        return {chr(value)} & DIGITS
+    if kind is not op.IN:
+        return set()
+    named = set()
+    for part, detail in value:
+        if part is op.LITERAL:
+            named |= {chr(detail)} & DIGITS
+        elif part is op.RANGE:
+            named |= {chr(code) for code in range(detail[0], detail[1] + 1)} & DIGITS
+    return named if named != DIGITS else set()
+
+
+def _any_digit(items: Any) -> bool:
+    return any(kind is op.IN and (op.CATEGORY, op.CATEGORY_DIGIT) in value for kind, value in items)
+
+
+def _within(kind: Any, value: Any) -> list[Any]:
+    if kind is op.BRANCH:
+        return list(value[1])
+    if kind is op.SUBPATTERN:
+        return [value[3]]
+    if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+        return [value[2]]
+    return [value[1]] if kind in (op.ASSERT, op.ASSERT_NOT) else []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+def test_every_number_that_a_rule_names_stays_in_a_shape(rule):
+    found = set(numbers(_parser.parse(rule.pattern.pattern, rule.pattern.flags & ~re.UNICODE)))
+    if found >= set("123456789"):  # anything but zero
+        found = found - set("123456789") | {"0"}
+    assert {one for one in found if isinstance(one, str)} <= set(TELLING_NUMBERS)
+    assert all(length >= LONG_NUMBER for _, length in (one for one in found if isinstance(one, tuple)))
+
+
+def test_a_shape_keeps_what_a_rule_may_tell_apart():
+    assert shape_of(b"took 13.25 s, rank 6 of 64") == shape_of(b"took 8.1 s, rank 3 of 32")
+    assert shape_of(b"exit code 137") != shape_of(b"exit code 136") == shape_of(b"exit code 6")
+    assert shape_of(b"exit code 1") != shape_of(b"exit code 0")
+    assert shape_of(b"size 123456789") != shape_of(b"size 12345678")
+    assert shape_of(b"code EL0004") != shape_of(b"code EL0003")
+    assert shape_of(b"x" * 5000) == b""
+
+
+def test_a_shape_is_familiar_once_it_was_read_often_enough():
+    familiar = Familiar()
+    for _ in range(familiar_lines._ENOUGH):
+        assert b"a" not in familiar
+        familiar.dull(b"a")
+    assert b"a" in familiar
+    familiar.telling(b"a")
+    familiar.dull(b"a")
+    assert b"a" not in familiar
+    for count in range(familiar_lines._KEPT + 1):
+        familiar.dull(b"%d" % count)
+    assert b"a" not in familiar
+    familiar.dull(b"")
+    assert b"" not in familiar
+
+
+def scanned(rows: list[str]):
+    return diagnose(scan(["\n".join(rows).encode() + b"\n"]))
+
+
+def test_a_failure_after_many_lines_that_say_nothing_is_found():
+    dull = [DULL.format(n=n) for n in range(200)]
+    found = scanned([*dull, OOM, *dull])
+    assert (found.cause, found.evidence[0].line) == (Cause.GPU_OOM, 201)
+
+
+def test_a_failure_of_two_rows_is_found_among_lines_that_begin_like_it():
+    rows = [
+        "ValueError: Free memory on device (11.5/79.15 GiB) on startup is",
+        "less than desired GPU memory utilization",
+    ]
+    assert scanned(rows).cause is Cause.GPU_OOM
+    alike = [row for n in range(3) for row in (rows[0], f"line {n} says no more")]
+    assert scanned([*alike, *rows]).cause is Cause.GPU_OOM
+
+
+def test_lines_that_name_errors_are_listed_whether_read_or_skipped():
+    row = "(Worker pid=3) handling of an out of memory condition failed on try {n} with an error"
+    found = scanned([row.format(n=30 + n) for n in range(100)])
+    assert [line.line for line in found.evidence] == [100]
+
+
+@pytest.mark.parametrize("texts", [0.0, 1.0])
+def test_the_same_is_found_as_without_memory_of_shapes(monkeypatch, texts: float):
+    source = tempting(lines(3), share=0.2, texts=texts)
+    rows = [next(source) for _ in range(4000)]
+    rows[3000:3000] = ['  File "torch/_tensor.py", line 581, in backward', OOM]
+    log = "\n".join(rows).encode()
+    found = scan([log])
+    monkeypatch.setattr(familiar_lines, "_ENOUGH", 1 << 40)
+    assert scan([log]) == found
