@@ -110,6 +110,9 @@ def _model(job: Job, config: dict[str, Any]) -> Any:
     values["num_hidden_layers"] = job.layers or config["num_hidden_layers"]
     built = AutoConfig.for_model(config["model_type"], **values)
     built.use_cache = False
+    if "num_experts_per_tok" in config:
+        # The default loops over the experts that were hit, which a tensor without values cannot tell.
+        built._experts_implementation = "grouped_mm"
     model: Any = AutoModelForCausalLM.from_config(built, attn_implementation=_ATTENTION)
     model.train()
     if job.recompute:

@@ -58,6 +58,7 @@ def layout(config: Config) -> Layout:
     cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
     policy = config.flag(f"{FSDP}.offload_policy") and not config.megatron
     wide = 2 if config.megatron or half else 4
+    apart, temporary = _temporaries(config, wide)
     return Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
@@ -99,6 +100,8 @@ def layout(config: Config) -> Layout:
         reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),
         reduces_last=not config.megatron and config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
         logits_in_place=not (config.entropy or squares),
+        per_tensor_optimizer=apart,
+        optimizer_temporary_bytes=temporary,
         loss="softmax" if config.megatron or squares else "kernel",
         compiled_loss=config.flag(f"{FSDP}.use_torch_compile"),
         scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
@@ -107,6 +110,19 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
+
+
+def _temporaries(config: Config, width: int) -> tuple[bool, int]:
+    """Return whether AdamW takes one tensor after the other, and its temporaries in bytes per parameter.
+
+    They have the type of the parameters: one where it takes all at once, none where one kernel does it all.
+    """
+    if config.megatron:
+        return False, 4
+    options = f"{ACTOR}.optim.override_optimizer_config"
+    if config.flag(f"{options}.fused"):
+        return False, 0
+    return (True, 2 * width) if config.get(f"{options}.foreach") is False else (False, width)
 
 
 def _expert_tensor(config: Config) -> int:
