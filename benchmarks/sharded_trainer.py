@@ -144,7 +144,8 @@ def _shard(job: Job, model: Any, *, tied: bool) -> None:
         units += [model.lm_head] if job.wrapping == "verl" else []
     for unit in (*units, model):
         with _real_tensors() if job.tensor > 1 else ExitStack():
-            fully_shard(unit, **options)
+            kept = {"reshard_after_forward": None} if job.keeps_root else {}
+            fully_shard(unit, **options | kept)
 
 
 def _split(job: Job, model: Any, mesh: Any) -> None:

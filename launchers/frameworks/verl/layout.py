@@ -98,6 +98,7 @@ def layout(config: Config) -> Layout:
         tokens_before_split=True,
         head_apart=True,
         reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),
+        reshards_root=True,
         reduces_last=not config.megatron and config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
         logits_in_place=not (config.entropy or squares),
         per_tensor_optimizer=apart,

@@ -340,7 +340,12 @@ def test_the_layout_says_how_a_job_is_spread() -> None:
 
 def test_the_layout_says_how_fsdp_wraps_reduces_and_computes_the_loss() -> None:
     layout = profile(JOBS["fsdp2-reference"]).layout
-    assert layout.head_apart and layout.reshard_after_forward and not layout.reduces_last
+    assert (
+        layout.head_apart
+        and layout.reshard_after_forward
+        and layout.reshards_root
+        and not layout.reduces_last
+    )
     assert (layout.reduce_bytes, layout.optimizer_temporary_bytes, layout.per_tensor_optimizer) == (
         4,
         4,
