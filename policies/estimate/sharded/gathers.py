@@ -98,6 +98,8 @@ def gathers_of(model: Model, load: Load, counts: Parameters) -> Gathers:
         head, in_layer, top, gathering = loss, loss - copied * units.head, loss, loss
         before_head = loss + output * (units.head + units.layer)
         in_first = copied * (units.root + units.layer + units.embedding)
+    if layout.chunked_head:
+        loss = np.maximum(loss, head)  # the root computes the loss itself
     first = units.embedding > 0
     # A tied root's gradients are counted apart.
     whole_root = grown * units.root * (counts.head > 0)
