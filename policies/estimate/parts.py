@@ -47,7 +47,8 @@ def largest(count: int, instants: Iterable[Mapping[str, Floats | float]], outsid
             parts[_ROW[name]] = size
     found[:, OUTSIDE] += outside(found)
     if len(chosen) == 1:
-        return found[0]
+        only: Floats = found[0]
+        return only
     first: Floats = found[found.sum(axis=1).argmax(axis=0), :, np.arange(count)].T
     return first
 
