@@ -28,6 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     parameter_bytes: int = 4
     reduce_bytes: int = 4
     reshard: bool = True  # after forward
+    keeps_root: bool = False  # torch's own default, which reshards all but the root
     offload: bool = False
     passes: int = 1
     deferred: bool = False  # gradients are reduced with the last pass
@@ -37,11 +38,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 MODELS: dict[str, dict[str, Any]] = ARCHITECTURES | {
     "Qwen2.5-14B": ARCHITECTURES["Qwen2.5-32B"] | {"num_hidden_layers": 48, "intermediate_size": 13824}
 }
-# No formula was changed after a look at these.
-HELD_OUT = ("Qwen3-0.6B", "Phi-3-mini (3.8B)", "Gemma-7B (8.5B)", "Llama-3.1-8B", "Llama-3.1-70B")
+# No formula was settled on these (docs/estimate.md, section 5).
+HELD_OUT = (
+    "Qwen3-0.6B",
+    "Phi-3-mini (3.8B)",
+    "Gemma-7B (8.5B)",
+    "OLMo-2-7B",
+    "Mistral-7B-v0.3",
+    "Qwen3-30B-A3B",
+    "Llama-3.1-70B",
+)
 
 _SMALL, _SEVEN, _FOURTEEN, _LARGE = "Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B"
-_UNTIED, _TIED, _WIDE = "Llama-3.1-8B", "Qwen3-0.6B", "Gemma-7B (8.5B)"
+_UNTIED, _TIED, _WIDE, _PLAIN, _SPARSE = (
+    "Llama-3.1-8B",
+    "Qwen3-0.6B",
+    "Gemma-7B (8.5B)",
+    "Mistral-7B-v0.3",
+    "Qwen3-30B-A3B",
+)
 
 
 def _cut(**changes: object) -> tuple[Job, ...]:
@@ -73,6 +88,7 @@ _VARIED = (
     *_cut(wrapping="plain"),
     *_cut(reshard=False),
     *_cut(wrapping="verl", reshard=False),
+    *_cut(keeps_root=True),
     *_cut(offload=True),
     *_cut(wrapping="verl", offload=True),
     *_cut(passes=3),
@@ -115,6 +131,13 @@ _UNSEEN = (
     Job(name=_UNTIED, wrapping="verl", parameter_bytes=2, reduce_bytes=2, offload=True),
     Job(name=_WIDE, shards=16),
     Job(name=_WIDE, wrapping="verl", passes=2, logits=False),
+    Job(name="OLMo-2-7B", shards=4, optimizer="fused"),
+    Job(name="OLMo-2-7B", wrapping="verl", recompute=False, tokens=2048, logits=False),
+    Job(name=_PLAIN, shards=4, tensor=2, sequence_parallel=True),
+    Job(name=_PLAIN, shards=2, tensor=8, sequence_parallel=True, tokens=16384, recompute=False),
+    Job(name=_PLAIN, shards=8, wrapping="verl", tokens=1024, logits=False),
+    Job(name=_SPARSE, shards=16, logits=False),
+    Job(name=_SPARSE, shards=32, wrapping="verl", tokens=4096),
     Job(name="Llama-3.1-70B", shards=64, logits=False),
 )
 JOBS = (*_VARIED, *_SPLIT, *_WHOLE, *_UNSEEN)

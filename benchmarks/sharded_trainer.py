@@ -110,6 +110,9 @@ def _model(job: Job, config: dict[str, Any]) -> Any:
     values["num_hidden_layers"] = job.layers or config["num_hidden_layers"]
     built = AutoConfig.for_model(config["model_type"], **values)
     built.use_cache = False
+    if "num_experts_per_tok" in config:
+        # The default loops over the experts that were hit, which a tensor without values cannot tell.
+        built._experts_implementation = "grouped_mm"
     model: Any = AutoModelForCausalLM.from_config(built, attn_implementation=_ATTENTION)
     model.train()
     if job.recompute:
@@ -141,7 +144,8 @@ def _shard(job: Job, model: Any, *, tied: bool) -> None:
         units += [model.lm_head] if job.wrapping == "verl" else []
     for unit in (*units, model):
         with _real_tensors() if job.tensor > 1 else ExitStack():
-            fully_shard(unit, **options)
+            kept = {"reshard_after_forward": None} if job.keeps_root else {}
+            fully_shard(unit, **options | kept)
 
 
 def _split(job: Job, model: Any, mesh: Any) -> None:

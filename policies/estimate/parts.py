@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +27,9 @@ _ROW = {name: row for row, name in enumerate(PARTS)}
 OUTSIDE = _ROW["outside"]
 
 
+Outside: TypeAlias = Callable[[Floats], "Floats | float"]  # of instants by parts by configurations
+
+
 def instant(count: int, **sizes: Floats | float) -> Floats:
     """Return parts by configuration; what is not named is zero."""
     found = np.zeros((len(PARTS), count))
@@ -34,9 +38,24 @@ def instant(count: int, **sizes: Floats | float) -> Floats:
     return found
 
 
+def largest(count: int, instants: Iterable[Mapping[str, Floats | float]], outside: Outside) -> Floats:
+    """Return, by configuration, the parts of the largest of some instants with what is outside of them."""
+    chosen = list(instants)
+    found = np.zeros((len(chosen), len(PARTS), count))
+    for parts, sizes in zip(found, chosen, strict=True):
+        for name, size in sizes.items():
+            parts[_ROW[name]] = size
+    found[:, OUTSIDE] += outside(found)
+    if len(chosen) == 1:
+        only: Floats = found[0]
+        return only
+    first: Floats = found[found.sum(axis=1).argmax(axis=0), :, np.arange(count)].T
+    return first
+
+
 def summed(parts: Floats, *names: str) -> Floats:
-    """Return the bytes of some of an instant's parts together, by configuration."""
-    total: Floats = parts[[_ROW[name] for name in names]].sum(axis=0)
+    """Return the bytes of some parts together, by instant and by configuration."""
+    total: Floats = parts[..., [_ROW[name] for name in names], :].sum(axis=-2)
     return total
 
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
-from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, summed
+from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, instant, largest, summed
 from autotune.policies.estimate.passes import logits_of, pass_of
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
-from autotune.policies.estimate.sharded.instants import Gradients, forward, sharded_backward
+from autotune.policies.estimate.sharded.instants import Gradients, Instants, forward, sharded_backward
 from autotune.policies.estimate.sharded.instants import backward as plain_backward
 from autotune.policies.values.model import Model
 
@@ -99,19 +99,21 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     score = pass_of(model, load, tokens=load.scored)
     logits = logits_of(model, load, tokens=load.tokens, scored=load.scored)
 
+    def outside(parts: Floats) -> Floats:
+        return _outside(load, state, parts) if load.gpus else state.outside
+
     def at(**sizes: Floats | float) -> Floats:
-        parts = instant(load.count, **sizes)
-        parts[OUTSIDE] += _outside(load, state, parts) if load.gpus else state.outside
-        return parts
+        return largest(load.count, (sizes,), outside)
+
+    def scoring(gathered: Floats, **sizes: Floats) -> dict[str, Floats]:
+        return {"weights": weights + gathered, "gradients": idle, "optimizer": moments, **sizes}
+
+    def training(instants: Instants) -> Floats:
+        resident = ((weights + sizes.pop("gathered", 0.0), sizes) for sizes in instants)
+        sizes = ({"weights": held, "optimizer": updating, **rest} for held, rest in resident)
+        return largest(load.count, sizes, outside)
 
     gathers = state.gathers
-
-    def scoring(gathered: Floats, **sizes: Floats | float) -> Floats:
-        return at(weights=weights + gathered, gradients=idle, optimizer=moments, **sizes)
-
-    def training(gathered: Floats | float = 0.0, **sizes: Floats | float) -> Floats:
-        return at(weights=weights + gathered, optimizer=updating, **sizes)
-
     gradients = _gradients(load, state)
     run = pass_of(model, load, tokens=load.tokens)
     if layout.strategy.startswith("fsdp"):
@@ -125,16 +127,21 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
         built = np.where(load.efficient_load, built, np.maximum(built, weights - state.weights + whole))
     return {
         "init": at(weights=built, gradients=idle),
-        "log_prob": heaviest(
-            scoring(gathers.start),
-            scoring(gathers.layers, activations=score.working),
-            scoring(gathers.between, activations=2.0 * score.inputs),
-            scoring(gathers.before_head, activations=2.0 * score.inputs),
-            scoring(gathers.head, activations=score.inputs, logits=logits.head_scored),
-            scoring(gathers.loss, activations=score.inputs, logits=logits.scoring),  # the final hidden states
+        "log_prob": largest(
+            load.count,
+            (
+                scoring(gathers.start),
+                scoring(gathers.layers, activations=score.working),
+                scoring(gathers.between, activations=2.0 * score.inputs),
+                scoring(gathers.before_head, activations=2.0 * score.inputs),
+                # From here on, of the activations, the final hidden states.
+                scoring(gathers.head, activations=score.inputs, logits=logits.head_scored),
+                scoring(gathers.loss, activations=score.inputs, logits=logits.scoring),
+            ),
+            outside,
         ),
-        "forward": heaviest(*(training(**sizes) for sizes in forward(load, gathers, run, logits, gradients))),
-        "backward": heaviest(*(training(**sizes) for sizes in backward)),
+        "forward": training(forward(load, gathers, run, logits, gradients)),
+        "backward": training(backward),
         "optimizer": at(
             weights=weights,
             gradients=gradients.complete,

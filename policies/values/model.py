@@ -112,6 +112,7 @@ class Layout(Value, frozen=True, kw_only=True):
     reshard_after_forward: bool = (
         True  # else all weights stay gathered from a layer's forward to its backward
     )
+    reshards_root: bool = False  # ... and what no unit wraps, at once; torch's own default keeps it whole
     reduces_last: bool = False  # gradients stay whole on every rank until the last micro-batch
     sequence_parallel: bool = (
         True  # FSDP: tensor parallelism splits the residual stream too (AReaL, torchtitan)

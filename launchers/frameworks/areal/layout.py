@@ -73,6 +73,7 @@ def layout_of(site: Site) -> Layout:
         parameters_stay_offloaded=True,
         tokens_before_split=True,
         padded=False,
+        reshards_root=True,
         sequence_parallel=not megatron,
         loss="softmax" if megatron else "pieces",
         selective_share=_selective_share(site),

@@ -242,6 +242,7 @@ def _layout(settings: Settings, *, gpus: bool) -> Layout:
         reference=settings.kl_coef > 0,
         reference_offload=parked,
         optimizer_stays_offloaded=True,
+        embedding_apart=False,
         padded=True,
         logits_share=settings.response_tokens / (settings.prompt_tokens + settings.response_tokens),
         chunked_head=True,

@@ -60,6 +60,7 @@ def layout(config: Config) -> Layout:
     policy = config.flag(f"{FSDP}.offload_policy") and not config.megatron
     stored = width(config.text(f"{MEGATRON}.dtype" if config.megatron else f"{FSDP}.model_dtype"))
     mixed = config.inside(f"{FSDP}.mixed_precision")
+    apart, temporary = _temporaries(config, stored)
     return Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
@@ -96,8 +97,11 @@ def layout(config: Config) -> Layout:
         tokens_before_split=True,
         head_apart=True,
         reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),
+        reshards_root=True,
         reduces_last=not config.megatron and config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
         logits_in_place=not (config.entropy or squares),
+        per_tensor_optimizer=apart,
+        optimizer_temporary_bytes=temporary,
         loss="softmax" if config.megatron or squares else "kernel",
         compiled_loss=config.flag(f"{FSDP}.use_torch_compile"),
         scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
@@ -137,6 +141,19 @@ def _optimizer_bytes(config: Config, stored: int) -> int:
         master=chosen("main_params_dtype"),
         moments=(chosen("exp_avg_dtype"), chosen("exp_avg_sq_dtype")),
     )
+
+
+def _temporaries(config: Config, width: int) -> tuple[bool, int]:
+    """Return whether AdamW takes one tensor after the other, and its temporaries in bytes per parameter.
+
+    They have the type of the parameters: one where it takes all at once, none where one kernel does it all.
+    """
+    if config.megatron:
+        return False, 4
+    options = f"{ACTOR}.optim.override_optimizer_config"
+    if config.flag(f"{options}.fused"):
+        return False, 0
+    return (True, 2 * width) if config.get(f"{options}.foreach") is False else (False, width)
 
 
 def _expert_tensor(config: Config) -> int:

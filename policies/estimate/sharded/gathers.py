@@ -89,14 +89,17 @@ def gathers_of(model: Model, load: Load, counts: Parameters) -> Gathers:
     whole = copied * (units.root + units.head)
     head = whole + output * np.where(units.head > 0, units.head, units.layer)
     before_head = whole + output * (units.head + units.layer)
-    loss = copied * units.root * (not streams)
+    loss = copied * units.root * (not (streams and layout.reshards_root))
     in_layer, in_first = layers, copied * (units.root + units.layer) + output * units.embedding
-    top, gathering = whole + ahead, whole + output * (units.root + units.head)
+    again = units.head + units.root * layout.reshards_root  # what backward gathers for the head
+    top, gathering = whole + ahead, whole + output * again
     if not layout.reshard_after_forward:
         loss = resident + copied * (units.layer + units.root + units.head)
         head, in_layer, top, gathering = loss, loss - copied * units.head, loss, loss
         before_head = loss + output * (units.head + units.layer)
         in_first = copied * (units.root + units.layer + units.embedding)
+    if layout.chunked_head:
+        loss = np.maximum(loss, head)  # the root computes the loss itself
     first = units.embedding > 0
     # A tied root's gradients are counted apart.
     whole_root = grown * units.root * (counts.head > 0)

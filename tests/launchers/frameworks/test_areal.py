@@ -142,6 +142,18 @@ def test_the_profile_of_the_example():
     assert found.warnings == ()
 
 
+def test_the_layout_says_how_fsdp_reduces_and_computes_the_loss():
+    layout = profile(job()).layout
+    assert (
+        layout.sequence_parallel
+        and layout.reshard_after_forward
+        and layout.reshards_root
+        and not layout.head_apart
+    )
+    assert (layout.reduce_bytes, layout.loss) == (4, "pieces")
+    assert profile(job(actor__grad_reduce_dtype="bfloat16")).layout.reduce_bytes == 2
+
+
 def test_a_silent_job_gets_areals_own_defaults():
     knobs = profile(
         job(

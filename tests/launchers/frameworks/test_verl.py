@@ -383,6 +383,46 @@ def test_types_of_megatron_come_from_their_settings(settings, gradient, optimize
     assert (layout.gradient_bytes, layout.optimizer_bytes) == (gradient, optimizer)
 
 
+def test_the_layout_says_how_fsdp_wraps_reduces_and_computes_the_loss() -> None:
+    layout = profile(JOBS["fsdp2-reference"]).layout
+    assert (
+        layout.head_apart
+        and layout.reshard_after_forward
+        and layout.reshards_root
+        and not layout.reduces_last
+    )
+    assert (layout.reduce_bytes, layout.optimizer_temporary_bytes, layout.per_tensor_optimizer) == (
+        4,
+        4,
+        False,
+    )
+    assert (layout.loss, layout.compiled_loss, layout.scaled_logits) == ("kernel", True, False)
+    fsdp = f"{ACTOR}.fsdp_config"
+    changed = profile(
+        job(
+            **{
+                f"{ACTOR}.strategy": "fsdp2",
+                f"{fsdp}.model_dtype": "bf16",
+                f"{fsdp}.mixed_precision.reduce_dtype": "bf16",
+                f"{fsdp}.reshard_after_forward": False,
+                f"{fsdp}.use_no_sync_for_gradient_accumulation": True,
+                f"{fsdp}.use_torch_compile": False,
+                f"{ACTOR}.optim.override_optimizer_config.foreach": False,
+                f"{ROLLOUT}.temperature": 0.7,
+            }
+        )
+    ).layout
+    assert changed.reduces_last and not changed.reshard_after_forward
+    assert (changed.reduce_bytes, changed.optimizer_temporary_bytes, changed.per_tensor_optimizer) == (
+        2,
+        4,
+        True,
+    )
+    assert changed.scaled_logits and not changed.compiled_loss
+    assert profile(job(**{f"{ACTOR}.calculate_sum_pi_squared": True})).layout.loss == "softmax"
+    assert profile(JOBS["megatron"]).layout.loss == "softmax"
+
+
 def test_concurrency_counts_no_more_requests_than_there_are() -> None:
     own = profile(JOBS["no-validation"])  # 64 prompts x 4 answers on 4 engines
     assert own.knobs.concurrency == 64
