@@ -41,9 +41,7 @@ _CLIMBING_RISK = 0.05
 _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
 _CLEARLY = 0.01  # share of a memory: a cure that frees less is none
 _NOISE = 0.04  # predicted step times that differ by less are equal
-_ACTS = 0.001  # share of the capacity: a knob that moves less of a phase's peak does not act there
-# A chance to which, and by which, undoing a change elsewhere may raise that of another failure.
-_SMALL_RISK, _EQUAL_RISK = 0.1, 0.02
+_EQUAL_RISK = 0.02  # by which undoing a change elsewhere may raise the chance of another failure
 _ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 
 
@@ -197,11 +195,12 @@ def _acting(
 ) -> frozenset[str]:
     """Return the knobs that act where memory ran out; before the first launch, where it is foreseen to.
 
-    A knob of the engine acts in a pass of the trainer, and the other way round, where the estimate says so.
+    A knob of the engine acts in a pass of the trainer, and the other way round, where the estimate says that
+    it clearly frees memory there.
     """
     singles = [(k, msgspec.structs.replace(present, **{k: v})) for k, vs in options.items() for v in vs[1:]]
     estimate = view.estimates([present, *(knobs for _, knobs in singles)])
-    least = _ACTS * view.calibration.unit
+    least = _CLEARLY * view.calibration.unit
     if diagnosis is None:
         own = view.estimates((present,))
         chance = chances(own, predicted(view.calibration, own))[:, 0]
@@ -213,7 +212,7 @@ def _acting(
     if everything or not places:
         return frozenset(options)
     gpu = estimate.gpu[places]
-    moved: NDArray[np.bool_] = np.any(np.abs(gpu - gpu[:, :1]) > least, axis=0)
+    moved: NDArray[np.bool_] = np.any(gpu[:, :1] - gpu > least, axis=0)
     found = {knob for (knob, _), acts in zip(singles, moved[1:].tolist(), strict=True) if acts}
     engine = {place for place in places if PHASES[place] in _ENGINE_PHASES}
     if len(engine) < len(places):
@@ -228,7 +227,7 @@ def _without_idle(
 ) -> Ranked:
     """Return the chosen configuration without the changes elsewhere that neither fit nor speed asks for."""
     view, present = near.times.view, near.knobs[0]
-    most = max(_SMALL_RISK, judged(view, chosen).risk + _EQUAL_RISK)
+    most = judged(view, chosen).risk + _EQUAL_RISK
     while True:
         changes = new_values(present, chosen)
         undone = [
