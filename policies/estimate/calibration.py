@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from autotune.policies.estimate.gaussian import Belief, Floats
-from autotune.policies.estimate.observations import lengths_seen, settled_peaks, shown_by
+from autotune.policies.estimate.observations import (
+    growths,
+    lengths_seen,
+    likely_phase,
+    settled_peaks,
+    shown_by,
+)
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.estimate.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
 from autotune.policies.values.failure import Cause, Phase
-from autotune.policies.values.history import Run
+from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.model import Model
 from autotune.policies.values.priors import Factor, Kind, Learned
 
@@ -25,7 +32,7 @@ class Calibration:
     belief: Belief
     unit: float  # bytes of one unit of the late terms: a share of the capacity
     pool_tokens: float  # that the estimate must show for the engine to start
-    slower: float | None = None  # measured seconds of a step over predicted ones
+    moved: dict[int, Phase]  # by the number of the attempt: where it ran out, if its log names another phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +55,39 @@ def calibrated(run: Run, model: Model) -> Calibration:
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
     belief = prior(estimate, run.accepted.learned)
     needed = float(profile.longest_sequence or 1)
-    failed_pool, refused, seconds = 0.0, 0, []
-    floors = settled_peaks(attempts)
-    for column, attempt in enumerate(attempts, start=1):
-        belief = shown_by(belief, estimate, column, attempt, capacity, floors[attempt.knobs])
+    failed_pool, refused = 0.0, 0
+    grown = [growths(attempt) for attempt in attempts]
+    floors = settled_peaks(attempts, grown)
+    moved: dict[int, Phase] = {}
+    named: set[Phase] = set()
+    for column, (attempt, grew) in enumerate(zip(attempts, grown, strict=True), start=1):
+        diagnosis = attempt.diagnosis
+        if diagnosis is not None and diagnosis.phase not in named:
+            likely = likely_phase(belief, estimate, column, attempt)
+            named.add(diagnosis.phase)
+            if likely is not None:
+                moved[attempt.number] = likely
+                attempt = in_phase(attempt, likely)
+        belief = shown_by(belief, estimate, column, attempt, capacity, floors[attempt.knobs], grew)
         belief = lengths_seen(belief, profile, attempt)
         pool = float(estimate.pool_tokens[column])
         if attempt.diagnosis is not None and attempt.diagnosis.cause is Cause.POOL_TOO_SMALL:
             failed_pool, refused = max(failed_pool, pool), refused + 1
         elif attempt.progress:
             needed = min(needed, pool)
-        timed = [p.seconds for p in attempt.progress if p.seconds]
-        if timed and estimate.step_s[column] > 0:
-            seconds.append(sorted(timed)[len(timed) // 2] / float(estimate.step_s[column]))
     return Calibration(
         belief=belief,
         unit=capacity,
         # A refusal does not say how much more it takes: each one doubles what is added.
         pool_tokens=max(needed, failed_pool * (1 + _POOL_ERROR * 2 ** max(0, refused - 1))),
-        slower=sorted(seconds)[len(seconds) // 2] if seconds else None,
+        moved=moved,
     )
+
+
+def in_phase(attempt: Attempt, phase: Phase) -> Attempt:
+    """Return an attempt as one that failed in another phase."""
+    assert attempt.diagnosis is not None
+    return msgspec.structs.replace(attempt, diagnosis=msgspec.structs.replace(attempt.diagnosis, phase=phase))
 
 
 def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = True) -> Prediction:

@@ -115,7 +115,10 @@ TABLE: dict[str, Constant] = {
     "cpu_adam": Constant(
         1.5e9, "parameters per second of a vectorised CPU Adam over one node's memory channels / 8"
     ),
-    "link": Constant(150e9, "bytes per second of an all-reduce inside a node with NVLink"),
+    "link": Constant(
+        0.25,
+        "of a card's links: one direction of two, and an all-reduce sends twice what it reduces (nccl-tests)",
+    ),
     "fabric": Constant(25e9, "bytes per second and GPU between nodes"),
     "disk": Constant(1.5e9, "bytes per second of a shared file system"),
     "selective": Constant(
@@ -144,39 +147,47 @@ def constant(name: str) -> float:
 
 
 class Card(NamedTuple):
-    """What a device can do: dense bf16 FLOP/s and bytes per second."""
+    """What a device can do: dense bf16 FLOP/s, bytes per second of its memory and of its links."""
 
     flops: float
     bandwidth: float
+    link: float  # to the other devices of a node, both directions of all links together
 
 
-# Vendors' data sheets (dense bf16, without sparsity). The longest name that a device's name contains counts.
+# PCIe x16, both directions: 16 lanes of 2 GB/s each way (4.0), twice that (5.0).
+_PCIE_4, _PCIE_5 = 64e9, 128e9
+# Vendors' data sheets (dense bf16, without sparsity; NVLink or Infinity Fabric in total). Cards whose NVLink
+# bridges join only pairs count as PCIe. The longest name that a device's name contains counts.
 CARDS: tuple[tuple[str, Card], ...] = (
-    ("B200", Card(2.25e15, 8.0e12)),
-    ("GB200", Card(2.5e15, 8.0e12)),
-    ("H200", Card(989e12, 4.8e12)),
-    ("H20", Card(148e12, 4.0e12)),
-    ("H800", Card(989e12, 3.35e12)),
-    ("H100 PCIe", Card(756e12, 2.0e12)),
-    ("H100", Card(989e12, 3.35e12)),
-    ("GH200", Card(989e12, 4.0e12)),
-    ("A800", Card(312e12, 2.0e12)),
-    ("A100", Card(312e12, 2.0e12)),
-    ("L40S", Card(362e12, 0.86e12)),
-    ("L40", Card(181e12, 0.86e12)),
-    ("L4", Card(121e12, 0.3e12)),
-    ("A40", Card(150e12, 0.7e12)),
-    ("RTX A4000", Card(77e12, 0.448e12)),
-    ("A10", Card(125e12, 0.6e12)),
-    ("RTX 6000 Ada", Card(364e12, 0.96e12)),
-    ("RTX 5090", Card(210e12, 1.79e12)),
-    ("RTX 4090", Card(165e12, 1.0e12)),
-    ("RTX 3090", Card(71e12, 0.94e12)),
-    ("V100", Card(112e12, 0.9e12)),
-    ("MI300X", Card(1307e12, 5.3e12)),
+    ("B200", Card(2.25e15, 8.0e12, 1.8e12)),
+    ("GB200", Card(2.5e15, 8.0e12, 1.8e12)),
+    ("H200", Card(989e12, 4.8e12, 900e9)),
+    ("H20", Card(148e12, 4.0e12, 900e9)),
+    ("H800", Card(989e12, 3.35e12, 400e9)),
+    ("H100 PCIe", Card(756e12, 2.0e12, _PCIE_5)),
+    ("H100", Card(989e12, 3.35e12, 900e9)),
+    ("GH200", Card(989e12, 4.0e12, 900e9)),
+    ("A800", Card(312e12, 2.0e12, 400e9)),
+    ("A100", Card(312e12, 2.0e12, 600e9)),
+    ("A100-PCIE", Card(312e12, 1.555e12, _PCIE_4)),
+    ("A100 80GB PCIe", Card(312e12, 1.935e12, _PCIE_4)),
+    ("H100 NVL", Card(835e12, 3.9e12, _PCIE_5)),
+    ("RTX A6000", Card(155e12, 0.768e12, _PCIE_4)),
+    ("L40S", Card(362e12, 0.86e12, _PCIE_4)),
+    ("L40", Card(181e12, 0.86e12, _PCIE_4)),
+    ("L4", Card(121e12, 0.3e12, _PCIE_4)),
+    ("A40", Card(150e12, 0.7e12, _PCIE_4)),
+    ("RTX A4000", Card(77e12, 0.448e12, _PCIE_4)),
+    ("A10", Card(125e12, 0.6e12, _PCIE_4)),
+    ("RTX 6000 Ada", Card(364e12, 0.96e12, _PCIE_4)),
+    ("RTX 5090", Card(210e12, 1.79e12, _PCIE_5)),
+    ("RTX 4090", Card(165e12, 1.0e12, _PCIE_4)),
+    ("RTX 3090", Card(71e12, 0.94e12, _PCIE_4)),
+    ("V100", Card(112e12, 0.9e12, 300e9)),
+    ("MI300X", Card(1307e12, 5.3e12, 896e9)),
 )
-DEFAULT_CARD = Card(312e12, 2.0e12)
-CPU_CARD = Card(1e11, 2e10)
+DEFAULT_CARD = Card(312e12, 2.0e12, 600e9)
+CPU_CARD = Card(1e11, 2e10, 2e10)
 
 
 def card(name: str, *, gpus: bool = True) -> Card:

@@ -25,9 +25,7 @@ def seconds(
     found["rollout"] = _rollout(model, load, card=card, pool_tokens=pool_tokens)
     whole = parameters(model).total * layout.engine_bytes
     buckets = np.ceil(whole / np.maximum(1.0, load.sync_buffer))
-    link = constant("link") if layout.ranks <= max(1, cluster.gpus_per_node) else constant("fabric")
-    if not load.gpus:
-        link = card.bandwidth / 4
+    link = _link(load, cluster=cluster, card=card)
     moved = state.weights * load.param_offload / constant("pcie")
     found["weight_sync"] = moved + np.where(
         load.disk, 2.0 * whole / constant("disk") + 1.0, 2.0 * whole / link + 5e-3 * buckets
@@ -57,13 +55,14 @@ def _training(
     scoring = per_token * tokens / divisor / (card.flops * constant("efficiency_prefill"))
     launches = model.layers / layout.pipeline_parallel * constant("kernels_per_layer") * constant("launch_s")
     passes, score_passes = load.passes, load.score_passes
-    link = constant("link") if layout.ranks <= max(1, cluster.gpus_per_node) else constant("fabric")
+    link = _link(load, cluster=cluster, card=card)
     gathering = np.zeros(load.count)
     if layout.strategy.startswith("fsdp"):
         gathering = (load.shards > 1) * state.local * layout.compute_bytes / link
     # All-reduces of tensor parallelism and all-to-alls of Ulysses are not hidden behind compute.
     rows = tokens * model.hidden * layout.compute_bytes
-    exchanged = rows * model.layers * (4.0 * (load.tensor > 1) + 2.0 * (load.split > 1)) / constant("link")
+    exchanged = rows * model.layers * (4.0 * (load.tensor > 1) + 2.0 * (load.split > 1))
+    exchanged = exchanged / (card.link * constant("link"))
     forward = _hidden_behind(np.maximum(forward, passes * launches), passes * gathering) + exchanged
     bubble = 1.0 + (layout.pipeline_parallel - 1) / np.maximum(1.0, passes)
     again = np.where(load.recompute_full, 1.0, constant("selective") * load.recompute_selective)
@@ -120,13 +119,23 @@ def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Fl
     eager = np.where(load.graphs_off, 1.0, np.where(load.graphs_limited & (batch > 32), 0.5, 0.0)) * load.gpus
     step = np.maximum(read / (card.bandwidth * constant("efficiency_bandwidth")), compute)
     step = step + constant("decode_overhead_s") + eager * model.layers * constant("decode_eager_s")
-    step = step + (load.rollout_tensor > 1) * model.layers * 2.0 * 8e-6
+    # Two all-reduces a layer: each takes its time to start, and its bytes cross the cards' links.
+    hops = (load.rollout_tensor > 1) * model.layers * 2.0
+    sent_s = hops * model.hidden * layout.compute_bytes / (card.link * constant("link"))
+    step = step + hops * 8e-6 + running * sent_s
     prefill = share * prompt * 2.0 * active_parameters(model) / load.rollout_tensor
     chunks = share * prompt / np.maximum(1.0, load.prefill)
     prefill_s = prefill / (card.flops * constant("efficiency_prefill")) + chunks * constant(
         "decode_overhead_s"
     )
-    return steps * step + prefill_s
+    result: Floats = steps * step + prefill_s + share * prompt * sent_s
+    return result
+
+
+def _link(load: Load, *, cluster: Cluster, card: Card) -> float:
+    """Return the bytes per second of a collective over all ranks."""
+    inside = card.link * constant("link")
+    return inside if load.layout.ranks <= max(1, cluster.gpus_per_node) else min(inside, constant("fabric"))
 
 
 def _hidden_behind(compute: Floats, transfer: Floats) -> Floats:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+import msgspec
+
 from autotune.policies.recovery.first_launch import first_launch
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
 from autotune.policies.recovery.refusals import refusals_text, without_refused
@@ -45,6 +47,14 @@ def decide(history: History) -> Action:
     or cured.
     """
     run = without_refused(fold(history))
+    action = _next(run)
+    undone = refusals_text(run)
+    if isinstance(action, Launch) and undone:
+        return msgspec.structs.replace(action, reason=f"{action.reason}; {undone}")
+    return action
+
+
+def _next(run: Run) -> Action:
     if run.finished is not None:
         return Finish(verdict=run.finished)
     if not run.attempts:
@@ -142,9 +152,7 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     remedy = back(run, last) or next_remedy(run)
     if remedy is None:
         return Finish(verdict=gave_up(run))
-    undone = refusals_text(run)
-    reason = f"{remedy.reason}; {undone}" if undone else remedy.reason
-    return Launch(knobs=remedy.apply(last.knobs), reason=reason, remedy=remedy)
+    return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)
 
 
 def _hung_before(run: Run) -> bool:

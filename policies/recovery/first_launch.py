@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.permissions import may_follow
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
-from autotune.policies.recovery.refusals import is_refused, refusals_text
 from autotune.policies.recovery.remedy_text import peaks, step, words
-from autotune.policies.remedies.legality import objections
 from autotune.policies.values.events import Launch
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
@@ -23,12 +20,6 @@ _HOPELESS = 0.97
 
 def first_launch(run: Run) -> Launch:
     """Return the first launch of a run, or the next one after the job refused the changes of the first."""
-    launch = _first_launch(run)
-    undone = refusals_text(run)
-    return launch if not undone else msgspec.structs.replace(launch, reason=f"{launch.reason}; {undone}")
-
-
-def _first_launch(run: Run) -> Launch:
     written, mode = run.accepted.profile.knobs, run.accepted.job.recovery.preflight
     view = None if mode is Preflight.OFF or len(run.refused) > 1 else outlook(run)
     before = None if view is None else judged(view, written)
@@ -50,10 +41,10 @@ def _first_launch(run: Run) -> Launch:
 
 def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:
     run = view.run
-    profile, started = run.accepted.profile, run.accepted.job.resume
+    started = run.accepted.job.resume
 
     def permitted(knobs: Knobs) -> bool:
-        return not is_refused(run, knobs) and not objections(profile, written, knobs, started=started)
+        return may_follow(run, written, knobs, started=started)
 
     return best(view, written, diagnosis=None, started=started, permitted=permitted)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from autotune.policies.recovery.outlook import Outlook, measures, outlook, trusted
-from autotune.policies.recovery.permissions import by_ladder, last_failure, relapse_of, started_before
+from autotune.policies.recovery.permissions import (
+    by_ladder,
+    last_failure,
+    may_follow,
+    relapse_of,
+    started_before,
+)
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
-from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.recovery.worst_case import came_late, longest_sequences
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.proposals.host import free_before_relaunch
 from autotune.policies.remedies.step_size import missing_bytes
@@ -43,7 +47,7 @@ def next_remedy(run: Run) -> Remedy | None:
     failure = last_failure(run)
     if failure is None:
         return None
-    if not failure.climbed and trusted(run, failure.diagnosis):
+    if not failure.climbed:
         ranked = _estimated(run, failure.diagnosis)
         if ranked is not None:
             return ranked
@@ -53,15 +57,20 @@ def next_remedy(run: Run) -> Remedy | None:
 def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
     """Return the best configuration by the calibrated estimate; None where nothing is known of the job."""
     view = outlook(run)
-    if view is None or not measures(view, diagnosis):
+    if view is None:
+        return None
+    run, named = view.run, diagnosis.phase
+    last = run.attempts[-1].diagnosis
+    if last is not None:
+        diagnosis = msgspec.structs.replace(diagnosis, phase=last.phase)
+    if not trusted(run, diagnosis) or not measures(view, diagnosis):
         return None
     present, started = run.attempts[-1].knobs, started_before(run)
 
     def permitted(knobs: Knobs) -> bool:
         if diagnosis.cause is Cause.POOL_TOO_SMALL and _shares_less(present, knobs):
             return False  # the engine says that its share is too small
-        legal = not objections(run.accepted.profile, present, knobs, started=started)
-        return legal and relapse_of(run, knobs) is None and not is_refused(run, knobs)
+        return may_follow(run, present, knobs, started=started) and relapse_of(run, knobs) is None
 
     def ranked(by: Outlook) -> Ranked | None:
         return best(by, present, diagnosis=diagnosis, started=started, permitted=permitted)
@@ -72,7 +81,7 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
         candidate = ranked(view)
     if candidate is None:
         return None
-    return cure(view, present, judged(view, candidate.knobs), judged(view, present), diagnosis)
+    return cure(view, present, judged(view, candidate.knobs), judged(view, present), diagnosis, named=named)
 
 
 def _shares_less(present: Knobs, knobs: Knobs) -> bool:

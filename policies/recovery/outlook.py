@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.policies.estimate.calibration import Calibration, Prediction, calibrated, predicted
+from autotune.policies.estimate.calibration import Calibration, Prediction, calibrated, in_phase, predicted
 from autotune.policies.estimate.gaussian import Floats, exceeded
 from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
@@ -53,7 +54,13 @@ class Outlook:
 def outlook(run: Run) -> Outlook | None:
     """Return what ranks a run's configurations; None: no model is known, or the user wants the ladder."""
     model = _known_model(run)
-    return None if model is None else Outlook(run=run, model=model, calibration=calibrated(run, model))
+    if model is None:
+        return None
+    calibration = calibrated(run, model)
+    likely = tuple(
+        in_phase(a, calibration.moved[a.number]) if a.number in calibration.moved else a for a in run.attempts
+    )
+    return Outlook(run=msgspec.structs.replace(run, attempts=likely), model=model, calibration=calibration)
 
 
 def _known_model(run: Run) -> Model | None:

@@ -130,6 +130,13 @@ def permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
             yield remedy
 
 
+def may_follow(run: Run, present: Knobs, proposed: Knobs, *, started: bool) -> bool:
+    """Return whether a configuration is legal after the present one and holds no change that was refused."""
+    return not is_refused(run, proposed) and not objections(
+        run.accepted.profile, present, proposed, started=started
+    )
+
+
 def started_before(run: Run) -> bool:
     """Return whether a checkpoint may exist that the next attempt continues."""
     return run.accepted.job.resume or run.best_step is not None

@@ -22,12 +22,13 @@ from autotune.policies.recovery.outlook import (
     less_than,
     with_host_and_pool,
 )
+from autotune.policies.recovery.step_times import StepTimes, step_times
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import Score, choices, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import HOST_LIMIT, Phase
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
+from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Part
 from autotune.policies.values.knobs import Knobs, Setting, new_values
-from autotune.policies.values.profile import Placement
 from autotune.policies.values.remedy import Effect
 
 # The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
@@ -40,7 +41,8 @@ _CLIMBING_RISK = 0.05
 _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
 _CLEARLY = 0.01  # share of a memory: a cure that frees less is none
 _NOISE = 0.04  # predicted step times that differ by less are equal
-_ROLLOUT = PHASES.index(Phase.ROLLOUT)
+_EQUAL_RISK = 0.02  # by which undoing a change elsewhere may raise the chance of another failure
+_ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class Ranked:
 def judged(view: Outlook, knobs: Knobs) -> Ranked:
     """Return one configuration as the ranking sees it."""
     estimate = view.estimates((knobs,))
-    return _ranked(view, (knobs,), estimate, predicted(view.calibration, estimate), 0)
+    times = step_times(view, None)
+    return _ranked(times, (knobs,), estimate, predicted(view.calibration, estimate), 0)
 
 
 def best(
@@ -80,15 +83,17 @@ def best(
     smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance
     is weighed against speed.
     """
-    knobs, slow, over, estimate, prediction = _neighbourhood(view, present, _score(view, present), started)
+    near = _neighbourhood(view, present, started, believed=False)
+    knobs, estimate, prediction = near.knobs, near.estimate, near.prediction
+    acting = _acting(view, present, near.options, diagnosis)
     changes = [new_values(present, k) for k in knobs]
     rungs = _rungs(view, present, diagnosis, started=started)
     failed = [a for a in view.run.attempts if a.diagnosis is not None and a.diagnosis.cause in MODELLED]
     less = less_than(view, failed, clearly=_CLEARLY)(estimate)
     order = _order(
-        slow,
+        np.log(near.times.sure(estimate, knobs, acting)),
         any_of(chances(estimate, prediction)),
-        over,
+        near.over,
         _misses(view, estimate, prediction) <= 0,
         _numeric(view, changes),
         changes,
@@ -99,7 +104,7 @@ def best(
         # What the ladder would not touch for such a failure may join a cure, and is none by itself.
         cures = diagnosis is None or not rungs.keys().isdisjoint(changes[index])
         if changes[index] and cures and less[index] and permitted(knobs[index]):
-            return _ranked(view, knobs, estimate, prediction, index)
+            return _without_idle(near, knobs[index], acting, permitted)
     return None
 
 
@@ -107,28 +112,33 @@ def faster(
     view: Outlook, present: Knobs, *, started: bool, permitted: Callable[[Knobs], bool]
 ) -> Ranked | None:
     """Return a configuration that is clearly faster than the present one and surely fits, if there is one."""
-    knobs, slow, _, estimate, prediction = _neighbourhood(view, present, _score(view, None), started)
+    near = _neighbourhood(view, present, started, believed=True)
+    knobs, slow, estimate, prediction = near.knobs, near.slow, near.estimate, near.prediction
     changes = [new_values(present, k) for k in knobs]
     gain = slow[0] - slow  # the search begins with the present configuration
-    fits = any_of(chances(estimate, prediction)) <= _CLIMBING_RISK
-    left = np.nonzero((gain >= _WORTH_CLIMBING) & fits & ~_numeric(view, changes))[0]
+    share, error = near.times.gain(knobs, [present] * len(knobs))
+    fits = (any_of(chances(estimate, prediction)) <= _CLIMBING_RISK) & (
+        _misses(view, estimate, prediction) <= 0
+    )
+    left = np.nonzero((gain >= _WORTH_CLIMBING) & (share > error) & fits & ~_numeric(view, changes))[0]
     while left.size:
         equal = left[gain[left] >= gain[left].max() - _NOISE]
         counts = np.array([len(changes[i]) for i in equal])
         for index in equal[np.lexsort((-gain[equal], counts))].tolist():
             if permitted(knobs[index]):
-                return _ranked(view, knobs, estimate, prediction, index)
+                return _ranked(near.times, knobs, estimate, prediction, index)
         left = left[gain[left] < gain[left].max() - _NOISE]
     return None
 
 
 def nearest(view: Outlook, present: Knobs, *, started: bool) -> Ranked:
     """Return the legal configuration whose expected peaks miss by least."""
-    knobs, _, _, estimate, prediction = _neighbourhood(view, present, _score(view, present), started)
+    near = _neighbourhood(view, present, started, believed=False)
+    knobs, estimate, prediction = near.knobs, near.estimate, near.prediction
     misses = (prediction.gpu / estimate.gpu_capacity).max(axis=0)
     misses = np.maximum(misses, (prediction.host / (HOST_LIMIT * estimate.host_capacity)).max(axis=0))
     misses = misses + np.maximum(0.0, -prediction.pool)
-    return _ranked(view, knobs, estimate, prediction, int(misses.argmin()))
+    return _ranked(near.times, knobs, estimate, prediction, int(misses.argmin()))
 
 
 def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
@@ -142,24 +152,106 @@ def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
     return sorted(((name, size) for name, size in sizes if size > 0), key=lambda item: -item[1])
 
 
-def _neighbourhood(
-    view: Outlook, present: Knobs, score: Score, started: bool
-) -> tuple[list[Knobs], Floats, Floats, Estimates, Prediction]:
-    """Return the configurations near the present one, their score, estimates and predictions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Neighbourhood:
+    """The configurations looked at near the present one, which is the first."""
+
+    knobs: list[Knobs]
+    slow: Floats  # logarithm of a step's seconds
+    over: Floats  # what does not fit
+    estimate: Estimates
+    prediction: Prediction
+    options: dict[str, tuple[Setting, ...]]
+    times: StepTimes
+
+
+def _neighbourhood(view: Outlook, present: Knobs, started: bool, *, believed: bool) -> _Neighbourhood:
+    """Return the configurations near the present one; `believed`: every prediction of speed is."""
     profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
     options = choices(profile, present, recovery=recovery, started=started)
-    knobs, slow, over = search(profile, present, options, score, recovery=recovery, started=started)
+    times = step_times(view, None if believed else present, options)
+    score = _score(view, times)
+    exact = {k: v for k, v in options.items() if profile.supported[k].effect is not Effect.NUMERIC}
+    found: dict[Knobs, tuple[float, float]] = {}
+    # Numeric changes may save and speed up most: a search among all would not see what the others do.
+    for some in (exact, options) if len(exact) < len(options) else (options,):
+        each, slow, over = search(profile, present, some, score, recovery=recovery, started=started)
+        found |= zip(each, zip(slow.tolist(), over.tolist(), strict=True), strict=True)
+    knobs = list(found)
     estimate = view.estimates(knobs)
-    return knobs, slow, over, estimate, predicted(view.calibration, estimate)
+    return _Neighbourhood(
+        knobs=knobs,
+        slow=np.array([seconds for seconds, _ in found.values()]),
+        over=np.array([excess for _, excess in found.values()]),
+        estimate=estimate,
+        prediction=predicted(view.calibration, estimate),
+        options=options,
+        times=times,
+    )
+
+
+def _acting(
+    view: Outlook, present: Knobs, options: dict[str, tuple[Setting, ...]], diagnosis: Diagnosis | None
+) -> frozenset[str]:
+    """Return the knobs that act where memory ran out; before the first launch, where it is foreseen to.
+
+    A knob of the engine acts in a pass of the trainer, and the other way round, where the estimate says that
+    it clearly frees memory there.
+    """
+    singles = [(k, msgspec.structs.replace(present, **{k: v})) for k, vs in options.items() for v in vs[1:]]
+    estimate = view.estimates([present, *(knobs for _, knobs in singles)])
+    least = _CLEARLY * view.calibration.unit
+    if diagnosis is None:
+        own = view.estimates((present,))
+        chance = chances(own, predicted(view.calibration, own))[:, 0]
+        places = [place for place in range(len(PHASES)) if chance[place] > RISK]
+        everything = bool((chance[len(PHASES) :] > RISK).any())
+    else:
+        places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
+        everything = diagnosis.cause is not Cause.GPU_OOM
+    if everything or not places:
+        return frozenset(options)
+    gpu = estimate.gpu[places]
+    moved: NDArray[np.bool_] = np.any(gpu[:, :1] - gpu > least, axis=0)
+    found = {knob for (knob, _), acts in zip(singles, moved[1:].tolist(), strict=True) if acts}
+    engine = {place for place in places if PHASES[place] in _ENGINE_PHASES}
+    if len(engine) < len(places):
+        found |= {knob for knob in options if KNOB_TABLE[knob].part is Part.TRAINER}
+    if engine:
+        found |= options.keys() & ENGINE_KNOBS
+    return frozenset(found)
+
+
+def _without_idle(
+    near: _Neighbourhood, chosen: Knobs, acting: frozenset[str], permitted: Callable[[Knobs], bool]
+) -> Ranked:
+    """Return the chosen configuration without the changes elsewhere that neither fit nor speed asks for."""
+    view, present = near.times.view, near.knobs[0]
+    most = judged(view, chosen).risk + _EQUAL_RISK
+    while True:
+        changes = new_values(present, chosen)
+        undone = [
+            msgspec.structs.replace(chosen, **{knob: getattr(present, knob)})
+            for knob in changes
+            if knob not in acting
+        ]
+        every = [chosen, *(knobs for knobs in undone if permitted(knobs))]
+        estimate = view.estimates(every)
+        prediction = predicted(view.calibration, estimate)
+        risk, misses = any_of(chances(estimate, prediction)), _misses(view, estimate, prediction)
+        gain, error = near.times.gain([chosen] * len(every), every)
+        allowed = (risk <= most) & (misses <= max(0.0, misses[0])) & (gain <= error)
+        allowed[0] = False
+        if not allowed.any():
+            return _ranked(near.times, every, estimate, prediction, 0)
+        chosen = every[int(np.where(allowed, risk, np.inf).argmin())]
 
 
 def _numeric(view: Outlook, changes: list[dict[str, Setting]]) -> NDArray[np.bool_]:
     return np.array([effect_of(view.run.accepted.profile, c) is Effect.NUMERIC for c in changes])
 
 
-def _score(view: Outlook, present: Knobs | None) -> Score:
-    """Return the search's score; without a present configuration every prediction of speed is believed."""
-
+def _score(view: Outlook, times: StepTimes) -> Score:
     def score(knobs: Sequence[Knobs]) -> tuple[Floats, Floats]:
         estimate = view.estimates(knobs)
         prediction = predicted(view.calibration, estimate)
@@ -167,40 +259,9 @@ def _score(view: Outlook, present: Knobs | None) -> Score:
         over = np.maximum(0.0, (prediction.gpu + _MARGIN * prediction.gpu_error) / capacity - 1).sum(axis=0)
         over = np.maximum(over, _misses(view, estimate, prediction))
         over = with_host_and_pool(over, estimate, prediction, margin=_MARGIN)
-        return np.log(np.maximum(1e-9, _seconds(view, estimate, knobs, present))), over
+        return np.log(times.seconds(estimate, knobs)), over
 
     return score
-
-
-def _seconds(view: Outlook, estimate: Estimates, knobs: Sequence[Knobs], present: Knobs | None) -> Floats:
-    """Return predicted step times in which a smaller pool or fewer requests never shorten generation."""
-    if present is None:
-        return estimate.step_s
-    rollout = estimate.seconds[_ROLLOUT]
-    fuller = {index: _fuller(k, present) for index, k in enumerate(knobs)}
-    less = [index for index, reference in fuller.items() if reference is not knobs[index]]
-    slower = rollout.copy()
-    if less:
-        reference = view.estimates([fuller[index] for index in less]).seconds[_ROLLOUT]
-        slower[less] = np.maximum(rollout[less], reference)
-    if view.run.accepted.profile.placement is Placement.ASYNCHRONOUS:
-        sync = estimate.seconds[PHASES.index(Phase.WEIGHT_SYNC)]
-        overlapped: Floats = np.maximum(estimate.step_s, slower + sync)
-        return overlapped
-    alone: Floats = estimate.step_s - rollout + slower
-    return alone
-
-
-def _fuller(knobs: Knobs, present: Knobs) -> Knobs:
-    """Return the configuration with no smaller a pool and no fewer requests than the present one has."""
-    changes = {
-        knob: before
-        for knob in ("memory_fraction", "concurrency")
-        if (before := getattr(present, knob)) is not None
-        and (after := getattr(knobs, knob)) is not None
-        and after < before
-    }
-    return msgspec.structs.replace(knobs, **changes) if changes else knobs
 
 
 def _misses(view: Outlook, estimate: Estimates, prediction: Prediction) -> Floats:
@@ -251,14 +312,14 @@ def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, starte
 
 
 def _ranked(
-    view: Outlook, knobs: Sequence[Knobs], estimate: Estimates, prediction: Prediction, index: int
+    times: StepTimes, knobs: Sequence[Knobs], estimate: Estimates, prediction: Prediction, index: int
 ) -> Ranked:
-    slower, risks = view.calibration.slower or 1.0, chances(estimate, prediction)
+    risks = chances(estimate, prediction)
     return Ranked(
         knobs=knobs[index],
         risk=float(any_of(risks)[index]),
         least_risk=float(risks[:, index].max()),
-        step_s=float(estimate.step_s[index]) * slower,
+        step_s=float(times.seconds(estimate, knobs)[index]),
         gpu={phase: float(prediction.gpu[place, index]) for place, phase in enumerate(PHASES)},
         host=float(prediction.host[:, index].max()),
     )

@@ -10,7 +10,7 @@ from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import REMEDY_OF, effect_of
 from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import Cause
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.formatting import show_gib, show_setting
 from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.remedy import Remedy
@@ -20,16 +20,24 @@ _GROWS = {"memory_fraction": "increase_mem_fraction"}
 _SHOWN = 3  # peaks named in a reason: the tightest
 
 
-def cure(view: Outlook, present: Knobs, ranked: Ranked, before: Ranked, diagnosis: Diagnosis) -> Remedy:
-    """Return the remedy that leads from `present` to the ranked configuration."""
+def cure(
+    view: Outlook, present: Knobs, ranked: Ranked, before: Ranked, diagnosis: Diagnosis, *, named: Phase
+) -> Remedy:
+    """Return the remedy that leads from `present` to the ranked configuration.
+
+    `named` is the phase that the log names, which need not be the diagnosis's.
+    """
     changes = new_values(present, ranked.knobs)
+    why = _failure(diagnosis)
+    if named is not diagnosis.phase:
+        why += f" (the log names {named.value}, which is predicted to need far less than there is)"
     return step(
         view,
         present,
         ranked,
         before,
         name=_name(view, present, changes, diagnosis),
-        why=_failure(diagnosis),
+        why=why,
         frees=_frees(ranked, before, diagnosis),
     )
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.policies.recovery.outlook import outlook
+from autotune.policies.recovery.permissions import may_follow
 from autotune.policies.recovery.ranking import faster, judged
-from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import step
-from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Then
@@ -33,13 +32,7 @@ def offer(run: Run) -> Remedy | None:
             for a in run.attempts
         )
         tried = any(a.knobs == knobs for a in run.attempts)
-        refused = is_refused(run, knobs)
-        return (
-            not known
-            and not tried
-            and not refused
-            and not objections(profile, stable.knobs, knobs, started=True)
-        )
+        return not known and not tried and may_follow(run, stable.knobs, knobs, started=True)
 
     candidate = faster(view, stable.knobs, started=True, permitted=permitted)
     if candidate is None:

@@ -20,10 +20,10 @@ from autotune.policies.recovery.outlook import (
     outlook,
     with_host_and_pool,
 )
+from autotune.policies.recovery.step_time_model import Axes, Offered, Pace, offered, pace_of, slower
 from autotune.policies.remedies.beam_search import beam, in_order
 from autotune.policies.search.packing import trials_on_a_node
 from autotune.policies.search.space import Dimension
-from autotune.policies.search.step_time_model import Offered, Pace, offered, pace_of, slower
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Accepted, Event, Result, Tried
 from autotune.policies.values.failure import HOST_LIMIT
@@ -74,6 +74,11 @@ class Foresight(Forecast):
     needs_less: Callable[[Estimates], NDArray[np.bool_]]  # than the failed attempts, of what ran out
 
     @property
+    def axes(self) -> Axes:
+        """The values of the space, by knob."""
+        return _axes(self.dimensions)
+
+    @property
     def headroom(self) -> float:
         """The share of every memory that is to stay free."""
         return self.view.run.accepted.job.goal.headroom
@@ -116,7 +121,7 @@ class Foresight(Forecast):
         """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
         if self.pace is None:
             return 0.0
-        both = offered(self.view.estimates((knobs, best)), (knobs, best), self.dimensions)
+        both = offered(self.view.estimates((knobs, best)), (knobs, best), self.axes)
         more, error = slower(self.pace, both.part(slice(0, 1)), both.part(slice(1, 2)))
         least = float(more[0] - _SURELY * error[0])
         return least if least > _AS_FAST else 0.0
@@ -128,7 +133,7 @@ class Foresight(Forecast):
         of fit against speed are moved again. Less than `gain` above the fastest so far is not worth a run.
         """
         reference = self.view.estimates(centers[:1])
-        center = offered(reference, centers[:1], self.dimensions)
+        center = offered(reference, centers[:1], self.axes)
         risky: list[NDArray[np.bool_]] = []
 
         def score(knobs: list[Knobs]) -> tuple[Floats, Floats]:
@@ -174,7 +179,7 @@ def foreseen(
         knobs = [r.knobs for r in measured]
         estimate = view.estimates(knobs)
         pace = pace_of(
-            offered(estimate, knobs, dimensions),
+            offered(estimate, knobs, _axes(dimensions)),
             estimate.step_s,
             [r.rate for r in measured],
             [r.noise or 0.0 for r in measured],
@@ -187,6 +192,10 @@ def foreseen(
         pace=pace,
         needs_less=less_than(view, failed),
     )
+
+
+def _axes(dimensions: Sequence[Dimension]) -> Axes:
+    return {d.knob: d.values for d in dimensions}
 
 
 def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
@@ -230,6 +239,6 @@ def _hoped(
     if sight.pace is None:
         plain: Floats = estimate.step_s / float(reference.step_s[0]) - 1
         return plain
-    more, error = slower(sight.pace, offered(estimate, knobs, sight.dimensions), center)
+    more, error = slower(sight.pace, offered(estimate, knobs, sight.axes), center)
     hoped: Floats = more - _OPTIMISM * error
     return hoped

@@ -10,6 +10,7 @@ from autotune.policies.estimate.calibration import calibrated, learned, predicte
 from autotune.policies.estimate.gaussian import Belief, at_least, at_most, measured
 from autotune.policies.estimate.growth import growth
 from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.estimate.prior import INDEX
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase
@@ -106,8 +107,17 @@ def test_weights_that_do_not_fit_before_the_first_rollout_say_nothing_of_the_ste
     history = [accepted(), Started(knobs=full), *fails(Phase.WEIGHT_SYNC, requested=GIB, free=0)]
     assert before[0] > accepted().cluster.gpu_memory_bytes
     assert about(history, Phase.BACKWARD, full)[0] > 0.9 * before[0]
-    updated = [accepted(), Started(knobs=full), *fails(Phase.OPTIMIZER, requested=GIB, free=0)]
-    assert about(updated, Phase.BACKWARD, full)[0] < 0.8 * before[0]
+
+
+def test_a_step_that_fails_before_the_update_says_nothing_of_the_state_that_it_lacks():
+    factor = INDEX["train.optimizer"]
+    failed = fails(Phase.BACKWARD, requested=14 * GIB, free=10 * GIB)
+    full = replace(KNOBS, tokens_per_microbatch=24_576)
+    begun = calibrated(fold((accepted(), Started(knobs=full), *failed)), MODEL)
+    assert begun.belief.mean[factor] == 0
+    steps = [Progressed(step=n) for n in (1, 2, 3)]
+    updated = calibrated(fold((accepted(), Started(knobs=full), *steps, *failed)), MODEL)
+    assert updated.belief.mean[factor] != 0
 
 
 def test_the_host_has_a_belief_of_its_own():

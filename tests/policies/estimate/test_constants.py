@@ -36,3 +36,11 @@ def test_what_a_driver_calls_a_card_leads_to_its_row(shown, row):
 def test_an_unknown_card_counts_as_an_a100_and_none_as_a_processor():
     assert card("Something 9000") == DEFAULT_CARD == card("A100")
     assert card("", gpus=False) == CPU_CARD
+
+
+def test_links_are_those_of_the_card():
+    wired = [card(name).link for name in ("V100", "A800", "A100", "H100", "GB200")]
+    assert wired == sorted(wired)
+    for name in ("NVIDIA A10", "NVIDIA L4", "NVIDIA L40S", "NVIDIA RTX A6000", "NVIDIA GeForce RTX 4090"):
+        assert card(name).link < 0.25 * min(wired)
+    assert card("NVIDIA A100-PCIE-40GB").link == card("NVIDIA A100 80GB PCIe").link == card("A10").link

@@ -206,6 +206,15 @@ def test_what_ran_before_is_never_climbed_to():
     assert again.knobs != up.knobs
 
 
+def test_a_climb_that_the_job_refuses_is_undone_with_its_reason():
+    history = [*climbing(), StopRequested(by=CLIMB), Ended(outcome=Cancelled(by=CLIMB))]
+    up = launch(*history)
+    error = Line(line=9, text="ValueError: size 12 must be divisible by 5", rule="python")
+    refused = (Ended(outcome=Crashed(exit_code=1)), Diagnosed(cause=Cause.CODE, evidence=(error,)))
+    after = launch(*history, Decided(remedy=up.remedy), Started(knobs=up.knobs), *refused)
+    assert after.knobs != up.knobs and "the job refused" in after.reason
+
+
 def test_a_marginal_goal_is_no_place_to_climb_from():
     assert decide(tuple(climbing(marginal=True))) == Await()
     done = decide((*climbing(marginal=True), Ended(outcome=Completed())))

@@ -349,6 +349,56 @@ def test_a_pool_that_is_too_small_never_gets_less_of_the_card():
         events, knobs = (*events, Decided(remedy=found.remedy)), found.knobs
 
 
+def test_a_pool_that_is_too_small_keeps_its_share_where_other_phases_want_room():
+    small = replace(KNOBS, memory_fraction=0.5, concurrency=64)
+    start = accepted(profile(small), goal=Goal(headroom=0.25), recovery=Recovery(preflight=Preflight.OFF))
+    refused = fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL)
+    found = launch(start, Started(knobs=small), *refused)
+    assert found.remedy.predicted and found.knobs.memory_fraction >= 0.5
+
+
+@pytest.mark.parametrize("headroom", [0.15, 0.25])
+@pytest.mark.parametrize("phase", [Phase.LOG_PROB, Phase.BACKWARD, Phase.ROLLOUT])
+def test_a_cure_leaves_the_goals_headroom_where_exact_changes_can(phase: Phase, headroom: float):
+    start = accepted(goal=Goal(headroom=headroom), recovery=Recovery(preflight=Preflight.OFF))
+    found = launch(start, Started(knobs=KNOBS), *fails(phase, requested=3 * GIB, free=2 * GIB))
+    assert max(found.remedy.predicted.values()) <= (1 - headroom) * CLUSTER.gpu_memory_bytes
+    assert found.remedy.effect is Effect.EXACT
+
+
+def test_a_climb_leaves_the_goals_headroom():
+    first, *rows = stable(climb=True)
+    tight = replace(first, job=replace(first.job, goal=Goal(steps=20, headroom=0.2)))
+    history = (tight, *rows, StopRequested(by=CLIMB), Ended(outcome=Cancelled(by=CLIMB)))
+    up = launch(*history)
+    if up.remedy is not None:
+        assert max(up.remedy.predicted.values()) <= 0.8 * CLUSTER.gpu_memory_bytes
+
+
+# ------------------------------------------------------------------ where memory really ran out
+
+NARROW = replace(KNOBS, memory_fraction=0.9, tokens_per_microbatch=6144, logprob_tokens=6144)
+
+
+def test_a_phase_that_cannot_have_filled_the_device_is_not_cured():
+    start = accepted(profile(NARROW), recovery=Recovery(preflight=Preflight.OFF))
+    story = (start, Started(knobs=NARROW), *fails(Phase.INIT))
+    found = launch(*story)
+    assert found.remedy.predicted and "memory_fraction" in found.remedy.changes
+    assert "the log names init" in found.remedy.reason
+    # The same name a second time is believed.
+    again = (*story, Decided(remedy=found.remedy), Started(knobs=found.knobs), *fails(Phase.INIT))
+    view = outlook(fold(again))
+    assert view.run.attempts[-1].diagnosis.phase is Phase.INIT
+
+
+def test_a_phase_that_may_have_filled_the_device_is_believed():
+    start = accepted(profile(TOO_MUCH), recovery=Recovery(preflight=Preflight.OFF))
+    for phase in (Phase.ROLLOUT, Phase.BACKWARD):
+        view = outlook(fold((start, Started(knobs=TOO_MUCH), *fails(phase))))
+        assert view.run.attempts[-1].diagnosis.phase is phase
+
+
 def test_offload_that_is_taken_back_is_called_so():
     full = replace(KNOBS, optimizer_offload=True, param_offload=True)
     host = replace(CLUSTER, host_memory_bytes=150 * GIB)

@@ -6,16 +6,18 @@ knob may do what no roofline says. What two configurations have in common says n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from autotune.policies.estimate.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
-from autotune.policies.search.space import Dimension
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs, Setting
+
+Axes: TypeAlias = Mapping[str, Sequence[Setting]]  # the values of each knob, in order
 
 _GROUPS = (
     (Phase.ROLLOUT,),
@@ -31,6 +33,7 @@ _ONE_KNOB, _TOGETHER = 0.06, 0.06
 _LENGTH = 0.4  # of a knob's whole range, over which that changes
 _MEASUREMENT = 0.015  # share by which a step time is off between two runs
 _LEAST_FACTOR = 0.2
+_LEAST_SHARE = 0.05  # of a usual step, below which no step is expected
 _ROUNDS = 3
 
 
@@ -51,6 +54,7 @@ class Pace:
     """What is believed of the seconds of a step."""
 
     usual_s: float  # predicted seconds of a usual step
+    scale: float  # measured seconds over predicted ones
     factors: Floats  # of each group, for what overlaps
     overlapped: bool  # generation and training run at the same time
     known: Offered
@@ -58,28 +62,28 @@ class Pace:
     surprise: Floats  # that inverse times what was measured beyond the roofline
 
 
-def offered(estimate: Estimates, knobs: Sequence[Knobs], dimensions: Sequence[Dimension]) -> Offered:
-    """Return configurations as the pace sees them."""
+def offered(
+    estimate: Estimates, knobs: Sequence[Knobs], axes: Axes, *, rollout_s: Floats | None = None
+) -> Offered:
+    """Return configurations as the pace sees them; `rollout_s` are the seconds of generation, if others."""
     groups = [sum(estimate.seconds[PHASES.index(phase)] for phase in group) for group in _GROUPS]
-    places: list[dict[Setting, float]] = [
-        {value: place / max(1, len(d.values) - 1) for place, value in enumerate(d.values)} for d in dimensions
-    ]
-    codes = [
-        [place.get(getattr(k, d.knob), 0.0) for d, place in zip(dimensions, places, strict=True)]
-        for k in knobs
-    ]
-    return Offered(rows=np.stack(groups, axis=1), codes=np.array(codes).reshape(len(knobs), len(dimensions)))
+    if rollout_s is not None:
+        groups[0] = rollout_s
+    places: dict[str, dict[Setting, float]] = {
+        knob: {value: place / max(1, len(values) - 1) for place, value in enumerate(values)}
+        for knob, values in axes.items()
+    }
+    codes = [[place.get(getattr(k, knob), 0.0) for knob, place in places.items()] for k in knobs]
+    return Offered(rows=np.stack(groups, axis=1), codes=np.array(codes).reshape(len(knobs), len(axes)))
 
 
 def pace_of(
     seen: Offered, step_s: Floats, rates: Sequence[float], noises: Sequence[float], *, overlapped: bool
-) -> Pace | None:
-    """Return the pace after configurations with these predicted step times ran at these rates.
+) -> Pace:
+    """Return the pace after at least one configuration with these predicted step times ran at these rates.
 
     `noises` are the relative standard errors of the rates.
     """
-    if not len(rates):
-        return None
     taken = 1.0 / np.array(rates)
     scale, usual = float(np.median(taken / np.maximum(1e-9, step_s))), float(np.median(step_s))
     target: Floats = taken / scale
@@ -93,6 +97,7 @@ def pace_of(
     inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     return Pace(
         usual_s=usual,
+        scale=scale,
         factors=factors,
         overlapped=overlapped,
         known=known,
@@ -101,42 +106,58 @@ def pace_of(
     )
 
 
+def unmeasured(usual_s: float, knobs: int, *, overlapped: bool) -> Pace:
+    """Return the pace before any step time was measured: the roofline with its error."""
+    return Pace(
+        usual_s=usual_s,
+        scale=1.0,
+        factors=np.ones(len(_GROUPS)),
+        overlapped=overlapped,
+        known=Offered(rows=np.zeros((0, len(_GROUPS))), codes=np.zeros((0, knobs))),
+        inverse=np.zeros((0, 0)),
+        surprise=np.zeros(0),
+    )
+
+
+def expected_s(pace: Pace, candidates: Offered) -> Floats:
+    """Return the expected seconds of a step, in predicted ones: `scale` makes measured ones of them."""
+    there = _shown(pace, candidates)
+    expected: Floats = there.rows.sum(axis=1) + _covariance(there, pace.known, pace.usual_s) @ pace.surprise
+    return np.maximum(expected, _LEAST_SHARE * pace.usual_s)
+
+
 def slower(pace: Pace, candidates: Offered, reference: Offered) -> tuple[Floats, Floats]:
-    """Return by how much a step takes longer than the reference's, as a share of it, and how surely."""
-    there = Offered(
-        rows=_active(candidates.rows, pace.factors, overlapped=pace.overlapped), codes=candidates.codes
-    )
-    here = Offered(
-        rows=_active(reference.rows, pace.factors, overlapped=pace.overlapped), codes=reference.codes
-    )
-    toward, back = _covariance(there, pace.known, pace.usual_s), _covariance(here, pace.known, pace.usual_s)
-    own = float(here.rows.sum() + (back @ pace.surprise)[0])
-    expected = there.rows.sum(axis=1) + toward @ pace.surprise
+    """Return by how much a step takes longer than the reference's, as a share of it, and how surely.
+
+    The reference is one configuration for all candidates, or one for each.
+    """
+    there, here = _shown(pace, candidates), _shown(pace, reference)
+    apart = _covariance(there, pace.known, pace.usual_s) - _covariance(here, pace.known, pace.usual_s)
+    own, expected = expected_s(pace, reference), expected_s(pace, candidates)
     # The variance of the difference, given what was measured.
-    apart = toward - back
-    prior = _variance(there, pace.usual_s) + _variance(here, pace.usual_s)
-    prior = prior - 2 * _covariance(there, here, pace.usual_s)[:, 0]
+    prior = _together(there, there, pace.usual_s) + _together(here, here, pace.usual_s)
+    prior = prior - 2 * _together(there, here, pace.usual_s)
     left = prior - (apart @ pace.inverse * apart).sum(axis=1)
-    own = max(own, 0.05 * pace.usual_s)
     return expected / own - 1, np.sqrt(np.maximum(0.0, left)) / own
 
 
+def _shown(pace: Pace, some: Offered) -> Offered:
+    return Offered(rows=_active(some.rows, pace.factors, overlapped=pace.overlapped), codes=some.codes)
+
+
 def _covariance(one: Offered, other: Offered, usual_s: float) -> Floats:
-    """Return how what is not known of configurations moves together."""
-    found = _FACTOR_ERROR**2 * one.rows @ other.rows.T + (_CONSTANT_ERROR * usual_s) ** 2
-    far = np.zeros_like(found)
-    alone = np.zeros_like(found)
-    for column in range(one.codes.shape[1]):
-        apart = ((one.codes[:, column, None] - other.codes[None, :, column]) / _LENGTH) ** 2
-        far += apart
-        alone += np.exp(-0.5 * apart)
+    """Return how what is not known of each of one and each of the other configurations moves together."""
+    rows = Offered(rows=one.rows[:, None, :], codes=one.codes[:, None, :])
+    columns = Offered(rows=other.rows[None, :, :], codes=other.codes[None, :, :])
+    return _together(rows, columns, usual_s)
+
+
+def _together(one: Offered, other: Offered, usual_s: float) -> Floats:
+    """Return the same for configurations in pairs."""
+    apart = ((one.codes - other.codes) / _LENGTH) ** 2
+    found = _FACTOR_ERROR**2 * (one.rows * other.rows).sum(axis=-1) + (_CONSTANT_ERROR * usual_s) ** 2
+    alone, far = np.exp(-0.5 * apart).sum(axis=-1), apart.sum(axis=-1)
     result: Floats = found + usual_s**2 * (_ONE_KNOB**2 * alone + _TOGETHER**2 * np.exp(-0.5 * far))
-    return result
-
-
-def _variance(one: Offered, usual_s: float) -> Floats:
-    found = _FACTOR_ERROR**2 * (one.rows**2).sum(axis=1) + (_CONSTANT_ERROR * usual_s) ** 2
-    result: Floats = found + usual_s**2 * (_ONE_KNOB**2 * one.codes.shape[1] + _TOGETHER**2)
     return result
 
 

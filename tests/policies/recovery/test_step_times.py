@@ -1,0 +1,86 @@
+"""What the ranking believes of step times, and which changes it makes for speed alone."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.step_times import StepTimes, step_times
+from autotune.policies.values.events import Decided, Event, Launch, Progressed, Started
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.history import fold
+from autotune.policies.values.job import Preflight, Recovery
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Placement
+from tests.policies.jobs import GIB, KNOBS, accepted, fails, profile
+
+NO_PREFLIGHT = Recovery(preflight=Preflight.OFF)
+OPTIONS = {"rollout_tensor_parallel": (1, 2, 4), "recompute": ("off", "full"), "concurrency": (256, 128)}
+WIDE = replace(KNOBS, rollout_tensor_parallel=4)
+
+
+def view_of(*events: Event) -> Outlook:
+    view = outlook(fold((accepted(recovery=NO_PREFLIGHT), *events)))
+    assert view is not None
+    return view
+
+
+def seconds(times: StepTimes, *knobs: Knobs) -> list[float]:
+    return [float(s) for s in times.seconds(times.view.estimates(knobs), knobs)]
+
+
+def ran(knobs: Knobs, taken: float) -> list[Event]:
+    steps = [Progressed(step=n, of=400, seconds=taken) for n in (1, 2, 3, 4)]
+    return [Started(knobs=knobs), *steps, *fails(Phase.BACKWARD, requested=2 * GIB, free=GIB)]
+
+
+def test_measured_step_times_correct_the_roofline():
+    plain = step_times(view_of(), KNOBS, OPTIONS)
+    alone, wide = seconds(plain, KNOBS, WIDE)
+    assert alone == pytest.approx(float(plain.view.estimates((KNOBS,)).step_s[0]))
+    one = step_times(view_of(*ran(KNOBS, 2 * alone)), KNOBS, OPTIONS)
+    assert seconds(one, KNOBS, WIDE) == pytest.approx([2 * alone, 2 * wide], rel=0.02)
+    # The wider engine turns out to be slower than the narrow one, against the roofline.
+    story = [*ran(KNOBS, 2 * alone), Decided(), *ran(WIDE, 3 * alone)]
+    both = step_times(view_of(*story), KNOBS, OPTIONS)
+    measured = seconds(both, KNOBS, WIDE)
+    assert measured[1] > 1.2 * measured[0]
+
+
+def test_a_difference_that_was_measured_is_surer_than_one_that_was_not():
+    plain = step_times(view_of(), KNOBS, OPTIONS)
+    _, unsure = plain.gain((WIDE,), (KNOBS,))
+    alone = seconds(plain, KNOBS)[0]
+    both = step_times(view_of(*ran(KNOBS, alone), Decided(), *ran(WIDE, alone / 2)), KNOBS, OPTIONS)
+    gained, sure = both.gain((WIDE,), (KNOBS,))
+    assert sure[0] < 0.5 * unsure[0]
+    assert gained[0] > sure[0]
+
+
+def test_a_gain_within_the_error_of_a_knob_that_does_not_act_counts_nothing():
+    times = step_times(view_of(), KNOBS, OPTIONS)
+    gained, error = times.gain((WIDE,), (KNOBS,))
+    assert 0 < gained[0] <= error[0]
+    estimate = times.view.estimates((WIDE,))
+    assert times.sure(estimate, (WIDE,), {"recompute"})[0] == pytest.approx(seconds(times, KNOBS)[0])
+    assert times.sure(estimate, (WIDE,), {"rollout_tensor_parallel"})[0] == seconds(times, WIDE)[0]
+
+
+def test_fewer_requests_never_shorten_generation():
+    present = replace(KNOBS, concurrency=40, cuda_graphs="limited")
+    fewer = replace(present, concurrency=32)
+    believed, cautious = step_times(view_of(), None), step_times(view_of(), present)
+    assert seconds(believed, fewer)[0] < seconds(believed, present)[0]
+    assert seconds(cautious, fewer)[0] >= seconds(cautious, present)[0]
+
+
+@pytest.mark.parametrize("phase", [Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD])
+def test_a_failed_pass_of_a_trainer_elsewhere_moves_no_engine(phase: Phase):
+    apart = replace(profile(), placement=Placement.SEPARATE)
+    failed = fails(phase, requested=3 * GIB, free=2 * GIB)
+    found = decide((accepted(apart, recovery=NO_PREFLIGHT), Started(knobs=KNOBS), *failed))
+    assert isinstance(found, Launch) and found.remedy is not None and found.remedy.predicted
+    engine = {"memory_fraction", "rollout_tensor_parallel", "concurrency", "cuda_graphs"}
+    assert not engine & found.remedy.changes.keys()
