@@ -25,7 +25,8 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         (
             Component.CRITIC,
             (
-                r"Critic|ValueWorker|value_worker|critic-\d|compute_values|update_critic|worker 'critic/|^\[critic\] |"
+                r"Critic|ValueWorker|value_worker|critic-\d|compute_values|update_critic|"
+                r"worker 'critic/|^\[critic\] |"
                 r"\.critic_\w+|_critic\.py|/critic\.py"
             ),
         ),
@@ -47,9 +48,12 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         (
             Component.ROLLOUT,
             (
-                r"SGLang|[Vv](?:LLM|llm)\w*(?:Server|Actor|Worker|Http|Generation)|Async[Vv]LLM|RayWorkerWrapper|"
-                r"(?:TRTLLM|Trtllm|Dynamo)\w*(?:Server|Worker)|InferWorker|Rollout(?:RayActor|Worker|Replica)|"
-                r"\bVLLM::|\bsglang::|ray::(?:[Vv]LLM|Vllm|Rollout|LLM|Infer|AgentLoop)|exllamav|ktransformers|"
+                r"SGLang|[Vv](?:LLM|llm)\w*(?:Server|Actor|Worker|Http|Generation)|Async[Vv]LLM|"
+                r"RayWorkerWrapper|"
+                r"(?:TRTLLM|Trtllm|Dynamo)\w*(?:Server|Worker)|InferWorker|Rollout(?:RayActor|Worker|"
+                r"Replica)|"
+                r"\bVLLM::|\bsglang::|ray::(?:[Vv]LLM|Vllm|Rollout|LLM|Infer|AgentLoop)|exllamav|"
+                r"ktransformers|"
                 r"LLMServer|(?:release|resume)_memory_occupation|dump_input\.py|EngineCore|"
                 r"APIServer|Worker(?:_\w+)?_?TP\d|LLMRayActor|RolloutManager|RolloutActor|vllm/|sglang/|"
                 r"sgl_jax/|"
@@ -69,15 +73,18 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
         (
             Component.DATA,
             (
-                r"[Dd]ata[Ll]oader worker|\bpt_data_worker\b|encountered in worker|remote_read|in pin memory thread|</torch_\d|"
+                r"[Dd]ata[Ll]oader worker|\bpt_data_worker\b|encountered in worker|remote_read|"
+                r"in pin memory thread|</torch_\d|"
                 r"lib\.Arrow\w*Error|[/\\](?:pandas|pyarrow|datasets)[/\\]"
             ),
         ),
         (
             Component.TRAINER,
             (
-                r"WorkerDict|RayActor|ModelActor|PolicyWorker|TrainerActor|ActorWorker|Train(?:ing)?(?:Worker|Actor)|"
-                r"(?:Student|SFT)Worker|ray::(?:Megatron|FSDP|DTensor|Policy|Train)|(?:FSDP|Megatron|Archon)Engine\b|EngineBP|areal/engine|"
+                r"WorkerDict|RayActor|ModelActor|PolicyWorker|TrainerActor|ActorWorker|"
+                r"Train(?:ing)?(?:Worker|Actor)|"
+                r"(?:Student|SFT)Worker|ray::(?:Megatron|FSDP|DTensor|Policy|Train)|(?:FSDP|Megatron|"
+                r"Archon)Engine\b|EngineBP|areal/engine|"
                 r"torch/nn/parallel|"
                 r"fsdp|megatron|deepspeed|torch/optim|backward|optimizer|compute_loss|training_step|"
                 r"[Tt]rainer|torch/nn/modules|NCCL|nccl|get_logprobs|torch/serialization|modeling_utils|"

@@ -55,14 +55,16 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Capturing (?:CUDA|cuda|ACL|HPU|XPU) ?graphs?|Graph capturing finished|"
             r"(?:Dynamo bytecode|torch\.compile takes|[Cc]ompiling a graph)|Loading (?:safetensors|"
             r"pt) checkpoint|"
-            r"(?:EngineCore|WorkerProc) failed to start|init engine \(profile|torch_compile_cache|Loading drafter model|"
+            r"(?:EngineCore|WorkerProc) failed to start|init engine \(profile|torch_compile_cache|"
+            r"Loading drafter model|"
             r"Encoder cache will be initialized|"
             r"Creating LMCacheEngine|Auto-fitting max_model_len|warming up model|"
             # SGLang
             r"Init torch distributed (?:begin|ends)|Load weight (?:begin|end)|KV Cache is allocated|"
             r"Memory pool end|Capture \w* ?(?:cuda|CUDA|npu|NPU) graph (?:begin|end|bs)|"
             r"max_total_num_tokens=|"
-            r"Mamba Cache is allocated|FlashInfer autotune|[Aa]utotun\w+ (?:warmup|process)|Loading from presharded|Loading weights from remote|"
+            r"Mamba Cache is allocated|FlashInfer autotune|[Aa]utotun\w+ (?:warmup|process)|"
+            r"Loading from presharded|Loading weights from remote|"
             r"host memory for hierarchical KV cache|DeepGEMM warmup|JIT Pre-Compile|Capturing batches|"
             r"Loading Multi-thread|"
             # TensorRT-LLM and TensorRT
@@ -84,9 +86,9 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.ROLLOUT_INIT,
         r"(?:Before|After) (?:building|init\w*) (?:the )?(?:\w+ )?(?:vllm|sglang|rollout|inference engine)",
     ),
-    (Component.DRIVER, Phase.ROLLOUT, r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
+    (Component.DRIVER, Phase.ROLLOUT, (r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
      r"test_gen_batch meta info|generate global step|(?:Timer |Started: ')\w*generat\w*(?: start|')|"
-     r"▶ Starting validation|Running initial validation|\bstart sampling, "),
+     r"▶ Starting validation|Running initial validation|\bstart sampling, ")),
     # ---- trainers: what they begin; a step that is done ends it
     (
         Component.TRAINER,
@@ -100,7 +102,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"\b(?:Saving|Loading) (?:optim|extra_state|optimizer)\b|\bSaving a (?:full|model only) |"
             r"\bLoading model from \S*(?:global_step|checkpoint|ckpt)|local_global_step_folder: |"
             r"(?:Timer |Started: ')(?:save|load)_\w*(?:model|checkpoint)\w*(?: start|')|"
-            r"\[Torch\] Checkpoint|Saving model checkpoint|\bsave checkpoint-|Writing (?:final )?checkpoint|Checkpoint(?:ing)? (?:at|for) step"
+            r"\[Torch\] Checkpoint|Saving model checkpoint|\bsave checkpoint-|"
+            r"Writing (?:final )?checkpoint|Checkpoint(?:ing)? (?:at|for) step"
         ),
     ),
     (
@@ -133,15 +136,17 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         ),
     ),
     (Component.TRAINER, Phase.BACKWARD, r"Engine (?:after forward|before backward)\b"),
-    (Component.TRAINER, Phase.OPTIMIZER, r"Engine (?:after backward|before step)\b|[Bb]efore optimizer step\b"),
+    (Component.TRAINER, Phase.OPTIMIZER, (r"Engine (?:after backward|before step)\b|"
+                                         r"[Bb]efore optimizer step\b")),
     (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|Preparing for logprob|"
     r"make_experience|Starting experience making|(?:Timer |Started: ')\w*log_?probs?\w*(?: start|')")),
     (
         Component.TRAINER,
         Phase.WEIGHT_SYNC,
-        r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
+        (r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
         r"before update_weights|start broadcast model update|Preparing policy generation|"
-        r"After resume (?:weights|kv_cache)|(?:Timer |Started: ')\w*(?:sync|update)_\w*weights?\w*(?: start|')|[Uu]pdating weights|Update weights begin",
+        r"After resume (?:weights|kv_cache)|(?:Timer |Started: ')\w*(?:sync|"
+        r"update)_\w*weights?\w*(?: start|')|[Uu]pdating weights|Update weights begin"),
     ),
     (
         Component.TRAINER,
@@ -157,7 +162,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.NONE,
         (
             r"\biteration +\d+/ *\d+ *\||consumed samples|\bstep[:= ]+\d+ - |\{'loss': |'grad_norm': |"
-            r"▶ Preparing (?:for training|batch)|'train_runtime'|[Ss]uccessfully saved|saved checkpoint|Training Progress:|"
+            r"▶ Preparing (?:for training|batch)|'train_runtime'|[Ss]uccessfully saved|saved checkpoint|"
+            r"Training Progress:|"
             r"\bstep \d+(?:/\d+)?\b.{0,40}\bloss\b|Timer \w+ end|Train epoch \["
         ),
     ),
