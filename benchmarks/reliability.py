@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from autotune.policies.estimate.calibration import predicted
+from autotune.policies.estimate.belief.calibration import predicted
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import chances, outlook

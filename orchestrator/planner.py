@@ -9,7 +9,7 @@ from math import isfinite
 import msgspec
 
 from autotune.launchers.base import Framework
-from autotune.policies.estimate.calibration import kind_of, predicted
+from autotune.policies.estimate.belief.calibration import kind_of, predicted
 from autotune.policies.estimate.lengths import Assumption, lengths_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES

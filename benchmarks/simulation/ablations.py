@@ -6,7 +6,7 @@ from unittest import mock
 
 import msgspec
 
-from autotune.policies.estimate.calibration import Calibration, calibrated
+from autotune.policies.estimate.belief.calibration import Calibration, calibrated
 from autotune.policies.recovery import outlook
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.diagnosis import Facts

@@ -22,7 +22,7 @@ from autotune.orchestrator.run import calibration_cache, directory, export
 from autotune.orchestrator.run.journal import Journal, encode
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.units import show_gib
-from autotune.policies.estimate.calibration import learned
+from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
     Accepted,
     Event,

@@ -15,7 +15,7 @@ from autotune.orchestrator.driver.monitor import AttemptMonitor, evidence_on_rec
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run.directory import masked
 from autotune.orchestrator.run.journal import Journal
-from autotune.policies.estimate.calibration import kind_of
+from autotune.policies.estimate.belief.calibration import kind_of
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.events import (

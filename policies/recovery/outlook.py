@@ -10,8 +10,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.policies.estimate.calibration import Calibration, Prediction, calibrated, in_phase, predicted
-from autotune.policies.estimate.gaussian import Floats, exceeded
+from autotune.policies.estimate.belief.calibration import (
+    Calibration,
+    Prediction,
+    calibrated,
+    in_phase,
+    predicted,
+)
+from autotune.policies.estimate.belief.gaussian import Floats, exceeded
 from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.remedies.step_size import missing_bytes, needed_bytes

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.policies.estimate.calibration import Prediction, predicted
-from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.estimate.belief.calibration import Prediction, predicted
+from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.recovery.outlook import (
     HEADROOM,

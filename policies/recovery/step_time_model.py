@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs, Setting

@@ -9,7 +9,7 @@ from statistics import median, stdev
 import msgspec
 import numpy as np
 
-from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.recovery.outlook import Outlook
 from autotune.policies.recovery.step_time_model import (

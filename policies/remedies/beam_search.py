@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.estimate.belief.gaussian import Floats
 
 _T = TypeVar("_T", bound=Hashable)
 _ROUNDS = 6

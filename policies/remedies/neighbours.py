@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from autotune.policies.estimate.gaussian import Floats
+from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.remedies.beam_search import beam
 from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING

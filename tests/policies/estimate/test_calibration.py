@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.estimate.calibration import calibrated, learned, predicted
-from autotune.policies.estimate.gaussian import Belief, at_least, at_most, measured
-from autotune.policies.estimate.growth import growth
+from autotune.policies.estimate.belief.calibration import calibrated, learned, predicted
+from autotune.policies.estimate.belief.gaussian import Belief, at_least, at_most, measured
+from autotune.policies.estimate.belief.growth import growth
+from autotune.policies.estimate.belief.prior import INDEX
 from autotune.policies.estimate.peaks import PHASES, estimates
-from autotune.policies.estimate.prior import INDEX
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.estimate.calibration import predicted
+from autotune.policies.estimate.belief.calibration import predicted
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook

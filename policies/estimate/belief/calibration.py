@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from autotune.policies.estimate.gaussian import Belief, Floats
-from autotune.policies.estimate.observations import (
+from autotune.policies.estimate.belief.gaussian import Belief, Floats
+from autotune.policies.estimate.belief.observations import (
     growths,
     lengths_seen,
     likely_phase,
     settled_peaks,
     shown_by,
 )
+from autotune.policies.estimate.belief.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
-from autotune.policies.estimate.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.model import Model

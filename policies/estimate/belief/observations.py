@@ -7,11 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.policies.estimate.gaussian import Belief, Floats, at_least, at_most, doubted, exceeded, measured
-from autotune.policies.estimate.growth import Growth, growth
-from autotune.policies.estimate.lengths import deviation_of
-from autotune.policies.estimate.peaks import PHASES, Estimates
-from autotune.policies.estimate.prior import (
+from autotune.policies.estimate.belief.gaussian import (
+    Belief,
+    Floats,
+    at_least,
+    at_most,
+    doubted,
+    exceeded,
+    measured,
+)
+from autotune.policies.estimate.belief.growth import Growth, growth
+from autotune.policies.estimate.belief.prior import (
     HOST_COLUMNS,
     INDEX,
     LATE_ERROR,
@@ -21,6 +27,8 @@ from autotune.policies.estimate.prior import (
     PART_COLUMNS,
     scaled,
 )
+from autotune.policies.estimate.lengths import deviation_of
+from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt
 from autotune.policies.values.knobs import Knobs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.policies.estimate.gaussian import Belief, Floats
+from autotune.policies.estimate.belief.gaussian import Belief, Floats
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.values.failure import Phase
