@@ -93,6 +93,13 @@ def peaks(world: World, knobs: Knobs, step: int) -> dict[Phase, float]:
     return found
 
 
+def overflowing(world: World, knobs: Knobs, *, steps: int) -> frozenset[Phase]:
+    """Return the phases that do not fit their device in some of the first steps, met or not."""
+    capacity = world.accepted.cluster.gpu_memory_bytes
+    found = (peaks(world, knobs, step) for step in range(1, steps + 1))
+    return frozenset(phase for by_phase in found for phase, peak in by_phase.items() if peak > capacity)
+
+
 def reported(world: World, knobs: Knobs, step: int) -> dict[str, Peak]:
     """Return the peaks of a finished step as the framework or NVML reports them."""
     capacity = world.accepted.cluster.gpu_memory_bytes
