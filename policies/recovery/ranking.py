@@ -22,7 +22,7 @@ from autotune.policies.recovery.outlook import (
     less_than,
     with_host_and_pool,
 )
-from autotune.policies.recovery.step_times import StepTimes, step_times
+from autotune.policies.recovery.step_times import SURELY, StepTimes, step_times
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import Score, choices, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis
@@ -240,7 +240,7 @@ def _without_idle(
         prediction = predicted(view.calibration, estimate)
         risk, misses = any_of(chances(estimate, prediction)), _misses(view, estimate, prediction)
         gain, error = near.times.gain([chosen] * len(every), every)
-        allowed = (risk <= most) & (misses <= max(0.0, misses[0])) & (gain <= error)
+        allowed = (risk <= most) & (misses <= max(0.0, misses[0])) & (gain <= SURELY * error)
         allowed[0] = False
         if not allowed.any():
             return _ranked(near.times, every, estimate, prediction, 0)

@@ -28,6 +28,7 @@ from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.profile import Placement
 
 _ROLLOUT = PHASES.index(Phase.ROLLOUT)
+SURELY = 2.0  # standard deviations beyond which a predicted gain is no error of the prediction
 _ONE_STEP = 0.1  # share by which the first step's time, which also warms up, is off
 
 
@@ -48,8 +49,8 @@ class StepTimes:
     def sure(self, estimate: Estimates, knobs: Sequence[Knobs], acting: Collection[str]) -> Floats:
         """Return the expected seconds without the gains that may be the prediction's error.
 
-        What a change of a knob that is not among `acting` gains counts only where it exceeds the error of
-        that difference, which is small between configurations whose step times were measured.
+        What a change of a knob that is not among `acting` gains counts only where it exceeds twice the error
+        of that difference, which is small between configurations whose step times were measured.
         """
         taken = self.seconds(estimate, knobs)
         if self.present is None:
@@ -59,7 +60,7 @@ class StepTimes:
         if moved:
             lost, error = self.gain([knobs[place] for place in moved], [without[place] for place in moved])
             plain = taken[moved] / (1 - lost)
-            taken[moved] = np.where((lost > 0) & (lost <= error), plain, taken[moved])
+            taken[moved] = np.where((lost > 0) & (lost <= SURELY * error), plain, taken[moved])
         return taken
 
     def gain(self, knobs: Sequence[Knobs], others: Sequence[Knobs]) -> tuple[Floats, Floats]:
