@@ -56,7 +56,14 @@ def decided(each, diagnosis, markers: list[Marker]):
 @pytest.mark.parametrize(
     ("name", "cause", "phase", "component", "remedy", "words"),
     [
-        ("init", Cause.GPU_OOM, Phase.INIT, Component.TRAINER, "expandable_segments", EXPANDABLE),
+        (
+            "init",
+            Cause.GPU_OOM,
+            Phase.INIT,
+            Component.TRAINER,
+            "load_on_host",
+            ("++actor.fsdp.memory_efficient_load=true",),
+        ),
         (
             "rollout_init",
             Cause.GPU_OOM,
