@@ -70,7 +70,9 @@ def lengths_of(layout: Layout, *, longest: float, deviation: float = 0.0) -> Len
     )
 
 
-_REACH = 4.0  # standard deviations of what is known within which a measured mean is looked for
+# Standard deviations of what is known within which a measured mean is looked for: peaks are taken as linear
+# in them, and beyond these hardly a sequence is left that could be longer.
+_REACH = 2.0
 
 
 def deviation_of(layout: Layout, *, longest: float, mean: float) -> float | None:
@@ -81,7 +83,7 @@ def deviation_of(layout: Layout, *, longest: float, mean: float) -> float | None
     """
     if not 0 < mean <= longest:
         return None
-    grid = np.linspace(-_REACH, _REACH, 33)
+    grid = np.linspace(-_REACH, _REACH, 17)
     means = [lengths_of(layout, longest=longest, deviation=float(each)).mean for each in grid]
     if means[-1] - means[0] < 1.0:
         return None

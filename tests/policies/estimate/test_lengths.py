@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autotune.policies.estimate.lengths import Assumption, Grouping, Lengths, lengths_of
+from autotune.policies.estimate.lengths import Assumption, Grouping, Lengths, deviation_of, lengths_of
 from autotune.policies.estimate.load import load_of
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.values.failure import Phase
@@ -110,6 +110,22 @@ def test_a_mean_as_long_as_allowed_is_every_sequence() -> None:
     full = replace(FSDP, prompt_mean=1024.0, response_mean=3072.0)
     assert {tokens(ROWS, assumption, full) for assumption in Assumption} == {16 * 4096}
     assert estimates(profile(full, ROWS), CLUSTER, QWEN, (ROWS,)).lengths.max() == 0
+
+
+def test_a_measured_mean_is_so_many_deviations_off_and_never_far():
+    lengths = [lengths_of(FSDP, longest=4096, deviation=each).mean for each in (-1.0, 0.0, 0.5)]
+    found = [deviation_of(FSDP, longest=4096, mean=mean) for mean in lengths]
+    assert found == pytest.approx([-1.0, 0.0, 0.5], abs=0.01)
+    assert deviation_of(FSDP, longest=4096, mean=4096) == 2.0
+    assert deviation_of(FSDP, longest=4096, mean=5000) is None
+    full = replace(FSDP, prompt_mean=1024.0, response_mean=3072.0)
+    assert deviation_of(full, longest=4096, mean=2000) is None
+
+
+def test_forced_longest_sequences_are_not_predicted_beyond_themselves():
+    one = estimates(profile(FSDP, ROWS), CLUSTER, QWEN, (ROWS,))
+    worst = peak(ROWS, FSDP, Assumption.LONGEST)
+    assert one.gpu[BACKWARD, 0] + 2.0 * one.lengths[BACKWARD, 0] < 1.15 * worst
 
 
 @settings(max_examples=60)
