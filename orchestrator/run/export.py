@@ -84,7 +84,9 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
 
 def _as_written(job: Job, base: Job) -> Job:
     """Return a job without what was measured or read for it."""
-    return msgspec.structs.replace(job, shape=None, document={}, workdir=base.workdir, cluster=base.cluster)
+    return msgspec.structs.replace(
+        job, shape=None, shape_from="", document={}, workdir=base.workdir, cluster=base.cluster
+    )
 
 
 def _reasons(history: History) -> dict[str, str]:

@@ -45,10 +45,11 @@ def test_every_method_begins_with_the_start_and_can_be_repeated(start: Start, na
     assert one.best > 0
 
 
-def test_our_method_wastes_no_runs(start: Start) -> None:
-    night = play(start, "autotune", METHODS["autotune"], seed=5, budget=15)
-    assert night.repeats == 0
-    assert night.failures <= 1
+def test_our_method_wastes_less_than_half_of_the_runs_that_any_other_wastes(start: Start) -> None:
+    nights = {name: play(start, name, METHODS[name], seed=5, budget=15) for name in METHODS}
+    ours = nights.pop("autotune")
+    assert ours.repeats == 0
+    assert 2 * ours.failures < min(night.failures for night in nights.values())
 
 
 def test_a_method_that_repeats_itself_is_counted_so(start: Start) -> None:
