@@ -34,6 +34,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Told:
             folder,
             address=head.address,
             settings={
+                # A known model is not tried where it cannot fit.
+                "actor_rollout_ref.model.path": "/models/of-nobody",
                 "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 2048,
                 "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
                 "trainer.nnodes": 1,
