@@ -10,7 +10,7 @@ import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.policies.estimate.belief.calibration import kind_of, predicted
-from autotune.policies.estimate.lengths import Assumption, lengths_of
+from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
@@ -193,7 +193,7 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
 
 def _lengths(profile: Profile) -> LengthsPlan:
     layout = profile.layout
-    longest = float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens)
+    longest = longest_of(profile)
     known = lengths_of(layout, longest=longest)
     source = "job" if layout.response_mean else "usual"
     return LengthsPlan(mean=known.mean, longest=longest, source=source if known.variation else "fixed")

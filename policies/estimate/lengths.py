@@ -11,6 +11,7 @@ import numpy as np
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.parts import Flags, Floats
 from autotune.policies.values.model import Layout
+from autotune.policies.values.profile import Profile
 
 UNBOUNDED = 1e18
 
@@ -21,6 +22,12 @@ class Assumption(StrEnum):
     TYPICAL = "typical"  # of sequences of mean length
     EXPECTED = "expected"  # the largest of so many steps
     LONGEST = "longest"  # every sequence as long as the job allows
+
+
+def longest_of(profile: Profile) -> float:
+    """Return the tokens of the longest sequence that a job allows, at least 1."""
+    layout = profile.layout
+    return float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from autotune.policies.estimate.lengths import (
     Grouping,
     Lengths,
     lengths_of,
+    longest_of,
 )
 from autotune.policies.estimate.parts import Flags, Floats
 from autotune.policies.values.job import Cluster, Goal
@@ -91,7 +92,7 @@ def load_of(
     """Return the candidates of one job as arrays; `steps`: of which the largest micro-batch is expected."""
     layout, own = profile.layout, profile.knobs
     columns = _Columns(own, candidates)
-    sequence = float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens or 1)
+    sequence = longest_of(profile)
     tensor = columns.number("tensor_parallel", 1)
     ulysses = (
         columns.number("sequence_parallel", 1) if layout.strategy != "megatron" else np.ones(columns.count)

@@ -31,7 +31,7 @@ from autotune.policies.values.model import Model
 HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
 _WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
 _BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
-_LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
+LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
 MODELLED = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
 
 
@@ -169,7 +169,7 @@ def less_than(
 def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
     """Return whether a failure needed so much more than estimated that the job is not the one it knows."""
     model, last = _known_model(run), run.attempts[-1]
-    if model is None or len(last.progress) >= _LATE:
+    if model is None or len(last.progress) >= LATE:
         return False
     estimate = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
     if diagnosis.cause is Cause.HOST_OOM:
@@ -184,6 +184,6 @@ def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
 def _was_wrong(attempt: Attempt, diagnosis: Diagnosis) -> bool:
     """Return whether the estimate promised an attempt that it would pass where it failed."""
     own, remedy = attempt.diagnosis, attempt.remedy
-    if own is None or remedy is None or not remedy.predicted or len(attempt.progress) >= _LATE:
+    if own is None or remedy is None or not remedy.predicted or len(attempt.progress) >= LATE:
         return False
     return (own.cause, own.phase) == (diagnosis.cause, diagnosis.phase)

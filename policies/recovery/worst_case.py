@@ -6,16 +6,14 @@ from dataclasses import replace
 
 from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import OF_PASSES
-from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.outlook import LATE, Outlook, outlook
+from autotune.policies.recovery.permissions import may_follow
 from autotune.policies.recovery.ranking import best, judged, overflowing
 from autotune.policies.recovery.remedy_text import words
-from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.knobs import Knobs, new_values
-
-_LATE = 4  # steps: what fitted them all and then did not is a batch that had not come before, or growth
 
 
 def longest_sequences(view: Outlook) -> Outlook:
@@ -29,7 +27,7 @@ def came_late(run: Run) -> bool:
     diagnosis = last.diagnosis
     if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in OF_PASSES:
         return False
-    return len(last.progress) >= _LATE
+    return len(last.progress) >= LATE
 
 
 def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
@@ -54,10 +52,10 @@ def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
 
 
 def _remedy(longest: Outlook, knobs: Knobs) -> str:
-    profile, started = longest.run.accepted.profile, longest.run.accepted.job.resume
+    run, started = longest.run, longest.run.accepted.job.resume
 
     def permitted(found: Knobs) -> bool:
-        return not objections(profile, knobs, found, started=started)
+        return may_follow(run, knobs, found, started=started)
 
     found = best(longest, knobs, diagnosis=None, started=started, permitted=permitted)
     if found is None or overflowing(longest, found):

@@ -224,14 +224,17 @@ class Config:
     @property
     def mini_batch(self) -> int:
         """Sequences of one mini-batch on one data-parallel rank; 0 where they do not divide evenly."""
-        sequences = self.count(f"{ACTOR}.ppo_mini_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
+        sequences = self._update_written
         return 0 if sequences % self.data_parallel else sequences // self.data_parallel
 
     @property
     def update(self) -> int:
         """Samples of one update of the weights, over all ranks."""
-        sequences = self.count(f"{ACTOR}.ppo_mini_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
-        return min(sequences, self.sequences)
+        return min(self._update_written, self.sequences)
+
+    @property
+    def _update_written(self) -> int:
+        return self.count(f"{ACTOR}.ppo_mini_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
 
     @property
     def sequences(self) -> int:

@@ -27,7 +27,7 @@ from autotune.policies.estimate.belief.prior import (
     PART_COLUMNS,
     scaled,
 )
-from autotune.policies.estimate.lengths import deviation_of
+from autotune.policies.estimate.lengths import deviation_of, longest_of
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt
@@ -159,13 +159,12 @@ def shown_by(
 def lengths_seen(belief: Belief, profile: Profile, attempt: Attempt) -> Belief:
     """Return the belief after the mean length of an attempt's sequences was seen: tokens over samples."""
     layout = profile.layout
-    longest = float(profile.longest_sequence or layout.prompt_tokens + layout.response_tokens)
     rates = [(e.tokens_per_second or 0.0) * (e.seconds or 0.0) for e in attempt.progress]
     tokens = [tokens for tokens in rates if tokens > 0]
     if not tokens or not layout.sequences:
         return belief
     mean = sorted(tokens)[len(tokens) // 2] / layout.sequences
-    deviation = deviation_of(layout, longest=longest, mean=mean)
+    deviation = deviation_of(layout, longest=longest_of(profile), mean=mean)
     if deviation is None:
         return belief
     row = np.zeros(len(NAMES))
