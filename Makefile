@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install check test coverage test-pythons e2e e2e-long golden demo search-demo overhead schema clean explain-speed fuzz mutation gpu-measure gpu-launch
+.PHONY: help install check test coverage test-pythons ray-versions e2e e2e-long golden demo search-demo overhead schema facts clean explain-speed faults soak fuzz mutation report-page pip-audit gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -56,6 +56,9 @@ test-pythons:  ## the fast tests of the core on other Pythons, where one is inst
 		.venv-$$python/bin/python -m pytest -m "not e2e and not e2e_long" $(CORE_TESTS) || exit 1; \
 	done
 
+ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray, about 6 minutes
+	$(BIN)/python -m tests.launchers.runners.ray_versions
+
 e2e: install  ## real Ray, SGLang and out-of-memory failures
 	$(PYTEST) -m e2e tests
 
@@ -70,6 +73,14 @@ mutation: install  ## a sample of COUNT mutants of the policies against their te
 	$(BIN)/python -m pip install --quiet --group mutation -c requirements/constraints.txt
 	$(BIN)/python -m benchmarks.mutation --count $(COUNT)
 
+facts: install  ## what the newest release of a framework changed against the settings on record, by key
+	$(PIP) --group facts -c requirements/constraints.txt
+	$(BIN)/python -m benchmarks.facts verl --newest
+
+pip-audit: install  ## known vulnerabilities of what is installed; asks PyPI's and OSV's database, so it needs the network
+	$(BIN)/python -m pip install --quiet --group audit
+	$(BIN)/python -m pip_audit --local --skip-editable
+
 demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them, without what the first run taught
 	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder
 	XDG_CACHE_HOME=$$(mktemp -d) $(BIN)/autotune launch configs/builtin-cpu.yaml
@@ -79,6 +90,17 @@ search-demo: install  ## search for a faster configuration of a timid job, about
 
 overhead: install  ## what autotune itself costs
 	$(BIN)/python -m benchmarks.overhead
+
+report-page: install  ## the report's page in a headless Chromium, at the width of a telephone and of a desk
+	@command -v chromium chromium-browser google-chrome chrome || { echo "no Chromium here: apt-get install chromium"; exit 1; }
+	$(PYTEST) tests/orchestrator/report/test_page.py
+
+SEEDS ?= 3
+faults: install  ## faults of node, driver, disk, card and job while a job trains; hours, goes on where it stopped
+	$(BIN)/python -m tests.faults --seeds $(SEEDS); status=$$?; $(BIN)/python -m tests.faults --page && exit $$status
+
+soak: install  ## what a long run costs the driver: 1,000 attempts, 64 on Ray, 256 workers' logs
+	$(BIN)/python -m benchmarks.soak --page
 
 explain-speed: install  ## how fast explain reads a log of 1 GiB, against grep
 	$(BIN)/python -m benchmarks.explain
@@ -97,9 +119,10 @@ gpu-measure:  ## peaks and real OOMs of one trainer, on a GPU
 gpu-launch:  ## recover the built-in job, and installed frameworks' jobs, on a GPU
 	$(PYTHON) benchmarks/gpu/launch.py
 
-schema: install  ## write configs/job.schema.json and docs/job.md
+schema: install  ## write configs/job.schema.json, configs/schemas and docs/job.md
 	$(BIN)/python -m autotune.orchestrator.config.json_schema > configs/job.schema.json
 	$(BIN)/python -m autotune.orchestrator.config.json_schema --page > docs/job.md
+	$(BIN)/python -m autotune.orchestrator.cli.shared.json_documents configs/schemas
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .venv-python3.* build src/*.egg-info .mypy_cache .ruff_cache .hypothesis

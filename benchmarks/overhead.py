@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 
 from autotune.launchers.frameworks.builtin.adapter import Builtin
-from autotune.orchestrator.cli.launch_options import LaunchOptions
-from autotune.orchestrator.cli.start import first_command, prepare
+from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
+from autotune.orchestrator.cli.shared.start import first_command, prepare
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.directory import RunRequest

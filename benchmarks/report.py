@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.launchers.runners.node.host import read_host
-from autotune.orchestrator.cli.drive import versions
+from autotune.orchestrator.cli.shared.drive import versions
 from autotune.policies.values.events import Diagnosed, Finished, History
 from benchmarks.figures import interval95, paired_ratios, recoveries, spread, table
 from benchmarks.place import AUTOTUNE, DRIVER, RAY, SUPERVISOR

@@ -30,6 +30,13 @@ class Peaks(NamedTuple):
 
 def measure(job: Job, config: dict[str, Any]) -> Peaks:
     """Return the peaks of a job's step after a step that created the optimizer's state."""
+    with fake_rank(job):
+        return _peaks(job, model_of(job, config))
+
+
+@contextmanager
+def fake_rank(job: Job) -> Iterator[None]:
+    """Be one rank of a job: fake tensors, and a fake process group of all its ranks."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with ExitStack() as stack:
@@ -39,21 +46,14 @@ def measure(job: Job, config: dict[str, Any]) -> Peaks:
         stack.enter_context(_untracked_shapes())
         stack.enter_context(default_type(_TYPES[job.parameter_bytes]))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        return _peaks(job, _model(job, config))
+        yield
 
 
 def _peaks(job: Job, model: Any) -> Peaks:
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed.fsdp import FSDPModule
 
-    arguments: dict[str, Any] = {"fused": {"fused": True}, "single": {"foreach": False}}.get(
-        job.optimizer, {"foreach": True}
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **arguments)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer = warmed_optimizer(job, model)
     ids = torch.zeros((1, job.tokens), dtype=torch.long)
 
     def seen(run: Callable[[Any], object]) -> tuple[float, float]:
@@ -70,11 +70,11 @@ def _peaks(job: Job, model: Any) -> Peaks:
             if job.deferred:
                 model.set_requires_gradient_sync(number == job.passes - 1)
             tracker.reset_mod_stats()
-            _loss(job, model, ids).backward()  # type: ignore[no-untyped-call]
+            loss_of(job, model, ids).backward()  # type: ignore[no-untyped-call]
 
     def score(_: Any) -> torch.Tensor:
         with torch.no_grad():
-            return _loss(job, model, ids)
+            return loss_of(job, model, ids)
 
     backward, _ = seen(train)
     updating, _ = seen(lambda _: optimizer.step())
@@ -83,11 +83,25 @@ def _peaks(job: Job, model: Any) -> Peaks:
     for module in model.modules():  # what scoring left whole where nothing reshards
         if isinstance(module, FSDPModule):
             module.reshard()
-    forward, kept = seen(lambda _: _loss(job, model, ids))
+    forward, kept = seen(lambda _: loss_of(job, model, ids))
     return Peaks(scoring=scoring, forward=forward, backward=backward, optimizer=updating, kept=kept)
 
 
-def _loss(job: Job, model: Any, ids: torch.Tensor) -> torch.Tensor:
+def warmed_optimizer(job: Job, model: Any) -> torch.optim.AdamW:
+    """Return AdamW after a step that made its state."""
+    arguments: dict[str, Any] = {"fused": {"fused": True}, "single": {"foreach": False}}.get(
+        job.optimizer, {"foreach": True}
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **arguments)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return optimizer
+
+
+def loss_of(job: Job, model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the sum of log-probabilities of one micro-batch."""
     head = {} if job.logits else {"logits_to_keep": 1}
     output = model(input_ids=ids, use_cache=False, **head)  # held, as trainers hold it
     logits = output.logits
@@ -99,7 +113,8 @@ def _loss(job: Job, model: Any, ids: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def _model(job: Job, config: dict[str, Any]) -> Any:
+def model_of(job: Job, config: dict[str, Any]) -> Any:
+    """Return a transformers model, sharded; raises what transformers and torch raise."""
     from autotune.launchers.builtin.process import torchvision_ops
 
     torchvision_ops.declare()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
@@ -58,6 +59,14 @@ class Framework(Protocol):
     traces: tuple[str, ...]  # texts that only logs of this framework contain
     saves_by_time: bool  # where the job says nothing of checkpoints; the others are told a number of steps
     announces_end: bool  # a line says that the training is done; without it, exit code 0 is no success
+    # Its end line is printed after success only, so a smaller step count is no failure.
+    done_is_final: bool = False
+
+    distribution: str = ""  # its package, by which an installed version is found
+    version_file: str = ""  # in a checkout, the file that holds nothing but the version
+    releases: tuple[str, ...] = ()  # whose settings are known; empty where one version stands for all
+    modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
+    loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
 
     @property
     def advice(self) -> tuple[Advice, ...]:
@@ -75,12 +84,20 @@ class Framework(Protocol):
     def model_path(self, job: Job) -> str | None:
         """Return the folder or hub name of the model that the job's settings name."""
 
+    def checkpoint_folder(self, job: Job) -> str | None:
+        """Return the absolute folder below which the job's checkpoints go; None where no setting tells."""
+        return None
+
     def shape(self, job: Job) -> Model | None:
         """Return the model's shape where the settings themselves tell it; `job.shape` otherwise."""
         return job.shape
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return what the policies need to know of the job; its shape may be unknown."""
+
+    def training(self, job: Job) -> Training:
+        """Return what is trained, as far as the job's settings tell it."""
+        return Training()
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt; `{python}` in argv is the interpreter, `{attempt}` the folder of its files."""
@@ -104,6 +121,14 @@ class Framework(Protocol):
 
     def last_step(self, job: Job) -> int | None:
         """Return the step that completes the training, where the settings name it."""
+        return None
+
+    def replay(self, before: Job, after: Job) -> Command | None:
+        """Return what trains the same samples with both settings and prints how they compare, if anything.
+
+        Its last line is one `Comparison` as JSON. It needs no cluster and no card, and runs nothing that
+        the jobs name.
+        """
         return None
 
     def can_force_longest(self, job: Job) -> bool:
@@ -134,14 +159,24 @@ class Exit(Value, frozen=True, kw_only=True):
     signal: int | None = None
     at: float = 0.0  # Unix seconds
 
+    @property
+    def killed_by(self) -> int | None:
+        """The signal that ended it; a shell reports signal n of its child as exit code 128 + n."""
+        if self.signal is None and self.code is not None and self.code > 128:
+            return self.code - 128
+        return self.signal
+
 
 class Observed(Value, frozen=True, kw_only=True):
-    """What is new since the last poll."""
+    """What is new since the last poll; what a node wrote while it was silent comes once it answers again."""
 
     chunks: tuple[Chunk, ...] = ()
     samples: tuple[Sample, ...] = ()
     exit: Exit | None = None  # repeated by every later poll
     lost: str = ""  # why the attempt can no longer be observed: its supervisor or its cluster is gone
+    silent_s: float = 0.0  # how long the supervisor has not answered; 0 where it did: no silence of the job's
+    behind: bool = False  # there is more to read at once
+    notes: tuple[str, ...] = ()  # lines for the user: a node that fell silent, answers again, joined or left
 
 
 class Drain(Value, frozen=True, kw_only=True):
@@ -150,16 +185,17 @@ class Drain(Value, frozen=True, kw_only=True):
     clear: bool
     seconds: float
     held: str = ""  # who holds what, with pid and user, when not clear
+    unknown: str = ""  # what did not answer, so that nothing is known of its memory
 
 
 class Handle(Protocol):
     """One attempt, wherever it runs."""
 
     def poll(self) -> Observed:
-        """Return what is new; after an attach, everything from the start once more."""
+        """Return what is new, after seconds at most; after an attach, everything from the start once more."""
 
     def stop(self, *, grace_s: float) -> float:
-        """End the whole attempt on every node and return the seconds it took; safe to repeat.
+        """End the whole attempt on every node that answers and return the seconds it took; safe to repeat.
 
         Politely first, by SIGKILL after `grace_s`.
         """

@@ -1,4 +1,4 @@
-"""Wall-clock time and sleep, as one value that tests replace."""
+"""Wall-clock and monotonic time and sleep, as one value that tests replace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ class Clock:
     """The machine's own clock."""
 
     def now(self) -> float:
-        """Return Unix seconds."""
+        """Return Unix seconds: what is written and shown. An administrator or NTP may set them."""
         return time.time()
+
+    def monotonic(self) -> float:
+        """Return seconds that nobody sets: what silence, waits and budgets are measured by."""
+        return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Return after that many seconds."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
+from autotune.policies.explain.secrets import masked
 from autotune.policies.values.value import Value
 
 
@@ -29,6 +33,18 @@ class Failure(Exception):  # noqa: N818 - named as in "infrastructure failure"
         self.code = code
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error while a file of a run is written into the failure that says what helps."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(
+            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            hint=f"make room, or make it writable, then `autotune resume {path.parent.name}`",
+        ) from None
+
+
 class Complaint(Value, frozen=True, kw_only=True):
     """One mistake in the user's input, with its position."""
 
@@ -44,7 +60,7 @@ class Complaint(Value, frozen=True, kw_only=True):
     def render(self) -> str:
         """Return the mistake with its position, the source line, carets and the hint."""
         margin = " " * len(str(self.line))
-        shown, column = _clip(self.text, self.column)
+        shown, column = _clip(masked(self.text), self.column)
         carets = "^" * max(1, min(self.width, len(shown) - column + 1))
         lines = [
             f"error[{self.about}]: {self.message}",

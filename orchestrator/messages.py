@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
+import msgspec
+
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting
 from autotune.policies.remedies.proposals.host import held_by_others
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
+    Edited,
+    Foreseen,
     GaveUp,
     GoalReached,
     Infrastructure,
@@ -37,6 +41,7 @@ _SHOWN = {"rollout", "log_prob", "train"}
 # Phases that need more than "in" and their name.
 _PLACES = {
     Phase.INIT: "while starting",
+    Phase.RESUME: "while loading a checkpoint",
     Phase.ROLLOUT_INIT: "while starting the rollout engine",
     Phase.COMM: "in communication",
     Phase.DATA: "while loading data",
@@ -136,6 +141,31 @@ def goal(event: GoalReached) -> str:
     return "   ".join(part for part in parts if part)
 
 
+def forecast(event: Foreseen) -> str:
+    """Return `backward is expected to run out of GPU memory at step 96 …`, or that it no longer is."""
+    on_host = event.cause is Cause.HOST_OOM
+    who, memory = ("the job", "host memory") if on_host else (str(event.phase), "GPU memory")
+    if not event.holds or event.step is None:
+        return f"{who} is no longer expected to run out of {memory}"
+    sure = f"between {event.earliest} and {event.latest}, chance {event.chance:.0%}"
+    return f"{who} is expected to run out of {memory} at step {step_of(event.step, event.of)} ({sure})"
+
+
+def forecast_figures(event: Foreseen) -> str:
+    """Return what a forecast rests on: use now, growth and limit; empty where it no longer holds."""
+    if not event.holds:
+        return ""
+    lengths = ", with the lengths of the responses" if event.lengths else ""
+    parts = [
+        f"{show_gib(event.used_bytes)} now",
+        f"{show_gib(event.per_step_bytes)} more each step since step {event.since}{lengths}",
+        f"{show_gib(event.limit_bytes)} can be used",
+    ]
+    if event.upper_bound:
+        parts.append("a cache may be part of it, so nothing is changed for it")
+    return "; ".join(parts)
+
+
 def step_of(step: int, total: int | None) -> str:
     """Return `3/20`, or `3` where the number of steps is unknown."""
     return f"{step}/{total}" if total else str(step)
@@ -165,14 +195,32 @@ def outcome(value: Outcome) -> str:
                 "user": "stopped",
                 "failure": "stopped after the failure",
                 "goal": "stopped at the goal",
+                "forecast": "stopped before it runs out of memory",
             }.get(by, f"stopped by {by}")
         case _:
             assert_never(value)
 
 
+def edits(event: Edited) -> str:
+    """Return `steps 4 → 8, trainer_budget 100MiB → 200MiB`."""
+    return ", ".join(
+        f"{key.removeprefix('settings.')} {_written(before)} → {_written(after)}"
+        for key, (before, after) in event.changes.items()
+    )
+
+
+def _written(value: object) -> str:
+    return "unset" if value is None else msgspec.json.encode(value).decode()
+
+
 def trial(result: Tried, *, before: Knobs | None) -> str:
     """Return the result of a trial: purpose, result, speed, free memory and change."""
     change = setting_changes(before, result.knobs) if before is not None else ""
+    return f"{trial_result(result)}   {change or 'as written'}"
+
+
+def trial_result(result: Tried) -> str:
+    """Return the result of a trial: purpose, result, speed and free memory."""
     parts = [f"{result.purpose.value}: {result.result.value}"]
     if result.unit is not None:
         noise = f" ±{result.noise:.0%}" if result.noise is not None and result.noise >= 0.005 else ""
@@ -181,7 +229,6 @@ def trial(result: Tried, *, before: Knobs | None) -> str:
         parts.append(f"{result.headroom:.1%} free")
     if result.reason:
         parts.append(result.reason)
-    parts.append(change or "as written")
     return "   ".join(parts)
 
 

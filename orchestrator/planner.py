@@ -9,6 +9,7 @@ from math import isfinite
 import msgspec
 
 from autotune.launchers.base import Framework
+from autotune.launchers.frameworks.core.versions import choose
 from autotune.policies.estimate.belief.calibration import kind_of, predicted
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
@@ -110,6 +111,7 @@ class Plan(Value, frozen=True, kw_only=True):
     calibrated_by: int = 0  # runs
     note: str = ""  # why there is no estimate
     model_from: str = ""  # where the model's shape was read
+    settings_of: str = ""  # the release whose settings stand for the job's, and why that one
     model_unknown: str = ""  # what of the model the estimate does not count
     first: dict[str, tuple[Setting, Setting]] = {}  # what the first launch changes
     reason: str
@@ -145,6 +147,7 @@ def plan(
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
         note="" if view is not None else _why_no_estimate(job, profile, cluster),
         model_from=job.shape_from if job.shape is not None else "",
+        settings_of=settings_of(job, framework),
         model_unknown=job.shape.unknown if job.shape is not None else "",
         first=changed(profile.knobs, action.knobs),
         reason=action.reason,
@@ -154,6 +157,19 @@ def plan(
         unsupported=profile.unsupported,
         warnings=(*profile.warnings, *worst_case(run, action.knobs)),
     )
+
+
+def settings_of(job: Job, framework: Framework) -> str:
+    """Return which release's settings and defaults the plan is made with; empty where all have the same."""
+    if not framework.releases:
+        return ""
+    release = choose(job.framework_version, framework.releases)
+    name = f"{framework.name} {release.version}"
+    if release.exact:
+        return f"{name} ({job.version_from or 'framework_version'})"
+    if not job.framework_version:
+        return f"{name}, the newest known: the job's own version was not found; set framework_version"
+    return f"{name}, the nearest known to {job.framework_version}"
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:

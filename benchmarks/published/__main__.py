@@ -10,10 +10,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
+from autotune.policies.estimate.constants import TABLE, Constant
 from benchmarks.published.cases import CASES, cases, planned
 from benchmarks.published.judge import Judgement, judged
 from benchmarks.published.report import rows, summary
+
+_KINDS = [name for name in TABLE if name.startswith("fragmentation")]
+# What can be taken out: constants as they are where nothing is known of them.
+ABLATIONS: dict[str, dict[str, Constant]] = {
+    "fragmentation": {name: Constant(0.0, "off") for name in _KINDS},
+    "kinds": {name: Constant(0.06, "the same in every pass") for name in _KINDS},
+    "expandable": {"fragmentation_expandable": TABLE["fragmentation_recompute_varied"]},
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,8 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--least", type=float, default=0.0, metavar="SHARE", help="exit with 1 where fewer are right"
     )
+    parser.add_argument("--ablate", choices=ABLATIONS, help="take one part of the estimate out")
     options = parser.parse_args(argv)
-    found = [(case, judged(case, planned(case))) for case in cases(options.cases)]
+    with patch.dict(TABLE, ABLATIONS.get(options.ablate, {})):
+        found = [(case, judged(case, planned(case))) for case in cases(options.cases)]
     shown = [judgement for case, judgement in found if options.all or not case.held_out]
     sys.stdout.write("\n".join(rows(shown)) + "\n\n")
     halves = {

@@ -132,7 +132,7 @@ def engine(world: World, c: Columns, t: dict[str, Column]) -> dict[str, Column]:
     batch = batch + np.minimum(c["concurrency"], 512) * m.vocab * 4.0 * 1.5 * own.engine_batch
     token = 2.0 * m.layers * np.maximum(1.0, m.kv_heads / tp) * m.head_dim * lay.kv_bytes
     if profile.engine == "vllm":
-        static = c["fraction"] * cap - batch - context
+        static = c["fraction"] * cap - batch  # the context is older than what vLLM counts
     else:
         static = c["fraction"] * (cap - present - context)
     pool = static - weights

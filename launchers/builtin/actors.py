@@ -7,6 +7,7 @@ from typing import Any, cast
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from autotune.launchers.builtin.config.placement import colocated
 from autotune.launchers.builtin.config.settings import Settings, single_error
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
 
@@ -59,11 +60,16 @@ def inherited() -> dict[str, str]:
 
 
 def gpus_per_actor(settings: Settings, *, cards: int) -> float:
-    """Return the share of a card that each actor takes, or raise SettingsError where the cards are too few.
+    """Return the share of a card that each actor takes, or raise SettingsError where the cards do not suit.
 
     Actors share cards where each has a budget and there is one rank: NCCL refuses two ranks on one card.
     """
     actors = settings.ranks + (0 if settings.engine == "replay" else settings.engines)
+    if settings.placement == "colocated" and cards != 1:
+        what = f"colocated, which is for a cluster with one GPU; this one has {cards}"
+        raise single_error("placement", what, "use auto or separate")
+    if colocated(settings, cards=cards):
+        return 1 / actors
     if cards == 0 or actors <= cards:
         return float(cards > 0)
     if settings.ranks > 1:

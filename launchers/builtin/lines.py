@@ -27,6 +27,7 @@ class StepFigures(NamedTuple):
     reward: float
     loss: float
     kl: float
+    clip_fraction: float
     grad_norm: float
     logprob_gap: float
 
@@ -50,7 +51,7 @@ def step_done(step: int, *, of: int, figures: StepFigures) -> None:
     say(
         f"step {step}/{of} seconds={figures.seconds:.3f} tokens={figures.tokens} "
         f"tokens_per_second={rate:.1f} reward={figures.reward:.6f} "
-        f"loss={figures.loss:.9g} kl={figures.kl:.9g} "
+        f"loss={figures.loss:.9g} kl={figures.kl:.9g} clip_fraction={figures.clip_fraction:.6g} "
         f"grad_norm={figures.grad_norm:.9g} logprob_gap={figures.logprob_gap:.3g}"
     )
 

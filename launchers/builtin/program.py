@@ -1,18 +1,19 @@
 """The job: starts its actors, runs the steps, and says on stdout what happens."""
 
-import math
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import ray
 
 from autotune.launchers.builtin import lines
 from autotune.launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
+from autotune.launchers.builtin.config.placement import colocated, half_precision
 from autotune.launchers.builtin.config.settings import ConfigError, Settings, SettingsError
 from autotune.launchers.builtin.data.model import vocabulary, write_model
 from autotune.launchers.builtin.data.prompts import PromptSource
@@ -22,7 +23,7 @@ from autotune.launchers.builtin.engines.base import Completion, EngineMemory, En
 from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.lines import StepFigures, Usage
 from autotune.launchers.builtin.storage import checkpoint
-from autotune.launchers.builtin.weight_sync import Broadcast
+from autotune.launchers.builtin.weight_sync import Broadcast, lend
 
 _GOODBYE_S = 5.0
 
@@ -35,6 +36,7 @@ class Program:
         cards = int(ray.cluster_resources().get("GPU", 0))
         self._on_gpu = cards > 0
         self._gpus_each = gpus_per_actor(settings, cards=cards)
+        self._colocated = colocated(settings, cards=cards)
         self._scratch = Path(tempfile.mkdtemp(prefix="builtin-"))
         self._engines: dict[str, Any] = {}
         self._trainers: dict[str, Any] = {}
@@ -45,6 +47,10 @@ class Program:
     def run(self) -> None:
         """Run all steps; ActorFailure says which actor stopped them."""
         settings = self._settings
+        if self._on_gpu:
+            placement = "colocated" if self._colocated else "separate"
+            dtype = "bfloat16" if half_precision(settings, on_gpu=True) else "float32"
+            lines.say(f"on a GPU: placement={placement} dtype={dtype} (not yet measured on one)")
         self._model = self._model_folder()
         self._prompts = PromptSource(
             workers=settings.dataloader_workers,
@@ -70,21 +76,6 @@ class Program:
         resumed = self._resumed()
         started = time.perf_counter()
         calls: dict[str, Any] = {}
-        if settings.engine != "replay":
-            lines.phase_start("rollout_init", step=self._done_steps)
-            options = self._engine_options()
-            for index in range(settings.engines):
-                label = f"rollout-{index}"
-                self._engines[label] = start_rollout_actor(settings.engine, options, gpus=self._gpus_each)
-                calls[label] = self._engines[label].memory.remote()
-        lines.phase_start("init", step=self._done_steps)
-        self._trainers = start_trainers(settings, on_gpu=self._on_gpu, gpus_each=self._gpus_each)
-        meeting = None
-        if settings.ranks > 1:
-            meeting = gather({"trainer-0": self._trainers["trainer-0"].address.remote()})["trainer-0"]
-        source = None if resumed is None else str(resumed)
-        for label, trainer in self._trainers.items():
-            calls[label] = trainer.start.remote(str(self._model), meeting, source)
         arrived: dict[str, Any] = {}
 
         def note(label: str, result: Any) -> None:
@@ -98,6 +89,25 @@ class Program:
                 usage = _tightest([arrived[name] for name in self._engines], seconds=seconds)
                 lines.phase_end("rollout_init", step=self._done_steps, component="rollout", usage=usage)
 
+        if settings.engine != "replay":
+            lines.phase_start("rollout_init", step=self._done_steps)
+            options = self._engine_options()
+            for index in range(settings.engines):
+                label = f"rollout-{index}"
+                self._engines[label] = start_rollout_actor(settings.engine, options, gpus=self._gpus_each)
+                calls[label] = self._engines[label].memory.remote()
+        if self._colocated:  # the engine takes its share of an empty card, and leaves it to the trainer
+            gather(calls, done=note)
+            self._on_engines("sleep", step=self._done_steps)
+            calls = {}
+        lines.phase_start("init", step=self._done_steps)
+        self._trainers = start_trainers(settings, on_gpu=self._on_gpu, gpus_each=self._gpus_each)
+        meeting = None
+        if settings.ranks > 1:
+            meeting = gather({"trainer-0": self._trainers["trainer-0"].address.remote()})["trainer-0"]
+        source = None if resumed is None else str(resumed)
+        for label, trainer in self._trainers.items():
+            calls[label] = trainer.start.remote(str(self._model), meeting, source)
         gather(calls, done=note)
         through_memory = settings.engine == "sglang" and settings.sync_mode == "memory"
         if self._on_gpu and settings.ranks > 1 and through_memory:
@@ -105,8 +115,8 @@ class Program:
             self._broadcast.join(self._done_steps)
         if resumed is not None:
             lines.say(f"resumed step={self._done_steps} path={resumed}")
-            if settings.sync_mode != "none":
-                self._sync(self._done_steps)
+        if (resumed is not None or self._colocated) and settings.sync_mode != "none":
+            self._sync(self._done_steps)
 
     def _step(self, step: int) -> None:
         settings = self._settings
@@ -118,15 +128,7 @@ class Program:
         shared = ray.put(samples)
         self._on_ranks("take", shared)
         scored = self._phase("log_prob", "log_prob", step)
-        lines.phase_start("forward", step=step)
-        trained = self._on_ranks("train", step)
-        lines.phase_end("forward", step=step, component="trainer", usage=_worst("forward", trained))
-        lines.phase_start("backward", step=step)
-        lines.phase_end("backward", step=step, component="trainer", usage=_worst("backward", trained))
-        optimized = self._phase("optimizer", "optimize", step)
-        grad_norm = optimized[0].values["grad_norm"]
-        if not math.isfinite(grad_norm):
-            lines.say(f"update skipped step={step}: the gradient's norm is {grad_norm}")
+        updates = [self._update(step, number) for number in range(settings.updates_per_rollout)]
         self._sync(step)
         if settings.save_every and (step % settings.save_every == 0 or step == settings.steps):
             self._save(step)
@@ -135,12 +137,23 @@ class Program:
             seconds=time.perf_counter() - began,
             tokens=sum(sample.tokens for sample in samples),
             reward=sum(sample.reward for sample in samples) / len(samples),
-            loss=sum(report.values["loss"] for report in trained),
-            kl=sum(report.values["kl"] for report in trained),
-            grad_norm=grad_norm,
+            **{name: fmean(update[name] for update in updates) for name in updates[0]},
             logprob_gap=max(report.values["logprob_gap"] for report in scored),
         )
         lines.step_done(step, of=settings.steps, figures=figures)
+
+    def _update(self, step: int, number: int) -> dict[str, float]:
+        """Update the weights from a part of the step's samples, and return the figures of it."""
+        lines.phase_start("forward", step=step)
+        trained = self._on_ranks("train", step, number)
+        lines.phase_end("forward", step=step, component="trainer", usage=_worst("forward", trained))
+        lines.phase_start("backward", step=step)
+        lines.phase_end("backward", step=step, component="trainer", usage=_worst("backward", trained))
+        optimized = self._phase("optimizer", "optimize", step)
+        summed = ("loss", "kl", "clip_fraction")
+        return {name: sum(report.values[name] for report in trained) for name in summed} | {
+            "grad_norm": optimized[0].values["grad_norm"]
+        }
 
     def _rollout(self, step: int, prompts: list[Prompt]) -> list[Sample]:
         settings = self._settings
@@ -171,6 +184,8 @@ class Program:
         seconds = time.perf_counter() - started
         usage = _tightest(self._on_engines("memory"), seconds=seconds)
         lines.phase_end("rollout", step=step, component="rollout", usage=usage)
+        if self._colocated:
+            self._on_engines("sleep", step=step)
         answers = [
             Answer(
                 prompt=list(prompts[number // settings.samples].tokens),
@@ -188,6 +203,8 @@ class Program:
     def _sync(self, step: int) -> None:
         lines.phase_start("weight_sync", step=step)
         started = time.perf_counter()
+        if self._colocated:
+            self._on_engines("wake", "weights", step=step)
         match self._settings.sync_mode:
             case "memory":
                 self._sync_through_memory(step)
@@ -195,7 +212,9 @@ class Program:
                 self._sync_through_disk(step)
             case "none":
                 pass
-        reports = self._on_ranks("rest", step)
+        reports = self._on_ranks("rest", step, self._colocated)
+        if self._colocated:
+            self._on_engines("wake", "kv_cache", step=step)
         seconds = time.perf_counter() - started
         trainer = _worst("weight_sync", reports)._replace(seconds=seconds)
         rollout = _tightest(self._on_engines("memory"), seconds=seconds)
@@ -207,7 +226,9 @@ class Program:
 
     def _sync_through_memory(self, step: int) -> None:
         self._on_engines("begin_update", step=step)
-        if self._broadcast is None:
+        if self._colocated:
+            lend(self._trainers, engines=self._engines, step=step)
+        elif self._broadcast is None:
             self._sync_through_store(step)
         else:
             self._broadcast.sync(step)
@@ -284,6 +305,7 @@ class Program:
             seed=settings.seed,
             # SGLang's kernels for cards take half precision only; elsewhere it is the trainer's own.
             dtype="bfloat16" if self._on_gpu else "float32",
+            sleeps=self._colocated,
         )
 
     def _model_folder(self) -> Path:

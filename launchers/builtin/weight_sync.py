@@ -1,9 +1,17 @@
-"""Weight sync from card to card, as the main program directs it: who joins the group, sends and receives."""
+"""Weight sync as the main program directs it: by broadcast from card to card, or within a shared one."""
 
 from typing import Any
 
 from autotune.launchers.builtin.actors import gather
 from autotune.launchers.builtin.transfer.broadcast import GROUP, Backend
+
+
+def lend(trainers: dict[str, Any], *, engines: dict[str, Any], step: int) -> None:
+    """Let the engine map the trainer's weights, bucket by bucket; the engine's update must be open."""
+    count = gather({"trainer-0": trainers["trainer-0"].bucket_count.remote(step)})["trainer-0"]
+    for index in range(count):
+        handles = gather({"trainer-0": trainers["trainer-0"].lend.remote(index, step)})["trainer-0"]
+        gather({label: engine.borrow.remote(handles, step=step) for label, engine in engines.items()})
 
 
 class Broadcast:

@@ -31,6 +31,7 @@ class ProcessHandle:
         """Make the next poll begin at the start once more."""
         self._cursor: dict[str, int] = {}
         self._taken = 0
+        self._faults: set[str] = set()
         self._harvest = Harvest()
 
     def poll(self) -> Observed:
@@ -38,10 +39,14 @@ class ProcessHandle:
         report = self._node.poll(self._cursor, taken=self._taken, jobs=())
         self._taken = report.taken
         self._cursor.update((piece.path, piece.end) for piece in report.pieces)
+        faults = tuple(fault for fault in report.faults if fault not in self._faults)
+        self._faults.update(faults)
         return Observed(
             chunks=tuple(Chunk(source=piece.source, data=piece.data) for piece in report.pieces),
             samples=report.samples,
             exit=self._settled(report.exit, heard=bool(report.pieces), alive=report.alive),
+            behind=report.behind,
+            notes=faults,
         )
 
     def _settled(self, ended: Exit | None, *, heard: bool, alive: int) -> Exit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -12,19 +13,25 @@ from typing import Any
 
 import click
 
-from autotune.orchestrator.cli.options import ENVIRONMENT_PREFIX, given, global_options
+from autotune.orchestrator.cli.shared.options import ENVIRONMENT_PREFIX, given, global_options
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 
 # In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
 COMMANDS: Mapping[str, str] = {
+    "init": "Make a job file from the command or script that you have.",
     "launch": "Run the training to its end, recovering from memory failures.",
     "search": "Find the fastest configuration that fits.",
     "plan": "Show what launch would do, and why; start nothing.",
+    "doctor": "Check machine, cluster and job before GPUs are spent.",
     "explain": "Explain why a job died from its log, and what would fix it.",
     "status": "List the runs, or the attempts of one run.",
+    "logs": "Print the log of the running or last attempt.",
+    "report": "Write a run's report as one HTML file.",
     "resume": "Continue an interrupted run.",
     "stop": "Stop a run cleanly, from any terminal or host.",
+    "verify": "Check a certificate: whether what was trained is what the job says.",
     "remedies": "List every remedy for a framework: setting, limits, cost.",
+    "skill": "Write the instructions by which a coding agent uses autotune.",
 }
 ALIASES: Mapping[str, str] = {"ladder": "remedies"}
 
@@ -80,8 +87,9 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(ExitCode.OK)
         except Exception:
-            traceback.print_exc()
-            click.echo("autotune: this is a bug in autotune; please report the lines above", err=True)
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+                click.echo("autotune: this is a bug in autotune; please report the lines above", err=True)
             ctx.exit(ExitCode.BUG)
 
 

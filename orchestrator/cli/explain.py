@@ -9,7 +9,14 @@ from pathlib import Path
 import click
 
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.orchestrator.cli.options import Options, given, global_options, option
+from autotune.orchestrator.cli.shared.options import (
+    Options,
+    framework_names,
+    given,
+    global_options,
+    option,
+    rule_ids,
+)
 from autotune.orchestrator.config.model_files import find_model, read_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import explain
@@ -103,11 +110,13 @@ def _write(line: bytes) -> None:
 @option(
     "--framework",
     metavar="NAME",
+    shell_complete=framework_names,
     help="The framework that wrote the logs (default: detected).",
 )
 @option(
     "--rule",
     metavar="ID",
+    shell_complete=rule_ids,
     help="Explain a rule or a cause, not a log.",
 )
 @global_options

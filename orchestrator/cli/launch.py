@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from autotune.orchestrator.cli.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
+from autotune.orchestrator.cli.shared.options import given, global_options
 
 CODES = """\b
 Exit codes:
@@ -28,6 +28,6 @@ def command(context: click.Context, launch_options: LaunchOptions) -> None:
     Example:
       autotune launch job.yaml --set tokens_per_microbatch=16384
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import start
+    from autotune.orchestrator.cli.shared import start
 
     context.exit(start.begin(launch_options, options=given(context)))

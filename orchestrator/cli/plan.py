@@ -10,37 +10,42 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.runners.node.host import Card, measure
-from autotune.orchestrator.cli.options import Options, given, global_options
-from autotune.orchestrator.config.loader import assumed, load
-from autotune.orchestrator.planner import plan
-from autotune.orchestrator.run import calibration_cache, directory
+from autotune.orchestrator.cli.shared.options import Options, framework_names, given, global_options, option
+from autotune.orchestrator.config.cards import Gpus, parse_gpus
+from autotune.orchestrator.config.loader import assumed, load_elsewhere
+from autotune.orchestrator.config.secrets import shown_command
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.planner import Plan, plan
+from autotune.orchestrator.run import calibration_cache
 from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.value import Value
 
 _ROUNDED = 1.05  # of a card's memory: how far above it people write it
 _CODES = """\b
 Exit codes:
   0    the plan is printed
+  1    with --model: no configuration is predicted to fit
   2    the job file or an option is wrong"""
 
 
-def show(job_file: Path, *, options: Options) -> None:
+class StartingJob(Value, frozen=True, kw_only=True):
+    """The answer of `autotune plan --model --json`."""
+
+    schema: int = 1
+    job: str  # the text of the job file
+    step_s: float  # predicted seconds of a step
+
+
+def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
     """Print the plan of a job file."""
-    job = load(job_file)
-    framework = frameworks.find(job.framework)
-
-    def shown(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
-        command = command_of(
-            framework, job, knobs, history=(accepted,), run="plan", attempt=1, resume=job.resume
-        )
-        python = job.python or sys.executable
-        return tuple(word.replace("{python}", python) for word in directory.shown_argv(command))
-
-    outcome = plan(job, framework, _cluster(job), recall=calibration_cache.recall, render=shown)
+    cards = cards_of(gpus)
+    job, missing = load_elsewhere(job_file)
+    outcome = outcome_of(with_cards(job, cards), missing=missing)
     if options.json:
         click.echo(msgspec.json.encode(outcome))
         return
@@ -48,6 +53,83 @@ def show(job_file: Path, *, options: Options) -> None:
         outcome, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout)
     )
     echo(whole, color=options.color)
+
+
+def outcome_of(job: Job, *, missing: tuple[str, ...] = ()) -> Plan:
+    """Return the plan of a job; `missing` are its files that are not on this machine."""
+    framework = frameworks.find(job.framework)
+
+    def shown(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
+        command = command_of(
+            framework, job, knobs, history=(accepted,), run="plan", attempt=1, resume=job.resume
+        )
+        python = job.python or sys.executable
+        return tuple(word.replace("{python}", python) for word in shown_command(command, job).argv)
+
+    outcome = plan(job, framework, _cluster(job), recall=calibration_cache.recall, render=shown)
+    return msgspec.structs.replace(outcome, warnings=(*missing, *outcome.warnings))
+
+
+def cards_of(written: str | None) -> Gpus | None:
+    """Return the cards of `--gpus`; raises Failure for a card that is in no table."""
+    if written is None:
+        return None
+    try:
+        return parse_gpus(written)
+    except ValueError as error:
+        raise Failure(
+            f"--gpus: {error}", hint="another card: `cluster: {gpu_memory: 80GiB}`", code=ExitCode.USAGE
+        ) from None
+
+
+def with_cards(job: Job, cards: Gpus | None) -> Job:
+    """Return the job on these cards, whatever it says of its cluster."""
+    if cards is None:
+        return job
+    cluster = msgspec.structs.replace(
+        job.cluster,
+        gpu=cards.card.name,
+        gpu_memory_bytes=None,
+        nodes=cards.nodes or job.cluster.nodes,
+        gpus_per_node=cards.per_node or job.cluster.gpus_per_node,
+    )
+    return msgspec.structs.replace(job, cluster=cluster)
+
+
+def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], options: Options) -> ExitCode:
+    """Print the fastest configuration that is predicted to be safe."""
+    from autotune.launchers.runners.node.model_folder import find_folder
+    from autotune.orchestrator.config.public_models import find_public
+    from autotune.orchestrator.starting_job import FRAMEWORKS, Wish, starting_job
+
+    if framework not in FRAMEWORKS:
+        raise Failure(
+            f"--framework {framework}: a job from a model alone is made for {' and '.join(FRAMEWORKS)}",
+            hint="autotune init FILE makes one from what you have",
+            code=ExitCode.USAGE,
+        )
+    if find_public(model) is None and find_folder(model, ".") is None:
+        raise Failure(
+            f"--model: the shape of `{model}` is not known",
+            hint="name its folder or its config.json",
+            code=ExitCode.USAGE,
+        )
+    found = starting_job(Wish(model=model, framework=framework, gpus=wanted, **sizes))
+    where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"
+    if found is None:
+        click.echo(f"no configuration of {model} is predicted to fit {where}", err=True)
+        click.echo("hint: more cards, or a shorter --response", err=True)
+        return ExitCode.NO
+    if options.json:
+        click.echo(msgspec.json.encode(StartingJob(job=found.text, step_s=found.step_s)))
+        return ExitCode.OK
+    click.echo(found.text, nl=False)
+    click.echo(
+        f"# predicted, not measured: about {found.step_s:,.0f} s a step on {where};"
+        f" the fastest of {found.looked_at} configurations that fit",
+        err=True,
+    )
+    return ExitCode.OK
 
 
 def _cluster(job: Job) -> Cluster:
@@ -75,14 +157,45 @@ def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
 
 
 @click.command("plan", epilog=_CODES)
-@click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="[job.yaml]", required=False, type=click.Path(path_type=Path))
+@option("--gpus", metavar="8xH100", help="Plan for these cards, also 2x8xH100-80GB, wherever you are.")
+@option("--model", metavar="NAME", help="Without a job file: make one for this model.")
+@option(
+    "--framework",
+    metavar="NAME",
+    shell_complete=framework_names,
+    help="... and this framework (default: verl).",
+)
+@option("--prompt", type=click.IntRange(1), metavar="N", help="... with prompts of at most N tokens (1024).")
+@option("--response", type=click.IntRange(1), metavar="N", help="... with responses of at most N (4096).")
+@option("--batch", type=click.IntRange(1), metavar="N", help="... and N prompts in a step (256).")
 @global_options
 @click.pass_context
-def command(context: click.Context, job_file: Path) -> None:
+def command(
+    context: click.Context,
+    /,
+    job_file: Path | None,
+    gpus: str | None,
+    model: str | None,
+    framework: str | None,
+    **sizes: int | None,
+) -> None:
     """Show the predicted memory peaks, the first command and the remedies in order; start nothing.
 
     \b
     Example:
       autotune plan job.yaml -v
+      autotune plan job.yaml --gpus 2x8xH100
+      autotune plan --model Qwen/Qwen2.5-7B-Instruct --gpus 8xH100 --framework verl
     """  # noqa: D301 - click reads the backspace
-    show(job_file, options=given(context))
+    options = given(context)
+    said = {name: value for name, value in sizes.items() if value is not None}
+    if job_file is not None:
+        if model is not None or framework is not None or said:
+            raise click.UsageError("--model, --framework and sizes make a job; leave out the job file")
+        show(job_file, gpus=gpus, options=options)
+        return
+    wanted = cards_of(gpus)
+    if model is None or wanted is None:
+        raise click.UsageError("name a job file, or --model and --gpus")
+    context.exit(start(wanted, model=model, framework=framework or "verl", sizes=said, options=options))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autotune.orchestrator.cli.options import given, global_options
+from autotune.orchestrator.cli.shared.options import framework_names, given, global_options
 
 _CODES = """\b
 Exit codes:
@@ -13,7 +13,7 @@ Exit codes:
 
 
 @click.command("remedies", epilog=_CODES)
-@click.argument("framework", metavar="FRAMEWORK")
+@click.argument("framework", metavar="FRAMEWORK", shell_complete=framework_names)
 @global_options
 @click.pass_context
 def command(context: click.Context, framework: str) -> None:
@@ -41,7 +41,7 @@ def command(context: click.Context, framework: str) -> None:
         raise Failure(f"unknown framework `{framework}`", hint=hint, code=ExitCode.USAGE) from None
     rows = remedy_table.rows(adapter)
     if given(context).json:
-        click.echo(msgspec.json.encode({"schema": 1, "framework": adapter.name, "rows": rows}))
+        click.echo(msgspec.json.encode(remedy_table.RemedyTable(framework=adapter.name, rows=rows)))
     else:
         text = remedy_table.render_remedies(adapter, rows, width=width_of(sys.stdout))
         echo(text, color=given(context).color)

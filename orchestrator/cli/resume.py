@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from autotune.orchestrator.cli.launch import CODES
-from autotune.orchestrator.cli.options import given, global_options, run_ids
+from autotune.orchestrator.cli.shared.options import given, global_options, option, run_ids
 
 
 @click.command("resume", epilog=CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
+@option(
+    "--edit",
+    "edit",
+    is_flag=True,
+    help="Go on after a failure, with the job file as it is now; an unchanged one opens in $EDITOR.",
+)
+@option(
+    "--job",
+    "job_file",
+    metavar="FILE",
+    envvar="AUTOTUNE_JOB",
+    type=click.Path(path_type=Path),
+    help="Go on with the changed job in this file; implies --edit.",
+)
 @global_options
 @click.pass_context
-def command(context: click.Context, run: str | None) -> None:
-    """Continue an interrupted run. RUN is an id or the start of one; default: the latest run.
+def command(context: click.Context, run: str | None, edit: bool, job_file: Path | None) -> None:
+    """Continue an interrupted run, or a failed one after a fix.
+
+    RUN is an id or the start of one; default: the latest run. A run that failed or gave up goes on with
+    --edit: with what changed in the job file it was launched from, in runs/RUN/job.yaml, or with --job FILE.
 
     \b
     Example:
       autotune resume 7c1e
+      autotune resume 7c1e --edit
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import drive
+    from autotune.orchestrator.cli.shared import drive
     from autotune.orchestrator.run import directory
 
     options = given(context)
     run_folder = directory.find(options.runs_dir, run)
-    context.exit(drive.drive(run_folder, options=options))
+    context.exit(
+        drive.resume(run_folder, options=options, edited=edit or job_file is not None, job_file=job_file)
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from autotune.orchestrator.cli.launch import CODES
-from autotune.orchestrator.cli.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.options import given, global_options, option
+from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
+from autotune.orchestrator.cli.shared.options import given, global_options, option
 
 
 @click.command("search", epilog=CODES)
@@ -31,6 +31,6 @@ def command(context: click.Context, launch_options: LaunchOptions) -> None:
     Example:
       autotune search job.yaml --trials 40 --duration 8h
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli import start
+    from autotune.orchestrator.cli.shared import start
 
     context.exit(start.begin(launch_options, options=given(context)))

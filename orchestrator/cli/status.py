@@ -7,22 +7,27 @@ import time
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.cli.options import Options, given, global_options, option, run_ids
+from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import written
+from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.journal import owner
+from autotune.orchestrator.run.lock import owner
+from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.widgets import rendered
-from autotune.orchestrator.units import show_duration
+from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.values.events import (
     Accepted,
     Diagnosed,
+    Edited,
     Ended,
     Event,
     Finished,
+    Foreseen,
     GaveUp,
     GoalReached,
     History,
@@ -33,8 +38,11 @@ from autotune.policies.values.events import (
     Stable,
     Started,
     TrainingCompleted,
+    Tried,
     Verdict,
 )
+from autotune.policies.values.history import accepted_of
+from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
 
@@ -53,6 +61,17 @@ class AttemptStatus(Value, frozen=True, kw_only=True):
     change: str
     seconds: float
     status: str
+    foreseen: tuple[Foreseen, ...] = ()  # memories that are expected to run out in it
+    memory: tuple[MemorySpan, ...] = ()  # of each node, from its start to now; for one run alone
+
+
+class TrialStatus(Value, frozen=True, kw_only=True):
+    """One trial of a search in `autotune status`."""
+
+    trial: int
+    change: str
+    seconds: float
+    status: str
 
 
 class RunStatus(Value, frozen=True, kw_only=True):
@@ -67,15 +86,24 @@ class RunStatus(Value, frozen=True, kw_only=True):
     running_s: float = 0.0
     status: str = "STARTING"
     running: bool = False  # a driver is at work on it
-    attempts: tuple[AttemptStatus, ...] = ()
+    attempts: tuple[AttemptStatus, ...] = ()  # without those of a search's trials
+    trials: tuple[TrialStatus, ...] = ()  # of a search
+    edits: tuple[str, ...] = ()  # what the user changed in the job since the launch
+    problem: str = ""  # why its journal cannot be read
 
 
-def standing(run: directory.Run, *, now: float) -> RunStatus:
-    """Return the status of a run."""
-    history = run.history()
+def standing(run: directory.Run, *, now: float, memory: bool = False) -> RunStatus:
+    """Return the status of a run; with `memory` that of its attempts is read too.
+
+    One whose journal cannot be read has a problem instead.
+    """
     driven = owner(run.path) is not None
+    try:
+        history = run.history()
+    except Failure as failure:
+        return RunStatus(run=run.id, status="DAMAGED", running=driven, problem=failure.message)
     if not history or not isinstance(history[0], Accepted):
-        job = written(run.job_text)
+        job = _job_of(run)
         return RunStatus(
             run=run.id,
             name=job.name if job is not None else "",
@@ -83,10 +111,14 @@ def standing(run: directory.Run, *, now: float) -> RunStatus:
             status="STARTING" if driven else "NOT STARTED",
             running=driven,
         )
-    accepted = history[0]
+    first, accepted = history[0].profile.knobs, accepted_of(history)
     over = isinstance(history[-1], Finished)
     end = seconds_of(history[-1].at) if over or not driven else now
-    attempts = _attempts(history, accepted.profile.knobs, now=end)
+    started = [e for e in history if isinstance(e, Started)]
+    attempts = _attempts(history, [e for e in started if e.trial is None], first, now=end)
+    trial_attempts = _attempts(history, [e for e in started if e.trial is not None], first, now=end)
+    if memory:
+        attempts = tuple(replace(a, memory=so_far(run.attempt(a.attempt).path)) for a in attempts)
     return RunStatus(
         run=run.id,
         name=accepted.job.name,
@@ -94,21 +126,30 @@ def standing(run: directory.Run, *, now: float) -> RunStatus:
         cluster=_short_place(accepted),
         submitted=accepted.at,
         total_s=max(0.0, end - seconds_of(accepted.at)),
-        running_s=sum(a.seconds for a in attempts),
+        running_s=sum(a.seconds for a in (*attempts, *trial_attempts)),
         status=_status(history, driven=driven),
         running=driven and not over,
         attempts=attempts,
+        trials=_trials(history, trial_attempts, accepted.profile.knobs),
+        edits=tuple(messages.edits(e) for e in history if isinstance(e, Edited)),
     )
 
 
+def _job_of(run: directory.Run) -> Job | None:
+    try:
+        return written(run.job_text)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
-    """Print the table of runs, or one run with its attempts; with `watch` until no run is driven."""
+    """Print the table of runs, or one run with its attempts; with `watch` until no run is at work."""
     while True:
         now = time.time()
         chosen = (
             (directory.find(options.runs_dir, prefix),) if prefix else directory.runs(options.runs_dir)[::-1]
         )
-        standings = [standing(run, now=now) for run in chosen]
+        standings = [standing(run, now=now, memory=bool(prefix)) for run in chosen]
         if options.json:
             click.echo(msgspec.json.encode(standings[0] if prefix else standings))
         else:
@@ -140,19 +181,48 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
         for run in standings
     ]
     text = rendered(widgets.table(rows, head=_HEAD, wrap={1: 12, 4: 6}), width=width)
-    if not attempts or not standings[0].attempts:
+    if not attempts:
         return text
-    of_run = [
-        (f"  ↳{attempt.attempt}", attempt.change, show_duration(attempt.seconds), attempt.status)
-        for attempt in standings[0].attempts
-    ]
-    return f"{text}\n{rendered(widgets.table(of_run, right=(2,), wrap={1: 32, 3: 20}), width=width)}"
+    run, parts = standings[0], [text]
+    if run.attempts:
+        parts.append(
+            _below([(f"  ↳{a.attempt}", a.change, a.seconds, a.status) for a in run.attempts], width)
+        )
+    parts += [f"  forecast: {messages.forecast(e)}" for a in run.attempts[-1:] for e in a.foreseen]
+    measured = next((a for a in reversed(run.attempts) if a.memory), None)
+    if measured is not None:
+        parts += [f"peak memory of attempt #{measured.attempt}", *_memory(measured.memory)]
+    if run.trials:
+        parts.append(
+            _below([(f"  trial {t.trial}", t.change, t.seconds, t.status) for t in run.trials], width)
+        )
+    parts += [f"  edited: {edit}" for edit in run.edits]
+    parts += [f"  {run.problem}"] if run.problem else []
+    return "\n".join(parts)
 
 
-def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptStatus, ...]:
+def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
+    """Return the most memory in use on each node so far: of the host, and of the attempt's cards."""
+    lines = []
+    for node in nodes:
+        cards = [card for card in node.gpus if card.of_attempt] or list(node.gpus)
+        shown = [f"host {show_gib(node.host.most)} of {show_gib(node.host_total_bytes)}"]
+        shown += [f"GPU {c.index} {show_gib(c.used.most)} of {show_gib(c.total_bytes)}" for c in cards]
+        lines += [f"  {node.node}  {part}" for part in shown]
+    return lines
+
+
+def _below(rows: list[tuple[str, str, float, str]], width: int | None) -> str:
+    cells = [(name, change, show_duration(seconds), status) for name, change, seconds, status in rows]
+    return rendered(widgets.table(cells, right=(2,), wrap={1: 32, 3: 20}), width=width)
+
+
+def _attempts(
+    history: History, started: list[Started], first: Knobs, *, now: float
+) -> tuple[AttemptStatus, ...]:
     attempts = []
     before = first
-    for start in (e for e in history if isinstance(e, Started)):
+    for start in started:
         rows = tuple(e for e in history if e.attempt == start.attempt)
         ended = next((e for e in rows if isinstance(e, Ended)), None)
         change = messages.setting_changes(before, start.knobs) or (
@@ -161,11 +231,48 @@ def _attempts(history: History, first: Knobs, *, now: float) -> tuple[AttemptSta
         seconds = ended.seconds if ended is not None else max(0.0, now - seconds_of(start.at))
         attempts.append(
             AttemptStatus(
-                attempt=start.attempt, change=change, seconds=seconds, status=_attempt_status(rows, ended)
+                attempt=start.attempt,
+                change=change,
+                seconds=seconds,
+                status=_attempt_status(rows, ended),
+                foreseen=_foreseen(rows) if ended is None else (),
             )
         )
         before = start.knobs
     return tuple(attempts)
+
+
+def _foreseen(rows: tuple[Event, ...]) -> tuple[Foreseen, ...]:
+    """Return what was said last of each memory that is expected to run out."""
+    last = {e.memory: e for e in rows if isinstance(e, Foreseen)}
+    return tuple(event for event in last.values() if event.holds)
+
+
+def _trials(history: History, attempts: tuple[AttemptStatus, ...], first: Knobs) -> tuple[TrialStatus, ...]:
+    """Return the trials of a search with their last results; those under way by their running attempts."""
+    by_attempt = {a.attempt: a for a in attempts}
+    found: dict[int, TrialStatus] = {}
+    for event in history:
+        if isinstance(event, Started) and event.trial is not None:
+            running = by_attempt[event.attempt]
+            found[event.trial] = TrialStatus(
+                trial=event.trial,
+                change=_change(first, event.knobs),
+                seconds=running.seconds,
+                status=running.status,
+            )
+        elif isinstance(event, Tried):
+            found[event.trial] = TrialStatus(
+                trial=event.trial,
+                change=_change(first, event.knobs),
+                seconds=event.seconds,
+                status=messages.trial_result(event),
+            )
+    return tuple(found[number] for number in sorted(found))
+
+
+def _change(first: Knobs, knobs: Knobs) -> str:
+    return messages.setting_changes(first, knobs) or "as written"
 
 
 def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:

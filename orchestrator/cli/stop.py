@@ -8,11 +8,11 @@ import time
 
 import click
 
-from autotune.orchestrator.cli import drive
-from autotune.orchestrator.cli.options import Options, given, global_options, run_ids
+from autotune.orchestrator.cli.shared import drive
+from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.journal import Owner, owner
+from autotune.orchestrator.run.lock import Owner, owner
 from autotune.policies.values.events import Finished, Interrupted
 
 _CODES = """\b

@@ -22,8 +22,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from autotune.orchestrator import units
+from autotune.orchestrator.config.cards import CARDS, find_card
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.job import Preflight, Then
+from autotune.policies.values.job import Forecasting, Preflight, Then
 from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.model import CHOICES, Model
 from autotune.policies.values.remedy import Effect
@@ -165,6 +166,7 @@ Share = Annotated[
 EffectName = Annotated[Effect, _one_of(Effect), WithJsonSchema({"enum": list(Effect)})]
 ThenName = Annotated[Then, _one_of(Then), WithJsonSchema({"enum": list(Then)})]
 PreflightName = Annotated[Preflight, _one_of(Preflight), WithJsonSchema({"enum": list(Preflight)})]
+ForecastName = Annotated[Forecasting, _one_of(Forecasting), WithJsonSchema({"enum": list(Forecasting)})]
 KnobName = Annotated[
     str,
     Strict(),
@@ -179,6 +181,25 @@ DeniedName = Annotated[
     _known(_DENIABLE),
     _one_of(_DENIABLE, "the name of a remedy or of a knob"),
     WithJsonSchema({"enum": list(_DENIABLE)}),
+]
+
+
+_CARDS = tuple(card.name for card in CARDS)
+
+
+def _card_name(value: str) -> str:
+    card = find_card(value)
+    if card is None:
+        raise ValueError(value)
+    return card.name
+
+
+CardName = Annotated[
+    str,
+    Strict(),
+    AfterValidator(_card_name),
+    _one_of((*_CARDS, *(name for card in CARDS for name in card.also)), "a card such as `H100-80GB`"),
+    WithJsonSchema({"type": "string", "examples": ["H100-80GB"]}),
 ]
 
 
@@ -231,16 +252,33 @@ def _empty_where_null(value: Any) -> Any:
     return "" if value is None else value
 
 
+def _named_variable(value: Any) -> Any:
+    """Read `{env: NAME}` as `${NAME:?}`, which is filled in from the driver's environment."""
+    if isinstance(value, dict) and list(value) == ["env"] and isinstance(value["env"], str):
+        return f"${{{_variable(value['env'])}:?}}"
+    return value
+
+
 Environment = Annotated[
     dict[
         Annotated[str, AfterValidator(_variable)],
-        Annotated[Argument, BeforeValidator(_empty_where_null)],
+        Annotated[Argument, BeforeValidator(_empty_where_null), BeforeValidator(_named_variable)],
     ],
     _or_empty(dict, "a mapping of names to text"),
     WithJsonSchema(
         {
             "type": ["object", "null"],
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": ["string", "number", "boolean", "null"]},
+                    {
+                        "type": "object",
+                        "properties": {"env": {"type": "string"}},
+                        "required": ["env"],
+                        "additionalProperties": False,
+                    },
+                ]
+            },
         }
     ),
 ]

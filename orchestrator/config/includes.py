@@ -7,33 +7,36 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Framework, Problem
-from autotune.orchestrator.config.model_files import find_folder, find_model
-from autotune.orchestrator.config.yaml_nodes import Document
+from autotune.launchers.runners.node.model_folder import find_folder
+from autotune.orchestrator.config.model_files import find_model
+from autotune.orchestrator.config.yaml_nodes import Document, scalar_1_1
 from autotune.orchestrator.errors import Failure
 from autotune.policies.values.job import Job
 from autotune.policies.values.model import Model, model_from_shape
 
 
-def with_document(job: Job) -> tuple[Job, tuple[Problem, ...]]:
-    """Return the job with the content of `config:`, and what is wrong with that file."""
+def with_document(job: Job) -> tuple[Job, Document | None, tuple[Problem, ...]]:
+    """Return the job with the content of `config:`, that file, and why it cannot be read.
+
+    Mistakes of form are complaints of the file itself.
+    """
     if job.config is None:
-        return job, ()
+        return job, None, ()
     path = Path(job.workdir) / Path(job.config).expanduser()
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        return job, (Problem(path=("config",), message="no such file", hint=f"looked for {path}"),)
+        return job, None, (Problem(path=("config",), message="no such file", hint=f"looked for {path}"),)
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error.strerror).lower()
-        return job, (Problem(path=("config",), message=f"cannot be read: {reason}", hint=str(path)),)
-    document = Document(text, str(path))
+        return job, None, (Problem(path=("config",), message=f"cannot be read: {reason}", hint=str(path)),)
+    document = Document(text, str(path), read=scalar_1_1)
     if document.complaints:
-        first = document.complaints[0]
-        place = f"{path}:{first.line}:{first.column}"
-        return job, (Problem(path=("config",), message=first.message, hint=place),)
+        return job, document, ()
     if not isinstance(document.value, dict):
-        return job, (Problem(path=("config",), message="holds no mapping of settings", hint=str(path)),)
-    return msgspec.structs.replace(job, document=document.value), ()
+        problem = Problem(path=("config",), message="holds no mapping of settings", hint=str(path))
+        return job, None, (problem,)
+    return msgspec.structs.replace(job, document=document.value), document, ()
 
 
 def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from pydantic_core import ErrorDetails
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Problem
+from autotune.orchestrator.config import secrets
+from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.config.fields import suggestion
 from autotune.orchestrator.config.includes import with_document, with_shape
+from autotune.orchestrator.config.installed import with_version
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place
@@ -26,6 +30,23 @@ from autotune.policies.values.job import Cluster, Job
 def load(path: str | Path) -> Job:
     """Return the job in a file; raises JobErrors with everything that is wrong in it."""
     return parse(read_text(path), file=str(path))
+
+
+def load_elsewhere(path: str | Path) -> tuple[Job, tuple[str, ...]]:
+    """Return the job in a file that runs on another machine, and which of its files are not on this one."""
+    return parse_elsewhere(read_text(path), file=str(path))
+
+
+def parse_elsewhere(
+    text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get
+) -> tuple[Job, tuple[str, ...]]:
+    """Return the job in a text that runs on another machine, and which of its files are not on this one.
+
+    Raises JobErrors with everything else that is wrong in it.
+    """
+    missing: list[Problem] = []
+    job = _parse(text, file=file, missing=missing, lookup=lookup)
+    return job, tuple(f"`{_label(p.path)}`: {p.message} here ({p.hint})" for p in missing)
 
 
 def read_text(path: str | Path) -> str:
@@ -46,17 +67,33 @@ def read_text(path: str | Path) -> str:
         raise Failure(f"cannot read job file `{path}`: {reason}", hint=hint, code=ExitCode.USAGE) from None
 
 
-def parse(text: str, *, file: str = "job.yaml") -> Job:
-    """Return the job in a text; raises JobErrors with everything that is wrong in it."""
+def parse(text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get) -> Job:
+    """Return the job in a text; raises JobErrors with everything that is wrong in it.
+
+    `lookup` gives the values of the variables that `{env: NAME}` names.
+    """
+    return _parse(text, file=file, missing=None, lookup=lookup)
+
+
+def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secrets.Lookup) -> Job:
+    """Return the job in a text; files that are not here go to `missing`, without it they are mistakes."""
     document = Document(text, file, literal=LITERAL)
     job = _job(document)
     if job is not None:
         framework = frameworks.find(job.framework)
-        if document.complaints:
+        job, unset = secrets.filled(job, lookup)
+        for path, variable in unset:
+            document.complain(
+                f"`{_label(path)}` needs the environment variable `{variable}`, which is not set",
+                document.entry(path).value,
+                hint=f"export {variable}=...",
+            )
+        if document.complaints and not unset:
             _check(document, job, framework)
-        else:
+        elif not document.complaints:
             workdir = str(Path(job.workdir).expanduser().absolute())
-            job = _complete(document, msgspec.structs.replace(job, workdir=workdir), framework)
+            job = msgspec.structs.replace(job, workdir=workdir)
+            job = _complete(document, job, framework, missing)
     if document.complaints or job is None:
         raise JobErrors(tuple(dict.fromkeys(document.complaints)))
     return job
@@ -166,12 +203,24 @@ def _hint_for_unknown(path: KeyPath) -> str:
     return "the framework's own settings belong under `settings:`"
 
 
-def _complete(document: Document, job: Job, framework: Framework) -> Job:
+def _complete(document: Document, job: Job, framework: Framework, missing: list[Problem] | None) -> Job:
     """Return the job with what it refers to; mistakes go to the document."""
-    job, problems = with_document(job)
-    if not problems:
-        _check(document, job, framework)
-    _check_paths(document, job, framework)
+    job = with_version(job, framework)
+    job, included, problems = with_document(job)
+    if missing is not None and problems and not (Path(job.workdir) / str(job.config)).exists():
+        missing += problems
+        problems = ()
+    if included is not None and included.complaints:
+        document.complaints += included.complaints
+    elif not problems:
+        _check(document, job, framework, included)
+    absent = tuple(_absent_paths(document, job, framework))
+    if missing is not None:
+        missing += absent
+    for problem in absent if missing is None else ():
+        place = document.entry(problem.path).value
+        if not _complained_at(document, place):
+            document.complain(f"`{_label(problem.path)}`: {problem.message}", place, hint=problem.hint)
     if not document.complaints:
         job, more = with_shape(job, framework)
         problems += more
@@ -180,9 +229,15 @@ def _complete(document: Document, job: Job, framework: Framework) -> Job:
     return job
 
 
-def _check(document: Document, job: Job, framework: Framework) -> None:
+def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> None:
     for problem in framework.check(job):
-        _complain_of_problem(document, problem)
+        if included is not None and problem.path[:1] == ("config",) and len(problem.path) > 1:
+            inner = msgspec.structs.replace(problem, path=problem.path[1:])
+            _complain_of_problem(included, inner)
+        else:
+            _complain_of_problem(document, problem)
+    if included is not None:
+        document.complaints += included.complaints
 
 
 def _complain_of_problem(document: Document, problem: Problem) -> None:
@@ -201,8 +256,8 @@ def _label(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def _check_paths(document: Document, job: Job, framework: Framework) -> None:
-    """Complain of folders and files that the driver itself has to read."""
+def _absent_paths(document: Document, job: Job, framework: Framework) -> Iterator[Problem]:
+    """Yield the folders and files that the driver itself has to read and that are not here."""
     base = Path(job.workdir)
     here = job.cluster.address in (None, "local")
     named = framework.model_path(job)
@@ -212,16 +267,11 @@ def _check_paths(document: Document, job: Job, framework: Framework) -> None:
         places += [("settings", key)] if key is not None else []
     for path in places:
         written = str(job.model) if path == ("model",) else str(named)
-        place = document.entry(path).value
         known = path == ("model",) and find_public(written) is not None
-        if (
-            not known
-            and not (base / Path(written).expanduser()).exists()
-            and not _complained_at(document, place)
-        ):
-            document.complain(f"`{_label(path)}`: no such file or folder", place, hint=f"looked in {base}")
+        if not known and not (base / Path(written).expanduser()).exists():
+            yield Problem(path=path, message="no such file or folder", hint=f"looked in {base}")
     if here and not base.is_dir():
-        document.complain("`workdir`: no such folder", document.entry(("workdir",)).value, hint=str(base))
+        yield Problem(path=("workdir",), message="no such folder", hint=str(base))
 
 
 def _is_path(name: str) -> bool:
@@ -232,10 +282,12 @@ def _is_path(name: str) -> bool:
 def assumed(job: Job) -> Cluster:
     """Return the cluster as the job describes it, for what is decided before one is reached."""
     spec = job.cluster
+    card = find_card(spec.gpu) if spec.gpu is not None else None
     return Cluster(
         address=spec.address or "auto",
         nodes=spec.nodes,
         gpus_per_node=spec.gpus_per_node or 0,
-        gpu_memory_bytes=spec.gpu_memory_bytes or 0,
+        gpu_memory_bytes=spec.gpu_memory_bytes or (card.memory_bytes if card is not None else 0),
         host_memory_bytes=spec.host_memory_bytes or 0,
+        gpu_name=card.device if card is not None else "",
     )

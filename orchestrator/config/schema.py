@@ -15,12 +15,14 @@ from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.config.fields import (
     Address,
     Boolean,
+    CardName,
     CommandLine,
     Count,
     DeniedName,
     Duration,
     EffectName,
     Environment,
+    ForecastName,
     JobName,
     KnobName,
     ListOf,
@@ -96,6 +98,13 @@ class ClusterKeys(Section):
         None,
         alias="host_memory",
         description="Host memory of one node. `null`: measured, and unknown to a `plan` made elsewhere.",
+    )
+    gpu: OrNull[CardName] = _key(
+        None,
+        description=(
+            "Card of the cluster, such as `H100-80GB`: its memory and its speed, for a `plan` made elsewhere."
+            " On the cluster, what is measured counts."
+        ),
     )
 
 
@@ -175,6 +184,14 @@ class RecoveryKeys(Section):
             " configuration that is predicted to be faster."
         ),
     )
+    forecast: ForecastName = _key(
+        "tell",
+        description=(
+            "What happens when memory grows from step to step and is expected to run out before the last"
+            " step. `tell`: say at which step and in which phase. `act`: also stop at the last checkpoint"
+            " before it and go on with the remedy for that phase, if there is one. `off`: nothing is said."
+        ),
+    )
     save_every: OrAuto[Count] = _key(
         "auto",
         description=(
@@ -222,6 +239,13 @@ class JobFile(Keys):
         description="RL framework that runs the job. `command`: any script with `{knob}` placeholders.",
         schema={"enum": list(FRAMEWORKS)},
     )
+    framework_version: OrNull[Text] = _key(
+        None,
+        description=(
+            "Version of the framework, such as `0.9.0`. `null`: the one that is installed for `python`, or"
+            " else the newest known."
+        ),
+    )
     command: CommandLine = _key(
         [],
         description="Command line that starts the framework, as a list. Empty: the framework's usual one.",
@@ -230,7 +254,11 @@ class JobFile(Keys):
         None, description="Python interpreter of the framework. `null`: the one that runs autotune."
     )
     settings: Settings = _key(
-        {}, description="The framework's own settings, under the framework's own names."
+        {},
+        description=(
+            "The framework's own settings, under the framework's own names. `{env: NAME}`, in capitals, is"
+            " the value of an environment variable as text, and is recorded by its name."
+        ),
     )
     config: OrNull[Text] = _key(
         None, description="The framework's own YAML file, passed on to it; relative to `workdir`."
@@ -244,10 +272,22 @@ class JobFile(Keys):
     )
     cluster: ClusterKeys = _section(ClusterKeys)
     env: Environment = _key(
-        {}, description="Environment variables of the job. Values are text: `01` stays `01`."
+        {},
+        description=(
+            "Environment variables of the job. Values are text: `01` stays `01`. `{env: NAME}` is the value"
+            " of NAME where autotune runs, and is recorded by that name; secrets belong there."
+        ),
     )
     workdir: Text = _key(
         ".", description="Working directory of the job, relative to where autotune is called."
+    )
+    log_limit_bytes: Size = _key(
+        "1GiB",
+        alias="log_limit",
+        description=(
+            "Disk that the recorded logs of all attempts of a run may take. Older parts are compressed; over"
+            " the limit the middle goes, and the first and newest part of every attempt stay."
+        ),
     )
     resume: Boolean = _key(
         False, description="Whether the first attempt may continue a checkpoint that is already there."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import CommentMark
+from ruamel.yaml.error import CommentMark, YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, PlainScalarString
 from ruamel.yaml.tokens import CommentToken
 
@@ -41,7 +41,10 @@ def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> st
     if not edits or before.complaints or not isinstance(before.value, dict):
         return text
     values = with_values(before.value, edits)
-    out = _in_place(before.text, edits)
+    try:
+        out = _in_place(before.text, edits)
+    except YAMLError:  # the writer takes less than the reader, such as one `<<` in a mapping
+        out = ""
     if Document(out, "", literal=literal).value == values:
         return out
     return _above([_comment(edit, None, edit.path) for edit in edits], dumped(values))

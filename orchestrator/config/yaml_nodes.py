@@ -6,11 +6,12 @@ YAML 1.1 reads `off` as false and `3e-3` as text; both are everyday values of a 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import MaxDepthExceededError
+from ruamel.yaml.composer import Composer, MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import BaseResolver
@@ -25,6 +26,13 @@ MOST_NODES = 10_000  # after aliases are expanded
 
 _NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_BOOL_1_1 = {
+    form: value
+    for value, words in ((True, ("yes", "on")), (False, ("no", "off")))
+    for word in words
+    for form in (word, word.capitalize(), word.upper())
+}
+_INT_1_1 = re.compile(r"[-+]?[1-9][\d_]*")
 _INT = re.compile(r"[-+]?\d+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -52,6 +60,22 @@ class _TooLargeError(Exception):
     """The aliases of a text expand to more nodes than a job can need."""
 
 
+class _TooManyNodesError(MarkedYAMLError):
+    """A text holds more nodes than a job can need."""
+
+
+class _Composer(Composer):
+    """Stops at the first node that is too many: composing 256 KiB of them takes many seconds."""
+
+    _composed = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._composed += 1
+        if self._composed > 2 * MOST_NODES:  # keys and values
+            raise _TooManyNodesError(problem_mark=self.parser.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
 class _TextResolver(BaseResolver):
     """Leaves every plain scalar as the text that was written; only `<<` has a meaning of its own."""
 
@@ -77,6 +101,7 @@ def round_trip() -> YAML:
 def _limited(kind: str) -> YAML:
     yaml = YAML(typ=kind, pure=True)
     yaml.Resolver = _TextResolver
+    yaml.Composer = _Composer
     yaml.max_depth = DEEPEST
     yaml.composer.warn_double_anchors = False
     return yaml
@@ -85,16 +110,25 @@ def _limited(kind: str) -> YAML:
 class Document:
     """The values of a YAML text; mistakes of form are collected in `complaints`.
 
-    What stands below the keys named in `literal` is not converted: `01` stays the text `01`.
+    What stands below the keys named in `literal` is not converted: `01` stays the text `01`. `read` gives the
+    value of every other plain scalar.
     """
 
-    def __init__(self, text: str, file: str, *, literal: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        text: str,
+        file: str,
+        *,
+        literal: tuple[str, ...] = (),
+        read: Callable[[str], Any] | None = None,
+    ) -> None:
         self.text = text.removeprefix("\ufeff")
         self.file = file
         self.lines = self.text.split("\n")
         self.complaints: list[Complaint] = []
         self.value: Any = None
         self._literal = literal
+        self._scalar = read or scalar
         self._entries: dict[Path, Entry] = {}
         self._count = 0
         root = self._compose()
@@ -156,7 +190,7 @@ class Document:
             return None
         if isinstance(node, ScalarNode):
             literal = len(path) > 1 and path[0] in self._literal
-            return node.value if literal or node.style is not None else scalar(node.value)
+            return node.value if literal or node.style is not None else self._scalar(node.value)
         inside = (*within, node)
         if isinstance(node, MappingNode):
             entries = self._entries_of(node, within, path)
@@ -215,7 +249,11 @@ class Document:
             return
         line = min(mark.line, len(self.lines) - 1)
         before = self.lines[line][: mark.column + 1]
-        if isinstance(error, MaxDepthExceededError):
+        if isinstance(error, _TooManyNodesError):
+            self.complain(
+                f"more than {MOST_NODES:,} values: more than a job can need", Place(line, mark.column, 1)
+            )
+        elif isinstance(error, MaxDepthExceededError):
             self.complain(f"nested more than {DEEPEST} levels deep", Place(line, mark.column, 1))
         elif "\t" in before and not before.strip():
             self.complain(
@@ -224,6 +262,15 @@ class Document:
         else:
             problem = ", ".join(part for part in (error.context, error.problem) if part)
             self.complain(f"not YAML: {problem or error}", Place(line, mark.column, 1))
+
+
+def scalar_1_1(text: str) -> Any:
+    """Return the value of a plain scalar as PyYAML and OmegaConf read it, which hold with YAML 1.1."""
+    if text in _BOOL_1_1:
+        return _BOOL_1_1[text]
+    if _INT_1_1.fullmatch(text) and "_" in text:
+        return scalar(text.replace("_", ""))
+    return scalar(text)
 
 
 def scalar(text: str) -> Any:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import wait
+from contextlib import suppress
+from functools import partial
 
 import msgspec
 
 from autotune.launchers.base import Handle, Observed, Unreachable
+from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.driver.executor import Invoke, here
+from autotune.orchestrator.driver.executor import Invoke, beside, here
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.run.command import command_of
-from autotune.orchestrator.run.directory import shown_argv
 from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.resume import while_loading
 from autotune.policies.explain.secrets import shown
 from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import (
@@ -27,10 +31,12 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled
 
 POLL_S = 0.4
 STOP_GRACE_S = 10.0
 DRAIN_S = 60.0
+KILL_S = 10.0  # after the second request to end; what has not answered by then is named as left
 LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
 
@@ -59,11 +65,11 @@ def intended(
     )
     attempt = context.folder.attempt(number)
     attempt.create()
-    attempt.write_command(command, python=job.python)
+    context.observer.write_view("command.sh", lambda: attempt.write_command(command, job))
     started = Started(
         attempt=number,
         knobs=knobs,
-        command=shown_argv(command),
+        command=shown_command(command, job).argv,
         resume=resume,
         trial=trial,
         longest=longest,
@@ -74,12 +80,13 @@ def intended(
 
 def explain(context: RunContext, evidence: Evidence, *, number: int) -> Diagnosed:
     """Record why an attempt failed, secrets masked, and return the row."""
-    diagnosis = diagnose(evidence)
+    diagnosis = while_loading(context.journal.history(), diagnose(evidence), attempt=number)
     fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
     fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
     row = Diagnosed(**fields, attempt=number)
     context.record(row)
-    context.folder.attempt(number).write_view("diagnosis", row)
+    folder = context.folder.attempt(number)
+    context.observer.write_view("diagnosis.json", lambda: folder.write_view("diagnosis", row))
     return row
 
 
@@ -94,6 +101,46 @@ def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
     return stop_s
 
 
+def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) -> tuple[int, ...]:
+    """Kill attempts at once and record what ended; returns the numbers of those that may go on.
+
+    An attempt without a handle was about to start: what there is of it is looked for.
+    """
+
+    def end(number: int, handle: Handle | None) -> float:
+        found = handle or context.runner.attach(run=context.folder.id, attempt=number)
+        if found is None:
+            context.runner.sweep(run=context.folder.id)
+            return 0.0
+        stop_s = found.stop(grace_s=0.0)
+        found.release()
+        return stop_s
+
+    history = context.journal.history()
+    stopping = {e.attempt for e in history if isinstance(e, StopRequested)}
+    for number in running:
+        if number not in stopping:
+            context.record(StopRequested(attempt=number, by="user", reason=by))
+    asked = {number: beside(partial(end, number, handle)) for number, handle in running.items()}
+    with suppress(ForcedExit), context.interrupts.cutting():  # a third request ends even this
+        wait(asked.values(), timeout=KILL_S)
+    left = []
+    for number, killed in asked.items():
+        if not killed.done() or killed.exception() is not None:
+            left.append(number)
+            continue
+        steps = [e.step for e in history if isinstance(e, Progressed) and e.attempt == number]
+        context.record(
+            Ended(
+                attempt=number,
+                outcome=Cancelled(by="user"),
+                step=steps[-1] if steps else None,
+                stop_s=round(killed.result(), 3),
+            )
+        )
+    return tuple(left)
+
+
 class RunningAttempt:
     """An attempt from its start, or from our attaching to it, to its end."""
 
@@ -104,25 +151,39 @@ class RunningAttempt:
         *,
         watch: AttemptMonitor,
         number: int,
-        started_at: float,
+        begun_at: float,
         record: Callable[[Event], None],
     ) -> None:
         self.handle, self.watch, self.number = handle, watch, number
         self.folder = context.folder.attempt(number)
         self.seen = Observed()
-        self._started_at, self._record = started_at, record
+        self._poll_s = 0.0
+        self._begun_at, self._record = begun_at, record  # by the monotonic clock
         self._clock, self._interrupts = context.clock, context.interrupts
+        self._observer = context.observer
 
     def poll(self) -> bool:
         """Process new output and samples; returns whether the attempt hangs."""
+        asked_at = self._clock.monotonic()
         try:
             self.seen = self.handle.poll()
         except Unreachable as unreachable:
             self.seen = Observed(lost=unreachable.message)
-        events = self.watch.feed(self.seen, now=self._clock.now())
+        self._say(*self.seen.notes)
+        events = self.watch.feed(self.seen, now=self._clock.monotonic())
+        self._poll_s = self._clock.monotonic() - asked_at
         for event in events:
             self._record(event)
         return any(isinstance(event, StopRequested) for event in events)
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next poll: as long as the last one took while there is more to read."""
+        return min(POLL_S, self._poll_s) if self.seen.behind else POLL_S
+
+    def _say(self, *notes: str) -> None:
+        for note in notes:
+            self._observer.say(f"attempt #{self.number}: {note}")
 
     @property
     def over(self) -> bool:
@@ -147,14 +208,15 @@ class RunningAttempt:
         if stopped_by:
             self.watch.expect_end()
         stop_s = yield from invoke(self._stop)
-        if stopped_by and not self.seen.lost:
+        if self.seen.lost:
+            self.poll()  # what the stop could not reach
+        elif stopped_by:
             yield from self._last_words()
-        for event in self.watch.finish(now=self._clock.now()):
+        for event in self.watch.finish(now=self._clock.monotonic()):
             if isinstance(event, (Progressed, GoalReached)):
                 self._record(event)
         try:
-            drain = yield from invoke(lambda: self.handle.drain(timeout_s=DRAIN_S))
-            held, drain_s = ("" if drain.clear else drain.held or "unknown"), drain.seconds
+            held, drain_s = yield from invoke(self._drain)
         except Unreachable as unreachable:
             held, drain_s = "", None
             self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
@@ -163,7 +225,7 @@ class RunningAttempt:
         ended = Ended(
             attempt=self.number,
             outcome=outcome,
-            seconds=round(self._clock.now() - self._started_at, 3),
+            seconds=round(self._clock.monotonic() - self._begun_at, 3),
             step=self.watch.step,
             saved=self.watch.saved,
             stop_s=None if stop_s is None else round(stop_s, 3),
@@ -172,7 +234,7 @@ class RunningAttempt:
             peaks=self.watch.peaks_since_step,
         )
         self._record(ended)
-        self.folder.write_view("outcome", ended)
+        self._observer.write_view("outcome.json", lambda: self.folder.write_view("outcome", ended))
         yield from invoke(self.release)
         return ended, evidence
 
@@ -197,11 +259,26 @@ class RunningAttempt:
         except Unreachable:
             return None
 
+    def _drain(self) -> tuple[str, float | None]:
+        """Await the attempt's memory; returns who holds some and the seconds, None where it was cut short."""
+        try:
+            with self._interrupts.cutting():
+                if not self._interrupts.impatient:
+                    drain = self.handle.drain(timeout_s=DRAIN_S)
+                    if drain.unknown:  # no reason to end the run: the next start waits for the nodes it needs
+                        self._say(f"whether all memory came back is unknown: {drain.unknown}")
+                    clear = drain.clear or drain.unknown
+                    return drain.held or ("" if clear else "unknown"), drain.seconds
+        except ForcedExit:
+            pass
+        self._observer.warn(f"the memory of attempt #{self.number} was not awaited")
+        return "", None
+
     def _last_words(self) -> Generator[None, None, None]:
         """Poll until the stopped attempt's exit and the end of its logs have arrived."""
-        until = self._clock.now() + LAST_WORDS_S
-        while True:
+        until = self._clock.monotonic() + LAST_WORDS_S
+        while not self._interrupts.impatient:
             self.poll()
-            if self.over or self._clock.now() >= until:
+            if self.over or self._clock.monotonic() >= until:
                 return
             yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from autotune.launchers.base import Framework, Runner
@@ -23,6 +25,13 @@ class Observer:
     def say(self, text: str) -> None:
         """Receive a message about what is done besides the events."""
 
+    def warn(self, text: str) -> None:
+        """Receive a message that even a user who asked for errors only should see."""
+
+    def write_view(self, name: str, write: Callable[[], None]) -> None:
+        """Write a file that shows what the journal holds; an observer may keep its errors from the run."""
+        write()
+
 
 class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that driving a run takes."""
@@ -38,4 +47,6 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, event: Event) -> None:
         """Append an event to the journal, as of now."""
-        self.journal.append(msgspec.structs.replace(event, at=timestamp(self.clock.now())))
+        with self.interrupts.shielded():
+            at, worked_s = timestamp(self.clock.now()), self.journal.worked_s(self.clock.monotonic())
+            self.journal.append(msgspec.structs.replace(event, at=at, after_s=round(worked_s, 3)))

@@ -25,7 +25,15 @@ class HangDetector:
         self._heard_at = self._active_at = self._stepped_at = now
         self._durations: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._steps = 0
+        self._asked_at = now
         self.silent_s = 0.0
+
+    def pause(self, now: float) -> None:
+        """Do not count the time since the last look: nothing of the attempt could be read."""
+        unread_s = now - self._asked_at
+        self._asked_at = now
+        self._heard_at, self._active_at = self._heard_at + unread_s, self._active_at + unread_s
+        self._stepped_at += unread_s
 
     def heard(self, now: float) -> None:
         """Record output."""
@@ -48,6 +56,7 @@ class HangDetector:
     def hung(self, now: float) -> str:
         """Return why the attempt counts as hung, or the empty string."""
         since = self._heard_at if self._silence_s is not None else self._active_at
+        self._asked_at = now
         self.silent_s = now - since
         if self.silent_s >= self._allowed_silence_s():
             return f"no output for {self.silent_s:.0f} s"

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 
 from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Framework, Observed
+from autotune.orchestrator.driver.forecaster import Forecaster
 from autotune.orchestrator.driver.hang_detector import HangDetector
-from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
+from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
+from autotune.orchestrator.driver.peaks import raise_to
 from autotune.orchestrator.driver.process_table import BUSY_CORES, BUSY_GPU_SHARE
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import Attempt
+from autotune.policies.certificate.overlap import step_loss
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.explain.secrets import shown
 from autotune.policies.values.diagnosis import Evidence, Finding
 from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
 from autotune.policies.values.failure import HOST_LIMIT, Phase
-from autotune.policies.values.job import Job
+from autotune.policies.values.history import FORECAST
+from autotune.policies.values.job import Forecasting, Job
 from autotune.policies.values.observation import (
     Cancelled,
     Completed,
@@ -37,6 +41,7 @@ from autotune.policies.values.observation import (
     StepDone,
     StepTokens,
     TrainingDone,
+    UpdateDone,
 )
 from autotune.policies.values.value import Value
 
@@ -69,12 +74,18 @@ class AttemptMonitor:
         known: tuple[Event, ...],
         now: float,
         saved: int | None = None,
+        longest_response: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Follow an attempt that should continue the checkpoint of step `saved`, if there is one."""
+        """Follow an attempt that should continue the checkpoint of step `saved`, if there is one.
+
+        `longest_response` is what the job allows, in tokens. `say` is told when its log can no longer be
+        written.
+        """
         self._framework = framework
         self._job = job
         self._attempt = attempt
-        self._files = LogWriter(folder.log, folder.samples)
+        self._files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say)
         self._scanner = Scanner()
         self._skip = sum(isinstance(event, Progressed) for event in known)
         self._failure_known = any(isinstance(event, FailureSeen) for event in known)
@@ -83,6 +94,7 @@ class AttemptMonitor:
         self._suspicions = Suspicions()
         self._stepped_at_line = self._outlived = 0  # the log's lines at the last step and at the one before
         self._liveness = HangDetector(silence_s=job.recovery.silence_s, now=now)
+        self._unread = False  # nothing has been read since its supervisor fell silent
         self._to_continue = saved
         self.saved: int | None = None  # the step of the attempt's own last checkpoint
         self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)
@@ -92,7 +104,9 @@ class AttemptMonitor:
         self._cards_known = False  # which of them are the attempt's
         self._all_peaks: dict[str, Peak] = {}
         self._resumed_from: int | None = None
+        self._losses: deque[float] = deque(maxlen=10_000)  # of the updates since the last step
         self._step_s: float | None = None  # of the last step
+        self._forecaster = Forecaster(known=known, longest_response=longest_response)
         self._done = False
         self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
         self._last_step = framework.last_step(job)
@@ -118,6 +132,12 @@ class AttemptMonitor:
             self._take(sample, now)
         if observed.chunks:
             self._liveness.heard(now)
+        if self._suspicions.unseen(now):
+            self._liveness.worked(now)
+        self._unread = bool(observed.silent_s or (self._unread and not observed.samples))
+        if self._unread:  # the runner does not reach the job: whether it is silent or idle is not known
+            self._liveness.pause(now)
+            return tuple(events)
         if observed.exit is None and not self._failure_known:
             confirmed = self._suspicions.confirmed(now)
             events += () if confirmed is None else [self._failure(*confirmed)]
@@ -141,6 +161,9 @@ class AttemptMonitor:
         """Return how the attempt ended."""
         if stopped_by == "hang":
             return Hung(silent_s=round(self._liveness.silent_s, 1), reason=self._hang)
+        known = self.progress.of or self._last_step or self._job.framework != _ANY_SCRIPT
+        if stopped_by == FORECAST and known and ended is not None and ended.code == 0 and self._complete:
+            return Completed()  # a script whose last step is not known may exit so because it is told to
         if stopped_by:
             return Cancelled(by=stopped_by)
         causes = [f.cause for f in self._findings() if f.cause is not None and f.fatal != "never"]
@@ -152,12 +175,12 @@ class AttemptMonitor:
                 if host_full or any(cause.is_oom for cause in causes)
                 else Lost(reason=lost or "its supervisor is gone")
             )
-        signal = ended.signal if ended.signal is not None else _shell_signal(ended.code)
         if ended.code == 0:
             return Completed() if self._complete else Crashed(exit_code=0)
-        if signal in (_SIGKILL, _SIGTERM) and not causes and not host_full:
-            name = "SIGKILL" if signal == _SIGKILL else "SIGTERM"
-            return Lost(reason=f"killed by {name}; nothing in its log says why", killed=signal == _SIGKILL)
+        if ended.killed_by in (_SIGKILL, _SIGTERM) and not causes and not host_full:
+            killed = ended.killed_by == _SIGKILL
+            name = "SIGKILL" if killed else "SIGTERM"
+            return Lost(reason=f"killed by {name}; nothing in its log says why", killed=killed)
         return Crashed(exit_code=ended.code, signal=ended.signal)
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:
@@ -175,6 +198,8 @@ class AttemptMonitor:
     @property
     def _complete(self) -> bool:
         """Whether exit code 0 means that the training is done: some programs swallow their failures."""
+        if self._done and self._framework.done_is_final:
+            return True
         of, step = self.progress.of or self._last_step, self.progress.step
         if of is not None and step is not None:
             return step >= of  # AReaL says goodbye in the same words after a failure
@@ -191,22 +216,40 @@ class AttemptMonitor:
         past = self._outlived if outlived is None else outlived
         return self._suspicions.without_quotations(self._scanner.evidence().findings, outlived=past)
 
-    def _read(self, lines: list[LogLine], now: float) -> list[Event]:
+    def _read(self, parts: list[LogLines], now: float) -> list[Event]:
         events: list[Event] = []
         self._scanner.make_room()
+        for lines in parts:
+            if not self._skimmed(lines, events, now):
+                self._scanned(lines, events, now)
+        return events
+
+    def _skimmed(self, lines: LogLines, events: list[Event], now: float) -> bool:
+        """Take the markers of lines that hold nothing else; false where each line has to be read."""
+        if lines.source == OWN_SOURCE or b"\r" in lines.data or not self._suspicions.quiet:
+            return False
+        texts = lines.data.decode("utf-8", "replace").split("\n")
+        if not self._scanner.skip(texts, lines.data, number=lines.number, source=lines.source):
+            return False
+        for text in texts:
+            self._take_marker(self._framework.marker(text), events, now)
+        return True
+
+    def _scanned(self, lines: LogLines, events: list[Event], now: float) -> None:
         for line in lines:
             self._suspicions.printed(line, now)
-            marker = self._framework.marker(line.text)
-            if isinstance(marker, StepTokens):
-                events = self._counted(events, marker.tokens)
-            elif marker is not None:
-                events += self._mark(marker, now)
+            self._take_marker(self._framework.marker(line.text), events, now)
             for finding in self._scanner.line(line.text, number=line.number, source=line.source):
                 if line.source != OWN_SOURCE:
                     self._suspicions.suspect(finding, line, now)
                 elif finding.fatal == "always" and not self._failure_known:
                     events.append(self._failure(finding, "a record by autotune's own code"))
-        return events
+
+    def _take_marker(self, marker: Marker | None, events: list[Event], now: float) -> None:
+        if isinstance(marker, StepTokens):
+            events[:] = self._counted(events, marker.tokens)
+        elif marker is not None:
+            events += self._mark(marker, now)
 
     def _failure(self, finding: Finding, witness: str) -> FailureSeen:
         self._failure_known = True
@@ -223,8 +266,10 @@ class AttemptMonitor:
                 if self.progress.phase is phase:
                     self.progress = msgspec.structs.replace(self.progress, phase=Phase.NONE)
                 if peak is not None:
-                    _raise_to(self._peaks, phase, peak)
-                    _raise_to(self._all_peaks, phase, peak)
+                    raise_to(self._peaks, phase, peak)
+                    raise_to(self._all_peaks, phase, peak)
+            case UpdateDone(loss=loss):
+                self._losses.append(loss)
             case Resumed(step=step):
                 self._resumed_from = step
             case Saved(step=step):
@@ -245,8 +290,8 @@ class AttemptMonitor:
         if done.saved:
             self.saved = done.step
         for name, peak in done.peaks.items():
-            _raise_to(self._peaks, name, peak)
-            _raise_to(self._all_peaks, name, peak)
+            raise_to(self._peaks, name, peak)
+            raise_to(self._all_peaks, name, peak)
         seconds = self._step_s = self._liveness.stepped(now, seconds=done.seconds)
         peaks = self._peaks if self._all_peaks else self._card_peaks
         follows = self.progress.step is None or done.step == self.progress.step + 1
@@ -270,13 +315,18 @@ class AttemptMonitor:
             peaks=peaks,
             resumed_from=self._resumed_from,
             saved=self.saved,
+            loss=step_loss(done.metrics, self._framework.loss, updates=self._losses),
         )
+        self._losses.clear()
         self._resumed_from, self._peaks, self._card_peaks = None, {}, {}
         events: list[Event] = []
+        told = self._job.recovery.forecast is not Forecasting.OFF and not (self._skip or self._failure_known)
+        last = done.of or self._last_step
+        foreseen = self._forecaster.stepped(done, peaks, attempt=self._attempt, of=last, new=told)
         if self._skip:
             self._skip -= 1
         else:
-            events.append(event)
+            events += [event, *foreseen]
         if self._consecutive >= self._job.goal.steps and not (self._goal_known or self._failure_known):
             events.append(self._goal(done))
         return restart + events
@@ -311,7 +361,7 @@ class AttemptMonitor:
         peaks: dict[str, Peak] = {}
         for step in self._window:
             for phase, peak in step.items():
-                _raise_to(peaks, phase, peak)
+                raise_to(peaks, phase, peak)
         free = min(
             (1 - p.used_bytes / p.capacity_bytes for p in peaks.values() if p.capacity_bytes), default=1.0
         )
@@ -330,49 +380,17 @@ class AttemptMonitor:
         if sample.cpu_share > BUSY_CORES or sample.gpu_share > BUSY_GPU_SHARE:
             self._liveness.worked(now)
         phase = self.progress.phase
+        self._forecaster.take(sample, phase)
         ours = [card for card in sample.gpus if card.of_attempt]
         if ours and not self._cards_known:
             self._cards_known, self._card_peaks = True, {}  # the others' may be in them
         if phase is not Phase.NONE:
             for card in ours if self._cards_known else sample.gpus:
                 peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
-                _raise_to(self._card_peaks, phase, peak)
+                raise_to(self._card_peaks, phase, peak)
 
     def _host_share(self, at: float | None) -> float | None:
         """Return the largest share of a node's host memory in the last seconds."""
         end = at if at is not None else max((s.at for s in self._recent), default=0.0)
         near = [s for s in self._recent if abs(s.at - end) <= _DEATH_S and s.host_total_bytes]
         return max((s.host_used_bytes / s.host_total_bytes for s in near), default=None)
-
-
-def unwatched_outcome(rows: tuple[Event, ...], *, reason: str) -> Outcome:
-    """Return how an attempt ended that no living driver watched to its end, from what was recorded."""
-    stop = next((e for e in rows if isinstance(e, StopRequested)), None)
-    if stop is not None:
-        return Hung(silent_s=0.0, reason=stop.reason) if stop.by == "hang" else Cancelled(by=stop.by)
-    return Crashed() if any(isinstance(e, FailureSeen) for e in rows) else Lost(reason=reason)
-
-
-def evidence_on_record(log: Path, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
-    """Return the evidence of an attempt that another driver watched, from its run.log and its events."""
-    scanner = Scanner()
-    for line in reread(log) if log.exists() else ():
-        scanner.line(line.text, number=line.number, source=line.source)
-    seen: Evidence = scanner.evidence()
-    recorded = tuple(e.finding for e in rows if isinstance(e, FailureSeen))
-    return msgspec.structs.replace(seen, outcome=outcome, findings=seen.findings or recorded)
-
-
-def _raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
-    before = peaks.get(str(phase))
-    if before is None or _fullness(peak) > _fullness(before):
-        peaks[str(phase)] = peak
-
-
-def _fullness(peak: Peak) -> tuple[float, int]:
-    return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
-
-
-def _shell_signal(code: int | None) -> int | None:
-    """Return the signal that a shell reports as 128 + n."""
-    return code - 128 if code is not None and code > 128 else None

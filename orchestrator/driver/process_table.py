@@ -11,7 +11,7 @@ _BUSY_CORES_EACH = 0.01  # and each of many below this
 BUSY_GPU_SHARE = 0.05
 _REMEMBERED_S = 60.0  # a log may be read this long after its process has ended
 _STALE_S = 10.0  # samples come twice a second; without them nothing shows whether a process works
-_GIVEN_UP_S = 60.0  # as long as a runner waits for a node that does not answer
+_GIVEN_UP_S = 900.0  # as long as a runner waits for a node that does not answer
 # A Ray worker that waits for work, or runs a task: Ray ends the one at will, and runs the other's task again.
 # One that ends before a sample shows its name may have been such a worker.
 _SETTLED_S = 5.0
@@ -26,11 +26,12 @@ class ProcessTable:
         self._ended: dict[tuple[str, int], float] = {}
         self._worked: dict[tuple[str, int], float] = {}
         self._attempt_worked = float("-inf")
-        self._sampled: float | None = None
+        self._sampled: dict[str, float] = {}  # node -> its latest sample
 
     def take(self, sample: Sample, now: float) -> None:
         """Take note of a sample that was taken at a time of the driver's clock."""
-        node, self._sampled = sample.node, now
+        node = sample.node
+        self._sampled[node] = now
         before = self._alive.get(node, {})
         alive = {
             process.pid: (process.name, before[process.pid][1] if process.pid in before else now)
@@ -74,7 +75,16 @@ class ProcessTable:
         return max(times, default=None)
 
     def attempt_worked(self, now: float) -> float:
-        """Return when any process of the attempt last worked; `now` while samples are late."""
-        if self._sampled is not None and _STALE_S < now - self._sampled < _GIVEN_UP_S:
-            return now
-        return self._attempt_worked
+        """Return when any process of the attempt last worked; `now` while that is not known of a node."""
+        return now if self.unseen(now) else self._attempt_worked
+
+    def unseen(self, now: float) -> bool:
+        """Return whether samples of a node with processes of the attempt, or of every node, are late.
+
+        A node that has sent none for as long as a runner waits for it is no longer waited for.
+        """
+        held = [node for node in self._sampled if self._alive[node]] or self._newest()
+        return any(_STALE_S < now - self._sampled[node] < _GIVEN_UP_S for node in held)
+
+    def _newest(self) -> list[str]:
+        return [max(self._sampled, key=self._sampled.__getitem__)] if self._sampled else []

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import assert_never
 
 import msgspec
 
 from autotune.launchers.base import Handle, Unreachable
 from autotune.orchestrator.clock import seconds_of, timestamp
-from autotune.orchestrator.driver.attempt import POLL_S, RunningAttempt, explain, intended
+from autotune.orchestrator.config.secrets import masked
+from autotune.orchestrator.driver.attempt import POLL_S, RunningAttempt, explain, intended, kill
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.driver.monitor import AttemptMonitor, evidence_on_record, unwatched_outcome
+from autotune.orchestrator.driver.monitor import AttemptMonitor
+from autotune.orchestrator.driver.signals import ForcedExit
+from autotune.orchestrator.driver.unwatched import evidence_on_record, unwatched_outcome
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.run.directory import masked
+from autotune.orchestrator.run.full_disk import Unrecordable
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.estimate.belief.calibration import kind_of
 from autotune.policies.recovery.decide import decide
@@ -39,7 +43,7 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.history import RESUMED, fold
+from autotune.policies.values.history import RESUMED, accepted_of, fold
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.observation import Completed, Lost
 from autotune.policies.values.priors import Kind, Learned
@@ -97,26 +101,47 @@ class _Reconciler:
 
     def drive(self) -> Verdict:
         try:
-            self.recover()
-            while True:
-                if self.interrupts.by:
-                    return self.interrupt()
-                action = decide(self.journal.history())
-                match action:
-                    case Launch():
-                        self.launch(action)
-                    case Await():
-                        self.await_news()
-                    case Stop():
-                        self.record(StopRequested(attempt=self.number, by=action.by, reason=action.reason))
-                        self.end(stopped_by=action.by)
-                    case Finish():
-                        return self.finish(action.verdict)
-                    case _:
-                        assert_never(action)
-        except Failure as failure:
-            self.abandon(failure)
+            with self.interrupts.cutting():
+                return self.decide_and_act()
+        except ForcedExit:
+            return self.kill()
+        except Unrecordable:
+            if self.under_way is not None:
+                self.observer.say(f"attempt #{self.number} is left running under its supervisor")
             raise
+        except Failure as failure:
+            self.abandon(failure.message)
+            raise
+        except Unreachable:
+            raise
+        except Exception as error:
+            if self.local:
+                self.abandon(f"autotune failed: {type(error).__name__}: {error}")
+            raise
+
+    def decide_and_act(self) -> Verdict:
+        self.recover()
+        while True:
+            if self.interrupts.by:
+                return self.interrupt()
+            action = decide(self.journal.history())
+            match action:
+                case Launch():
+                    self.launch(action)
+                case Await():
+                    self.await_news()
+                case Stop():
+                    self.record(StopRequested(attempt=self.number, by=action.by, reason=action.reason))
+                    self.end(stopped_by=action.by)
+                case Finish():
+                    return self.finish(action.verdict)
+                case _:
+                    assert_never(action)
+
+    @property
+    def local(self) -> bool:
+        """Whether attempts end with this driver: those of a cluster go on under their supervisors."""
+        return accepted_of(self.journal.history()).cluster.address == "local"
 
     @property
     def number(self) -> int:
@@ -160,7 +185,7 @@ class _Reconciler:
                 self.record(resumed(self.number))
             return
         self.observer.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
-        self.follow(handle)
+        self.follow(handle, begun_at=self.clock.monotonic() - self.ran_before_s())
         stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
         if stop is not None:
             self.end(stopped_by=stop.by)
@@ -190,9 +215,9 @@ class _Reconciler:
         if not self.wait(action.not_before_s):
             return
         number = self.number + 1
-        accepted = history[0]
-        assert isinstance(accepted, Accepted)
+        accepted = accepted_of(history)
         resume = accepted.profile.resumable and (number > 1 or self.context.job.resume)
+        begun_at = self.clock.monotonic()
         try:
             handle = intended(
                 self.context,
@@ -207,16 +232,16 @@ class _Reconciler:
                 self.finish(Infrastructure(reason=unreachable.message))
                 raise Failure(unreachable.message, hint=unreachable.hint) from None
             return
-        self.follow(handle)
+        self.follow(handle, begun_at=begun_at)
 
     def wait(self, seconds: float) -> bool:
         """Wait before a relaunch; false when the user interrupted it."""
-        until = self.clock.now() + seconds
-        while self.clock.now() < until and not self.interrupts.by:
-            self.clock.sleep(min(POLL_S, max(0.0, until - self.clock.now())))
+        until = self.clock.monotonic() + seconds
+        while (left_s := until - self.clock.monotonic()) > 0 and not self.interrupts.by:
+            self.clock.sleep(min(POLL_S, left_s))
         return not self.interrupts.by
 
-    def follow(self, handle: Handle) -> None:
+    def follow(self, handle: Handle, *, begun_at: float) -> None:
         self.evidence = None
         number, folder = self.number, self.folder.attempt(self.number)
         watch = AttemptMonitor(
@@ -225,15 +250,17 @@ class _Reconciler:
             attempt=number,
             folder=folder,
             known=self.of_attempt(),
-            now=self.clock.now(),
+            now=self.clock.monotonic(),
             saved=self.saved_before(),
+            longest_response=accepted_of(self.journal.history()).profile.layout.response_tokens or None,
+            say=self.observer.say,
         )
         self.under_way = RunningAttempt(
             self.context,
             handle,
             watch=watch,
             number=number,
-            started_at=self.started_at(),
+            begun_at=begun_at,
             record=self.record,
         )
 
@@ -263,7 +290,7 @@ class _Reconciler:
             elif attempt.over:
                 self.end(stopped_by="")
             elif len(self.journal.history()) == before:
-                self.clock.sleep(POLL_S)
+                self.clock.sleep(attempt.pause_s)
 
     def interrupt(self) -> Verdict:
         if self.under_way is not None:
@@ -288,9 +315,10 @@ class _Reconciler:
         self.observer.watch(attempt.watch.progress, now=self.clock.now())
         self.under_way = None
 
-    def started_at(self) -> float:
+    def ran_before_s(self) -> float:
+        """Return how long an attempt that another driver started has run already."""
         starts = [e.at for e in self.of_attempt() if isinstance(e, Started)]
-        return seconds_of(starts[-1]) if starts else self.clock.now()
+        return max(0.0, self.clock.now() - seconds_of(starts[-1])) if starts else 0.0
 
     def explain(self) -> None:
         """Record why the last attempt failed."""
@@ -304,17 +332,33 @@ class _Reconciler:
         )
         explain(self.context, evidence, number=self.number)
 
-    def abandon(self, failure: Failure) -> None:
-        """Stop what runs because it can no longer be recorded; the run can be resumed."""
+    def kill(self) -> Verdict:
+        """Kill what runs at once: the user asked a second time, wherever the loop was."""
+        verdict = Interrupted(by=self.interrupts.by)
+        attempt, self.under_way = self.under_way, None
+        if not self.number or self.ended() is not None:
+            return self.finish(verdict)
+        self.observer.say(f"killing attempt #{self.number}")
+        left = kill(
+            self.context, {self.number: attempt.handle if attempt is not None else None}, by=verdict.by
+        )
+        if not left:
+            return self.finish(verdict)
+        if not self.local:
+            self.observer.warn(
+                f"attempt #{self.number} may still run; `autotune stop {self.folder.id}` ends it"
+            )
+        return verdict
+
+    def abandon(self, reason: str) -> None:
+        """Stop what runs because this driver cannot go on with it; the run can be resumed."""
         attempt, self.under_way = self.under_way, None
         if attempt is None:
             return
         stop_s = attempt.abandon()
         if self.ended() is None:
-            lost = Lost(reason=failure.message)
-            try:
+            lost = Lost(reason=reason)
+            with suppress(Failure):  # the first is the one to tell
                 self.record(
                     Ended(attempt=attempt.number, outcome=lost, step=attempt.watch.step, stop_s=stop_s)
                 )
-            except Failure as second:
-                failure.add_note(second.message)

@@ -1,17 +1,17 @@
-"""Ctrl-C and SIGTERM as facts that the loop looks at; the second one ends waiting at once."""
+"""Ctrl-C, SIGTERM and SIGHUP as facts that the loop looks at; a second Ctrl-C cuts any wait short."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 
 class ForcedExit(BaseException):
-    """The user asked a second time while the attempt was being stopped."""
+    """The user asked a second time: what runs is killed at once."""
 
 
 class Interrupts:
@@ -21,7 +21,7 @@ class Interrupts:
         self._by = ""
         self._request = request
         self.impatient = False
-        self._cutting = False
+        self._cutting = self._unheard = self._raised = False
 
     @property
     def by(self) -> str:
@@ -32,37 +32,80 @@ class Interrupts:
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
-        if self._by:
-            self.impatient = True
-            if self._cutting:
-                raise ForcedExit
-        else:
+        if not self._by:
             self._by = signal.Signals(number).name
+            return
+        self.impatient = self._unheard = True
+        if self._cutting and _in_main_thread():
+            self._unheard = False
+            self._raised = True
+            raise ForcedExit
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
-        """Let a second signal raise ForcedExit inside; that reaches the main thread only."""
-        if threading.current_thread() is not threading.main_thread():
+        """Let a second signal raise ForcedExit inside, wherever it waits; in the main thread only."""
+        with self._set(cutting=True):
+            try:
+                yield
+            except SystemError:  # what Ray's compiled calls make of an exception of a signal handler
+                if not self._raised:
+                    raise
+                raise ForcedExit from None
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Let what is inside be finished: a second signal raises ForcedExit after it."""
+        with self._set(cutting=False):
+            yield
+        if self._cutting and self._unheard and _in_main_thread():
+            self._unheard = False
+            raise ForcedExit
+
+    @contextmanager
+    def _set(self, *, cutting: bool) -> Iterator[None]:
+        if not _in_main_thread():
             yield
             return
-        self._cutting = True
+        before, self._cutting = self._cutting, cutting
         try:
             yield
         finally:
-            self._cutting = False
+            self._cutting = before
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
-def listening(request: Path | None = None) -> Iterator[Interrupts]:
-    """Return the interrupts of this process while the block runs; an old request is forgotten."""
+def listening(
+    request: Path | None = None, *, hung_up: Callable[[], None] = lambda: None
+) -> Iterator[Interrupts]:
+    """Return the interrupts of this process while the block runs; an old request is forgotten.
+
+    `hung_up` is called when the terminal goes away, unless the user started the driver with `nohup`.
+    """
     if request is not None:
         request.unlink(missing_ok=True)
     interrupts = Interrupts(request)
     before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: hung_up())
     try:
         yield interrupts
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # The process of an interrupted driver is about to end by itself, with its own exit code.
+            signal.signal(number, signal.SIG_IGN if interrupts.by else handler)
         if request is not None:
             request.unlink(missing_ok=True)
+
+
+@contextmanager
+def hangups_ignored() -> Iterator[None]:
+    """Let the processes that are started inside, such as a local Ray's, outlive the terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

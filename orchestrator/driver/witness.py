@@ -120,9 +120,18 @@ class Suspicions:
         for sample in samples:
             self._processes.take(sample, now - max(0.0, latest[sample.node] - sample.at))
 
+    def unseen(self, now: float) -> bool:
+        """Return whether it is not known of a node if processes of the attempt work there."""
+        return self._processes.unseen(now)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no line is under suspicion, so that it does not matter who prints."""
+        return not self._open and not self._origins
+
     def printed(self, line: LogLine, now: float) -> None:
         """Take note of any line: who goes on printing did not fail at an earlier one."""
-        if not self._open and not self._origins:
+        if self.quiet:
             return
         printer = self._printer(line)
         if len(self._printed) >= _MOST and printer not in self._printed:

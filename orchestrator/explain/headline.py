@@ -19,6 +19,7 @@ _PHASES = {
     Phase.DATA: "data loading",
     Phase.OPTIMIZER: "optimizer step",
     Phase.CHECKPOINT: "checkpointing",
+    Phase.RESUME: "the load of a checkpoint",
 }
 _PARTS = {
     Component.REF: "the reference model's",

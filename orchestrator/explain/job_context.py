@@ -68,7 +68,7 @@ def context_of(
     text = "\n".join((reading.ends, *(line.text for line in diagnosis.evidence)))
     found = FRAMEWORKS[framework] if framework else recognised(text, FRAMEWORKS.values())
     shape = model or printed_model(reading.head)
-    tools = tool_spellings.seen(text)
+    tools = tool_spellings.seen(text, driven=found is not None)
     if found is None:
         return Context(tools=tools, model=shape or _public(reading.head), known=_of_tools(tools, text))
     settings, note = _printed(found, reading.head)
@@ -106,10 +106,13 @@ def context_of(
 
 
 def recognised(text: str, frameworks: Iterable[Framework]) -> Framework | None:
-    """Return the framework whose traces a text holds most often; None where it holds none."""
+    """Return the framework whose traces a text holds most often; None where it holds none.
+
+    A framework inside another one that is not driven is a library of it.
+    """
     counts = [(sum(text.count(trace) for trace in framework.traces), framework) for framework in frameworks]
-    best = max(counts, key=lambda pair: pair[0], default=(0, None))
-    return best[1] if best[0] else None
+    count, best = max(counts, key=lambda pair: pair[0], default=(0, None))
+    return best if best is not None and count and not tool_spellings.runs_inside(best.name, text) else None
 
 
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
@@ -147,7 +150,7 @@ def _of_tools(tools: tuple[tool_spellings.Tool, ...], text: str) -> Known:
         profile=profile,
         offered=tool_spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
         fixed=tool_spellings.excluded(text),
-        engine=any(tool.engine for tool in tools) if tools else None,
+        engine=any(tool_spellings.is_engine(tool, ENGINE_KNOBS) for tool in tools) if tools else None,
     )
 
 

@@ -2,61 +2,124 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from autotune.orchestrator.explain.analyze import Explanation
+from autotune.orchestrator.explain.analyze import Explanation, Holder
 from autotune.orchestrator.explain.job_context import Remedied
 from autotune.orchestrator.explain.sanitize import plain
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import Setting
+from autotune.policies.values.value import Value
 
 SCHEMA = 1
-_FACTS = (
-    "requested_bytes",
-    "free_bytes",
-    "capacity_bytes",
-    "allocated_bytes",
-    "reserved_unallocated_bytes",
-    "outside_bytes",
-)
+
+
+class FactsDocument(Value, frozen=True, kw_only=True):
+    """Figures of the failure message, in bytes; null where it does not say."""
+
+    requested_bytes: int | None
+    free_bytes: int | None
+    capacity_bytes: int | None
+    allocated_bytes: int | None
+    reserved_unallocated_bytes: int | None
+    outside_bytes: int | None
+
+
+class EvidenceDocument(Value, frozen=True, kw_only=True):
+    """A line of the log that shows the cause."""
+
+    line: int
+    text: str
+    rule: str
+
+
+class RequestDocument(Value, frozen=True, kw_only=True):
+    """What the failed allocation was for."""
+
+    formula: str
+    meaning: str
+
+
+class PredictionDocument(Value, frozen=True, kw_only=True):
+    """The peak of a phase with and without a remedy, as predicted."""
+
+    phase: Phase
+    before_bytes: int
+    after_bytes: int
+
+
+class RemedyDocument(Value, frozen=True, kw_only=True):
+    """A remedy, the best first."""
+
+    name: str
+    reason: str
+    changes: dict[str, Setting]  # knob -> new value, or the direction: lower, raise, on, off, more
+    exact: bool  # the job's settings are known, and these are the values to use
+    predicted: PredictionDocument | None
+    words: dict[str, list[str]]  # framework or tool -> lines to type
+
+
+class ExplanationDocument(Value, frozen=True, kw_only=True):
+    """Why the job of one log died, and what would cure it."""
+
+    schema: int
+    file: str
+    cause: Cause
+    is_oom: bool
+    resource: str  # the memory concerned: gpu, host, gpu_pool, shm, object_store or none
+    phase: Phase
+    component: Component
+    rank: int | None
+    step: int | None
+    facts: FactsDocument
+    fragmentation: bool
+    confidence: float
+    evidence: list[EvidenceDocument]
+    consequences: int  # further failures that follow from the first
+    consequence_ranks: list[int]
+    request: RequestDocument | None
+    holders: list[Holder]
+    framework: str | None
+    tools: list[str]
+    remedies: list[RemedyDocument]
+    lines: int  # of the log
 
 
 def document(explanation: Explanation) -> bytes:
     """Return an explanation as one line of JSON."""
-    diagnosis = explanation.diagnosis
+    diagnosis, request = explanation.diagnosis, explanation.request
     framework = explanation.context.framework
-    return msgspec.json.encode(
-        {
-            "schema": SCHEMA,
-            "file": explanation.file,
-            "cause": diagnosis.cause,
-            "is_oom": diagnosis.cause.is_oom,
-            "resource": diagnosis.cause.resource,
-            "phase": diagnosis.phase,
-            "component": diagnosis.component,
-            "rank": diagnosis.rank,
-            "step": diagnosis.step,
-            "facts": {name: getattr(diagnosis.facts, name) for name in _FACTS},
-            "fragmentation": diagnosis.fragmentation,
-            "confidence": diagnosis.confidence,
-            "evidence": [
-                {"line": line.line, "text": plain(line.text), "rule": line.rule}
-                for line in diagnosis.evidence
-            ],
-            "consequences": diagnosis.consequences,
-            "consequence_ranks": ranks(explanation),
-            "request": None
-            if explanation.request is None
-            else {"formula": explanation.request.formula, "meaning": explanation.request.meaning},
-            "holders": [
-                {"pid": holder.pid, "held_bytes": holder.held_bytes} for holder in explanation.holders
-            ],
-            "framework": framework.name if framework is not None else None,
-            "tools": [tool.name for tool in explanation.context.tools],
-            "remedies": [_remedy(remedied, explanation) for remedied in explanation.remedies],
-            "lines": explanation.lines,
-        }
+    found = ExplanationDocument(
+        schema=SCHEMA,
+        file=explanation.file,
+        cause=diagnosis.cause,
+        is_oom=diagnosis.cause.is_oom,
+        resource=diagnosis.cause.resource,
+        phase=diagnosis.phase,
+        component=diagnosis.component,
+        rank=diagnosis.rank,
+        step=diagnosis.step,
+        facts=FactsDocument(
+            **{name: getattr(diagnosis.facts, name) for name in FactsDocument.__struct_fields__}
+        ),
+        fragmentation=diagnosis.fragmentation,
+        confidence=diagnosis.confidence,
+        evidence=[
+            EvidenceDocument(line=line.line, text=plain(line.text), rule=line.rule)
+            for line in diagnosis.evidence
+        ],
+        consequences=diagnosis.consequences,
+        consequence_ranks=ranks(explanation),
+        request=None
+        if request is None
+        else RequestDocument(formula=request.formula, meaning=request.meaning),
+        holders=list(explanation.holders),
+        framework=framework.name if framework is not None else None,
+        tools=[tool.name for tool in explanation.context.tools],
+        remedies=[_remedy(remedied, explanation) for remedied in explanation.remedies],
+        lines=explanation.lines,
     )
+    return msgspec.json.encode(found)
 
 
 def ranks(explanation: Explanation) -> list[int]:
@@ -65,20 +128,20 @@ def ranks(explanation: Explanation) -> list[int]:
     return sorted(rank for rank in others if rank is not None)
 
 
-def _remedy(remedied: Remedied, explanation: Explanation) -> dict[str, Any]:
+def _remedy(remedied: Remedied, explanation: Explanation) -> RemedyDocument:
     cure = remedied.cure
     prediction = explanation.predictions.get(cure.name)
-    return {
-        "name": cure.name,
-        "reason": cure.reason,
-        "changes": cure.changes,
-        "exact": cure.exact,
-        "predicted": None
+    return RemedyDocument(
+        name=cure.name,
+        reason=cure.reason,
+        changes=cure.changes,
+        exact=cure.exact,
+        predicted=None
         if prediction is None
-        else {
-            "phase": prediction.phase,
-            "before_bytes": round(prediction.before_bytes),
-            "after_bytes": round(prediction.after_bytes),
-        },
-        "words": {name: [plain(line) for line in lines] for name, lines in remedied.words},
-    }
+        else PredictionDocument(
+            phase=prediction.phase,
+            before_bytes=round(prediction.before_bytes),
+            after_bytes=round(prediction.after_bytes),
+        ),
+        words={name: [plain(line) for line in lines] for name, lines in remedied.words},
+    )

@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Full, Queue
 from typing import BinaryIO, TypeVar
 
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.compressed import decompressed
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.value import Value
@@ -21,6 +23,7 @@ _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 2 << 20  # frameworks print their settings within
 _TAIL_BYTES = 256 << 10
 _AHEAD = 2  # blocks that may wait to be looked at
+_MAGIC_BYTES = 4
 _POLL_S = 0.2  # how soon a thread ends that nothing is taken from any more
 _T = TypeVar("_T")
 
@@ -51,7 +54,7 @@ class _Tap:
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the file's bytes."""
-        while chunk := self._file.read(_CHUNK_BYTES):
+        while chunk := self._read():
             self.size += len(chunk)
             room = _HEAD_BYTES - len(self.head)
             self.head += chunk[:room]
@@ -61,6 +64,14 @@ class _Tap:
                     (self.tail + rest)[-_TAIL_BYTES:] if len(rest) < _TAIL_BYTES else rest[-_TAIL_BYTES:]
                 )
             yield chunk
+
+    def _read(self) -> bytes:
+        try:
+            return self._file.read(_CHUNK_BYTES)
+        except EOFError:  # a compressed log whose writer died
+            return b""
+        except zlib.error as error:
+            raise OSError(f"damaged: {error}") from None
 
 
 def check(names: tuple[str, ...]) -> None:
@@ -73,12 +84,18 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def read(name: str) -> Reading:
-    """Return a log, or standard input for `-`, read in one pass; raises Failure if it cannot be read."""
-    if name == STDIN:
-        return read_from(sys.stdin.buffer, name="stdin")
+    """Return a log, or standard input for `-`, read in one pass; raises Failure if it cannot be read.
+
+    What gzip or zstd compressed is read as what it holds.
+    """
     try:
+        if name == STDIN:
+            peek = getattr(sys.stdin.buffer, "peek", None)
+            magic = peek(_MAGIC_BYTES)[:_MAGIC_BYTES] if peek is not None else b""
+            return read_from(decompressed(sys.stdin.buffer, magic, name="stdin"), name="stdin")
+        magic = first_bytes(name, _MAGIC_BYTES)
         with Path(name).open("rb", buffering=0) as file:
-            return read_from(file, name=name)
+            return read_from(decompressed(file, magic, name=name), name=name)
     except OSError as error:
         raise Failure(
             f"cannot read `{name}`: {(error.strerror or str(error)).lower()}", code=ExitCode.USAGE

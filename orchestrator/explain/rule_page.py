@@ -46,6 +46,7 @@ _PHASES = (
     Phase.WEIGHT_SYNC,
     Phase.COMM,
     Phase.INIT,
+    Phase.RESUME,
     Phase.CHECKPOINT,
     Phase.DATA,
 )

@@ -15,6 +15,7 @@ from autotune.orchestrator.explain.unpickle import LARGEST_BYTES
 from autotune.orchestrator.units import show_gib
 from autotune.policies.explain.snapshot import DeviceMemory, Site, Snapshot
 from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.value import Value
 
 _READER = "autotune.orchestrator.explain.unpickle"
 _PROTOCOLS = (2, 3, 4, 5)
@@ -32,6 +33,30 @@ _MOMENTS = {
 def is_snapshot(head: bytes) -> bool:
     """Return whether a file that begins with `head` is a pickle, not a log."""
     return head[:1] == _PICKLE and len(head) > 1 and head[1] in _PROTOCOLS
+
+
+class SnapshotFacts(Value, frozen=True, kw_only=True):
+    """Figures of the failed request, in bytes; null where there is none."""
+
+    requested_bytes: int | None
+    free_bytes: int | None
+    allocated_bytes: int | None
+    reserved_unallocated_bytes: int | None
+
+
+class SnapshotDocument(Value, frozen=True, kw_only=True):
+    """What a snapshot of PyTorch's allocator shows."""
+
+    schema: int
+    file: str
+    kind: str  # snapshot
+    cause: Cause
+    is_oom: bool
+    resource: str
+    facts: SnapshotFacts
+    fragmentation: bool
+    devices: list[DeviceMemory]
+    settings: dict[str, str]
 
 
 def explain_snapshot(path: Path) -> Snapshot:
@@ -71,34 +96,32 @@ def snapshot_document(name: str, snapshot: Snapshot) -> bytes:
     """Return a snapshot as one line of JSON, with the fields of a log's document where they apply."""
     why = cause(snapshot)
     failed = next((device for device in snapshot.devices if device.moment == "oom"), None)
-    return msgspec.json.encode(
-        {
-            "schema": 1,
-            "file": name,
-            "kind": "snapshot",
-            "cause": why,
-            "is_oom": why.is_oom,
-            "resource": why.resource,
-            "facts": {
-                "requested_bytes": failed and failed.requested_bytes,
-                "free_bytes": failed and failed.device_free_bytes,
-                "allocated_bytes": failed and failed.allocated_bytes,
-                "reserved_unallocated_bytes": failed and failed.unallocated_bytes,
-            },
-            "fragmentation": failed is not None and failed.fragmented,
-            "devices": [
-                msgspec.structs.replace(
-                    device,
-                    sites=tuple(
-                        msgspec.structs.replace(site, place=plain(site.place)) for site in device.sites
-                    ),
-                    labels={plain(label): size for label, size in device.labels.items()},
-                )
-                for device in snapshot.devices
-            ],
-            "settings": {plain(key): plain(value) for key, value in snapshot.settings.items()},
-        }
+    facts = SnapshotFacts(
+        requested_bytes=failed.requested_bytes if failed is not None else None,
+        free_bytes=failed.device_free_bytes if failed is not None else None,
+        allocated_bytes=failed.allocated_bytes if failed is not None else None,
+        reserved_unallocated_bytes=failed.unallocated_bytes if failed is not None else None,
     )
+    found = SnapshotDocument(
+        schema=1,
+        file=name,
+        kind="snapshot",
+        cause=why,
+        is_oom=why.is_oom,
+        resource=why.resource,
+        facts=facts,
+        fragmentation=failed is not None and failed.fragmented,
+        devices=[_shown(device) for device in snapshot.devices],
+        settings={plain(key): plain(value) for key, value in snapshot.settings.items()},
+    )
+    return msgspec.json.encode(found)
+
+
+def _shown(device: DeviceMemory) -> DeviceMemory:
+    """Return a device without control characters in its texts."""
+    sites = tuple(msgspec.structs.replace(site, place=plain(site.place)) for site in device.sites)
+    labels = {plain(label): size for label, size in device.labels.items()}
+    return msgspec.structs.replace(device, sites=sites, labels=labels)
 
 
 def snapshot_text(name: str, snapshot: Snapshot) -> str:

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
-import shlex
-import sys
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
+from autotune.orchestrator.run.script import script
 from autotune.policies.values.command import Command
-from autotune.policies.values.events import History, Policy
+from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
-
-# Whole words only: TOKENIZERS_PARALLELISM is no secret.
-_SECRET_ENV = re.compile(
-    r"(?:^|_)(?:TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$)", re.IGNORECASE
-)
-_SECRET_FLAG = re.compile(
-    r"(?:^|[-_.])(?:(?:wandb|api|hf|access|auth|private|secret)[-_]?(?:api[-_]?)?(?:key|token)|password|passwd|secret)$",
-    re.IGNORECASE,
-)
 
 
 def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
     """Write a whole file that only its owner can read, atomically."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = partial_of(path, os.getpid())
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -45,8 +36,13 @@ def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
         partial.unlink(missing_ok=True)
         raise Failure(
             f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-            hint="make room or pass --runs-dir",
+            hint="make room, or make the folder writable",
         ) from None
+
+
+def partial_of(path: Path, pid: int) -> Path:
+    """Return the file that a process fills before it becomes `path`."""
+    return path.with_name(f".{path.name}.{pid}")
 
 
 class Attempt:
@@ -55,15 +51,14 @@ class Attempt:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = path / "run.log"
-        self.samples = path / "samples.jsonl"
 
     def create(self) -> None:
         """Make the folder."""
         _make(self.path)
 
-    def write_command(self, command: Command, *, python: str | None) -> None:
+    def write_command(self, command: Command, job: Job) -> None:
         """Write `command.sh`, which runs the attempt by hand."""
-        write_private(self.path / "command.sh", script(command, python=python).encode(), executable=True)
+        write_private(self.path / "command.sh", script(command, job).encode(), executable=True)
 
     def write_view(self, name: str, value: Any) -> None:
         """Write a view of the journal, such as outcome.json."""
@@ -82,6 +77,12 @@ class RunRequest(Value, frozen=True, kw_only=True):
 
     mode: Mode = Mode.LAUNCH
     policy: Policy = Policy.ESTIMATE
+    job_file: str = ""  # absolute; by its name alone where a Ray job brought it
+    job_digest: str = ""  # of its text when it was last read
+    overrides: tuple[str, ...] = ()  # --set, and the other options that change the job
+    relaunches: int | None = None
+    trials: int | None = None
+    duration: str | None = None
 
 
 class Run:
@@ -104,6 +105,11 @@ class Run:
         except FileNotFoundError:
             return RunRequest()
 
+    def change(self, job_text: str, request: RunRequest) -> None:
+        """Keep a job that the user changed, and where it came from."""
+        write_private(self.path / "asked.json", msgspec.json.encode(request) + b"\n")
+        write_private(self.path / "job.yaml", job_text.encode())
+
     def history(self) -> History:
         """Return the events on record, without locking."""
         return journal.read(self.path / "events.jsonl")
@@ -116,6 +122,7 @@ class Run:
 def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> Run:
     """Return a new run's folder with its job.yaml; the id is new in `root`."""
     _make(root, private=False)
+    refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs
     for digits in (2, 2, 2, 2, 2, 2, 2, 2, 3, 4, 8):
         path = root / secrets.token_hex(digits)
         try:
@@ -148,17 +155,19 @@ def runs(root: Path) -> tuple[Run, ...]:
 def find(root: Path, prefix: str | None) -> Run:
     """Return the run whose id begins with `prefix`, or the latest."""
     every = runs(root)
+    if root.is_dir():
+        refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs
     if not every:
         raise Failure(
             f"no runs in `{root}`", hint="`autotune launch job.yaml` starts one", code=ExitCode.USAGE
         )
     if prefix is None:
-        return every[-1]
+        return _checked(every[-1])
     matches = [run for run in every if run.id == prefix] or [
         run for run in every if run.id.startswith(prefix)
     ]
     if len(matches) == 1:
-        return matches[0]
+        return _checked(matches[0])
     if matches:
         names = ", ".join(run.id for run in matches)
         raise Failure(
@@ -169,13 +178,69 @@ def find(root: Path, prefix: str | None) -> Run:
     )
 
 
+def refuse_unsafe(folder: Path, *, files: Iterable[str] = (), by: int = stat.S_IWGRP | stat.S_IWOTH) -> None:
+    """Raise Failure where others, by the permission bits `by`, could have put there what a resume runs."""
+    for path in (folder, *(folder / name for name in files)):
+        try:
+            state = path.lstat()
+            outside = not path.resolve().is_relative_to(folder.resolve())
+        except FileNotFoundError:
+            continue
+        except (OSError, RuntimeError) as error:
+            raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
+        if stat.S_ISLNK(state.st_mode):
+            if outside:
+                raise Failure(
+                    f"`{path}` is a link that leaves the run's folder",
+                    hint="replace it by the file itself",
+                    code=ExitCode.USAGE,
+                )
+            state = path.stat()
+        sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
+        if state.st_mode & by and not sticky:
+            raise Failure(
+                f"`{path}` can be written by others (mode {stat.S_IMODE(state.st_mode):04o})",
+                hint=f"see who wrote it, then `chmod go-w {path}`",
+                code=ExitCode.USAGE,
+            )
+
+
+def owner_note(run: Run) -> str:
+    """Return a warning where a run belongs to another user, as it may in a container."""
+    uid = run.path.stat().st_uid
+    return "" if uid == os.geteuid() else f"warning: run {run.id} belongs to another user (uid {uid})"
+
+
+def _checked(run: Run) -> Run:
+    """Return a run that nobody else can have written; raises Failure, also for a record that cannot be."""
+    refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "lock", "stop"))
+    history = run.history()
+    path = run.path / "events.jsonl"
+    if history and not isinstance(history[0], Accepted):
+        raise Failure(
+            f"`{path}` does not begin with an accepted job",
+            hint="launch the job again",
+            code=ExitCode.USAGE,
+        )
+    for number, event in enumerate(history, start=1):
+        try:
+            seconds_of(event.at)
+        except (ValueError, OverflowError):
+            raise Failure(
+                f"`{path}` line {number}: `at` is no time",
+                hint="cut the file there to go on",
+                code=ExitCode.USAGE,
+            ) from None
+    return run
+
+
 def _make(path: Path, *, private: bool = True) -> None:
     try:
         if private:
             path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents` would ignore the mode
-            path.mkdir(mode=0o700, exist_ok=True)
         else:
-            path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise _unwritable(path, error) from None
 
@@ -183,97 +248,3 @@ def _make(path: Path, *, private: bool = True) -> None:
 def _unwritable(path: Path, error: OSError) -> Failure:
     reason = (error.strerror or str(error)).lower()
     return Failure(f"cannot create `{path}`: {reason}", hint="pass another --runs-dir")
-
-
-# --------------------------------------------------------------------------- secrets and scripts
-
-
-def masked(job: Job) -> Job:
-    """Return the job as it may be recorded: secrets of `env` as `${NAME:?}`."""
-    return msgspec.structs.replace(
-        job, env={n: f"${{{n}:?}}" if _is_secret(n, v) else v for n, v in job.env.items()}
-    )
-
-
-def unmasked(job: Job, known: Mapping[str, str]) -> Job:
-    """Return a recorded job with its secrets again, from the job file or the environment."""
-    env = {}
-    for name, value in job.env.items():
-        if value == f"${{{name}:?}}":
-            if name not in known and name not in os.environ:
-                raise Failure(
-                    f"the job needs `{name}`, which is not set",
-                    hint=f"export {name}=...",
-                    code=ExitCode.USAGE,
-                )
-            value = known.get(name) or os.environ.get(name, "")
-        env[name] = value
-    return msgspec.structs.replace(job, env=env)
-
-
-def shown_argv(command: Command) -> tuple[str, ...]:
-    """Return the command line as it may be recorded."""
-    hidden = {value: name for name, value in command.env.items() if _is_secret(name, value)}
-    out: list[str] = []
-    for position, word in enumerate(command.argv):
-        name, equals, value = word.partition("=")
-        before = command.argv[position - 1] if position else ""
-        if equals and value and _SECRET_FLAG.search(name):
-            out.append(f"{name}=${{{_variable(name)}:?}}")
-        elif before.startswith("-") and "=" not in before and _SECRET_FLAG.search(before):
-            out.append(f"${{{_variable(before)}:?}}")
-        else:
-            for secret, variable in hidden.items():
-                word = word.replace(secret, f"${{{variable}:?}}")
-            out.append(word)
-    return tuple(out)
-
-
-def script(command: Command, *, python: str | None) -> str:
-    """Return a shell script that runs the command without autotune, its files inside."""
-    lines = ["#!/usr/bin/env bash", "set -euo pipefail", f"cd {shlex.quote(command.cwd)}"]
-    if command.files:
-        lines += ['attempt="$(mktemp -d)"', "umask 077"]
-    for file in command.files:
-        end = _delimiter(file.text)
-        target = f'"$attempt"/{shlex.quote(file.name)}'
-        if "/" in file.name:
-            lines.append(f'mkdir -p "$(dirname {target})"')
-        body = file.text if file.text.endswith("\n") else f"{file.text}\n"
-        fill = 'sed "s|{attempt}|$attempt|g"' if "{attempt}" in file.text else "cat"
-        lines.append(f"{fill} > {target} <<'{end}'\n{body}{end}")
-    for name, value in sorted(command.env.items()):
-        shown = f'"${{{name}:?}}"' if _is_secret(name, value) else _quote(value)
-        lines.append(f"export {name}={shown}")
-    words = [_quote(word.replace("{python}", python or sys.executable)) for word in shown_argv(command)]
-    lines.append("exec " + " \\\n  ".join(words))
-    return "\n".join(lines) + "\n"
-
-
-def _quote(word: str) -> str:
-    """Quote a word for the shell, but let `{attempt}` and `${NAME:?}` be filled in."""
-    parts = re.split(r"(\{attempt\}|\$\{[A-Za-z_][A-Za-z0-9_]*:\?\})", word)
-    out = ""
-    for part in parts:
-        if part == "{attempt}":
-            out += '"$attempt"'
-        elif part.startswith("${") and part.endswith(":?}"):
-            out += f'"{part}"'
-        elif part:
-            out += shlex.quote(part)
-    return out or "''"
-
-
-def _delimiter(text: str) -> str:
-    end = "END"
-    while end in text.splitlines():
-        end += "_"
-    return end
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return bool(value) and _SECRET_ENV.search(name) is not None
-
-
-def _variable(flag: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", flag).strip("_").upper()

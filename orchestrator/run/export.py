@@ -5,14 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from autotune.launchers.base import Framework
+from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import written
-from autotune.orchestrator.config.schema import LITERAL, values_of
+from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited
 from autotune.orchestrator.messages import arrow
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.run.script import script
 from autotune.policies.search import trials
-from autotune.policies.values.events import Accepted, Decided, Ended, GoalReached, History, Started
+from autotune.policies.values.events import Decided, Ended, GoalReached, History, Started
+from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Completed
@@ -38,7 +41,7 @@ def stable_knobs(history: History) -> Knobs | None:
 
 def changes(history: History, framework: Framework, knobs: Knobs) -> list[tuple[str, str, str]]:
     """Return what differs from the job as written: the knob, the change, the framework's own setting."""
-    accepted = _accepted(history)
+    accepted = accepted_of(history)
     offered = accepted.profile.supported
     before = accepted.profile.knobs
     rows = []
@@ -57,15 +60,14 @@ def write(run: directory.Run, history: History, framework: Framework, job: Job, 
     command = command_of(
         framework, job, knobs, history=history, run=f"{run.id}-stable", attempt=1, resume=False
     )
-    script = directory.script(command, python=job.python)
-    directory.write_private(run.path / "launch.sh", script.encode(), executable=True)
+    directory.write_private(run.path / "launch.sh", script(command, job).encode(), executable=True)
 
 
 def stable_text(job_text: str, history: History, framework: Framework, job: Job, knobs: Knobs) -> str:
     """Return the user's job with the changed settings in place; it loads as the stable job."""
     settings = framework.settings(job, knobs)
     reasons = _reasons(history)
-    by_setting = {support.setting: name for name, support in _accepted(history).profile.supported.items()}
+    by_setting = {support.setting: name for name, support in accepted_of(history).profile.supported.items()}
     edits = [
         Edit(
             ("settings", key),
@@ -77,15 +79,24 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
     base = written(job_text)
     if base is None or base.workdir != job.workdir:
         edits.append(Edit(("workdir",), job.workdir, "where the job was launched"))
-    if base is None or base != _as_written(job, base):
-        job_text = dumped(values_of(job))  # the run's copy is no longer the job that runs
+    shown = secrets.masked(job)
+    if base is None or base != _as_written(shown, base):
+        job_text = dumped(secrets.job_values(shown))  # the run's copy is no longer the job that runs
     return edited(job_text, edits, literal=LITERAL)
 
 
 def _as_written(job: Job, base: Job) -> Job:
     """Return a job without what was measured or read for it."""
     return msgspec.structs.replace(
-        job, shape=None, shape_from="", document={}, workdir=base.workdir, cluster=base.cluster
+        job,
+        shape=None,
+        shape_from="",
+        document={},
+        framework_version=base.framework_version,
+        version_from="",
+        notes=(),
+        workdir=base.workdir,
+        cluster=base.cluster,
     )
 
 
@@ -97,8 +108,3 @@ def _reasons(history: History) -> dict[str, str]:
             for name in event.remedy.changes:
                 out[name] = f"{event.remedy.name}: {event.remedy.reason}"
     return out
-
-
-def _accepted(history: History) -> Accepted:
-    assert isinstance(history[0], Accepted)
-    return history[0]

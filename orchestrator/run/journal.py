@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.errors import ExitCode, Failure, writing
+from autotune.orchestrator.run import full_disk
+from autotune.orchestrator.run.lock import Lock
 from autotune.policies.values.events import Event, History
-from autotune.policies.values.value import Value
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Owner(Value, frozen=True, kw_only=True):
-    """Who drives a run: enough to signal it from another terminal of the same host."""
-
-    host: str
-    pid: int
-    boot_id: str
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the owner's pid means something on this machine now."""
-        return self.host == socket.gethostname() and self.boot_id == boot_id()
-
-
-def boot_id() -> str:
-    """Return the identity of this boot of the machine."""
-    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
 def decode(line: bytes) -> Event:
@@ -60,27 +40,25 @@ def read(path: Path) -> History:
     return _events(data, path)[0]
 
 
-def owner(folder: Path) -> Owner | None:
-    """Return who holds the run's lock now, if anyone does."""
-    try:
-        with (folder / "lock").open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _read_owner(file.read())
-            return None
-    except OSError:
-        return None
-
-
 class Journal:
     """The open journal of a run, held by its only writer."""
 
-    def __init__(self, folder: Path, *, tell: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tell: Callable[[Event], None] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Open the journal; `say` is told when a full disk is waited for, `patience_s` seconds at most."""
         self.folder = folder
+        self.interrupted: Callable[[], bool] = lambda: False  # ends the wait for a full disk
+        self.patience_s = patience_s
+        self._say = say
         self.path = folder / "events.jsonl"
         self._tell = tell
-        self._lock = self._acquire()
+        self._lock = Lock(folder)
         try:
             with writing(self.path):
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -90,35 +68,61 @@ class Journal:
                     os.ftruncate(self._file, whole)
                     os.fsync(self._file)
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
         self._size = whole
+        # The driver before worked on from its last row to its last heartbeat.
+        last = self._history[-1].at if self._history else ""
+        self._worked_s = max(0.0, self._lock.last_beat - seconds_of(last)) if last else 0.0
+        self._marked: float | None = None
 
     def history(self) -> History:
         """Return every event on record."""
         return self._history
 
+    def worked_s(self, now: float) -> float:
+        """Return the seconds that a driver was at work since the last call, by a clock that nobody sets.
+
+        The first call adds what the driver before worked after its last row; that without one is left out.
+        """
+        worked, self._worked_s = self._worked_s, 0.0
+        if self._marked is not None:
+            worked += max(0.0, now - self._marked)
+        self._marked = now
+        return worked
+
     def append(self, event: Event) -> None:
-        """Record an event durably; a failure leaves the journal as it was."""
+        """Record an event durably; a failure leaves the journal as it was.
+
+        Waits while the disk is full; raises Unrecordable when that takes too long, Failure for other errors.
+        """
+        self._lock.check()
         line = encode(event) + b"\n"
         with writing(self.path):
-            try:
-                view = memoryview(line)
-                while view:
-                    view = view[os.write(self._file, view) :]
-                os.fsync(self._file)
-            except OSError:
-                os.ftruncate(self._file, self._size)
-                raise
+            full_disk.wait_for_room(
+                lambda: self._write(line),
+                path=self.path,
+                say=self._say,
+                interrupted=lambda: self.interrupted(),
+                patience_s=self.patience_s,
+            )
         self._size += len(line)
         self._history = (*self._history, event)
         if self._tell is not None:
             self._tell(event)
 
+    def _write(self, line: bytes) -> None:
+        try:
+            full_disk.append(self._file, line)
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            raise
+
     def close(self) -> None:
         """Give up the lock."""
         os.close(self._file)
-        os.close(self._lock)
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -127,39 +131,6 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _acquire(self) -> int:
-        path = self.folder / "lock"
-        with writing(path):
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            with writing(path):
-                self._take(lock)
-        except BaseException:
-            os.close(lock)
-            raise
-        return lock
-
-    def _take(self, lock: int) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            other = _read_owner(os.pread(lock, 4096, 0))
-            who = f"pid {other.pid} on {other.host}" if other else "another process"
-            raise Failure(
-                f"run {self.folder.name} is driven by {who}",
-                hint=f"`autotune status {self.folder.name}` shows it",
-            ) from None
-        me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id())
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, msgspec.json.encode(me), 0)
-
-
-def _read_owner(data: bytes) -> Owner | None:
-    try:
-        return msgspec.json.decode(data, type=Owner)
-    except msgspec.DecodeError:
-        return None
 
 
 def _events(data: bytes, path: Path) -> tuple[History, int]:
@@ -178,25 +149,15 @@ def _events(data: bytes, path: Path) -> tuple[History, int]:
             raise Failure(
                 f"`{path}` line {number} is not an event of this version: {error}",
                 hint="use the newer autotune that wrote it",
+                code=ExitCode.USAGE,
             ) from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if number == len(lines):
                 break
             raise Failure(
                 f"`{path}` line {number} is damaged",
                 hint="the lines before it are whole; cut the file there to go on",
+                code=ExitCode.USAGE,
             ) from None
         whole += len(line)
     return tuple(events), whole
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an error while a file of a run is written into the failure that says what helps."""
-    try:
-        yield
-    except OSError as error:
-        raise Failure(
-            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-            hint=f"make room or pass --runs-dir, then `autotune resume {path.parent.name}`",
-        ) from None

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from autotune.launchers.base import Framework
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.search.presets import presets
 from autotune.orchestrator.search.scheduler import TrialScheduler
 from autotune.orchestrator.search.trial import TrialContext
 from autotune.orchestrator.units import show_duration, show_rate
@@ -17,7 +17,7 @@ from autotune.policies.search import schedule, trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, forecast_of
 from autotune.policies.search.packing import gpus_of
-from autotune.policies.search.space import Dimension, assembled, legal, space
+from autotune.policies.search.space import space
 from autotune.policies.search.trial_history import TrialHistory, has_trials, stable_start, start_result
 from autotune.policies.values.events import (
     Accepted,
@@ -29,8 +29,8 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
+from autotune.policies.values.history import accepted_of, unended
 from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import Knobs
 
 _STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs a word of warning
 _FIRST = "base"  # the name of the attempts that make the job stable
@@ -47,8 +47,7 @@ def search(
     Without `forecasts` the calibrated estimate says what may run and what is worth it.
     """
     journal, job, clock, observer = context.journal, context.job, context.clock, context.observer
-    accepted = journal.history()[0]
-    assert isinstance(accepted, Accepted)
+    accepted = accepted_of(journal.history())
     check(job, accepted)
     bench = TrialContext(context, cluster=accepted.cluster)
     if has_trials(journal.history()):
@@ -92,25 +91,6 @@ def search(
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), scheduler.importance(), say=observer.say)
     return _finish(context, schedule.verdict_of(results, start=base))
-
-
-def presets(
-    framework: Framework, job: Job, accepted: Accepted, base: Knobs, dimensions: tuple[Dimension, ...]
-) -> tuple[Knobs, ...]:
-    """Return the framework's own presets as configurations of this job, where they are legal for it."""
-    result: dict[Knobs, None] = {}
-    for settings in framework.presets.values():
-        wanted = msgspec.structs.replace(job, settings={**job.settings, **settings})
-        if framework.check(wanted):
-            continue
-        offered = framework.profile(wanted, accepted.cluster).knobs
-        values = {d.knob: getattr(offered, d.knob) for d in dimensions}
-        knobs = assembled(
-            accepted.profile, base, dimensions, {k: v for k, v in values.items() if v is not None}
-        )
-        if knobs != base and legal(accepted.profile, base, knobs, started=job.resume, recovery=job.recovery):
-            result[knobs] = None
-    return tuple(result)
 
 
 def check(job: Job, accepted: Accepted) -> None:
@@ -175,8 +155,7 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
     if importance:
         worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items() if share >= 0.005)
         say(f"importance of each knob: {worth}")
-    accepted = history[0]
-    assert isinstance(accepted, Accepted)
+    accepted = accepted_of(history)
     cluster, job = accepted.cluster, accepted.job
     gpus = cluster.nodes * cluster.gpus_per_node
     parts = {}
@@ -199,5 +178,6 @@ def _reopen(context: RunContext) -> None:
 
 
 def _finish(context: RunContext, verdict: Verdict) -> Verdict:
-    context.record(Finished(verdict=verdict))
+    if not unended(context.journal.history()):  # what may still run is to be ended first
+        context.record(Finished(verdict=verdict))
     return verdict

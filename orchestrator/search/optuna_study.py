@@ -23,7 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.orchestrator.run.journal import writing
+from autotune.orchestrator.errors import writing
 from autotune.policies.search.space import Dimension
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Result, Tried
@@ -105,15 +105,29 @@ class Study:
 
     def importance(self) -> dict[str, float]:
         """Return the share of each knob in what throughput varied by; empty while too little is known."""
-        finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if len({trial.value for trial in finished}) < 3:
-            return {}
-        with _quietly():
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            importances: Mapping[str, float] = optuna.importance.get_param_importances(
-                self._study, evaluator=evaluator
-            )
-        return {name: share for name, share in importances.items() if share > 0}
+        return _importance(self._study)
+
+
+def importance_of(dimensions: Sequence[Dimension], results: Sequence[Tried]) -> dict[str, float]:
+    """Return the share of each knob in what throughput varied by, from results alone, as a study tells it."""
+    measured = [r for r in results if r.result not in (Result.LOST, Result.GATED, Result.SLOW)]
+    if not dimensions or not measured:
+        return {}
+    with _quietly():
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+        for result in measured:
+            study.add_trial(_frozen(distributions(dimensions), result))
+    return _importance(study)
+
+
+def _importance(study: optuna.Study) -> dict[str, float]:
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if len({trial.value for trial in finished}) < 3:
+        return {}
+    with _quietly():
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        importances: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: share for name, share in importances.items() if share > 0}
 
 
 def _cut_torn(path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 
-from autotune.orchestrator.driver.attempt import POLL_S, abandon
+from autotune.orchestrator.driver.attempt import POLL_S, abandon, kill
 from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.search.optuna_study import Study, TpeProposals
 from autotune.orchestrator.search.trial import Trial, TrialContext
@@ -18,7 +20,7 @@ from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, next_trial
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Ended, Purpose, Result, Started, Tried
-from autotune.policies.values.history import elapsed_s
+from autotune.policies.values.history import elapsed_s, unended
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Lost
 
@@ -42,7 +44,7 @@ class TrialScheduler:
         """Search in `space`; `known` is what its base showed already, if that counts as a trial."""
         self._bench, self._rig = bench, bench.context
         self._exported, self._shown = exported, shown
-        self._begun_at = self._rig.clock.now() - elapsed_s(self._rig.journal.history())
+        self._begun_at = self._rig.clock.monotonic() - elapsed_s(self._rig.journal.history())
         self._settings, self._space, self._ledger = bench.job.search, space, bench.ledger
         folder = self._rig.folder
         self._study = Study(folder.path / "study.journal", name=folder.id, dimensions=space.dimensions)
@@ -59,24 +61,25 @@ class TrialScheduler:
 
     def drive(self) -> str:
         """Run trials until something ends the search; returns why it ended, empty when interrupted."""
-        self._recover()
+        with suppress(ForcedExit), self._kept():
+            self._recover()
+            return self._search()
+        return ""
+
+    def _search(self) -> str:
         interrupts = self._rig.interrupts
-        try:
-            while not interrupts.by:
-                begun = False
-                while not (reason := self._why_end()) and len(self._running) < self._settings.parallel:
-                    if interrupts.by or self._waits or not self._begin_next():
-                        break
-                    begun = True
-                if not self._running and not begun and (reason or not self._waits):
-                    return reason or self._why_end()
-                self._turn()
-                if self.elapsed_s >= self._settings.duration_s:
-                    self._stop(by="deadline", reason="search.duration is over")
-            self._stop(by="user", reason=interrupts.by)
-        except Failure:
-            self._abandon()
-            raise
+        while not interrupts.by:
+            begun = False
+            while not (reason := self._why_end()) and len(self._running) < self._settings.parallel:
+                if interrupts.by or self._waits or not self._begin_next():
+                    break
+                begun = True
+            if not self._running and not begun and (reason or not self._waits):
+                return reason or self._why_end()
+            self._turn()
+            if self.elapsed_s >= self._settings.duration_s:
+                self._stop(by="deadline", reason="search.duration is over")
+        self._stop(by="user", reason=interrupts.by)
         return ""
 
     def confirm(self) -> Tried | None:
@@ -84,7 +87,7 @@ class TrialScheduler:
 
         Returns the fastest that held, as far as the time and the user allow.
         """
-        try:
+        with suppress(ForcedExit), self._kept():
             while not self._rig.interrupts.by and self.elapsed_s < self._settings.duration_s:
                 if self._waits:
                     self._rig.clock.sleep(POLL_S)
@@ -93,9 +96,6 @@ class TrialScheduler:
                 if knobs is None:
                     break
                 self._prove(knobs)
-        except Failure:
-            self._abandon()
-            raise
         return trials.fastest(self._results, confirmed=True)
 
     def importance(self) -> dict[str, float]:
@@ -109,12 +109,12 @@ class TrialScheduler:
     @property
     def elapsed_s(self) -> float:
         """The seconds that count against search.duration: those in which no driver was there do not."""
-        return self._rig.clock.now() - self._begun_at
+        return self._rig.clock.monotonic() - self._begun_at
 
     @property
     def _waits(self) -> bool:
         """Whether the scheduler waits after an infrastructure failure."""
-        return self._rig.clock.now() < self._again_at
+        return self._rig.clock.monotonic() < self._again_at
 
     def _why_end(self) -> str:
         """Return why no further trial begins; those under way count as run."""
@@ -152,11 +152,35 @@ class TrialScheduler:
             self._turn()
         self._study.close_zombies(self._results)
 
-    def _abandon(self) -> None:
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Leave no trial running behind an error, nor behind a user who asks a second time to end."""
+        try:
+            with self._rig.interrupts.cutting():
+                yield
+        except ForcedExit:
+            self._kill()
+            raise
+        except Exception:
+            if self._beside is not None:
+                self._beside.finish()
+            for trial in self._running:
+                trial.abandon()
+            raise
+
+    def _kill(self) -> None:
+        trials, self._running = self._running, []
         if self._beside is not None:
-            self._beside.finish()
-        for trial in self._running:
-            trial.abandon()
+            self._beside.finish(timeout_s=0.0)
+        going = set(unended(self._rig.journal.history()))
+        running = {trial.attempt: trial.handle for trial in trials if trial.attempt in going}
+        self._rig.observer.say(f"killing {len(running)} trial{'' if len(running) == 1 else 's'}")
+        left = kill(self._rig, running, by=self._rig.interrupts.by)
+        if left and self._bench.cluster.address != "local":
+            numbers = ", ".join(f"#{number}" for number in left)
+            self._rig.observer.warn(
+                f"attempts {numbers} may still run; `autotune stop {self._rig.folder.id}` ends them"
+            )
 
     def _recover(self) -> None:
         """End what a dead driver left running and close its trials."""
@@ -254,7 +278,7 @@ class TrialScheduler:
                 f"trial {result.trial} was lost {losses.count} times: {result.reason}",
                 hint="resume the search later",
             )
-        self._again_at = max(self._again_at, self._rig.clock.now() + losses.wait_s)
+        self._again_at = max(self._again_at, self._rig.clock.monotonic() + losses.wait_s)
         wait = show_duration(losses.wait_s)
         self._rig.observer.say(f"trial {result.trial} was lost; no trial begins for {wait}")
 

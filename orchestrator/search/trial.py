@@ -72,8 +72,8 @@ class Trial:
         self._parts = bench.parts(purpose)
         self._longest, self._wanted = False, 0
         self._under_way: RunningAttempt | None = None
-        self._handle: Handle | None = None  # from the moment that there is an attempt to end
-        self._attempt = 0
+        self.handle: Handle | None = None  # from the moment that there is an attempt to end
+        self.attempt = 0  # the running one; 0: none yet
         self._failed = False
         self._steps: list[Progressed] = []  # of the running attempt
         self._peaks: dict[str, Peak] = {}  # of all its attempts
@@ -104,8 +104,8 @@ class Trial:
 
     def abandon(self) -> None:
         """End the running attempt although nothing can be recorded any more."""
-        if self._handle is not None:
-            abandon(self._handle)
+        if self.handle is not None:
+            abandon(self.handle)
 
     @property
     def progress(self) -> Progress | None:
@@ -140,38 +140,39 @@ class Trial:
         self._longest, steps = self._parts.pop(0)
         self._wanted = steps
         self._steps, self._failed = [], False
-        self._attempt = bench.ledger.trials.last_attempt + 1
+        self.attempt = bench.ledger.trials.last_attempt + 1
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
         start = intended(
             bench.context,
             job,
             self.knobs,
-            number=self._attempt,
+            number=self.attempt,
             resume=False,
             trial=self.number,
             longest=self._longest,
         )
 
         def begin() -> Handle:
-            self._handle = start()
-            return self._handle
+            self.handle = start()
+            return self.handle
 
         try:
             handle = yield from self._invoke(begin)
         except Unreachable as unreachable:
-            bench.context.record(Ended(attempt=self._attempt, outcome=Lost(reason=unreachable.message)))
+            bench.context.record(Ended(attempt=self.attempt, outcome=Lost(reason=unreachable.message)))
             return self._result(Result.LOST, reason=unreachable.message)
-        now, folder = bench.context.clock.now(), bench.context.folder.attempt(self._attempt)
+        now, folder = bench.context.clock.monotonic(), bench.context.folder.attempt(self.attempt)
         watch = AttemptMonitor(
             framework=bench.context.framework,
             job=job,
-            attempt=self._attempt,
+            attempt=self.attempt,
             folder=folder,
             known=(),
             now=now,
+            say=bench.context.observer.say,
         )
         self._under_way = RunningAttempt(
-            bench.context, handle, watch=watch, number=self._attempt, started_at=now, record=self._record
+            bench.context, handle, watch=watch, number=self.attempt, begun_at=now, record=self._record
         )
         return None
 
@@ -190,9 +191,9 @@ class Trial:
                 reason = "it cannot become the fastest"
                 self._bench.context.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
                 return "slow"
-            again_at = self._bench.context.clock.now() + self._pace_s
+            again_at = self._bench.context.clock.monotonic() + self._pace_s
             yield
-            while self._bench.context.clock.now() < again_at and not self._stop_by:
+            while self._bench.context.clock.monotonic() < again_at and not self._stop_by:
                 yield
         by, reason = self._stop_by, self._stop_reason
         self._bench.context.record(StopRequested(attempt=attempt.number, by=by, reason=reason))
@@ -203,7 +204,7 @@ class Trial:
         attempt = self._under_way
         assert attempt is not None
         ended, evidence = yield from attempt.ending(stopped_by=by, invoke=self._invoke)
-        self._under_way = self._handle = None
+        self._under_way = self.handle = None
         self._seconds += ended.seconds
         if by and by == self._stop_by:
             return None
@@ -223,12 +224,12 @@ class Trial:
 
     def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
         """Record why the attempt failed and return what that says about the configuration."""
-        diagnosis = explain(self._bench.context, evidence, number=self._attempt)
+        diagnosis = explain(self._bench.context, evidence, number=self.attempt)
         reason = diagnosis.evidence[0].text.strip()[:160] if diagnosis.evidence else diagnosis.cause.value
         if diagnosis.cause is Cause.DISK:
             # No configuration is to blame: the next would meet the same disk.
             raise Failure(
-                f"attempt {self._attempt}: {reason}",
+                f"attempt {self.attempt}: {reason}",
                 hint=f"free space on the disk, then run `autotune resume {self._bench.context.folder.id}`",
             )
         if diagnosis.cause.is_memory:
@@ -247,7 +248,7 @@ class Trial:
         free = trials.free_share(self._peaks)
         gpus = cluster.nodes * cluster.gpus_per_node / max(1, job.search.parallel)
         tried = Tried(
-            attempt=self._attempt,
+            attempt=self.attempt,
             trial=self.number,
             knobs=self.knobs,
             purpose=self.purpose,

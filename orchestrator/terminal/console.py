@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, assert_never
 
-from rich.console import Console as Terminal
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
@@ -19,7 +18,7 @@ from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.terminal.live_region import heartbeat, live_lines
+from autotune.orchestrator.terminal.live_region import heartbeat, live_lines, terminal
 from autotune.orchestrator.terminal.widgets import (
     PIPED_WIDTH,
     ascii_text,
@@ -35,10 +34,12 @@ from autotune.policies.values.events import (
     Accepted,
     Decided,
     Diagnosed,
+    Edited,
     Ended,
     Event,
     FailureSeen,
     Finished,
+    Foreseen,
     GaveUp,
     GoalReached,
     Infrastructure,
@@ -54,6 +55,7 @@ from autotune.policies.values.events import (
     Unit,
 )
 from autotune.policies.values.history import fold
+from autotune.policies.values.job import Forecasting
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Lost
 from autotune.policies.values.remedy import Remedy
@@ -79,14 +81,11 @@ class Console(Observer):
         self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
         self._ascii = not supports_unicode(stream)
         colored = wants_color(color, stream)
-        self._terminal = Terminal(
-            file=stream,
-            force_terminal=colored or self._is_live,
-            color_system="standard" if colored else None,
-            no_color=not colored,
+        self._terminal = terminal(
+            stream,
+            live=self._is_live,
+            colored=colored,
             width=width or (None if stream.isatty() else PIPED_WIDTH),
-            highlight=False,
-            soft_wrap=True,
         )
         self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
         self._silent = False
@@ -100,6 +99,7 @@ class Console(Observer):
         self._started_at = 0.0
         self._accepted_at = 0.0
         self._gpus = 0
+        self._tells = True
         self._goal: GoalReached | None = None
         self._last: Progressed | None = None
         self._has_steps = False
@@ -126,6 +126,8 @@ class Console(Observer):
                 self._progressed(event)
             case FailureSeen():
                 self._dated(f"failure detected: {messages.failure_line(event.finding)}")
+            case Foreseen():
+                self._foreseen(event)
             case GoalReached():
                 self._goal = event
                 self._dated(messages.goal(event), style="yellow" if event.marginal else "green")
@@ -140,6 +142,9 @@ class Console(Observer):
                 self._diagnosed(event)
             case Decided():
                 self._decided(event)
+            case Edited():
+                self._first = event.profile.knobs
+                self._point(Text(f"edited: {messages.edits(event)}"))
             case Tried():
                 self._tried(event)
             case Finished():
@@ -166,20 +171,37 @@ class Console(Observer):
         elif now - self._printed_at >= _HEARTBEAT_S:
             self._dated(heartbeat(progress, seconds=now - self._started_at))
 
+    def warn(self, text: str) -> None:
+        """Print a message, also to a user who asked for errors only."""
+        self._line(Text(f"warning: {text}", style="yellow"), error=True)
+
+    def hint(self, text: str) -> None:
+        """Print what the user can do, also to one who asked for errors only."""
+        self._line(Text(f"hint: {text}"), error=True)
+
     def close(self) -> None:
         """Remove the live region."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def leave_terminal(self) -> None:
+        """Print plain lines from now on: the stream no longer leads to a terminal."""
+        live, self._live, self._is_live = self._live, None, False
+        self._terminal = terminal(self._terminal.file, live=False, colored=False, width=PIPED_WIDTH)
+        if live is not None:
+            live.stop()
 
     # ------------------------------------------------------------------ events
 
     def _accepted(self, event: Accepted) -> None:
-        unlikely = worst_case(fold((event,)), event.profile.knobs)
+        shown = not (self._silent or self._quiet)
+        unlikely = worst_case(fold((event,)), event.profile.knobs) if shown else ()
         for warning in (*event.profile.warnings, *unlikely):
             self._line(Text(f"warning: {warning}", style="yellow"))
         self._run, self._accepted_at = event.run, seconds_of(event.at)
         self._knobs = self._first = event.profile.knobs
+        self._tells = event.job.recovery.forecast is Forecasting.TELL
         self._gpus = event.cluster.nodes * event.cluster.gpus_per_node
         self._line(
             Text.assemble(
@@ -236,6 +258,15 @@ class Console(Observer):
                 self._line(Text(f"    {outcome}{took}{last}", style="dim"))
         if event.held:
             self._point(Text(f"✗ memory was not released: {event.held}", style="red"))
+
+    def _foreseen(self, event: Foreseen) -> None:
+        mark, style = ("!", "yellow") if event.holds else ("–", "")
+        self._point(Text(f"{mark} forecast: {messages.forecast(event)}", style=style))
+        figures = messages.forecast_figures(event)
+        if figures:
+            self._detail(figures)
+        if event.holds and self._tells and not event.upper_bound:
+            self._detail("hint: with `recovery: {forecast: act}` the checkpoint before it gets a remedy")
 
     def _diagnosed(self, event: Diagnosed) -> None:
         line = event.evidence[0].line if event.evidence else None
@@ -315,13 +346,14 @@ class Console(Observer):
             )
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
-        """Print what changed from the job, and the command that reuses it."""
+        """Print what changed from the job, and the commands that show and reuse it."""
         if rows:
             self._line(Text("Changed from your job:"))
             indented = [(f"  {knob}", change, setting) for knob, change, setting in rows]
             self._line(Text(rendered(table(indented, gap=3), width=None)))
         else:
             self._line(Text("Nothing was changed from your job."))
+        self._line(Text.assemble("  report    ", (f"autotune report {self._run} --open", "cyan")))
         self._line(Text.assemble("  reuse     ", (f"autotune launch {stable}", "cyan")))
 
     # ------------------------------------------------------------------ layout

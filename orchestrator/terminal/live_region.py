@@ -1,7 +1,10 @@
-"""The progress of a running attempt: the lines of the live region, and the heartbeat of a plain log."""
+"""A running attempt on a terminal: the lines of the live region, the heartbeat of a plain log."""
 
 from __future__ import annotations
 
+from typing import IO
+
+from rich.console import Console
 from rich.text import Text
 
 from autotune.orchestrator import messages
@@ -42,3 +45,24 @@ def heartbeat(progress: Progress, *, seconds: float) -> str:
     if sample is not None:
         parts.append(f"host {show_gib(sample.host_used_bytes)} of {show_gib(sample.host_total_bytes)}")
     return f"running for {show_duration(seconds)}: {', '.join(part for part in parts if part)}"
+
+
+class _Terminal(Console):
+    """Rich's console, which raises what goes wrong instead of ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled."""
+        raise
+
+
+def terminal(stream: IO[str], *, live: bool, colored: bool, width: int | None) -> Console:
+    """Return the console that prints on a stream."""
+    return _Terminal(
+        file=stream,
+        force_terminal=colored or live,
+        color_system="standard" if colored else None,
+        no_color=not colored,
+        width=width,
+        highlight=False,
+        soft_wrap=True,
+    )

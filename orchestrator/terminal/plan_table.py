@@ -45,6 +45,37 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
     return "\n".join(lines)
 
 
+def summary(plan: Plan) -> tuple[str, ...]:
+    """Return what is predicted in a few lines: each phase's peak against the card, and the first change."""
+    lines = [f"{plan.name} · {plan.framework} · {_where(plan)}"]
+    if not plan.phases:
+        return (*lines, f"no memory estimate: {plan.note}", "hint: --gpus 8xH100 names the cards")
+    capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
+    of = f" of {show_gib(capacity, digits=1)}" if capacity else ""
+    peaks = ", ".join(
+        f"{phase.phase} {phase.total_bytes / _GIB:,.1f}{_MARKS[phase.verdict][:1].replace('✓', '')}"
+        for phase in plan.phases
+    )
+    bad = any(phase.verdict == "overflows" for phase in plan.phases)
+    narrow = any(phase.verdict == "marginal" for phase in plan.phases)
+    verdict = (
+        "does not fit"
+        if bad
+        else "may not fit"
+        if narrow
+        else "fits"
+        if capacity
+        else "the card is not known"
+    )
+    lines += textwrap.wrap(
+        f"predicted peak per device, GiB{of}: {peaks}: {verdict}", PIPED_WIDTH, subsequent_indent=_INDENT
+    )
+    if not capacity:
+        lines.append("hint: --gpus 8xH100 names the cards")
+    changes = [messages.arrow(knob, *values) for knob, values in plan.first.items()]
+    return (*lines, *([f"the first launch would change {', '.join(changes)}"] if changes else []))
+
+
 def _where(plan: Plan) -> str:
     cluster = plan.cluster
     if not cluster.gpus_per_node:
@@ -110,6 +141,8 @@ def _few(phase: PhasePlan) -> str:
 
 def _model(plan: Plan, width: int) -> list[str]:
     lines = [f"model: {plan.model_from}"] if plan.model_from else []
+    if plan.settings_of:
+        lines.append(f"settings and defaults: {plan.settings_of}")
     if plan.model_unknown:
         lines.append(f"not counted, which widens the error: {plan.model_unknown}")
     wrap = textwrap.TextWrapper(width=width, subsequent_indent=_INDENT, break_on_hyphens=False)

@@ -57,6 +57,14 @@ class Row(Value, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class RemedyTable(Value, frozen=True, kw_only=True):
+    """The answer of `autotune remedies --json`."""
+
+    schema: int = 1
+    framework: str
+    rows: tuple[Row, ...]
+
+
 def rows(framework: Framework) -> tuple[Row, ...]:
     """Return the remedies in the order of the ladder, then the other advice of public guides."""
     starts = ({}, *framework.presets.values())
@@ -174,8 +182,10 @@ def _where(name: str, only: tuple[Phase, ...]) -> tuple[str, str]:
         if not reached:
             continue
         names = " ".join(phase.value for phase in Phase if phase in reached)
-        where = "any phase" if len(reached) == len(Phase) - 1 else names
-        failures.append(f"{cause.value} in {where}")
+        others = [phase for phase in Phase if phase not in (*reached, Phase.NONE)]
+        if others in ([], [Phase.RESUME]):
+            names = "any phase" + (f" but {Phase.RESUME}" if others else "")
+        failures.append(f"{cause.value} in {names}")
     return "; ".join(failures), " ".join(dict.fromkeys(_MEMORY[cause] for cause in phases))
 
 

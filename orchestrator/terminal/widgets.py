@@ -43,10 +43,13 @@ _MARGINAL, _FULL = 0.9, 0.95  # of a memory: yellow, red
 _STYLES = (
     (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
     (re.compile(r"^warning:", re.MULTILINE), {"fg": "yellow"}),
-    (re.compile(r"^(hint|help):", re.MULTILINE), {"fg": "cyan"}),
+    (re.compile(r"^ *(hint|help):", re.MULTILINE), {"fg": "cyan"}),
     (re.compile(r"^(info|note):", re.MULTILINE), {"dim": True}),
     (re.compile(r"^\s*-->.*$", re.MULTILINE), {"fg": "cyan"}),
     (re.compile(r"\^+$", re.MULTILINE), {"fg": "red"}),
+    (re.compile(r"^✓", re.MULTILINE), {"fg": "green"}),
+    (re.compile(r"^!", re.MULTILINE), {"fg": "yellow"}),
+    (re.compile(r"^✗", re.MULTILINE), {"fg": "red"}),
 )
 
 

@@ -1,4 +1,4 @@
-"""What the built-in job says about itself: failure records and phase markers in its log."""
+"""What a program of autotune's own says about itself: failure records, and the built-in job's phases."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.value import Value
 
-_PREFIX = "builtin: failure "
+_PREFIX = re.compile(r"(?:builtin|trl): failure (?=\{)")
 _MARKER = re.compile(r"builtin: (?:phase (start|end) name=(\w+) step=(\d{1,12})|step (\d{1,12})/)")
 
 
 class Record(Value, frozen=True, kw_only=True):
-    """A failure that an actor of the built-in job reported before it died."""
+    """A failure that a process of the job reported before it died."""
 
     cause: Cause
     phase: Phase = Phase.NONE
@@ -38,11 +38,11 @@ class Mark(Value, frozen=True, kw_only=True):
 
 def record_of(line: str) -> Record | None:
     """Return the record in a line; None where there is none or it is not readable."""
-    start = line.find(_PREFIX)
-    if start < 0:
+    prefix = _PREFIX.search(line)
+    if prefix is None:
         return None
     try:
-        raw: Any = msgspec.json.decode(line[start + len(_PREFIX) :].strip())
+        raw: Any = msgspec.json.decode(line[prefix.end() :].strip())
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     if not isinstance(raw, dict):

@@ -80,17 +80,31 @@ class Scanner:
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
         """Take one line and return the findings in it."""
+        memory = self._memory(source)
+        block = text.encode("utf-8", "replace")
+        findings = self.read(block, number=number, source=source, before=lambda _: list(memory))
+        self._lines = max(self._lines, number)
+        memory.append(text[:LONGEST])
+        return findings
+
+    def skip(self, texts: list[str], block: bytes, *, number: int, source: str = "") -> bool:
+        """Take lines at once where none of them can matter; false where each has to be read."""
+        if self._expects(number) or any(self._match(block)):
+            return False
+        self._going_on.next_block(block)
+        self._read += len(block)
+        self._lines = max(self._lines, number + len(texts) - 1)
+        self._memory(source).extend(text[:LONGEST] for text in texts[-_BACK:])
+        return True
+
+    def _memory(self, source: str) -> deque[str]:
+        """Return the last lines of a source."""
         memory = self._recent.get(source)
         if memory is None:
             if len(self._recent) >= 256:
                 self._recent.pop(next(iter(self._recent)))
             memory = self._recent[source] = deque(maxlen=_BACK)
-        kept = memory
-        block = text.encode("utf-8", "replace")
-        findings = self.read(block, number=number, source=source, before=lambda _: list(kept))
-        self._lines = max(self._lines, number)
-        memory.append(text[:LONGEST])
-        return findings
+        return memory
 
     def read(
         self,

@@ -22,13 +22,15 @@ TABLE: dict[str, Constant] = {
     "collectives": Constant(
         1.0 * GIB, "NCCL channels and work areas of one process with several communicators; 0.5 to 2 GiB"
     ),
-    "fragmentation": Constant(
-        0.06,
-        "share of a pass that the caching allocator reserves and cannot use; verl and TRL logs: 3 to 15 %",
+    # Medians of `python -m benchmarks.allocator`: by how much the least card on which a trainer's allocations
+    # can be replayed exceeds what is allocated, as a share of what a pass adds to the resident state.
+    "fragmentation": Constant(0.08, "share of a pass that the caching allocator cannot use; 3 to 12 %"),
+    "fragmentation_varied": Constant(0.11, "the same where micro-batches differ in length; 6 to 20 %"),
+    "fragmentation_recompute": Constant(
+        0.18, "the same where layers are computed again in backward, which splits freed logits; 8 to 33 %"
     ),
-    "fragmentation_expandable": Constant(
-        0.02, "the same with expandable_segments (pytorch.org/docs/stable/notes/cuda.html: growing segments)"
-    ),
+    "fragmentation_recompute_varied": Constant(0.23, "the same with lengths that differ; 14 to 38 %"),
+    "fragmentation_expandable": Constant(0.02, "the same with expandable_segments; 0.5 to 9 %"),
     # ------------------------------------------------------------------ offloaded passes
     "returning_layers": Constant(
         2,

@@ -31,8 +31,9 @@ class Engine:
 def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside: Floats) -> Engine:
     """Return an engine's use of a device of `capacity` bytes that already holds the parts `beside`.
 
-    vLLM's fraction is of the whole device and covers all but the graphs, captured after its profile: weights,
-    the larger of a full chunk and a sampler with every request, and pool (gpu_worker.py).
+    vLLM's fraction is of the whole device and covers what its worker adds: weights, the larger of a full
+    chunk and a sampler with every request, its communicators, and the pool. The CUDA context is older than
+    its first snapshot, and graphs are captured after its profile (gpu_worker.py, mem_utils.py).
     SGLang's is of what was free at the start and covers weights and pool (kv_cache_configurator.py).
     """
     if engine == _NO_ENGINE:
@@ -61,7 +62,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         warmed = sampling
         passing, sampling = np.where(passing > sampling, (passing, 0.0 * sampling), (0.0 * passing, sampling))
         base = np.zeros(load.count)
-        pool = np.maximum(0.0, load.fraction * capacity - weights - passing - sampling - outside)
+        inside = outside - constant("context") if load.gpus else outside
+        pool = np.maximum(0.0, load.fraction * capacity - weights - passing - sampling - inside)
     else:
         free = np.maximum(0.0, capacity - beside.sum(axis=0) - outside)
         pool = np.maximum(0.0, load.fraction * free - weights)

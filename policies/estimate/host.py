@@ -63,8 +63,9 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     sleeping = np.zeros(n)
     if layout.engine_sleeps and layout.engine_weights_on_host and load.placement is Placement.COLOCATED:
         sleeping = whole / load.rollout_tensor * layout.engine_bytes * node.engines
-    away = load.grad_offload | layout.trainer_sleeps
-    share = np.where(layout.trainer_sleeps, 1.0, load.optimizer_offload)
+    sleeps = load.param_offload & layout.trainer_sleeps
+    away = load.grad_offload | sleeps
+    share = np.where(sleeps, 1.0, load.optimizer_offload)
     # Megatron's CPU optimizer keeps fp32 gradients beside its state (hybrid_optimizer.py: cpu_copy_map_grad).
     own = layout.strategy == "megatron" and layout.optimizer_stays_offloaded
     copies = own * load.optimizer_offload * state.optimizer / max(1, layout.optimizer_bytes) * FP32

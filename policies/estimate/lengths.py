@@ -129,9 +129,11 @@ class Grouping:
             parts = np.ceil(np.maximum(1.0, whole / within))
             return np.maximum(np.where(self.dynamic, whole / parts, own * lengths.mean), lengths.mean)
         groups = self.updates * np.maximum(1.0, self.update / np.maximum(1.0, own))
-        filled = np.minimum(within, lengths.largest(self.update, self.updates))
-        group = np.where(self.dynamic, filled, lengths.largest(own, groups))
-        return np.maximum(group, lengths.largest(1.0, self.updates * np.minimum(self.update, 1e6)))
+        singles = self.updates * np.minimum(self.update, 1e6)
+        sizes = np.stack((self.update, own, np.ones_like(own)))
+        whole, group, one = lengths.largest(sizes, np.stack((self.updates, groups, singles)))
+        drawn: Floats = np.maximum(np.where(self.dynamic, np.minimum(within, whole), group), one)
+        return drawn
 
     def passes(self, lengths: Lengths, tokens: Floats) -> Floats:
         """Return the micro-batches of one update, of so many tokens each."""

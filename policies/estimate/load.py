@@ -183,7 +183,7 @@ def load_of(
         sync_buffer=columns.number("sync_buffer", constant("sync_bucket")),
         backup=columns.flag("weights_backup"),
         workers=columns.number("dataloader_workers", 0),
-        expandable=columns.has_mode("allocator", "expandable"),
+        expandable=columns.has_mode("allocator", "expandable") | layout.expandable_segments,
         margin=columns.number("memory_margin", 0),
     )
 

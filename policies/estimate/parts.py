@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
+
+Sizes = TypeVar("Sizes")  # a dataclass of sizes
 
 PARTS: tuple[str, ...] = (
     "weights",
@@ -57,6 +60,23 @@ def summed(parts: Floats, *names: str) -> Floats:
     """Return the bytes of some parts together, by instant and by configuration."""
     total: Floats = parts[..., [_ROW[name] for name in names], :].sum(axis=-2)
     return total
+
+
+def of_first(sizes: Sizes, count: int) -> Sizes:
+    """Return a dataclass of arrays, or of tuples of them, for the first configurations alone."""
+    whole: Any = sizes
+    found: Sizes = replace(
+        whole, **{field.name: _cut(getattr(whole, field.name), count) for field in fields(whole)}
+    )
+    return found
+
+
+def _cut(value: Any, count: int) -> Any:
+    if isinstance(value, np.ndarray):
+        return value[:count]
+    if isinstance(value, tuple):
+        return value._make(_cut(each, count) for each in value)  # type: ignore[attr-defined]
+    return of_first(value, count) if is_dataclass(value) else value
 
 
 def heaviest(*instants: Floats) -> Floats:

@@ -30,8 +30,11 @@ class Pass:
     offloaded: Floats  # of `kept`, in host memory
 
 
-def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
-    """Return what a pass of `tokens` per rank holds (after Korthikanti et al., 2205.05198)."""
+def pass_of(model: Model, load: Load, *, tokens: Floats, last_stage: bool = False) -> Pass:
+    """Return what a pass of `tokens` per rank holds (after Korthikanti et al., 2205.05198).
+
+    It is of a pipeline's first stage, which has the most micro-batches in flight, or of its last.
+    """
     size = load.layout.compute_bytes
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
@@ -49,10 +52,9 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
     attention = size * model.heads * model.head_dim / load.tensor * tokens
     inputs = size * model.hidden / whole_split * tokens
     stage_layers = -(-model.layers // load.layout.pipeline_parallel)
-    in_flight = load.layout.pipeline_parallel  # 1F1B: the first stage holds one micro-batch per stage
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
     per_layer = np.where(load.recompute_full, inputs, np.where(load.recompute_selective, selective, layer))
-    all_layers = per_layer * stage_layers * in_flight
+    all_layers = per_layer * stage_layers * _in_flight(load, last_stage=last_stage)
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = layer - inputs * (size == FP32)
@@ -78,6 +80,19 @@ def pass_of(model: Model, load: Load, *, tokens: Floats) -> Pass:
         backward=backward * tokens,
         offloaded=streamed,
     )
+
+
+def _in_flight(load: Load, *, last_stage: bool) -> Floats:
+    """Return how many micro-batches have gone forward in a stage and not yet backward.
+
+    One, and one for each stage after it. Where stages are interleaved, in chunks: one, two for each stage
+    after it, and one of every stage for all chunks but the last (Megatron's pipeline_parallel/schedules.py).
+    """
+    stages, chunks = load.layout.pipeline_parallel, load.layout.pipeline_chunks
+    after = 0 if last_stage else stages - 1
+    held = after + 1 if chunks == 1 else 2 * after + (chunks - 1) * stages + 1
+    found: Floats = np.minimum(held, chunks * load.accumulated) / chunks
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

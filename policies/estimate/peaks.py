@@ -12,10 +12,10 @@ from autotune.policies.estimate.engine import Engine, engine_of
 from autotune.policies.estimate.host import host_phases, node_of
 from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.load import Load, by_length, load_of
-from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant
+from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant, of_first
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
-from autotune.policies.estimate.training import resting, state_of, trainer_phases
+from autotune.policies.estimate.training import State, resting, state_of, trainer_phases
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Cluster, Goal
 from autotune.policies.values.knobs import Knobs
@@ -82,14 +82,17 @@ def estimates(
     n = load.count
     trainer_capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes)
     engine_capacity = float(profile.engine_budget_bytes or cluster.gpu_memory_bytes)
-    state = state_of(model, load)
+    with_doubt = by_length(load)
+    doubtful = state_of(model, with_doubt)
+    state = of_first(doubtful, n)
     shared = profile.placement is Placement.COLOCATED
     idle = resting(load, state)
     if Component.TRAINER not in profile.resident.get(Phase.ROLLOUT.value, (Component.TRAINER,)):
-        idle = instant(n, outside=state.outside)  # the whole trainer leaves the device
+        # The whole trainer leaves the device; where it sleeps, only as long as a configuration lets it.
+        leaves = load.param_offload | (not profile.layout.trainer_sleeps)
+        idle = np.where(leaves, instant(n, outside=state.outside), idle)
     at_start = idle.copy()
-    if profile.layout.strategy != "megatron":
-        at_start[PARTS.index("optimizer")] = 0.0  # Adam's state appears with the first step
+    at_start[PARTS.index("optimizer")] *= _before_first_step(profile.layout)
     engine = engine_of(
         model,
         load,
@@ -97,10 +100,10 @@ def estimates(
         capacity=engine_capacity,
         beside=at_start if shared else instant(n),
     )
-    devices, lengths = _trainer_phases(model, load)
+    devices, lengths = _trainer_phases(model, with_doubt, doubtful, n)
     on_engine = np.zeros((len(PHASES), n))
     if shared:
-        devices = _colocated(devices, engine, idle)
+        devices = _colocated(devices, engine, idle, at_start)
     else:
         devices["rollout_init"], devices["rollout"] = engine.starting, engine.running
         on_engine[[PHASES.index(phase) for phase in _ENGINE_PHASES]] = 1.0
@@ -141,10 +144,9 @@ def estimates(
     )
 
 
-def _trainer_phases(model: Model, load: Load) -> tuple[dict[str, Floats], Floats]:
+def _trainer_phases(model: Model, with_doubt: Load, state: State, n: int) -> tuple[dict[str, Floats], Floats]:
     """Return the trainer's phases, and what one standard deviation of the mean length adds to each peak."""
-    n, lengths_too = load.count, by_length(load)
-    found = trainer_phases(model, lengths_too, state_of(model, lengths_too))
+    found = trainer_phases(model, with_doubt, state)
     lengths = np.zeros((len(PHASES), n))
     for place, phase in enumerate(PHASES):
         if phase in OF_PASSES:
@@ -153,12 +155,29 @@ def _trainer_phases(model: Model, load: Load) -> tuple[dict[str, Floats], Floats
     return {phase: parts[:, :n] for phase, parts in found.items()}, lengths
 
 
-def _colocated(devices: dict[str, Floats], engine: Engine, idle: Floats) -> dict[str, Floats]:
+_MOMENTS = 8  # bytes per parameter of Adam's two averages in fp32
+
+
+def _before_first_step(layout: Layout) -> float:
+    """Return the share of the optimizer's state that exists before its first step.
+
+    Adam makes its averages then; Megatron's optimizer has its fp32 copy of the weights from the start
+    (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups).
+    """
+    masters = max(0, layout.optimizer_bytes - _MOMENTS) if layout.strategy == "megatron" else 0
+    return masters / max(1, layout.optimizer_bytes)
+
+
+def _colocated(
+    devices: dict[str, Floats], engine: Engine, idle: Floats, at_start: Floats
+) -> dict[str, Floats]:
     result = {phase: parts + engine.training for phase, parts in devices.items() if phase != "weight_sync"}
     result["init"] = devices["init"]
-    result["rollout_init"] = idle + engine.starting
+    result["rollout_init"] = at_start + engine.starting
     result["rollout"] = idle + engine.running
-    result["weight_sync"] = heaviest(devices["weight_sync"] + engine.receiving, idle + engine.starting)
+    waking = engine.starting.copy()
+    waking[PARTS.index("logits")] = 0.0  # a sampler warms up when an engine starts, not when it wakes
+    result["weight_sync"] = heaviest(devices["weight_sync"] + engine.receiving, idle + waking)
     return result
 
 

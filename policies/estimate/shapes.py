@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from autotune.policies.values.model import Model
 
 FP32 = 4
+_MODELS = 64  # of which counts are kept: a job asks for the same ones with every estimate
 _RSQRT = 4  # bytes a norm keeps per row beside its tensors
 _CHUNK = (
     64  # rows of the triangular matrix that the chunked delta rule keeps (fla/ops/gated_delta_rule/chunk.py)
@@ -66,6 +68,7 @@ def cache_layers(model: Model) -> int:
     return min(model.layers, model.attention_layers or model.layers)
 
 
+@lru_cache(_MODELS)
 def parameters(model: Model) -> Parameters:
     """Return the parameter counts of a model (transformers 5.19, models/<family>/modeling_*.py)."""
     embedding = model.vocab * model.hidden
@@ -152,6 +155,7 @@ class Kept(NamedTuple):
     experts: float  # of routed tokens
 
 
+@lru_cache(_MODELS)
 def kept_by_layer(
     model: Model, *, element_bytes: int, repeated_kv: bool = False, fused: bool = False
 ) -> Kept:
@@ -232,6 +236,7 @@ def _norm(model: Model, *, element_bytes: int, fused: bool) -> int:
     return FP32 + (FP32 if model.norm == "rms32" else element_bytes)
 
 
+@lru_cache(_MODELS)
 def working_set(model: Model, *, element_bytes: int) -> float:
     """Return bytes per token that one layer needs at its widest instant without keeping anything.
 
@@ -244,6 +249,7 @@ def working_set(model: Model, *, element_bytes: int) -> float:
     return element_bytes * (4.0 * model.hidden + max(attention, inner, _linear_rows(model)))
 
 
+@lru_cache(_MODELS)
 def gradient_set(model: Model, *, element_bytes: int) -> float:
     """Return bytes per token of the gradients alive at once in one layer, beyond the activations they free.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, instant, largest, summed
-from autotune.policies.estimate.passes import logits_of, pass_of
+from autotune.policies.estimate.passes import Logits, Pass, logits_of, pass_of
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
 from autotune.policies.estimate.sharded.instants import Gradients, Instants, forward, sharded_backward
@@ -99,11 +100,16 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     score = pass_of(model, load, tokens=load.scored)
     logits = logits_of(model, load, tokens=load.tokens, scored=load.scored)
 
+    lost, lost_in_passes = _lost(load, constant("fragmentation")), _lost(load, _lost_in_passes(load))
+
     def outside(parts: Floats) -> Floats:
-        return _outside(load, state, parts) if load.gpus else state.outside
+        return _outside(load, state, parts, lost_in_passes) if load.gpus else state.outside
 
     def at(**sizes: Floats | float) -> Floats:
-        return largest(load.count, (sizes,), outside)
+        def of_equal_sizes(parts: Floats) -> Floats:
+            return _outside(load, state, parts, lost) if load.gpus else state.outside
+
+        return largest(load.count, (sizes,), of_equal_sizes)
 
     def scoring(gathered: Floats, **sizes: Floats) -> dict[str, Floats]:
         return {"weights": weights + gathered, "gradients": idle, "optimizer": moments, **sizes}
@@ -115,11 +121,12 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
 
     gathers = state.gathers
     gradients = _gradients(load, state)
-    run = pass_of(model, load, tokens=load.tokens)
+    stages = _stages(model, load, logits)
+    forwards = [forward(load, gathers, *stage, gradients) for stage in stages]
     if layout.strategy.startswith("fsdp"):
-        backward = sharded_backward(load, gathers, run, logits, gradients)
+        backwards = [sharded_backward(load, gathers, *stage, gradients) for stage in stages]
     else:
-        backward = plain_backward(load, run, logits, gradients)
+        backwards = [plain_backward(load, *stage, gradients) for stage in stages]
     built = weights + gathers.layers * 0.5
     if layout.loads_whole:
         # Built on the device and then sharded, beside the other models' shards (AReaL's fsdp_engine.py).
@@ -140,8 +147,8 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
             ),
             outside,
         ),
-        "forward": training(forward(load, gathers, run, logits, gradients)),
-        "backward": training(backward),
+        "forward": training(chain.from_iterable(forwards)),
+        "backward": training(chain.from_iterable(backwards)),
         "optimizer": at(
             weights=weights,
             gradients=gradients.complete,
@@ -149,13 +156,23 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
             buffers=state.temporaries * _temporaries_on_device(load),
         ),
         "weight_sync": at(
-            weights=weights + state.one_tensor * (load.shards > 1),
+            weights=weights + _gathered_for_sync(load, state),
             gradients=idle,
             optimizer=moments,
             buffers=sync_buffers(model, load),
         ),
         "checkpoint": at(weights=weights, gradients=idle, optimizer=updating),
     }
+
+
+def _stages(model: Model, load: Load, logits: Logits) -> tuple[tuple[Pass, Logits], ...]:
+    """Return the passes that can be the largest: of a pipeline, those of its first and of its last stage."""
+    run = pass_of(model, load, tokens=load.tokens)
+    if load.layout.pipeline_parallel == 1:
+        return ((run, logits),)
+    none = np.zeros(load.count)
+    first = replace(run, ends=none), Logits(**dict.fromkeys(Logits.__slots__, none))
+    return first, (pass_of(model, load, tokens=load.tokens, last_stage=True), logits)
 
 
 def _gradients(load: Load, state: State) -> Gradients:
@@ -190,6 +207,13 @@ def resting(load: Load, state: State) -> Floats:
     return parts
 
 
+def _gathered_for_sync(load: Load, state: State) -> Floats:
+    """Return what is whole beside the shards while weights are sent: a tensor, or the model as it is kept."""
+    whole = state.local * load.layout.parameter_bytes if load.layout.gathers_whole else state.one_tensor
+    found: Floats = whole * (load.shards > 1)
+    return found
+
+
 def sync_buffers(model: Model, load: Load) -> Floats:
     """Return the transfer buffers of a weight sync on the sending device."""
     counts = parameters(model)
@@ -204,7 +228,17 @@ def _temporaries_on_device(load: Load) -> Floats | Flags:
     return 1.0 - load.optimizer_offload * (load.layout.optimizer_stays_offloaded and load.gpus)
 
 
-def _outside(load: Load, state: State, parts: Floats) -> Floats:
-    share = np.where(load.expandable, constant("fragmentation_expandable"), constant("fragmentation"))
-    needed: Floats = state.outside + load.margin + share * summed(parts, "activations", "logits", "buffers")
+def _lost_in_passes(load: Load) -> Floats:
+    """Return the share of a pass that the caching allocator reserves and cannot use."""
+    varied = "_varied" if load.lengths.variation > 0 and not load.layout.padded else ""
+    again = constant(f"fragmentation_recompute{varied}")
+    return np.where(load.recompute_full, again, constant(f"fragmentation{varied}"))
+
+
+def _lost(load: Load, share: Floats | float) -> Floats:
+    return np.where(load.expandable, constant("fragmentation_expandable"), share)
+
+
+def _outside(load: Load, state: State, parts: Floats, lost: Floats) -> Floats:
+    needed: Floats = state.outside + load.margin + lost * summed(parts, "activations", "logits", "buffers")
     return needed

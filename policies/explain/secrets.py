@@ -1,4 +1,4 @@
-"""masked(text): what logs, commands and environments hold and nobody may read again."""
+"""What a secret is, by its name and by its shape, and texts without them: the one place that decides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHAPES = re.compile(
     r"|gh[pousr]_[A-Za-z0-9]{20,256}|github_pat_[A-Za-z0-9_]{20,256}|glpat-[A-Za-z0-9_\-]{16,256}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[0-9A-Za-z_\-]{30,64}|xox[abeprs]-[A-Za-z0-9\-]{10,256}"
     r"|nvapi-[A-Za-z0-9_\-]{16,256}|npm_[A-Za-z0-9]{30,64}|pypi-[A-Za-z0-9_\-]{16,512}"
-    r"|local-[0-9a-f]{40}|eyJ[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{0,4096})"
+    r"|local-[0-9a-f]{40}|wandb_v\d_[A-Za-z0-9_]{20,256}|eyJ[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{0,4096})"
 )
 _PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)"
@@ -37,6 +37,17 @@ _NAMED = re.compile(
     r"(?P<between>\\{0,3}['\"]?\s{0,4}[=:]\s{0,4}(?:[bru](?=['\"]))?|\s{1,4}\.{3,200}\s{0,4}|['\"],?\s{1,4}|\s{1,4})"
     r"(?P<quote>\\{0,3}['\"])?(?P<value>(?(quote)[^'\"\n]{1,4096}|[^\s,;'\"&)}\]]{1,4096}))"
 )
+# Whole words only: TOKENIZERS_PARALLELISM is no secret.
+_VARIABLE = re.compile(
+    r"(?:^|_)(?:TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$)", re.IGNORECASE
+)
+# Of flags and settings: `data.prompt_key` and `eos_token` are none.
+_SETTING = re.compile(
+    r"(?:^|[-_.])(?:(?:wandb|swanlab|api|hf|hub|huggingface|github|gitlab|openai|access|auth|bearer|private|secret)"
+    r"[-_]?(?:api[-_]?|access[-_]?)?(?:key|token)|password|passwd|passphrase|secret|credentials?)$",
+    re.IGNORECASE,
+)
+_WANDB_KEY = re.compile(r"[0-9a-f]{40}")
 _NAME_REACH = 64  # characters before the word that may belong to the name
 _PLAIN = re.compile(r"(?i)(none|null|true|false|\*+|<\w+>|\$\{?\w+.{0,20}|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$")
 _NAME_END = re.compile(r"[A-Za-z0-9_.\-]*$")
@@ -46,6 +57,23 @@ _VOCABULARY = re.compile(
     r"|prefix|suffix|decoder_start|eot|per|max|min|num|of|first|last|each|added|bad|tool|by|forced)[_\-]?$"
 )
 _TOKEN_LIKE = re.compile(r"(?=.*\d)[A-Za-z0-9+/=_\-.~:]{8,}$|[A-Za-z0-9+/=_\-.~:]{24,}$")
+
+
+def is_secret_variable(name: str) -> bool:
+    """Return whether an environment variable of this name holds a secret."""
+    return _VARIABLE.search(name) is not None
+
+
+def is_secret_setting(name: str) -> bool:
+    """Return whether a setting or flag of this name, dotted or dashed, holds a secret."""
+    return _SETTING.search(name) is not None
+
+
+def has_shape(value: str, *, name: str = "") -> bool:
+    """Return whether a value looks like a provider's key, a private key or a URL with a password."""
+    if "wandb" in name.lower() and _WANDB_KEY.fullmatch(value):
+        return True
+    return bool(_SHAPES.search(value) or _PRIVATE_KEY.search(value) or _USER_INFO.search(value))
 
 
 def masked(text: str) -> str:

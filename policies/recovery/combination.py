@@ -39,8 +39,10 @@ _LEVELS: dict[frozenset[Phase], tuple[tuple[str, ...], ...]] = {
         ("disk_weight_sync", "tensor_parallel"),
         _OFFLOADS,
     ),
+    # One change at a time: each costs every later step, and the load alone asks for it.
+    frozenset({Phase.RESUME}): ((),),
 }
-_OTHER = ((), (*_OFFLOADS, "reduce_mem_fraction"), _BATCHES)
+_OTHER: tuple[tuple[str, ...], ...] = ((), (*_OFFLOADS, "reduce_mem_fraction"), _BATCHES)
 _POOL = (
     (),
     ("tensor_parallel",),

@@ -6,6 +6,7 @@ from typing import assert_never
 
 import msgspec
 
+from autotune.policies.forecast.last_checkpoint import forewarned, why_now
 from autotune.policies.recovery.first_launch import first_launch
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
 from autotune.policies.recovery.refusals import refusals_text, without_refused
@@ -26,10 +27,11 @@ from autotune.policies.values.events import (
     TrainingCompleted,
 )
 from autotune.policies.values.failure import Cause
-from autotune.policies.values.history import RESUMED, Attempt, Run, fold
+from autotune.policies.values.history import FORECAST, RESUMED, Attempt, Run, fold
 from autotune.policies.values.job import Then
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 
+EDITED = "as the job file says now"
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
 # What helps against faults of the cluster that stay after all retries.
@@ -60,6 +62,8 @@ def _next(run: Run) -> Action:
     if not run.attempts:
         return first_launch(run)
     last = run.attempts[-1]
+    if run.edited and last.ended is not None:
+        return Launch(knobs=run.accepted.profile.knobs, reason=EDITED)
     return _while_running(run, last) if last.ended is None else _after_end(run, last, last.ended)
 
 
@@ -79,6 +83,8 @@ def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
         return Finish(verdict=Infrastructure(reason=f"memory was not released: {ended.held}"))
     if last.resumed and not last.out_of_memory:
         return _again(last, RESUMED)
+    if last.foregone:
+        return _after_forecast(run, last)
     if stopped_to_climb(last) and last.diagnosis is None:
         faster = offer(run)
         if faster is None:
@@ -99,6 +105,12 @@ def _while_running(run: Run, last: Attempt) -> Action:
         return Stop(by="failure", reason=finding.line.text or finding.line.rule)
     if last.goal is not None and run.accepted.job.goal.then is Then.STOP:
         return Stop(by="goal", reason=f"the goal was reached at step {last.goal.step}")
+    ahead = forewarned(run, last)
+    if ahead is not None:
+        failed = msgspec.structs.replace(last, diagnosis=ahead.diagnosis)
+        after = msgspec.structs.replace(run, attempts=(*run.attempts[:-1], failed))
+        if not _spent(after) and (back(after, failed) or next_remedy(after)) is not None:
+            return Stop(by=FORECAST, reason=why_now(ahead))
     climb = due(run, last)
     return Await() if climb is None else Stop(by=CLIMB, reason=climb.reason)
 
@@ -133,26 +145,43 @@ def backoff_s(losses: int) -> float:
 def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     if diagnosis.cause is not Cause.HANG and not diagnosis.cause.is_memory:
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
-    recovery = run.accepted.job.recovery
-    failed = [
-        a for a in run.since_resumed if not a.infrastructure and not a.interrupted and not stopped_to_climb(a)
-    ]
     if diagnosis.cause is Cause.HANG and _hung_before(run):
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
-    if len(failed) + len(run.refused) > recovery.relaunches:
-        return Finish(verdict=gave_up(run, f"all {recovery.relaunches} relaunches are used"))
-    if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
-        return Finish(
-            verdict=gave_up(
-                run, f"the time limit of {recovery.duration_s:.0f} s (recovery.duration) has passed"
-            )
-        )
+    spent = _spent(run)
+    if spent:
+        return Finish(verdict=gave_up(run, spent))
     if diagnosis.cause is Cause.HANG:
         return _again(last, "it hung for the first time; relaunched with the same knobs")
     remedy = back(run, last) or next_remedy(run)
     if remedy is None:
         return Finish(verdict=gave_up(run))
     return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)
+
+
+def _spent(run: Run) -> str:
+    """Return which budget leaves no relaunch, in words; empty where one is left."""
+    recovery = run.accepted.job.recovery
+    failed = [
+        a
+        for a in run.since_resumed
+        if not (a.infrastructure or a.interrupted or a.foregone or stopped_to_climb(a))
+    ]
+    if len(failed) + len(run.refused) > recovery.relaunches:
+        return f"all {recovery.relaunches} relaunches are used"
+    if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
+        return f"the time limit of {recovery.duration_s:.0f} s (recovery.duration) has passed"
+    return ""
+
+
+def _after_forecast(run: Run, last: Attempt) -> Launch:
+    """Return what follows a stop in good health: the remedy, or the same knobs where it is gone meanwhile.
+
+    No verdict follows from a failure that never happened; `forewarned` bounds how often a run is stopped so.
+    """
+    follows = None if last.diagnosis is None else _after_failure(run, last, last.diagnosis)
+    if isinstance(follows, Launch):
+        return follows
+    return _again(last, "no remedy is left for the failure that is expected; relaunched with the same knobs")
 
 
 def _hung_before(run: Run) -> bool:

@@ -92,7 +92,7 @@ def measures(view: Outlook, diagnosis: Diagnosis) -> bool:
 
 def trusted(run: Run, diagnosis: Diagnosis) -> bool:
     """Return whether the estimate may still rank the cures of such a failure."""
-    if diagnosis.cause not in MODELLED:
+    if diagnosis.cause not in MODELLED or diagnosis.phase is Phase.RESUME:
         return False
     if diagnosis.cause is Cause.GPU_OOM and diagnosis.phase not in PHASES:
         return False

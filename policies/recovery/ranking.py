@@ -88,7 +88,11 @@ def best(
     acting = _acting(view, present, near.options, diagnosis)
     changes = [new_values(present, k) for k in knobs]
     rungs = _rungs(view, present, diagnosis, started=started)
-    failed = [a for a in view.run.attempts if a.diagnosis is not None and a.diagnosis.cause in MODELLED]
+    failed = [
+        a
+        for a in view.run.attempts
+        if a.diagnosis is not None and a.diagnosis.cause in MODELLED and not a.loading
+    ]
     less = less_than(view, failed, clearly=_CLEARLY)(estimate)
     order = _order(
         np.log(near.times.sure(estimate, knobs, acting)),

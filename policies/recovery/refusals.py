@@ -19,6 +19,7 @@ _START = (Phase.NONE, Phase.INIT, Phase.ROLLOUT_INIT, Phase.DATA)
 # The order in which a step passes its phases.
 _ORDER = (
     *_START,
+    Phase.RESUME,
     Phase.ROLLOUT,
     Phase.LOG_PROB,
     Phase.FORWARD,

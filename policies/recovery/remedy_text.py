@@ -107,13 +107,14 @@ def slows(before_s: float, after_s: float) -> str:
 def _failure(diagnosis: Diagnosis) -> str:
     phase, missing = diagnosis.phase.value, missing_bytes(diagnosis.facts)
     if diagnosis.cause is Cause.HOST_OOM:
-        return f"host memory ran out in {phase}"
+        return f"host memory {'is expected to run' if diagnosis.expected else 'ran'} out in {phase}"
     if diagnosis.cause is Cause.POOL_TOO_SMALL:
         return "the KV cache cannot hold one sequence"
     if missing is None or diagnosis.facts.requested_bytes is None or diagnosis.facts.free_bytes is None:
         return f"{phase} ran out of device memory"
     requested, free = show_gib(diagnosis.facts.requested_bytes), show_gib(diagnosis.facts.free_bytes)
-    return f"{phase} needed {requested} more with {free} free"
+    needs = "is expected to need" if diagnosis.expected else "needed"
+    return f"{phase} {needs} {requested} more with {free} free"
 
 
 def _name(view: Outlook, present: Knobs, changes: dict[str, Setting], diagnosis: Diagnosis) -> str:

@@ -38,6 +38,8 @@ class Rung(Value, frozen=True, kw_only=True):
 
 _GPU = (Cause.GPU_OOM,)
 _ANY_PHASE = tuple(Phase)
+# A load that fails says nothing against the passes: smaller batches, fewer requests and restarts are no cure.
+_TRAINING_ITSELF = tuple(phase for phase in Phase if phase is not Phase.RESUME)
 _ROLLOUTS = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.NONE)  # a failure of unknown phase is most often one
 _SHARED = (Placement.COLOCATED,)
@@ -191,6 +193,12 @@ LADDER: tuple[Rung, ...] = (
         training.tensor_parallel,
     ),
     *_rungs(_GPU, (Phase.CHECKPOINT, Phase.DATA), engine.reduce_mem_fraction, placements=_SHARED),
+    # A checkpoint that is loaded: where its tensors go, and what room is left for them, before anything else.
+    *_rungs(_GPU, (Phase.RESUME,), host.expandable_segments),
+    *_rungs(_GPU, (Phase.RESUME,), training.load_on_host, components=_TRAINING),
+    *_rungs(_GPU, (Phase.RESUME,), training.offload_optimizer, training.offload_params),
+    *_rungs(_GPU, (Phase.RESUME,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(_GPU, (Phase.RESUME,), training.tensor_parallel),
     # Captured graphs beside training, some even while their engine sleeps.
     *_rungs(
         _GPU,
@@ -231,14 +239,16 @@ LADDER: tuple[Rung, ...] = (
     *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.reduce_tokens_per_mb),
     *_rungs((Cause.HOST_OOM,), _ANY_PHASE, host.reduce_host_offload),
     *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer, engine.disk_weight_sync),
-    *_rungs((Cause.HOST_OOM,), _ANY_PHASE, training.reduce_micro_batch, engine.reduce_concurrency),
+    *_rungs((Cause.HOST_OOM,), _TRAINING_ITSELF, training.reduce_micro_batch, engine.reduce_concurrency),
     *_rungs(
         (Cause.SHM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.reduce_host_offload
     ),
     *_rungs((Cause.OBJECT_STORE,), (Phase.WEIGHT_SYNC,), engine.disk_weight_sync, engine.reduce_sync_buffer),
     *_rungs((Cause.OBJECT_STORE,), _ANY_PHASE, engine.reduce_concurrency, host.reduce_workers),
     # Last resorts.
-    *_rungs((Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE), _ANY_PHASE, host.restart_every),
+    *_rungs(
+        (Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE), _TRAINING_ITSELF, host.restart_every
+    ),
     *_rungs(_GPU, _ANY_PHASE, host.capture_snapshot),
 )
 

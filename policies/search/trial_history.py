@@ -10,6 +10,7 @@ from autotune.policies.search import trials
 from autotune.policies.values.events import (
     Accepted,
     Diagnosed,
+    Edited,
     Ended,
     Event,
     History,
@@ -61,7 +62,7 @@ def extended(past: TrialHistory, events: Iterable[Event]) -> TrialHistory:
     last = past.last_attempt
     for event in events:
         match event:
-            case Accepted():
+            case Accepted() | Edited():
                 pass
             case Tried():
                 results.append(event)

@@ -6,6 +6,8 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.observation import Outcome
 from autotune.policies.values.value import Value
 
+FORESEEN = "autotune-forecast"  # the rule of a line that says what is expected
+
 
 class Line(Value, frozen=True, kw_only=True):
     """A line of a log that a rule recognised."""
@@ -70,3 +72,8 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     consequences: int = 0  # further failures that follow from the first
     other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
     streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
+
+    @property
+    def expected(self) -> bool:
+        """Whether the failure was foreseen and has not happened."""
+        return any(line.rule == FORESEEN for line in self.evidence)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from autotune.policies.values.diagnosis import Diagnosis, Finding
+from autotune.policies.values.diagnosis import FORESEEN, Diagnosis, Facts, Finding, Line
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Outcome, Peak
@@ -13,6 +14,9 @@ from autotune.policies.values.priors import Learned
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
+
+HOST = "host"  # the memory of a forecast that is about no phase's device
+SURE = 0.9  # chance from which on a failure is said to be expected, and acted on
 
 
 class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_field="verdict"):
@@ -63,6 +67,7 @@ class EventBase(Value, frozen=True, kw_only=True):
 
     at: str = ""  # UTC, ISO 8601, milliseconds
     attempt: int = 0  # 1-based; 0: the run itself
+    after_s: float | None = None  # in which a driver was at work since the row before; None: by `at`
 
 
 class Policy(StrEnum):
@@ -106,6 +111,7 @@ class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_fie
     peaks: dict[str, Peak] = {}  # phase -> peak since the attempt's last step
     resumed_from: int | None = None
     saved: int | None = None  # step of the attempt's last checkpoint so far
+    loss: float | None = None  # as the log shows it, where it is finite
 
 
 class FailureSeen(EventBase, frozen=True, kw_only=True, tag="failure_seen", tag_field="type"):
@@ -113,6 +119,54 @@ class FailureSeen(EventBase, frozen=True, kw_only=True, tag="failure_seen", tag_
 
     finding: Finding
     witness: str = ""  # why the line is believed, such as "process 1234, which printed it, ended"
+
+
+class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="type"):
+    """A memory that grows from step to step is expected to run out, or no longer."""
+
+    cause: Cause  # gpu-oom | host-oom
+    phase: Phase  # for the host: the one in which it was fullest
+    seen_at: int  # the step after which this was seen
+    holds: bool = True  # False: it is no longer expected
+    step: int | None = None  # at which it is as likely to have run out as not
+    earliest: int | None = None  # 5 % chance that it ran out by then
+    latest: int | None = None  # 95 %, or the last step that was looked at
+    of: int | None = None  # steps of the training
+    chance: float = 0.0  # that it runs out by the last step that was looked at
+    since: int | None = None  # step from which on it grows so
+    used_bytes: int = 0  # the usual step's, now
+    limit_bytes: int = 0
+    per_step_bytes: int = 0  # growth
+    at_end_bytes: int = 0  # what the last step that was looked at would use
+    lengths: bool = False  # it grows with the lengths of the responses
+    component: Component = Component.TRAINER
+    upper_bound: bool = False  # as the driver or an allocator reports it: a cache may be in it
+
+    @property
+    def memory(self) -> str:
+        """Which memory it is about: a phase's, or the host's, in whichever phase that was fullest."""
+        return HOST if self.cause is Cause.HOST_OOM else self.phase.value
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The failure that is expected, as if it had happened."""
+        text = f"expected to run out of memory at step {self.step}, as seen after step {self.seen_at}"
+        on_device = self.cause is Cause.GPU_OOM
+        return Diagnosis(
+            cause=self.cause,
+            phase=self.phase,
+            component=self.component,
+            step=self.step,
+            evidence=(Line(line=0, text=text, rule=FORESEEN),),
+            facts=Facts(
+                requested_bytes=max(0, self.at_end_bytes - self.used_bytes),
+                free_bytes=max(0, self.limit_bytes - self.used_bytes),
+                capacity_bytes=self.limit_bytes,
+            )
+            if on_device
+            else Facts(),
+            confidence=round(self.chance, 3),
+        )
 
 
 class GoalReached(EventBase, frozen=True, kw_only=True, tag="goal_reached", tag_field="type"):
@@ -128,7 +182,7 @@ class GoalReached(EventBase, frozen=True, kw_only=True, tag="goal_reached", tag_
 class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop_requested", tag_field="type"):
     """The attempt is being stopped."""
 
-    by: str  # user | failure | goal | hang
+    by: str  # user | failure | goal | hang | climb | forecast
     reason: str = ""
 
 
@@ -151,6 +205,7 @@ class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field
 
     at: str = ""
     attempt: int = 0
+    after_s: float | None = None
     nearest: str = ""
 
 
@@ -160,6 +215,18 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="ty
     remedy: Remedy | None = None
     reason: str = ""
     not_before_s: float = 0.0
+
+
+class Edited(EventBase, frozen=True, kw_only=True, tag="edited", tag_field="type"):
+    """The user changed the job and goes on: the run's budgets count anew."""
+
+    job: Job
+    profile: Profile
+    cluster: Cluster
+    file: str = ""  # where the changed job stands
+    changes: dict[str, tuple[Any, Any]] = {}  # dotted key of job.yaml -> value before and after
+    knobs: bool = False  # knobs are among them: the next attempt runs as the job is written now
+    forgets: bool = False  # what is trained may be: earlier failures say nothing about it
 
 
 class Finished(EventBase, frozen=True, kw_only=True, tag="finished", tag_field="type"):
@@ -237,11 +304,13 @@ Event: TypeAlias = (
     | Started
     | Progressed
     | FailureSeen
+    | Foreseen
     | GoalReached
     | StopRequested
     | Ended
     | Diagnosed
     | Decided
+    | Edited
     | Tried
     | Finished
 )

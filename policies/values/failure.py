@@ -54,6 +54,7 @@ class Phase(StrEnum):
     """What the job was doing; validation is `rollout`, wake-up of an engine is `weight_sync`."""
 
     INIT = "init"
+    RESUME = "resume"  # a checkpoint is loaded, and only such attempts fail there
     ROLLOUT_INIT = "rollout_init"
     ROLLOUT = "rollout"
     LOG_PROB = "log_prob"  # also critic values, reference, scoring

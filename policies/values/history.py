@@ -9,12 +9,15 @@ import msgspec
 
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
+    SURE,
     Accepted,
     Decided,
     Diagnosed,
+    Edited,
     Ended,
     FailureSeen,
     Finished,
+    Foreseen,
     GoalReached,
     History,
     Progressed,
@@ -23,7 +26,7 @@ from autotune.policies.values.events import (
     Tried,
     Verdict,
 )
-from autotune.policies.values.failure import Cause
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.observation import Cancelled, Lost
 from autotune.policies.values.remedy import Remedy
@@ -31,6 +34,8 @@ from autotune.policies.values.value import Value
 
 # The reason of the `Decided` row that the loop appends when the user goes on with a run.
 RESUMED = "resumed by the user"
+# Who stopped an attempt before the failure that was expected of it.
+FORECAST = "forecast"
 
 
 class Attempt(Value, frozen=True, kw_only=True):
@@ -43,6 +48,7 @@ class Attempt(Value, frozen=True, kw_only=True):
     new_step: bool = False  # completed a step that no attempt before it had
     stopping: str = ""  # by whom a stop was requested
     failure: FailureSeen | None = None
+    foreseen: tuple[Foreseen, ...] = ()  # what is expected of each memory, as it was said last
     goal: GoalReached | None = None
     ended: Ended | None = None
     diagnosis: Diagnosis | None = None
@@ -62,6 +68,26 @@ class Attempt(Value, frozen=True, kw_only=True):
     def out_of_memory(self) -> bool:
         """Whether its configuration failed for want of a memory."""
         return self.diagnosis is not None and self.diagnosis.cause.is_memory
+
+    @property
+    def loading(self) -> bool:
+        """Whether it failed over the checkpoint that it loaded, which says nothing of its steps."""
+        return self.diagnosis is not None and self.diagnosis.phase is Phase.RESUME
+
+    @property
+    def imminent(self) -> Foreseen | None:
+        """The first failure that is surely expected; what a cache may have filled is none."""
+        due = [
+            each
+            for each in self.foreseen
+            if each.holds and not each.upper_bound and each.step is not None and each.chance >= SURE
+        ]
+        return min(due, key=lambda each: each.step or 0, default=None)
+
+    @property
+    def foregone(self) -> bool:
+        """Whether it was stopped in good health, before the failure that was expected of it."""
+        return self.ended is not None and self.ended.outcome == Cancelled(by=FORECAST)
 
     @property
     def interrupted(self) -> bool:
@@ -89,6 +115,7 @@ class Run(Value, frozen=True, kw_only=True):
     finished: Verdict | None = None  # unless resumed since
     elapsed_s: float = 0.0  # in which attempts ran or a relaunch was waited for
     renewed: int = 0
+    edited: bool = False  # the user changed knobs, and nothing has run with them yet
     refused: tuple[Refused, ...] = ()  # changes; their attempts are not among `attempts`
 
     @property
@@ -102,18 +129,20 @@ class Run(Value, frozen=True, kw_only=True):
         return tuple(a for a in self.attempts if a.renewed == self.renewed)
 
 
-def fold(history: History, *, trials: bool = False) -> Run:
+def fold(history: History, *, trials: bool = False) -> Run:  # noqa: C901 - one branch per kind of event
     """Return the history as attempts; raises ValueError where it does not begin with Accepted.
 
     With `trials` those of a search are there too, as far as they show the worst case: where the longest
     sequences were forced, attempts on the job's own lengths are left out.
     """
     accepted = accepted_of(history)
+    edited = saved_before = False
     attempts: list[Attempt] = []
     finished: Verdict | None = None
     decided: Decided | None = None
     renewed = 0
     steps: list[list[Progressed]] = []  # of each attempt
+    furthest: list[int] = []  # step of those before each attempt
     places: dict[int, int] = {}
     left_out = _left_out(history, trials=trials)
     for event in history[1:]:
@@ -126,8 +155,10 @@ def fold(history: History, *, trials: bool = False) -> Run:
                 remedy = decided.remedy if decided is not None else None
                 number = event.attempt or len(attempts) + 1
                 places[number] = len(attempts)
-                saved = any(a.ended is not None and a.ended.saved is not None for a in attempts)
-                saved = saved or any(done.saved is not None for each in steps for done in each)
+                edited, saved = False, saved_before or _saved(attempts, steps)
+                if attempts and attempts[-1].diagnosis is not None and attempts[-1].diagnosis.expected:
+                    # What followed was its cure; that it would have failed is not known.
+                    attempts[-1] = msgspec.structs.replace(attempts[-1], diagnosis=None)
                 attempts.append(
                     Attempt(
                         number=number,
@@ -138,6 +169,7 @@ def fold(history: History, *, trials: bool = False) -> Run:
                     )
                 )
                 steps.append([])
+                furthest.append(max(furthest[-1], attempts[-2].step or 0) if furthest else 0)
                 decided = None
             case Decided():
                 decided = event
@@ -146,14 +178,32 @@ def fold(history: History, *, trials: bool = False) -> Run:
                     renewed += 1
                     if attempts:
                         attempts[-1] = msgspec.structs.replace(attempts[-1], resumed=True)
+            case Edited():
+                finished = decided = None
+                renewed += 1
+                edited = event.knobs
+                if attempts:
+                    attempts[-1] = msgspec.structs.replace(attempts[-1], resumed=True)
+                if event.forgets:
+                    saved_before = saved_before or _saved(attempts, steps)
+                    attempts, steps, furthest, places = [], [], [], {}
             case Finished():
                 finished = event.verdict
-            case Progressed() | FailureSeen() | GoalReached() | StopRequested() | Ended() | Diagnosed():
+            case (
+                Progressed()
+                | FailureSeen()
+                | Foreseen()
+                | GoalReached()
+                | StopRequested()
+                | Ended()
+                | Diagnosed()
+            ):
                 if attempts:
                     place = places.get(event.attempt, len(attempts) - 1)
-                    attempts[place] = _seen(attempts[place], event, attempts[:place])
+                    attempts[place] = _seen(attempts[place], event, furthest[place])
                     if isinstance(event, Progressed):
                         steps[place].append(event)
+                        _raise_after(place, furthest, event.step)
             case _:
                 assert_never(event)
     return Run(
@@ -165,24 +215,37 @@ def fold(history: History, *, trials: bool = False) -> Run:
         finished=finished,
         elapsed_s=elapsed_s(history),
         renewed=renewed,
+        edited=edited and bool(attempts),
     )
 
 
-def elapsed_s(history: History) -> float:
-    """Return the seconds in which attempts ran or a relaunch was waited for, as far as rows have times.
+def _saved(attempts: list[Attempt], steps: list[list[Progressed]]) -> bool:
+    """Return whether any of the attempts wrote a checkpoint."""
+    ended = any(a.ended is not None and a.ended.saved is not None for a in attempts)
+    return ended or any(done.saved is not None for each in steps for done in each)
 
-    What passed without a driver is not among them, unless the attempt went on and another driver found it.
+
+def _raise_after(place: int, furthest: list[int], step: int) -> None:
+    """Take note of a step for the attempts that began later: trials run at the same time."""
+    for later in range(place + 1, len(furthest)):
+        furthest[later] = max(furthest[later], step)
+
+
+def elapsed_s(history: History) -> float:
+    """Return the seconds in which attempts ran or a relaunch was waited for, and a driver was at work.
+
+    Rows that do not say how long that was are measured by their times, as far as they have some.
     """
     total, wait_s, before = 0.0, 0.0, ""
     under_way: set[int] = set()
     for event in history:
-        if event.at and before:
+        passed = event.after_s
+        if passed is None and event.at and before:
             passed = max(0.0, _seconds_between(before, event.at))
-            if not under_way:
-                passed = min(passed, wait_s)
-            elif isinstance(event, Ended) and event.unwatched:
+            if under_way and isinstance(event, Ended) and event.unwatched:
                 passed = 0.0
-            total += passed
+        if passed is not None:
+            total += passed if under_way else min(passed, wait_s)
         before = event.at or before
         match event:
             case Started():
@@ -199,6 +262,12 @@ def elapsed_s(history: History) -> float:
     return total
 
 
+def unended(history: History) -> tuple[int, ...]:
+    """Return the attempts that have begun and whose end is not on record."""
+    ended = {e.attempt for e in history if isinstance(e, Ended)}
+    return tuple(e.attempt for e in history if isinstance(e, Started) and e.attempt not in ended)
+
+
 def _left_out(history: History, *, trials: bool) -> set[int]:
     """Return the attempts that are not looked at: a launch decides without a search's trials."""
     begun = [e for e in history if isinstance(e, Started) and e.trial is not None]
@@ -207,12 +276,18 @@ def _left_out(history: History, *, trials: bool) -> set[int]:
 
 
 def accepted_of(history: History) -> Accepted:
-    """Return the one row that a history begins with; raises ValueError for any other history."""
+    """Return the row that a history begins with, its job as the user changed it since.
+
+    Raises ValueError where there is none, or a second one.
+    """
     if not history or not isinstance(history[0], Accepted):
         raise ValueError("a history begins with Accepted")
     if any(isinstance(event, Accepted) for event in history[1:]):
         raise ValueError("a history has one Accepted")
-    return history[0]
+    edit = next((event for event in reversed(history) if isinstance(event, Edited)), None)
+    if edit is None:
+        return history[0]
+    return msgspec.structs.replace(history[0], job=edit.job, profile=edit.profile, cluster=edit.cluster)
 
 
 def plain(diagnosis: Diagnosis) -> Diagnosis:
@@ -222,25 +297,29 @@ def plain(diagnosis: Diagnosis) -> Diagnosis:
 
 def _seen(
     attempt: Attempt,
-    event: Progressed | FailureSeen | GoalReached | StopRequested | Ended | Diagnosed,
-    earlier: list[Attempt],
+    event: Progressed | FailureSeen | Foreseen | GoalReached | StopRequested | Ended | Diagnosed,
+    furthest: int,
 ) -> Attempt:
     match event:
         case Progressed():
-            best = max((a.step for a in earlier if a.step is not None), default=0)
             return msgspec.structs.replace(
                 attempt,
                 step=max(event.step, attempt.step or 0),
-                new_step=attempt.new_step or event.step > best,
+                new_step=attempt.new_step or event.step > furthest,
             )
         case FailureSeen():
             return attempt if attempt.failure else msgspec.structs.replace(attempt, failure=event)
+        case Foreseen():
+            others = (each for each in attempt.foreseen if each.memory != event.memory)
+            return msgspec.structs.replace(attempt, foreseen=(*others, event))
         case GoalReached():
             return msgspec.structs.replace(attempt, goal=event)
         case StopRequested():
             return attempt if attempt.stopping else msgspec.structs.replace(attempt, stopping=event.by)
         case Ended():
-            return msgspec.structs.replace(attempt, ended=event)
+            ahead = attempt.imminent if event.outcome == Cancelled(by=FORECAST) else None
+            expected = attempt.diagnosis if ahead is None else ahead.diagnosis
+            return msgspec.structs.replace(attempt, ended=event, diagnosis=expected)
         case Diagnosed():
             return msgspec.structs.replace(attempt, diagnosis=plain(event))
     assert_never(event)

@@ -18,6 +18,7 @@ class ClusterSpec(Value, frozen=True, kw_only=True):
     gpus_per_node: int | None = None  # None: as many as the cluster reports
     gpu_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
+    gpu: str | None = None  # a name of the table of cards, for what is decided away from the cluster
 
 
 class Then(StrEnum):
@@ -43,6 +44,14 @@ class Preflight(StrEnum):
     OFF = "off"
 
 
+class Forecasting(StrEnum):
+    """What is done about memory that grows from step to step."""
+
+    OFF = "off"
+    TELL = "tell"
+    ACT = "act"
+
+
 # What `save_every: auto` means: the rarer of the two.
 SAVE_STEPS, SAVE_S = 10, 1200
 
@@ -64,6 +73,7 @@ class Recovery(Value, frozen=True, kw_only=True):
     deny: tuple[str, ...] = ()  # remedy or knob names
     preflight: Preflight = Preflight.APPLY
     climb: bool = False
+    forecast: Forecasting = Forecasting.TELL
     save_every: int | None = None  # steps; None: auto
     duration_s: float | None = None
 
@@ -85,6 +95,9 @@ class Job(Value, frozen=True, kw_only=True):
 
     name: str
     framework: str
+    framework_version: str | None = None  # written, or found where the framework is installed
+    version_from: str = ""  # where `framework_version` was found, in words; empty where the job names it
+    notes: tuple[str, ...] = ()  # what the user should know of the job as it was read
     command: tuple[str, ...] = ()
     python: str | None = None
     settings: dict[str, Any] = {}
@@ -95,6 +108,8 @@ class Job(Value, frozen=True, kw_only=True):
     document: dict[str, Any] = {}  # what the file `config` holds
     cluster: ClusterSpec = ClusterSpec()
     env: dict[str, str] = {}
+    log_limit_bytes: int = 1 << 30  # on disk, of the logs of all attempts of a run
+    variables: dict[str, str] = {}  # the values that `{env: NAME}` stood for; never recorded
     workdir: str = "."  # absolute once parsed
     resume: bool = False
     lengths: MeanLengths = MeanLengths()

@@ -234,7 +234,7 @@ ROWS: tuple[Knob, ...] = (
         name="memory_efficient_load",
         unit=Unit.SWITCH,
         part=Part.TRAINER,
-        phases=(Phase.INIT,),
+        phases=(Phase.INIT, Phase.RESUME),
         saves=_TO_HOST,
         searched=False,
     ),

@@ -86,6 +86,7 @@ class Layout(Value, frozen=True, kw_only=True):
     ranks: int = 1  # devices of the trainer
     shards: int = 1  # ranks over which FSDP or a distributed optimizer spreads one copy of the state
     pipeline_parallel: int = 1
+    pipeline_chunks: int = 1  # of layers, into which a stage is cut where stages are interleaved
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
     expert_shards: int = 0  # ranks over which a distributed optimizer spreads the experts; 0: as all else
@@ -117,6 +118,7 @@ class Layout(Value, frozen=True, kw_only=True):
     sequence_parallel: bool = (
         True  # FSDP: tensor parallelism splits the residual stream too (AReaL, torchtitan)
     )
+    expandable_segments: bool = False  # the framework switches them on for the trainer by itself
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     parameters_stay_offloaded: bool = False  # offloaded weights are gathered layer by layer in a pass
@@ -135,6 +137,7 @@ class Layout(Value, frozen=True, kw_only=True):
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
+    gathers_whole: bool = False  # a weight sync first gathers the whole model on every device
     loads_whole: bool = False  # every device builds the whole model before it is sharded
     sequences: int = 0  # samples of one step, over all ranks
     mini_batch: int = 0  # samples of one update of the weights, over all ranks; 0: all of a step

@@ -84,6 +84,12 @@ class StepTokens(Value, frozen=True, kw_only=True, tag="step_tokens", tag_field=
     tokens: float
 
 
+class UpdateDone(Value, frozen=True, kw_only=True, tag="update_done", tag_field="kind"):
+    """A marker: one update of the weights in the step in progress is complete."""
+
+    loss: float
+
+
 class Resumed(Value, frozen=True, kw_only=True, tag="resumed", tag_field="kind"):
     """A marker: the job continues a checkpoint written after `step`."""
 
@@ -102,7 +108,9 @@ class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_fi
     step: int
 
 
-Marker: TypeAlias = PhaseStarted | PhaseEnded | StepDone | StepTokens | Resumed | Saved | TrainingDone
+Marker: TypeAlias = (
+    PhaseStarted | PhaseEnded | StepDone | StepTokens | UpdateDone | Resumed | Saved | TrainingDone
+)
 
 
 class Completed(Value, frozen=True, kw_only=True, tag="completed", tag_field="outcome"):
@@ -133,7 +141,7 @@ class Lost(Value, frozen=True, kw_only=True, tag="lost", tag_field="outcome"):
 class Cancelled(Value, frozen=True, kw_only=True, tag="cancelled", tag_field="outcome"):
     """We or the user stopped the job; a failure seen before the stop decides what follows."""
 
-    by: str  # user | failure | goal
+    by: str  # user | failure | goal | climb | forecast
 
 
 Outcome: TypeAlias = Completed | Crashed | Hung | Lost | Cancelled

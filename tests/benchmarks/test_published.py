@@ -121,3 +121,13 @@ def test_published_lengths_have_sources():
     for row in rows:
         assert row["source"].startswith("https://")
         assert row["mean_response"] is None or row["mean_response"] <= (row["max_response"] or 1e9)
+
+
+def test_a_part_of_the_estimate_can_be_taken_out(two, capsys):
+    main(["--cases", str(two), "--all"])
+    whole = capsys.readouterr().out
+    for part in ("fragmentation", "kinds"):
+        main(["--cases", str(two), "--all", "--ablate", part])
+        assert capsys.readouterr().out != whole
+    main(["--cases", str(two), "--all"])
+    assert capsys.readouterr().out == whole

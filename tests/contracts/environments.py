@@ -61,7 +61,9 @@ def _digest(requirements: Path) -> str:
 def _build(folder: Path, requirements: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    # A package is read, not run: its settings are the same where it asks for a newer Python.
     install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+    install.append("--ignore-requires-python")
     install += ["--disable-pip-version-check", "-r", str(requirements)]
     if subprocess.run(install, check=False).returncode != 0:
         subprocess.run([*install, "--extra-index-url", _TORCH_INDEX], check=True)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import ast
-import fcntl
 import functools
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 from typing import NamedTuple
 
-from tests.contracts.environments import cache
-
-_PYTHON = "3.12"  # of the wheels, which hold the same Python text for all versions
+from tests.contracts.wheels import wheel
 
 
 class Arguments(NamedTuple):
@@ -29,12 +23,12 @@ def arguments(version: str) -> Arguments:
     fields: set[str] = set()
     hidden: set[str] = set()
     flags: set[str] = set()
-    with zipfile.ZipFile(_wheel(version)) as wheel:
-        for name in wheel.namelist():
+    with zipfile.ZipFile(wheel("sglang", version)) as archive:
+        for name in archive.namelist():
             groups = name.startswith("sglang/srt/arg_groups/") and name.endswith(".py")
             if not groups and name != "sglang/srt/server_args.py":
                 continue
-            for node in ast.walk(ast.parse(wheel.read(name))):
+            for node in ast.walk(ast.parse(archive.read(name))):
                 if isinstance(node, ast.ClassDef) and (node.name == "ServerArgs" or "/fields/" in name):
                     found = [s for s in node.body if isinstance(s, ast.AnnAssign)]
                     fields |= {ast.unparse(s.target) for s in found}
@@ -46,17 +40,3 @@ def arguments(version: str) -> Arguments:
                     flags |= {word[2:] for word in ast.literal_eval(node.value) if word.startswith("--")}
     flags |= {name.replace("_", "-") for name in fields - hidden}
     return Arguments(fields=frozenset(fields), flags=frozenset(flags))
-
-
-def _wheel(version: str) -> Path:
-    folder = cache() / f"sglang-{version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not list(folder.glob("sglang-*.whl")):
-            download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            download += ["--disable-pip-version-check", "--python-version", _PYTHON]
-            download += ["--only-binary=:all:", "--dest", str(folder), f"sglang=={version}"]
-            subprocess.run(download, check=True)
-    (wheel,) = folder.glob("sglang-*.whl")
-    return wheel

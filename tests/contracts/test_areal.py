@@ -236,3 +236,13 @@ def test_a_steps_tokens_are_those_that_its_update_packed():
     found = [marker for line in done.stdout.splitlines() if (marker := FRAMEWORK.marker(line)) is not None]
     total = sum(prompt + response for rank in lengths for prompt, response in rank)
     assert found == [StepDone(step=21, of=290), StepTokens(tokens=total)]
+
+
+def test_megatrons_checkpoints_need_the_distributed_optimizer() -> None:
+    package = next((environment("areal").parents[1] / "lib").glob("python*/site-packages/areal"))
+    checkpointer = (package / "engine/megatron_utils/checkpointer.py").read_text()
+    assert "assert self.use_distributed_optimizer" in checkpointer
+    engine = (package / "engine/megatron_engine.py").read_text()
+    assert (
+        "if not self.config.use_lora:\n            self.checkpointer = MegatronCheckpointManager(" in engine
+    )

@@ -27,6 +27,7 @@ VERSIONS = {
     "areal": "0.5.10.post1",
     "slime": "0.5.15.post1",
     "relax": "0.5.9",
+    "miles": "0.5.16",
 }
 # How a framework's own settings name an argument of its engine, where they hand it on.
 NAMED = {
@@ -34,6 +35,7 @@ NAMED = {
     "areal": re.compile(r"sglang\.(\w+)"),
     "slime": re.compile(r"-*sglang-(?!server-concurrency|config|router-)([\w-]+)"),
     "relax": re.compile(r"-*sglang-(?!server-concurrency|config|router-)([\w-]+)"),
+    "miles": re.compile(r"-*sglang-(?!server-concurrency|config|router-)([\w-]+)"),
 }
 CONFIGS = Path(__file__).parents[2] / "configs"
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
@@ -82,7 +84,7 @@ def test_an_adapter_writes_only_what_its_sglang_takes(name) -> None:
     assert seen or not jobs(framework) or name == "verl"
 
 
-@pytest.mark.parametrize("name", ["slime", "relax"])
+@pytest.mark.parametrize("name", ["slime", "relax", "miles"])
 def test_the_names_of_an_engines_flags_are_those_of_its_version(name) -> None:
     framework = FRAMEWORKS[name]
     assert isinstance(framework, MegatronRl)

@@ -1,7 +1,8 @@
-"""Every flag that a remedy, preset or example job of slime or Relax produces is one that they really take.
+"""Every flag that a remedy, preset or example job of slime, Relax or miles produces is one that they take.
 
-The lists under `facts/` were read from the code of both at the versions they name. The real parsers ignore an
-unknown flag; the one built here refuses it.
+The lists under `facts/` were read from their code at the versions they name, miles's by
+`benchmarks.facts.argparse_flags`. The real parsers of slime and Relax ignore an unknown flag; the one built
+here refuses it, as that of miles does.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from autotune.launchers.frameworks.core.flags import arguments, bare, from_words
+from autotune.launchers.frameworks.dialects.flags import arguments, bare, from_words
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, RELAX, SLIME, job
+from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, MILES, RELAX, SLIME, job
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of
 
@@ -38,7 +39,7 @@ TYPES = {
 }
 COUNTED = {**COLOCATED, "use-dynamic-batch-size": False, "max-tokens-per-gpu": None, "micro-batch-size": 4}
 ASYNCHRONOUS = {**APART, "fully-async": True}
-FRAMEWORKS = (SLIME, RELAX)
+FRAMEWORKS = (SLIME, RELAX, MILES)
 
 
 class Refusing(argparse.ArgumentParser):
@@ -75,7 +76,7 @@ def parser(framework: MegatronRl) -> Refusing:
 def produced(framework: MegatronRl) -> Iterator[Any]:
     """Yield what every value of every knob makes of several jobs, under the knob's name."""
     jobs = {"colocated": COLOCATED, "apart": APART, "counted": COUNTED}
-    if framework is RELAX:
+    if framework in (RELAX, MILES):
         jobs["asynchronous"] = ASYNCHRONOUS
     for label, settings in jobs.items():
         written = job(framework, {name: value for name, value in settings.items() if value is not None})
@@ -110,11 +111,13 @@ def attempts(written: Job, framework: MegatronRl) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    "path", sorted([*CONFIGS.glob("slime*.yaml"), *CONFIGS.glob("relax*.yaml")]), ids=lambda path: path.stem
+    "path",
+    sorted(path for each in FRAMEWORKS for path in CONFIGS.glob(f"{each.name}*.yaml")),
+    ids=lambda path: path.stem,
 )
 def test_the_commands_of_example_jobs_hold_known_flags_with_values_that_fit(path) -> None:
     written = parse(path.read_text())
-    framework = SLIME if written.framework == "slime" else RELAX
+    framework = next(each for each in FRAMEWORKS if each.name == written.framework)
     for argv in attempts(written, framework):
         known, _ = parser(framework).parse_known_args(argv)
         assert known.save is None or known.save_interval is not None

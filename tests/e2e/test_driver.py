@@ -43,14 +43,14 @@ class Head:
         self.url = f"http://127.0.0.1:{dashboard}"
         self.env = {**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
-    def autotune(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def autotune(self, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "autotune.orchestrator.cli", *arguments],
             cwd=self.folder,
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=timeout_s,
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:

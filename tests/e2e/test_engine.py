@@ -19,6 +19,7 @@ from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import EngineOptions
 from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure, parse_line
+from autotune.launchers.builtin.transfer import handles
 
 pytestmark = [
     pytest.mark.e2e,
@@ -159,6 +160,21 @@ def test_samples_repeat_and_weights_arrive(logs, models, options) -> None:
     updated = generate(actor, asked, seeds=seeds, tokens=12)
     assert gap(models[1], asked[0], updated[0]) < 1e-4 < gap(models[0], asked[0], updated[0])
 
+    # What a colocated job asks of its engine. Here nothing pauses memory, and host memory is what is shared.
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    tensors = list(load_file(models[0] / "model.safetensors").items())
+    ray.get(actor.sleep.remote(step=2))
+    ray.get(actor.wake.remote("weights", step=2))
+    ray.get(actor.begin_update.remote(step=2))
+    for start in range(0, len(tensors), 8):
+        ray.get(actor.borrow.remote(handles.of(tensors[start : start + 8]), step=2))
+    ray.get(actor.end_update.remote(step=2))
+    ray.get(actor.wake.remote("kv_cache", step=2))
+    borrowed = generate(actor, asked, seeds=seeds, tokens=12)
+    assert [completion.tokens for completion in borrowed] == [completion.tokens for completion in first]
+
+    ray.get(actor.update_from_disk.remote(str(models[1]), step=2))
+    assert gap(models[1], asked[0], generate(actor, asked, seeds=seeds, tokens=12)[0]) < 1e-4
     ray.get(actor.update_from_disk.remote(str(models[0]), step=1))
     back = generate(actor, asked, seeds=seeds, tokens=12)
     assert [completion.tokens for completion in back] == [completion.tokens for completion in first]

@@ -93,7 +93,7 @@ def test_a_wheel_adds_one_top_level_name_with_code_and_data(wheel: Path) -> None
         f"autotune/{path.relative_to(ROOT)}"
         for top in ("configs", "launchers", "orchestrator", "policies")
         for path in (ROOT / top).rglob("*")
-        if path.suffix in (".py", ".yaml", ".toml", ".json", ".html", ".sh")
+        if path.suffix in (".py", ".yaml", ".toml", ".json", ".html", ".css", ".js", ".sh")
         and "__pycache__" not in path.parts
     }
     assert sources <= set(names)

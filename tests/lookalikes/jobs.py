@@ -27,6 +27,18 @@ _VERL = {
     "trainer.val_before_train": False,
     "trainer.logger": ["console"],
 }
+_SKYRL = {
+    "trainer.policy.model.path": "Qwen/Qwen2.5-7B-Instruct",
+    "trainer.placement.policy_num_gpus_per_node": 8,
+    "trainer.placement.ref_num_gpus_per_node": 8,
+    "trainer.max_prompt_length": _LONGEST["prompt"],
+    "generator.sampling_params.max_generate_length": _LONGEST["response"],
+    "generator.inference_engine.num_engines": 8,
+    "generator.inference_engine.gpu_memory_utilization": 0.7,
+    "trainer.max_tokens_per_microbatch": 16384,
+    "trainer.max_training_steps": 6,
+    "trainer.logger": "console",
+}
 _FLAGS = {
     "num-layers": 28,
     "num-attention-heads": 28,
@@ -48,6 +60,26 @@ _FLAGS = {
     "use-dynamic-batch-size": True,
     "max-tokens-per-gpu": 16384,
     "sglang-mem-fraction-static": 0.7,
+}
+_OPENRLHF = {
+    "actor.model_name_or_path": "Qwen/Qwen2.5-7B-Instruct",
+    "actor.num_gpus_per_node": 8,
+    "train.agent_func_path": "agent.py",
+    "algo.advantage.estimator": "reinforce_baseline",
+    "data.prompt_dataset": "prompts",
+    "data.max_len": 2048,
+    "data.max_samples": 192,
+    "rollout.max_new_tokens": _LONGEST["response"],
+    "rollout.batch_size": 32,
+    "rollout.n_samples_per_prompt": 8,
+    "train.batch_size": 256,
+    "train.dynamic_batch_enable": True,
+    "train.max_tokens_per_gpu": 16384,
+    "train.colocate_all": True,
+    "actor.gradient_checkpointing_enable": True,
+    "vllm.num_engines": 8,
+    "vllm.gpu_memory_utilization": 0.7,
+    "vllm.enable_sleep": True,
 }
 _COMMAND = {
     "tokens_per_microbatch": 16384,
@@ -73,15 +105,22 @@ _PROGRAMS = {
     "areal": ["tests.lookalikes.areal_script"],
     "relax": ["tests.lookalikes.relax_train"],
     "slime": ["tests.lookalikes.slime_train"],
+    "skyrl": ["tests.lookalikes.skyrl_main"],
+    "miles": ["tests.lookalikes.miles_train"],
+    "openrlhf": ["tests.lookalikes.openrlhf_train"],
     "command": ["tests.lookalikes.any_script", *_SCRIPT_WORDS],
 }
 FRAMEWORKS = tuple(_PROGRAMS)
+OF_DATA_FILES = ("skyrl",)  # they differ in files that launchers/frameworks/tabular reads
 # What makes each training pass, or the engine's start, fail as the job is written.
 _TOO_MANY = {
     "verl": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 40960},
     "areal": {"actor.mb_spec.max_tokens_per_mb": 40960},
     "relax": {"max-tokens-per-gpu": 40960},
     "slime": {"max-tokens-per-gpu": 40960},
+    "skyrl": {"trainer.max_tokens_per_microbatch": 40960},
+    "miles": {"max-tokens-per-gpu": 40960},
+    "openrlhf": {"train.max_tokens_per_gpu": 40960},
     "command": {"tokens_per_microbatch": 40960},
 }
 _TOO_SMALL = {
@@ -89,6 +128,9 @@ _TOO_SMALL = {
     "areal": {"sglang.mem_fraction_static": 0.1},
     "relax": {"sglang-mem-fraction-static": 0.1},
     "slime": {"sglang-mem-fraction-static": 0.1},
+    "skyrl": {"generator.inference_engine.gpu_memory_utilization": 0.1},
+    "miles": {"sglang-mem-fraction-static": 0.1},
+    "openrlhf": {"vllm.gpu_memory_utilization": 0.1},
     "command": {"memory_fraction": 0.1},
 }
 
@@ -121,7 +163,14 @@ def written(
     **fields: Any,
 ) -> Path:
     """Write a job for a framework's look-alike and return its file."""
-    own: dict[str, Any] = {"verl": _VERL, "areal": {}, "command": _COMMAND}.get(framework, _FLAGS)
+    others: dict[str, dict[str, Any]] = {
+        "verl": _VERL,
+        "areal": {},
+        "openrlhf": _OPENRLHF,
+        "skyrl": _SKYRL,
+        "command": _COMMAND,
+    }
+    own = others.get(framework, _FLAGS)
     job: dict[str, Any] = {
         "name": framework,
         "framework": framework,
@@ -134,8 +183,10 @@ def written(
     }
     if framework == "areal":
         job["config"] = _areal(folder)
-    if framework in ("relax", "slime"):
+    if own is _FLAGS:
         job["settings"] = {"save": str(folder / "checkpoints"), **job["settings"]}
+    if framework == "openrlhf":
+        job["settings"] = {"ckpt.path": str(folder / "checkpoints"), **job["settings"]}
     for name, value in fields.items():
         job[name] = {**job[name], **value} if isinstance(job.get(name), dict) else value
     file = folder / "job.yaml"

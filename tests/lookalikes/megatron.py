@@ -1,4 +1,4 @@
-"""What the look-alikes of Relax and slime share: flags in, the lines of Megatron and SGLang out."""
+"""What the look-alikes of Relax, slime and miles share: flags in, the lines of Megatron and SGLang out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FRAMES = {
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """Return the flags that matter here; like the real ones, the parser passes over all others."""
+    """Return the flags that matter here; like most of the real ones, the parser passes over all others."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("num-rollout", "save-interval", "max-tokens-per-gpu", "log-probs-max-tokens-per-gpu"):
         parser.add_argument(f"--{name}", type=int)
@@ -72,7 +72,7 @@ def setup_of(flags: argparse.Namespace, *, score_tokens: int) -> Setup:
 
 
 class Trainer:
-    """The lines and checkpoints that both have; `source` and `stamp` are where they differ."""
+    """The lines and checkpoints that all have; `source` and `stamp` are where they differ."""
 
     package = "slime"
     actor, model = "megatron_utils/actor.py", "megatron_utils/model.py"

@@ -24,8 +24,8 @@ class Slime(Trainer):
         for timer in ("log_probs", "actor_train")[: 1 + (short.phase == "backward")]:
             self.info("timer.py:24", f"Timer {timer} start")
         say("Traceback (most recent call last):")
-        say('  File "/root/slime/train.py", line 112, in <module>')
-        say('  File "/root/slime/train.py", line 75, in train')
+        say(f'  File "/root/{self.package}/train.py", line 112, in <module>')
+        say(f'  File "/root/{self.package}/train.py", line 75, in train')
         say(f"ray.exceptions.{self.task()}")
         for line in self.frames(short):
             say(line)

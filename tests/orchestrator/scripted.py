@@ -32,12 +32,16 @@ goal: {steps: 3}
 
 
 class Hands:
-    """A clock whose hands move when somebody sleeps."""
+    """A clock whose hands move when somebody sleeps, and whose wall clock somebody may set."""
 
     def __init__(self, at: float = 1_800_000_000.0) -> None:
         self.at = at
+        self.set_by = 0.0
 
     def now(self) -> float:
+        return self.at + self.set_by
+
+    def monotonic(self) -> float:
         return self.at
 
     def sleep(self, seconds: float) -> None:
@@ -107,11 +111,13 @@ class World:
     lives: dict[int, Life] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     swept: int = 0
+    unknown: str = ""  # which nodes a drain could not ask
     kill_at: int | None = None
     ticks: int = 0
     held: str = ""
     gpus: int = 0
     unreachable: str = ""
+    address: str = "local"
     at_once: int = 1  # attempts that may run at the same time
     most_at_once: int = 0
     draining: Callable[[int], None] = lambda _: None  # called with an attempt whose memory is awaited
@@ -132,7 +138,7 @@ class Place:
 
     def cluster(self) -> Cluster:
         return Cluster(
-            address="local",
+            address=self.world.address,
             nodes=1,
             gpus_per_node=self.world.gpus,
             gpu_memory_bytes=0,
@@ -177,14 +183,14 @@ class Attempt:
         self.read = self.sampled = 0
 
     def poll(self) -> Observed:
-        life = self.life
+        life, notes = self.life, tuple[str, ...]()
         if life.running and life.script:
             piece = life.script.pop(0)
             if isinstance(piece, str):
                 piece = Observed(chunks=(Chunk(source="", data=piece.encode()),))
             life.written += piece.chunks
             life.samples += piece.samples
-            life.lost = piece.lost
+            life.lost, notes = piece.lost, piece.notes
             for chunk in piece.chunks:
                 for line in chunk.data.decode().splitlines():
                     if line.startswith("builtin: checkpoint step="):
@@ -194,7 +200,7 @@ class Attempt:
         chunks, self.read = tuple(life.written[self.read :]), len(life.written)
         samples, self.sampled = tuple(life.samples[self.sampled :]), len(life.samples)
         ended = None if life.running else life.exit or Exit(signal=15)
-        return Observed(chunks=chunks, samples=samples, exit=ended, lost=life.lost)
+        return Observed(chunks=chunks, samples=samples, exit=ended, lost=life.lost, notes=notes)
 
     def stop(self, *, grace_s: float) -> float:
         self.world.tick()
@@ -208,7 +214,9 @@ class Attempt:
         self.world.tick()
         assert not self.life.running, "drained while running"
         self.world.draining(self.number)
-        return Drain(clear=not self.world.held, seconds=0.2, held=self.world.held)
+        world = self.world
+        clear = not (world.held or world.unknown)
+        return Drain(clear=clear, seconds=0.2, held=world.held, unknown=world.unknown)
 
     def release(self) -> None:
         self.world.tick()

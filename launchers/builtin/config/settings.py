@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     clip_low: Share = 0.2
     clip_high: PositiveReal = 0.28
     kl_coef: NonNegativeReal = 0.0
+    updates_per_rollout: Positive = 1  # each of a part of its sequences; clips act from the second on
     ranks: Positive = 1
     engines: Positive = 1
     engine: Literal["sglang", "light", "replay"] = "sglang"
@@ -70,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sync_mode: Literal["memory", "disk", "none"] = "memory"
     sync_buffer: Positive = 64 << 20
     sharding: Literal["fsdp2"] = "fsdp2"
+    placement: Literal["auto", "separate", "colocated"] = "auto"  # auto: see config/placement.py
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trainer's passes; auto: bf16 on a card
     dataloader_workers: NonNegative = 0
     allocator: Literal["default", "expandable"] = "default"
 
@@ -134,9 +137,15 @@ def impossible(settings: Settings) -> list[ConfigError]:
     if settings.prompts * settings.samples < settings.ranks:
         what = f"{settings.ranks} ranks for {settings.prompts * settings.samples} sequences a step"
         errors.append(ConfigError("ranks", what, "use fewer ranks or more prompts"))
+    elif settings.prompts * settings.samples // settings.updates_per_rollout < settings.ranks:
+        what = f"{settings.updates_per_rollout} updates of {settings.prompts * settings.samples} sequences"
+        hint = "use fewer, so that every rank has a sequence of each"
+        errors.append(ConfigError("updates_per_rollout", what, hint))
     if settings.prompts < settings.engines:
         what = f"{settings.engines} engines for {settings.prompts} prompts a step"
         errors.append(ConfigError("engines", what, "use fewer engines or more prompts"))
+    if settings.placement == "colocated":
+        errors += not_colocated(settings)
     if settings.model is None:
         errors += [ConfigError("model_shape", what, hint) for what, hint in settings.model_shape.errors()]
     if settings.engine == "replay" and settings.replay_path is None:
@@ -144,6 +153,20 @@ def impossible(settings: Settings) -> list[ConfigError]:
     if settings.checkpoint_dir is None and settings.save_every > 0:
         what = f"missing although save_every is {settings.save_every}"
         errors.append(ConfigError("checkpoint_dir", what, "name a folder, or set save_every: 0"))
+    return errors
+
+
+def not_colocated(settings: Settings) -> list[ConfigError]:
+    """Return what keeps a trainer and an engine from taking turns on one card."""
+    wanted = {"engine": "sglang", "ranks": 1, "engines": 1, "allocator": "default"}
+    errors = [
+        ConfigError(key, f"{getattr(settings, key)} with placement: colocated", f"use {value}")
+        for key, value in wanted.items()
+        if getattr(settings, key) != value
+    ]
+    if settings.sync_mode == "none":
+        what = "none with placement: colocated, whose engine gives its weights back after every rollout"
+        errors.append(ConfigError("sync_mode", what, "use memory or disk"))
     return errors
 
 

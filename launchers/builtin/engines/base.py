@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import torch
 
 EngineKind = Literal["sglang", "light"]
+Part = Literal["weights", "kv_cache"]  # SGLang's names
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +24,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     seed: int = 0
     dtype: str = "float32"
+    sleeps: bool = False  # it gives its memory of the card back between rollouts
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,18 @@ class Engine(Protocol):
         self, prompts: list[list[int]], *, seeds: list[int], **sampling: Unpack[Sampling]
     ) -> list[Completion]:
         """Return one response per prompt; equal seeds and weights give equal tokens."""
+
+    def sleep(self) -> None:
+        """Give weights and token pool back to the card; neither keeps its content."""
+        return
+
+    def wake(self, part: Part) -> None:
+        """Take the memory of one part again: the weights, to be loaded anew, then the pool."""
+        return
+
+    def borrow(self, handles: bytes) -> None:
+        """Load some of the model's tensors from where another process of this card has them."""
+        return
 
     def begin_update(self) -> None:
         """Open a transfer of weights through memory."""

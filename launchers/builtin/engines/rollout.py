@@ -13,6 +13,7 @@ from autotune.launchers.builtin.engines.base import (
     EngineKind,
     EngineMemory,
     EngineOptions,
+    Part,
     Sampling,
 )
 from autotune.launchers.builtin.process.records import PhaseFailure, describe, report
@@ -44,6 +45,21 @@ class RolloutActor:
         """Return one response per prompt."""
         with self._reporting("rollout", step=step):
             return self._engine.generate(prompts, seeds=seeds, **sampling)
+
+    def sleep(self, *, step: int = 0) -> None:
+        """Give weights and token pool back to the card."""
+        with self._reporting("rollout", step=step):
+            self._engine.sleep()
+
+    def wake(self, part: Part, *, step: int = 0) -> None:
+        """Take the memory of one part again."""
+        with self._reporting("weight_sync", step=step):
+            self._engine.wake(part)
+
+    def borrow(self, handles: bytes, *, step: int = 0) -> None:
+        """Load some of the model's tensors from where another process of this card has them."""
+        with self._reporting("weight_sync", step=step):
+            self._engine.borrow(handles)
 
     def begin_update(self, *, step: int = 0) -> None:
         """Open a transfer of weights through memory."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions, Sampling
+from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions, Part, Sampling
 from autotune.launchers.builtin.engines.board import Board
 from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
@@ -28,6 +28,7 @@ _SAMPLE_S = 0.001
 # A machine's memory is no budget: without one the pool holds this many tokens per request, where the model's
 # own limit is longer. (SGLang would otherwise take a share of all RAM, and touch it.)
 _TOKENS_PER_REQUEST = 4096
+_IDLE_S = 60.0  # for the last batch's results; far more than one takes
 
 
 class SchedulerDied(RuntimeError):  # noqa: N818 - says what happened
@@ -60,6 +61,8 @@ def server_arguments(options: EngineOptions) -> dict[str, Any]:
         "log_level": "info",
         "custom_sigquit_handler": scheduler_died,
     }
+    if options.sleeps:
+        arguments["enable_memory_saver"] = True
     if options.device == "cpu":
         arguments |= {
             "attention_backend": "torch_native",
@@ -117,6 +120,27 @@ class SglangEngine:
             )
         return [_completion(answer) for answer in answers]
 
+    def sleep(self) -> None:
+        """Give weights and token pool back to the card; SGLang insists on a scheduler that is idle."""
+        with self._watching():
+            self._check(self._await(self._engine.tokenizer_manager.flush_cache(timeout_s=_IDLE_S)))
+            self._engine.release_memory_occupation(tags=["kv_cache", "weights"])
+
+    def wake(self, part: Part) -> None:
+        """Take the memory of one part again."""
+        with self._watching():
+            self._engine.resume_memory_occupation(tags=[part])
+
+    def borrow(self, handles: bytes) -> None:
+        """Load one bucket from where the trainer has it, between begin_update and end_update."""
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        # Engine.update_weights_from_tensor would serialise once more what is serialised already.
+        request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[handles], flush_cache=False)
+        with self._watching():
+            manager = self._engine.tokenizer_manager
+            self._check(self._await(manager.update_weights_from_tensor(request, None)))
+
     def begin_update(self) -> None:
         """Open a transfer of weights through memory."""
         with self._watching():
@@ -166,6 +190,9 @@ class SglangEngine:
         """End the engine and all its processes."""
         self._engine.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _await(self, answer: Any) -> Any:
+        return self._engine.loop.run_until_complete(answer)
 
     def _check(self, answer: Any) -> None:
         success, message = _outcome(answer)

@@ -46,6 +46,7 @@ def register() -> None:
         f"{_WEIGHTS}.update_weights_from_tensor": watch.update,
         f"{_WEIGHTS}.update_weights_from_distributed": watch.update,
         f"{_WEIGHTS}.update_weights_from_disk": watch.update_from_disk,
+        f"{_WEIGHTS}.resume_memory_occupation": watch.wake,
     }
     if watch.on_gpu:
         around["sglang.srt.utils.common.get_available_gpu_memory"] = watch.free_card_memory
@@ -137,6 +138,13 @@ class SchedulerWatch:
         used = self._used(device)
         if used > board.read("peak_bytes"):
             board.write("peak_bytes", used)
+        return result
+
+    def wake(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take memory of the card again that a sleeping engine gave back."""
+        self._phase = "weight_sync"
+        result = original(*args, **kwargs)
+        self._phase = "rollout"
         return result
 
     def open_update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -8,8 +8,7 @@ import os
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,41 +16,65 @@ import torch
 
 from autotune.launchers.builtin.process.records import HostMemoryExhausted
 
-# Small tensors cost more in bookkeeping than they free.
-_SMALLEST_OFFLOAD_BYTES = 16 << 10
+# Sizes between a power of two and the next: as many as PyTorch's `roundup_power2_divisions:8`. Sequences of
+# varying lengths then share their blocks, and a block is at most a ninth larger than what was asked for.
+_CLASSES_PER_DOUBLING = 8
 
 
 class HostMemory:
     """An area of host memory in a folder; every mapping's file is unlinked at creation.
 
     SIGKILL therefore leaves nothing behind. Space is allocated before it is mapped, so that exhaustion is an
-    error here and not a SIGBUS at the first touch. Freed blocks are kept for the next request of their size.
+    error here and not a SIGBUS at the first touch. Freed blocks are kept for the next request of their size
+    class, but no more than were once in use at the same time: what it maps never exceeds what was needed.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
+        self._free_bytes = 0
+        self._needed_bytes = 0  # the most that was in use at the same time
         self.mapped_bytes = 0
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return an uninitialised host tensor of the same shape and type, which is never reused."""
-        block = self.take(tensor.numel() * tensor.element_size())
-        return _shaped(block, tensor)
+        return shaped(self._mapped(_whole_pages(tensor.numel() * tensor.element_size())), tensor)
 
     def take(self, size_bytes: int) -> torch.Tensor:
-        """Return a block of bytes, or raise HostMemoryExhausted."""
-        rounded = max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        """Return a block of at least so many bytes, or raise HostMemoryExhausted."""
+        rounded = size_class(size_bytes)
         if self._free[rounded]:
+            self._free_bytes -= rounded
+            self._note()
             return self._free[rounded].pop()
-        try:
-            return self._map(rounded)
-        except HostMemoryExhausted:
-            self._free.clear()
-            return self._map(rounded)
+        return self._mapped(rounded)
 
     def give(self, block: torch.Tensor) -> None:
         """Take a block back that nothing refers to any more."""
         self._free[block.numel()].append(block)
+        self._free_bytes += block.numel()
+
+    def _mapped(self, size_bytes: int) -> torch.Tensor:
+        used = self.mapped_bytes - self._free_bytes
+        self._unmap(beyond=max(self._needed_bytes - size_bytes, used))
+        try:
+            block = self._map(size_bytes)
+        except HostMemoryExhausted:
+            self._unmap(beyond=used)
+            block = self._map(size_bytes)
+        self._note()
+        return block
+
+    def _note(self) -> None:
+        self._needed_bytes = max(self._needed_bytes, self.mapped_bytes - self._free_bytes)
+
+    def _unmap(self, *, beyond: int) -> None:
+        """Give the largest free blocks back to the machine until at most so many bytes are mapped."""
+        for size in sorted(self._free, reverse=True):
+            while self._free[size] and self.mapped_bytes > beyond:
+                self._free[size].pop()
+                self._free_bytes -= size
+                self.mapped_bytes -= size
 
     def _map(self, size_bytes: int) -> torch.Tensor:
         try:
@@ -69,46 +92,15 @@ class HostMemory:
         return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
-class ActivationOffload:
-    """Keeps what autograd saves in host memory between forward and backward."""
-
-    def __init__(self, host: HostMemory) -> None:
-        self._host = host
-
-    @contextmanager
-    def saving(self, *, resident: frozenset[int]) -> Iterator[None]:
-        """Offload what the block saves, except storages at the addresses `resident` (the parameters)."""
-
-        def pack(tensor: torch.Tensor) -> "_Saved | torch.Tensor":
-            size = tensor.numel() * tensor.element_size()
-            if size < _SMALLEST_OFFLOAD_BYTES or tensor.untyped_storage().data_ptr() in resident:
-                return tensor
-            block = self._host.take(size)
-            _shaped(block, tensor).copy_(tensor)
-            return _Saved(self._host, block, tensor)
-
-        def unpack(saved: "_Saved | torch.Tensor") -> torch.Tensor:
-            return saved.restored() if isinstance(saved, _Saved) else saved
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            yield
+def size_class(size_bytes: int) -> int:
+    """Return the size of the block that serves a request: whole pages, in eight sizes a doubling."""
+    pages = _whole_pages(size_bytes) // mmap.PAGESIZE
+    step = 1 << max(0, pages.bit_length() - _CLASSES_PER_DOUBLING.bit_length())
+    return -(-pages // step) * step * mmap.PAGESIZE
 
 
-class _Saved:
-    """One saved tensor's bytes; the block returns to the area with the last reference to this."""
-
-    def __init__(self, host: HostMemory, block: torch.Tensor, tensor: torch.Tensor) -> None:
-        self._host = host
-        self._block = block
-        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
-
-    def restored(self) -> torch.Tensor:
-        """Return a copy on the device."""
-        result = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-        return result.copy_(_shaped(self._block, result))
-
-    def __del__(self) -> None:
-        self._host.give(self._block)
+def _whole_pages(size_bytes: int) -> int:
+    return max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 class _Place(NamedTuple):
@@ -172,7 +164,8 @@ def _like(tensor: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
     return DTensor(replacement, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
-def _shaped(block: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shaped(block: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the first bytes of a block as a tensor of the shape and type of `like`."""
     size = like.numel() * like.element_size()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

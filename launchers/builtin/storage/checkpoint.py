@@ -1,5 +1,9 @@
 """Checkpoint folders: written beside their place, made durable, renamed; torn ones do not count.
 
+Each rank writes its own file and makes it durable (`tensor_file`); when all have said so, the main program
+commits: it writes the manifest, makes manifest and folder durable, and renames the folder. A machine that
+stops anywhere in between has the checkpoint before; nothing is removed until the new one is durable.
+
 The ranks write their files through `tensor_file` and not `torch.distributed.checkpoint`, which reports a
 full disk as a RuntimeError without errno (torch 2.13): the failure record could not name the cause.
 """
@@ -28,18 +32,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begin(folder: Path, *, step: int) -> Path:
-    """Return an empty folder for the ranks to write into."""
+    """Return an empty folder for the ranks to write into; what killed runs left unfinished goes."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in created:
+        _sync_folder(path.parent)
+    for left in folder.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(left)
     partial = folder / f"{_PARTIAL}step-{step:06d}"
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    partial.mkdir()
     return partial
 
 
 def commit(partial: Path, *, step: int, position: int, ranks: int, keep: int) -> Path:
-    """Make a written checkpoint the newest one, and remove the oldest beyond `keep`.
+    """Make a written checkpoint the newest one, and remove torn ones and the oldest beyond `keep`.
 
-    Raises FileNotFoundError where a rank's file is missing; the checkpoints before it stay.
+    Raises FileNotFoundError where a rank's file is missing, and FileExistsError where a complete checkpoint
+    has its place; the checkpoints before it stay.
     """
     for rank in range(ranks):
         if not rank_file(partial, rank).is_file():
@@ -48,6 +57,13 @@ def commit(partial: Path, *, step: int, position: int, ranks: int, keep: int) ->
                 "a rank's file is missing; can every node see checkpoint_dir?",
                 str(rank_file(partial, rank)),
             )
+    final = partial.parent / f"step-{step:06d}"
+    if final.exists():
+        if read_manifest(final) is not None:
+            raise FileExistsError(
+                errno.EEXIST, "this step is saved already; does another run use checkpoint_dir?", str(final)
+            )
+        shutil.rmtree(final)
     files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     manifest = Manifest(step=step, position=position, ranks=ranks, files=files)
     with (partial / _MANIFEST).open("wb") as file:
@@ -55,22 +71,18 @@ def commit(partial: Path, *, step: int, position: int, ranks: int, keep: int) ->
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(partial)
-    final = partial.parent / f"step-{step:06d}"
-    if final.exists():
-        shutil.rmtree(final)
     partial.rename(final)
     _sync_folder(final.parent)
-    for old in complete(final.parent)[:-keep]:
-        shutil.rmtree(old)
+    kept = complete(final.parent)[-keep:]
+    for path in _named(final.parent):
+        if path not in (*kept, final):
+            shutil.rmtree(path)
     return final
 
 
 def complete(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted((path for path in named if read_manifest(path)), key=lambda path: int(path.name[5:]))
+    return [path for path in _named(folder) if read_manifest(path)] if folder.is_dir() else []
 
 
 def newest_complete(folder: Path) -> Path | None:
@@ -93,6 +105,11 @@ def read_manifest(path: Path) -> Manifest | None:
 def rank_file(folder: Path, rank: int) -> Path:
     """Return where a rank keeps its part."""
     return folder / f"rank-{rank:05d}.safetensors"
+
+
+def _named(folder: Path) -> list[Path]:
+    found = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,6 +1,59 @@
-"""Splits the sequences of a step into micro-batches."""
+"""Splits the sequences of a step into updates, and those into padded micro-batches."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from autotune.launchers.builtin.data.samples import Sample
+
+
+class Update(NamedTuple):
+    """The samples of one update of the weights."""
+
+    own: range  # this rank's, among all that it has of the step
+    tokens: int  # generated, over all ranks
+
+
+class Batch(NamedTuple):
+    """One padded micro-batch on the device."""
+
+    indices: list[int]
+    tokens: torch.Tensor
+    responses: torch.Tensor  # which tokens were generated
+    weight: float  # 0 for a rank that only keeps step with the others
+
+
+def updates(
+    samples: Sequence[Sample], *, count: int, rank: int, ranks: int
+) -> tuple[list[Sample], list[Update]]:
+    """Return a rank's share of a step's samples, and the updates that they are for, in their own order."""
+    share: list[Sample] = []
+    result: list[Update] = []
+    for number in range(count):
+        first, last = (len(samples) * edge // count for edge in (number, number + 1))
+        together = samples[first:last]
+        own = together[rank::ranks]
+        result.append(
+            Update(
+                own=range(len(share), len(share) + len(own)),
+                tokens=sum(len(sample.response) for sample in together),
+            )
+        )
+        share += own
+    return share, result
+
+
+def padded(samples: Sequence[Sample], indices: list[int], *, weight: float, device: torch.device) -> Batch:
+    """Return the chosen samples as one rectangle, padded on the right."""
+    members = [samples[index] for index in indices]
+    width = max(sample.tokens for sample in members)
+    tokens = torch.zeros((len(members), width), dtype=torch.long)
+    responses = torch.zeros((len(members), width), dtype=torch.bool)
+    for row, sample in enumerate(members):
+        tokens[row, : sample.tokens] = torch.tensor(sample.prompt + sample.response)
+        responses[row, len(sample.prompt) : sample.tokens] = True
+    return Batch(indices, tokens.to(device), responses.to(device), weight)
 
 
 def by_tokens(lengths: Sequence[int], *, limit: int | None) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The objective: PPO with two clips and a k3 penalty, summed over tokens, divided by the step's count."""
+"""The objective: PPO with two clips and a k3 penalty, summed over tokens, divided by the update's count."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,11 @@ class TokenTerms(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """Sums over the micro-batch's tokens, divided by the whole step's token count."""
+    """Sums over the micro-batch's tokens, divided by the whole update's token count."""
 
     loss: torch.Tensor
     kl: torch.Tensor
+    clipped: torch.Tensor  # the share of tokens whose gradient a clip took away
 
 
 def objective(
@@ -27,19 +28,21 @@ def objective(
     clip_low: float,
     clip_high: float,
     kl_coef: float,
-    step_tokens: int,
+    update_tokens: int,
 ) -> Objective:
-    """Return the micro-batch's share of the step's loss; shares add up to the loss of the undivided step.
+    """Return the micro-batch's share of the update's loss; shares add up to the loss of the undivided one.
 
     A mean of micro-batch means would weigh tokens by how they were packed (10 to 24 % wrong gradients).
     """
     ratio = torch.exp(logprobs - terms.old_logprobs)
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    per_token = -torch.minimum(ratio * terms.advantages, clipped * terms.advantages)
+    gain = ratio * terms.advantages
+    limit = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * terms.advantages
+    per_token = -torch.minimum(gain, limit)
+    clipped = (limit < gain).sum() / update_tokens
     kl = torch.zeros((), device=logprobs.device)
     if terms.reference_logprobs is not None:
         difference = terms.reference_logprobs - logprobs
         k3 = torch.exp(difference) - difference - 1.0
         per_token = per_token + kl_coef * k3
-        kl = k3.detach().sum() / step_tokens
-    return Objective(loss=per_token.sum() / step_tokens, kl=kl)
+        kl = k3.detach().sum() / update_tokens
+    return Objective(loss=per_token.sum() / update_tokens, kl=kl, clipped=clipped)

@@ -49,7 +49,10 @@ class Adam:
                 self.moments[name] = Moments(self._zeros(part), self._zeros(part))
 
     def clip(self, limit: float, *, distributed: bool) -> float:
-        """Scale the gradients to a global norm of at most `limit` and return the norm before."""
+        """Scale the gradients to a global norm of at most `limit` and return the norm before.
+
+        Every rank gets the same norm: one that is not finite is not finite on all, and nothing is scaled.
+        """
         gradients = [gradient for _, gradient in self._gradients()]
         squares = torch.stack([gradient.double().pow(2).sum() for gradient in gradients]).sum()
         if distributed:
@@ -59,11 +62,6 @@ class Adam:
             for gradient in gradients:
                 gradient.mul_(limit / (norm + 1e-6))
         return norm
-
-    def skip(self) -> None:
-        """Drop the gradients without applying them."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
 
     def step(self) -> None:
         """Apply the gradients and drop them."""

@@ -58,7 +58,7 @@ class Policy(torch.nn.Module):
         logits = head(states)
         if self._temperature != 1.0:
             logits = logits.div_(self._temperature)
-        scored = torch.log_softmax(logits, dim=-1)
+        scored = torch.log_softmax(logits, dim=-1, dtype=torch.float32)  # of bf16 logits without a wide copy
         del logits
         return scored.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
@@ -76,6 +76,19 @@ def load_policy(
     return _prepared(
         causal_lm.to(device), temperature=temperature, recompute=recompute, loss_recompute=loss_recompute
     )
+
+
+def shard(policy: Policy, *, device: torch.device, ranks: int, half: bool) -> Policy:
+    """Return the policy under FSDP2: fp32 shards, gathered layer by layer, in bf16 where `half`."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (ranks,))
+    types = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    precision = types if half else MixedPrecisionPolicy()
+    for part in (*policy.layers, policy):
+        fully_shard(part, mesh=mesh, mp_policy=precision)
+    return policy
 
 
 def warm_up_policy() -> None:

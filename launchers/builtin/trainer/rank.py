@@ -2,27 +2,29 @@
 
 import math
 import socket
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import torch
-from safetensors import safe_open
 
+from autotune.launchers.builtin.config.placement import half_precision
 from autotune.launchers.builtin.config.settings import Settings
 from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.process.activation_offload import ActivationOffload
 from autotune.launchers.builtin.process.device import Device, PhaseReading, limit_thread_stacks, warm_up
-from autotune.launchers.builtin.process.host_memory import ActivationOffload, HostMemory, Parking, local
+from autotune.launchers.builtin.process.host_memory import HostMemory, Parking
 from autotune.launchers.builtin.process.records import Component, PhaseFailure, describe, report
 from autotune.launchers.builtin.storage import checkpoint
 from autotune.launchers.builtin.storage.tensor_file import write
-from autotune.launchers.builtin.trainer.batching import plan
+from autotune.launchers.builtin.trainer import state
+from autotune.launchers.builtin.trainer.batching import Batch, Update, padded, plan, updates
+from autotune.launchers.builtin.trainer.finite import gradient_error
 from autotune.launchers.builtin.trainer.loss import TokenTerms, objective
 from autotune.launchers.builtin.trainer.optimizer import Adam
-from autotune.launchers.builtin.trainer.policy import Policy, load_policy, warm_up_policy
-from autotune.launchers.builtin.transfer import broadcast, weights
+from autotune.launchers.builtin.trainer.policy import Policy, load_policy, shard, warm_up_policy
+from autotune.launchers.builtin.transfer import broadcast, handles, weights
 
 Readings = dict[str, PhaseReading]
 
@@ -35,15 +37,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float] = {}
 
 
-class _Batch(NamedTuple):
-    """One padded micro-batch on the device."""
-
-    indices: list[int]
-    tokens: torch.Tensor
-    responses: torch.Tensor  # which tokens were generated
-    weight: float  # 0 for a rank that only keeps step with the others
-
-
 class TrainerRank:
     """Holds a policy, its optimizer and the samples of the current step."""
 
@@ -51,8 +44,13 @@ class TrainerRank:
         self._settings = settings
         self._rank = rank
         self._on_gpu = torch.cuda.is_available()
+        self._torch_device = torch.device("cuda" if self._on_gpu else "cpu")
+        self._half = half_precision(settings, on_gpu=self._on_gpu)
+        self._sharded = settings.ranks > 1 or self._half  # FSDP keeps fp32 weights beside passes in bf16
+        self._lent: handles.Tensors = []
         self._samples: list[Sample] = []
-        self._step_tokens = 1
+        self._updates: list[Update] = []
+        self._loss = 0.0  # this rank's share
         self._old: dict[int, torch.Tensor] = {}
         self._reference_scores: dict[int, torch.Tensor] = {}
         self._component: Component = "trainer"
@@ -84,11 +82,19 @@ class TrainerRank:
                 world_size=settings.ranks,
             )
             torch.distributed.barrier()
+        elif self._sharded:
+            from torch._C._distributed_c10d import HashStore
+
+            torch.distributed.init_process_group(
+                "nccl" if self._on_gpu else "gloo", store=HashStore(), rank=0, world_size=1
+            )
         self._device = Device.open(budget_bytes=settings.trainer_budget[self._rank], on_gpu=self._on_gpu)
         with self._phase("init", step=0):
             self._host = HostMemory(Path(settings.host_dir))
-            self._activations = ActivationOffload(self._host) if settings.activation_offload else None
             self._policy = self._load(model)
+            self._activations = (
+                ActivationOffload(self._policy, self._host) if settings.activation_offload else None
+            )
             self._weights = self._policy.named_weights()
             self._adam = Adam(
                 self._weights,
@@ -98,7 +104,8 @@ class TrainerRank:
                 host=self._host if settings.optimizer_offload else None,
             )
             if resume_from is not None:
-                self._restore(Path(resume_from))
+                path = checkpoint.rank_file(Path(resume_from), self._rank)
+                state.restore(path, self._weights, self._adam, on_gpu=self._on_gpu)
             if settings.kl_coef > 0:
                 self._reference = self._load(model).requires_grad_(False)
             if settings.param_offload:
@@ -109,10 +116,17 @@ class TrainerRank:
                     self._reference_parking.park(changed=True)
         return self._report()
 
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters by their names in the model's folder, with their gradients."""
+        return self._weights
+
     def take(self, samples: list[Sample]) -> None:
         """Keep this rank's share of a step's samples."""
-        self._samples = samples[self._rank :: self._settings.ranks]
-        self._step_tokens = sum(len(sample.response) for sample in samples)
+        settings = self._settings
+        self._samples, self._updates = updates(
+            samples, count=settings.updates_per_rollout, rank=self._rank, ranks=settings.ranks
+        )
         self._old, self._reference_scores = {}, {}
 
     def log_prob(self, step: int) -> Report:
@@ -134,18 +148,19 @@ class TrainerRank:
                     gap = max(gap, difference.abs().max().item())
         return self._report(logprob_gap=gap)
 
-    def train(self, step: int) -> Report:
-        """Accumulate the gradients of the step; `loss` and `kl` are this rank's shares."""
-        settings = self._settings
-        loss = kl = 0.0
+    def train(self, step: int, number: int = 0) -> Report:
+        """Accumulate the gradients of one of the step's updates; the values are this rank's shares."""
+        settings, update = self._settings, self._updates[number]
+        loss = kl = clipped = 0.0
         for batch in self._batches(
+            update.own,
             tokens=settings.tokens_per_microbatch,
             sequences=settings.microbatch_size,
             dynamic=settings.dynamic_batching,
         ):
             with self._phase("forward", step=step):
                 self._fetch(self._policy_parking)
-                with self._saving():
+                with nullcontext() if self._activations is None else self._activations.saving():
                     logprobs = self._policy(batch.tokens, batch.responses, settings.logprob_chunk)
                     share = objective(
                         logprobs,
@@ -153,26 +168,34 @@ class TrainerRank:
                         clip_low=settings.clip_low,
                         clip_high=settings.clip_high,
                         kl_coef=settings.kl_coef,
-                        step_tokens=self._step_tokens,
+                        update_tokens=update.tokens,
                     )
                     # FSDP averages gradients over the ranks; the objective is a sum over them.
                     total = share.loss * (batch.weight * settings.ranks)
                 loss += share.loss.item() * batch.weight
                 kl += share.kl.item() * batch.weight
+                clipped += share.clipped.item() * batch.weight
                 del logprobs, share
             with self._phase("backward", step=step):
                 total.backward()  # type: ignore[no-untyped-call]
             del total
-        return self._report(loss=loss, kl=kl)
+        self._loss = loss
+        return self._report(loss=loss, kl=kl, clip_fraction=clipped)
 
     def optimize(self, step: int) -> Report:
-        """Clip the gradients and update the weights; a norm that is not finite leaves them as they are."""
+        """Clip the gradients and update the weights; one that is not finite fails all ranks."""
+        distributed = self._settings.ranks > 1
         with self._phase("optimizer", step=step):
-            norm = self._adam.clip(self._settings.grad_clip, distributed=self._settings.ranks > 1)
-            if math.isfinite(norm):
-                self._adam.step()
-            else:  # one such gradient would make every weight NaN, and the next checkpoint with them
-                self._adam.skip()
+            norm = self._adam.clip(self._settings.grad_clip, distributed=distributed)
+            if not math.isfinite(norm):  # it would make every weight NaN, and the next checkpoint with them
+                raise gradient_error(
+                    self._weights,
+                    step=step,
+                    samples=self._samples,
+                    loss=self._loss,
+                    distributed=distributed,
+                )
+            self._adam.step()
         return self._report(grad_norm=norm)
 
     def bucket_count(self, step: int) -> int:
@@ -209,6 +232,14 @@ class TrainerRank:
         with self._phase("weight_sync", step=step):
             broadcast.send((self._weights[name] for name in self._buckets[index]), group=self._engines)
 
+    def lend(self, index: int, step: int) -> bytes:
+        """Return where on this card an engine finds one transfer's weights, in bf16, until the next call."""
+        with self._phase("weight_sync", step=step):
+            self._lent = [
+                (name, weights.whole(self._weights[name]).to(torch.bfloat16)) for name in self._buckets[index]
+            ]
+            return handles.of(self._lent)
+
     def write_weights(self, folder: str, step: int) -> None:
         """Write the whole weights as a Hugging Face folder's model.safetensors (rank 0)."""
         with self._phase("weight_sync", step=step):
@@ -223,64 +254,38 @@ class TrainerRank:
                 for _ in blocks:
                     pass
 
-    def rest(self, step: int) -> Report:
-        """End the step's use of the weights; with param_offload they leave the device."""
+    def rest(self, step: int, leave_card: bool = False) -> Report:
+        """End the step's use of the weights; with param_offload they leave the device.
+
+        With `leave_card` what PyTorch keeps of the card for later goes back too, because the engine is next.
+        """
         with self._phase("weight_sync", step=step):
+            self._lent = []
             self._park(self._policy_parking, changed=True)
+            if leave_card:
+                torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+                torch.cuda.empty_cache()
         return self._report()
 
     def save(self, folder: str, step: int) -> Report:
         """Write this rank's part of a checkpoint."""
         with self._phase("checkpoint", step=step):
-            tensors = self._state()
-            entries = [weights.entry_of(name, tensor) for name, tensor in tensors.items()]
-            blocks = (weights.raw(tensor) for tensor in tensors.values())
-            write(checkpoint.rank_file(Path(folder), self._rank), entries, blocks)
+            path = checkpoint.rank_file(Path(folder), self._rank)
+            state.save(path, self._weights, self._adam, on_gpu=self._on_gpu)
         return self._report()
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint holds of this rank; weights and moments share their memory."""
-        tensors = {f"weight/{name}": local(weight) for name, weight in self._weights.items()}
-        for name, moments in self._adam.moments.items():
-            tensors[f"first/{name}"] = moments.first
-            tensors[f"second/{name}"] = moments.second
-        tensors["optimizer_steps"] = torch.tensor([self._adam.steps])
-        tensors["rng"] = torch.get_rng_state()
-        if self._on_gpu:
-            tensors["rng_cuda"] = torch.cuda.get_rng_state()
-        return tensors
-
-    def _restore(self, folder: Path) -> None:
-        # As numpy arrays: for torch safetensors maps a file privately, and a budget would count all of it.
-        with safe_open(checkpoint.rank_file(folder, self._rank), framework="numpy") as file:
-            if any(name.startswith("first/") for name in file.keys()):  # noqa: SIM118 - no mapping
-                self._adam.ensure_state()
-            state = self._state()
-            for name, tensor in state.items():
-                tensor.copy_(torch.from_numpy(file.get_tensor(name)))
-        self._adam.steps = int(state["optimizer_steps"].item())
-        torch.set_rng_state(state["rng"])
-        if self._on_gpu:
-            torch.cuda.set_rng_state(state["rng_cuda"])
 
     def _load(self, model: str) -> Policy:
         settings = self._settings
         policy = load_policy(
             model,
-            device=torch.device("cuda" if self._on_gpu else "cpu"),
+            device=self._torch_device,
             temperature=settings.temperature,
             recompute=settings.recompute == "full",
             loss_recompute=settings.loss_recompute,
         )
-        if settings.ranks > 1:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh("cuda" if self._on_gpu else "cpu", (settings.ranks,))
-            for layer in policy.layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(policy, mesh=mesh)
-        return policy
+        if not self._sharded:
+            return policy
+        return shard(policy, device=self._torch_device, ranks=settings.ranks, half=self._half)
 
     def _scores(self, policy: Policy) -> dict[int, torch.Tensor]:
         settings = self._settings
@@ -288,6 +293,7 @@ class TrainerRank:
         scores: dict[int, torch.Tensor] = {}
         with torch.no_grad():
             for batch in self._batches(
+                range(len(self._samples)),
                 tokens=limit,
                 sequences=settings.microbatch_size,
                 dynamic=settings.dynamic_batching or settings.logprob_tokens is not None,
@@ -299,31 +305,28 @@ class TrainerRank:
                     scores |= {index: part.clone() for index, part in zip(batch.indices, parts, strict=True)}
         return scores
 
-    def _batches(self, *, tokens: int | None, sequences: int | None, dynamic: bool) -> Iterator[_Batch]:
-        lengths = [sample.tokens for sample in self._samples]
-        groups = plan(lengths, dynamic=dynamic, tokens=tokens, sequences=sequences)
+    def _batches(
+        self, own: Sequence[int], *, tokens: int | None, sequences: int | None, dynamic: bool
+    ) -> Iterator[Batch]:
+        lengths = [self._samples[index].tokens for index in own]
+        planned = plan(lengths, dynamic=dynamic, tokens=tokens, sequences=sequences)
+        groups = [[own[place] for place in group] for group in planned]
         wanted = len(groups)
         if self._settings.ranks > 1:
             # Every forward is a collective: a rank with fewer micro-batches repeats a sequence at weight 0.
-            count = torch.tensor([wanted], device="cuda" if self._on_gpu else "cpu")
+            count = torch.tensor([wanted], device=self._torch_device)
             torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
             wanted = int(count.item())
         for number in range(wanted):
             real = number < len(groups)
-            yield self._padded(groups[number] if real else groups[-1][-1:], weight=1.0 if real else 0.0)
+            yield padded(
+                self._samples,
+                groups[number] if real else groups[-1][-1:],
+                weight=1.0 if real else 0.0,
+                device=self._torch_device,
+            )
 
-    def _padded(self, indices: list[int], *, weight: float) -> _Batch:
-        members = [self._samples[index] for index in indices]
-        width = max(sample.tokens for sample in members)
-        tokens = torch.zeros((len(members), width), dtype=torch.long)
-        responses = torch.zeros((len(members), width), dtype=torch.bool)
-        for row, sample in enumerate(members):
-            tokens[row, : sample.tokens] = torch.tensor(sample.prompt + sample.response)
-            responses[row, len(sample.prompt) : sample.tokens] = True
-        device = "cuda" if self._on_gpu else "cpu"
-        return _Batch(indices, tokens.to(device), responses.to(device), weight)
-
-    def _terms(self, batch: _Batch) -> TokenTerms:
+    def _terms(self, batch: Batch) -> TokenTerms:
         members = [self._samples[index] for index in batch.indices]
         advantages = torch.cat([torch.full((len(sample.response),), sample.advantage) for sample in members])
         reference = None
@@ -334,14 +337,6 @@ class TrainerRank:
             advantages=advantages.to(batch.tokens.device),
             reference_logprobs=reference,
         )
-
-    def _saving(self) -> AbstractContextManager[None]:
-        if self._activations is None:
-            return nullcontext()
-        resident = frozenset(
-            local(parameter).untyped_storage().data_ptr() for parameter in self._policy.parameters()
-        )
-        return self._activations.saving(resident=resident)
 
     def _fetch(self, parking: Parking | None) -> None:
         if parking is not None:

@@ -12,11 +12,19 @@ from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.areal import lines
 from autotune.launchers.frameworks.areal.checks import problems
 from autotune.launchers.frameworks.areal.config import Config, overrides
-from autotune.launchers.frameworks.areal.engines import Site, allocation_mode, pinned, settings_for
+from autotune.launchers.frameworks.areal.engines import (
+    Site,
+    allocation_mode,
+    pinned,
+    samples,
+    settings_for,
+    updates,
+)
 from autotune.launchers.frameworks.areal.overrides import printed, words
 from autotune.launchers.frameworks.areal.profile import profile_of
-from autotune.launchers.frameworks.areal.recover import recover_settings
+from autotune.launchers.frameworks.areal.recover import recover_root, recover_settings
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
+from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
@@ -38,6 +46,7 @@ class Areal(GuidedFramework):
     name = "areal"
     saves_by_time = True
     announces_end = True
+    modules = ("areal",)
     traces: tuple[str, ...] = (
         "(AReaL)",
         "areal/trainer/",
@@ -55,9 +64,31 @@ class Areal(GuidedFramework):
         """Return the folder or hub name of the actor's model."""
         return Config(job).text("actor.path") or None
 
+    def checkpoint_folder(self, job: Job) -> str | None:
+        """Return recover.fileroot, or cluster.fileroot."""
+        return recover_root(Config(job)) or None
+
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with AReaL's defaults filled in, and what limits them."""
         return profile_of(job, cluster, name=self.name)
+
+    def training(self, job: Job) -> Training:
+        """Return the sizes of a step, and what decides which samples it has."""
+        site = Site(job)
+        config, sequences, count = site.config, samples(site), updates(site, "actor")
+        shuffle = config.get("train_dataset.shuffle") if config.says("train_dataset.shuffle") else None
+        return Training(
+            samples_per_step=sequences,
+            global_batch=-(-sequences // count),
+            updates_per_step=count,
+            steps=config.number("total_train_steps"),
+            epochs=config.number("total_train_epochs"),
+            prompt_tokens=config.number("train_dataset.max_length"),
+            response_tokens=config.number("gconfig.max_new_tokens"),
+            learning_rate=config.share("actor.optimizer.lr"),
+            seeds={key: seed for key in ("seed",) if (seed := config.number(key)) is not None},
+            data_order="" if shuffle is None else "shuffled" if shuffle else "as the files have it",
+        )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render the training script with `--config` and every override behind it.

@@ -20,6 +20,7 @@ from autotune.launchers.frameworks.areal.config import overrides
 from autotune.launchers.frameworks.areal.engines import Site
 from autotune.launchers.frameworks.areal.keys import fields, is_section, kind_of, leaves
 from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.types import misfit
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
@@ -33,7 +34,6 @@ _CHOICES = {  # the parser takes any text, AReaL fails once the models are loade
 _NAMES = ("experiment_name", "trial_name")
 _FILES = ("saver", "evaluator", "stats_logger")  # and recover, which is filled in
 _NAME = re.compile(r"\w+(\.\w+)*")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class _Moved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ def _keys(job: Job) -> Iterator[Problem]:
         yield from _key(name, ("settings", _as_written(job, name)), job.document)
     for name in _document_names(job.document, ""):
         if name not in own:
-            yield from _key(name, ("config",), job.document)
+            yield from _key(name, ("config", *name.split(".")), job.document)
 
 
 def _document_names(tree: dict[str, Any], prefix: str) -> Iterator[str]:
@@ -134,14 +134,14 @@ def _as_written(job: Job, name: str) -> str:
 
 def _wrong(job: Job, name: str, message: str, hint: str = "") -> Problem:
     """Return a mistake in a setting, where the job writes it."""
-    path = ("settings", _as_written(job, name)) if name in overrides(job) else ("config",)
+    path = ("settings", _as_written(job, name)) if name in overrides(job) else ("config", *name.split("."))
     return Problem(path=path, message=message, hint=hint)
 
 
 def _values(job: Job, site: Site) -> Iterator[Problem]:
     for name in site.config.written():
         kind, value = kind_of(name), site.config.get(name)
-        wanted = _misfit(kind, value)
+        wanted = misfit(kind, value)
         if wanted:
             yield _wrong(job, name, f"`{name}` must be {wanted}, not {value!r}")
     for name, choices in _CHOICES.items():
@@ -164,22 +164,6 @@ def _required(site: Site) -> Iterator[str]:
     for section in (*roles, *_FILES):
         yield from (f"{section}.{name}" for name in _NAMES)
     yield from (f"{section}.fileroot" for section in _FILES)
-
-
-def _misfit(kind: str | None, value: Any) -> str:
-    """Return what a value should have been, empty where it fits or only AReaL can tell."""
-    if kind is None or value is None or (isinstance(value, str) and "${" in value):
-        return ""
-    base = kind.rstrip("?")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    text_number = isinstance(value, str) and _NUMBER.fullmatch(value) is not None
-    if base == "int" and not (number and float(value).is_integer()) and not text_number:
-        return "a whole number"
-    if base == "float" and not number and not text_number:
-        return "a number"
-    if base == "bool" and not isinstance(value, bool) and str(value).lower() not in ("true", "false"):
-        return "true or false"
-    return ""
 
 
 def _backends(job: Job, site: Site) -> Iterator[Problem]:
@@ -235,6 +219,11 @@ def _rules(job: Job, site: Site) -> Iterator[Problem]:
     for role in ("actor", "ref", "critic"):
         if config.is_on(f"{role}.offload") and not config.is_on("enable_offload"):
             yield _wrong(job, f"{role}.offload", f"`{role}.offload` needs enable_offload=true")
+    distributed = "actor.megatron.ddp.use_distributed_optimizer"
+    if site.trainer == "megatron" and not config.is_on("actor.use_lora") and not config.is_on(distributed):
+        yield _wrong(
+            job, distributed, "AReaL's Megatron trainer asserts that it is on", f"leave out `{distributed}`"
+        )
     rollouts, batch = (
         config.number("rollout.max_concurrent_rollouts"),
         config.number("train_dataset.batch_size"),

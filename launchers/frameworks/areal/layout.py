@@ -50,6 +50,7 @@ def layout_of(site: Site) -> Layout:
         ranks=actor.ranks,
         shards=sharded if not megatron or distributed else 1,
         pipeline_parallel=actor.pipeline,
+        pipeline_chunks=max(1, config.number("actor.megatron.virtual_pipeline_parallel_size") or 1),
         expert_parallel=actor.expert,
         expert_shards=_expert_shards(actor) if megatron and distributed else 0,
         engine_ranks=site.rollout.ranks if site.rollout is not None else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.launchers.frameworks.areal.config import overrides
+from autotune.launchers.frameworks.areal.config import Config, overrides
 from autotune.launchers.frameworks.areal.engines import Site
 from autotune.policies.values.job import SAVE_S, Job
 
@@ -18,6 +18,11 @@ def resumable(job: Job, site: Site) -> bool:
     refused = overrides(job).get("recover.mode") in ("disabled", "off")
     v2 = "v2" in (site.config.text("actor._version"), site.config.text("rollout._version"))
     return not refused and not v2
+
+
+def recover_root(config: Config) -> str:
+    """Return the folder below which AReaL keeps what it recovers from."""
+    return config.text("recover.fileroot") or config.text("cluster.fileroot")
 
 
 def recover_settings(job: Job, site: Site, *, run: str) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def recover_settings(job: Job, site: Site, *, run: str) -> dict[str, Any]:
     for name in ("experiment_name", "trial_name"):
         if not config.has(f"recover.{name}"):
             added[f"recover.{name}"] = config.text(name)
-    root = config.text("recover.fileroot") or config.text("cluster.fileroot")
+    root = recover_root(config)
     if not job.resume:
         added["recover.fileroot"] = f"{root.rstrip('/')}/autotune/{run}"
     elif not config.has("recover.fileroot"):
@@ -62,9 +67,10 @@ def saves(job: Job, site: Site) -> Iterator[str]:
         every = job.recovery.save_every
         when = f"recover.freq_steps={every}" if every else f"recover.freq_secs={SAVE_S}"
         yield f"The job does not say how often to write a recover checkpoint; {when} is added."
-    distributed = config.is_on("actor.megatron.ddp.use_distributed_optimizer")
-    if site.trainer == "megatron" and distributed and not config.is_on("recover.no_save_optim"):
+    if site.trainer == "megatron" and config.is_on("actor.use_lora"):
+        yield "AReaL cannot save Megatron's adapters to recover from: a relaunch fails or starts at step 0."
+    elif site.trainer == "megatron" and not config.is_on("recover.no_save_optim"):
         yield (
             "AReaL cannot save Megatron's distributed optimizer; set recover.no_save_optim, which begins "
-            "each attempt with a fresh optimizer state, or megatron.ddp.use_distributed_optimizer=false."
+            "each attempt with a fresh optimizer state."
         )

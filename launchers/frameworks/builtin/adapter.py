@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import re
+import posixpath
 from typing import Any
 
 import msgspec
 import yaml
 
 from autotune.launchers.base import Framework, Problem
+from autotune.launchers.builtin.config.placement import colocated, half_precision
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.dialects.own_lines import own_marker
+from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command, File
-from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout, Model
-from autotune.policies.values.observation import (
-    Marker,
-    Peak,
-    PhaseEnded,
-    PhaseStarted,
-    Resumed,
-    Saved,
-    StepDone,
-    TrainingDone,
-)
+from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import AtLeast, AtMost, Constraint, Grid, Placement, Profile, Support
 
 _PROGRAM = "autotune.launchers.builtin"
@@ -50,10 +43,6 @@ _SUPPORTED: dict[str, Grid] = {
     "allocator": Grid(values=("default", "expandable")),
 }
 
-_LINE = re.compile(r"builtin: (?P<kind>phase|step|checkpoint|resumed|done)\b(?P<rest>.*)")
-_PAIR = re.compile(r"(\w+)=(\S+)")
-_STEP = re.compile(r"\s+(\d+)/(\d+)")
-
 
 class Builtin(Framework):
     """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`.
@@ -64,6 +53,8 @@ class Builtin(Framework):
     name = "builtin"
     saves_by_time = False
     announces_end = True
+    modules = ("torch", "transformers", "autotune.launchers.builtin")
+    loss = "loss"
     traces: tuple[str, ...] = (
         "builtin: phase ",
         "builtin: step ",
@@ -87,6 +78,10 @@ class Builtin(Framework):
         written = job.settings.get("model")
         return written if isinstance(written, str) else None
 
+    def checkpoint_folder(self, job: Job) -> str | None:
+        """Return `checkpoint_dir`, or the folder that every run has its own in."""
+        return posixpath.join(job.workdir, str(job.settings.get("checkpoint_dir", "checkpoints")))
+
     def shape(self, job: Job) -> Model | None:
         """Return the shape of the model that the job generates; None where only a folder tells."""
         if job.shape is not None or self.model_path(job) is not None or job.model is not None:
@@ -108,18 +103,21 @@ class Builtin(Framework):
         """Return the job's knobs with the defaults filled in, and what limits them."""
         settings = parse_settings(self._document(job, run="profile"))
         sequence = settings.prompt_tokens + settings.response_tokens
-        sequences = -(-settings.prompts * settings.samples // settings.ranks)
+        step = settings.prompts * settings.samples
+        update = _mini_batch(settings) or step
         own = {name: getattr(settings, name) for name in _SUPPORTED}
-        own["tokens_per_microbatch"] = settings.tokens_per_microbatch or sequences * sequence
-        own["logprob_tokens"] = settings.logprob_tokens or own["tokens_per_microbatch"]
+        limit = settings.tokens_per_microbatch
+        own["tokens_per_microbatch"] = limit or -(-update // settings.ranks) * sequence
+        own["logprob_tokens"] = settings.logprob_tokens or limit or -(-step // settings.ranks) * sequence
         own["concurrency"] = min(settings.concurrency, settings.prompts * settings.samples)
         gpus = cluster.gpus_per_node > 0
+        shared = colocated(settings, cards=cluster.nodes * cluster.gpus_per_node)
         supported = {
             name: Support(setting=name, grid=grid)
             for name, grid in _SUPPORTED.items()
             if not (name == "microbatch_size" and settings.microbatch_size is None)
             if not (name == "max_batched_tokens" and settings.max_batched_tokens is None)
-            if not (name == "allocator" and not gpus)
+            if not (name == "allocator" and (not gpus or shared))
         }
         constraints: list[Constraint] = [
             AtLeast(
@@ -142,13 +140,29 @@ class Builtin(Framework):
             supported=supported,
             unsupported=unsupported_always(__package__),
             constraints=tuple(constraints),
-            placement=Placement.SEPARATE,
+            placement=Placement.COLOCATED if shared else Placement.SEPARATE,
             engine=settings.engine,
             longest_sequence=sequence,
             trainer_budget_bytes=min((b for b in settings.trainer_budget if b), default=None),
             engine_budget_bytes=settings.engine_budget,
             resumable=settings.save_every > 0,
-            layout=with_lengths(_layout(settings, gpus=gpus), job),
+            layout=with_lengths(_layout(settings, gpus=gpus, shared=shared), job),
+        )
+
+    def training(self, job: Job) -> Training:
+        """Return the sizes of a step, and what decides which samples it has."""
+        settings = parse_settings(self._document(job, run="training"))
+        step = settings.prompts * settings.samples
+        return Training(
+            samples_per_step=step,
+            global_batch=_mini_batch(settings) or step,
+            updates_per_step=settings.updates_per_rollout,
+            steps=settings.steps,
+            prompt_tokens=settings.prompt_tokens,
+            response_tokens=settings.response_tokens,
+            learning_rate=settings.lr,
+            seeds={"seed": settings.seed},
+            data_order="prompts by their position in an endless set that `seed` determines",
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -161,6 +175,23 @@ class Builtin(Framework):
             env=dict(job.env),
             cwd=job.workdir,
             files=(File(name="settings.yaml", text=yaml.safe_dump(document, sort_keys=False)),),
+        )
+
+    def replay(self, before: Job, after: Job) -> Command:
+        """Return the program that makes one update with both settings, see `launchers/builtin/replay.py`."""
+        return Command(
+            argv=(
+                "{python}",
+                "-P",
+                "-m",
+                f"{_PROGRAM}.replay",
+                "{attempt}/before.yaml",
+                "{attempt}/after.yaml",
+            ),
+            files=tuple(
+                File(name=f"{name}.yaml", text=yaml.safe_dump(self._document(job, run="replay")))
+                for name, job in (("before", before), ("after", after))
+            ),
         )
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
@@ -194,25 +225,7 @@ class Builtin(Framework):
 
     def marker(self, line: str) -> Marker | None:
         """Return what one of the job's own lines says."""
-        match = _LINE.search(line)
-        if match is None:
-            return None
-        rest = match["rest"]
-        fields = dict(_PAIR.findall(rest))
-        try:
-            match match["kind"]:
-                case "phase":
-                    return _phase(rest, fields)
-                case "step":
-                    return _step(rest, fields)
-                case "checkpoint":
-                    return Saved(step=int(fields["step"]))
-                case "resumed":
-                    return Resumed(step=int(fields["step"]))
-                case _:
-                    return TrainingDone(step=int(fields["steps"]))
-        except (KeyError, ValueError):
-            return None  # a line torn by a crash
+        return own_marker(line, program=self.name)
 
     def _document(self, job: Job, *, run: str) -> dict[str, Any]:
         document = dict(job.settings)
@@ -224,23 +237,27 @@ class Builtin(Framework):
         return document
 
 
-def _layout(settings: Settings, *, gpus: bool) -> Layout:
-    """Return how the job is spread: fp32, but for engines on cards; one tensor at a time in the optimizer."""
+def _layout(settings: Settings, *, gpus: bool, shared: bool) -> Layout:
+    """Return how the job is spread: in fp32, but for passes and engines on cards."""
     parked = settings.param_offload and settings.kl_coef > 0
+    half = half_precision(settings, on_gpu=gpus)
     return Layout(
-        strategy="fsdp2" if settings.ranks > 1 else "none",
+        strategy="fsdp2" if settings.ranks > 1 or half else "none",
         ranks=settings.ranks,
         shards=settings.ranks,
         engine_ranks=settings.engines,
         parameter_bytes=4,
-        compute_bytes=4,
+        compute_bytes=2 if half else 4,
         gradient_bytes=4,
         optimizer_bytes=8,
         logits_bytes=4,
         engine_bytes=2 if gpus else 4,
         kv_bytes=2 if gpus else 4,
         reference=settings.kl_coef > 0,
+        reference_bytes=4,  # its shards are fp32 too
         reference_offload=parked,
+        engine_sleeps=shared,
+        engine_weights_on_host=not shared,  # its weights come from the trainer when it wakes
         optimizer_stays_offloaded=True,
         embedding_apart=False,
         padded=True,
@@ -251,6 +268,7 @@ def _layout(settings: Settings, *, gpus: bool) -> Layout:
         loads_whole=gpus and settings.ranks > 1,  # load_policy puts it on the device before it is sharded
         sync_buckets=1,
         sequences=settings.prompts * settings.samples,
+        mini_batch=_mini_batch(settings),
         prompt_tokens=settings.prompt_tokens,
         response_tokens=settings.response_tokens,
         prompt_mean=settings.prompt_tokens,
@@ -258,33 +276,11 @@ def _layout(settings: Settings, *, gpus: bool) -> Layout:
     )
 
 
+def _mini_batch(settings: Settings) -> int:
+    """Return the samples of one update, 0 where it is the whole step."""
+    updates = settings.updates_per_rollout
+    return 0 if updates == 1 else -(-settings.prompts * settings.samples // updates)
+
+
 _CLIPPING_BYTES = 16  # the gradient's norm is taken in fp64: a copy and its square
 _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
-
-
-def _phase(rest: str, fields: dict[str, str]) -> Marker:
-    phase, step = Phase(fields["name"]), int(fields["step"])
-    if rest.lstrip().startswith("start"):
-        return PhaseStarted(phase=phase, step=step)
-    peak = None
-    if "peak_bytes" in fields:
-        peak = Peak(
-            used_bytes=int(fields["peak_bytes"]),
-            capacity_bytes=int(fields.get("budget_bytes", 0)),
-            component=Component(fields.get("component", "trainer")),
-        )
-    return PhaseEnded(phase=phase, step=step, seconds=float(fields["seconds"]), peak=peak)
-
-
-def _step(rest: str, fields: dict[str, str]) -> Marker | None:
-    counts = _STEP.match(rest)
-    if counts is None:
-        return None
-    numbers = {name: float(value) for name, value in fields.items()}
-    return StepDone(
-        step=int(counts[1]),
-        of=int(counts[2]),
-        seconds=numbers.pop("seconds", None),
-        tokens_per_second=numbers.pop("tokens_per_second", None),
-        metrics=numbers,
-    )

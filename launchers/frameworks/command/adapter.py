@@ -75,6 +75,7 @@ class AnyCommand(Framework):
     name = "command"
     saves_by_time = False
     announces_end = False
+    loss = "loss"
     traces: tuple[str, ...] = ()
 
     def check(self, job: Job) -> tuple[Problem, ...]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from autotune.policies.values.model import Model
 from autotune.policies.values.profile import Requires, Support
+
+
+def sizes(present: int, devices: int) -> tuple[int, ...]:
+    """Return the present parallel size and the powers of two that split the devices; 0 devices: one."""
+    powers = (1 << power for power in range(max(1, devices).bit_length()))
+    return tuple(sorted({present, *(size for size in powers if devices == 0 or devices % size == 0)}))
 
 
 def together(supported: Mapping[str, Support], context: str, *, devices: int, why: str) -> Iterator[Requires]:
@@ -19,3 +26,16 @@ def together(supported: Mapping[str, Support], context: str, *, devices: int, wh
         fitting = tuple(tensor for tensor in tensors if devices % (tensor * size) == 0)
         if fitting and len(fitting) < len(tensors):
             yield Requires(knob=context, value=size, other="tensor_parallel", values=fitting, why=why)
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number from the smallest on."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def head_sizes(sizes: Iterable[int], shape: Model | None) -> tuple[int, ...]:
+    """Return the sizes that split a model's heads, and share its key-value heads, evenly."""
+    if shape is None:
+        return tuple(sizes)
+    kv = shape.kv_heads
+    return tuple(n for n in sizes if shape.heads % n == 0 and (kv % n == 0 or n % kv == 0))

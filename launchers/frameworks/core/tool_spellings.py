@@ -8,7 +8,7 @@ from functools import cache
 
 import msgspec
 
-from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.core.data import document, rows
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile, Support
@@ -35,6 +35,7 @@ class Tool(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     traces: tuple[str, ...] = ()
     spellings: tuple[Spelling, ...]
     engine: bool = False
+    runs: tuple[str, ...] = ()  # driven frameworks that it is built of
 
 
 class Ceiling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +61,12 @@ def spellings() -> Spellings:
     return document(__package__, "tool_spellings.yaml", Spellings)
 
 
+@cache
+def other_frameworks() -> tuple[Tool, ...]:
+    """Return the RL frameworks that are told and spelled, but not driven."""
+    return rows(__package__, "other_frameworks.yaml", Tool)
+
+
 _TRIES = 50  # places of a name in a log
 _VALUE = re.compile(r"(?:['\"]?\s{0,4}[=:]\s{0,4}|\s{1,4}\.{3,200}\s{0,4}|\s)['\"]?([\w.+-]{1,32})")
 _ON = frozenset(("true", "1", "on", "yes"))
@@ -74,9 +81,23 @@ _PAUSABLE = re.compile(
 _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, multiple=0.01)}
 
 
-def seen(text: str) -> tuple[Tool, ...]:
-    """Return the tools whose traces a text holds."""
+def seen(text: str, *, driven: bool = False) -> tuple[Tool, ...]:
+    """Return the tools whose traces a text holds.
+
+    A framework that is not driven answers alone, unless the job is `driven` and that one is a library of it.
+    """
+    if not driven:
+        for framework in other_frameworks():
+            if any(trace in text for trace in framework.traces):
+                return (framework,)
     return tuple(tool for tool in spellings().tools if any(trace in text for trace in tool.traces))
+
+
+def runs_inside(framework: str, text: str) -> bool:
+    """Return whether a text shows a framework that is built of this one."""
+    return any(
+        framework in tool.runs and any(trace in text for trace in tool.traces) for tool in other_frameworks()
+    )
 
 
 def present(tools: tuple[Tool, ...], text: str) -> Profile:
@@ -112,13 +133,18 @@ def excluded(text: str) -> frozenset[str]:
 def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozenset[str]) -> frozenset[str]:
     """Return the knobs that the tools spell, and those of an area in which none of them was seen."""
     own = {spelling.knob for tool in (*tools, spellings().process) for spelling in tool.spellings}
-    engines = any(tool.engine for tool in tools)
+    engines = any(is_engine(tool, engine_knobs) for tool in tools)
     trainers = any(not tool.engine and len(tool.spellings) > _ADD_ON for tool in tools)
     if not engines:
         own |= engine_knobs
     if not trainers:
         own |= knobs - engine_knobs
     return frozenset(own)
+
+
+def is_engine(tool: Tool, engine_knobs: frozenset[str]) -> bool:
+    """Return whether a tool generates: an inference engine, or a framework that sets one up."""
+    return tool.engine or any(spelling.knob in engine_knobs for spelling in tool.spellings)
 
 
 def words(

@@ -1,4 +1,4 @@
-"""What the adapters of slime and Relax have in common: a Megatron trainer, SGLang engines, flags."""
+"""What the adapters of slime, Relax and miles have in common: a Megatron trainer, SGLang engines, flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 
 from autotune.launchers.base import Advice, Problem
 from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of, rows
-from autotune.launchers.frameworks.core.flags import (
+from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.dialects.flags import (
     Flags,
     arguments,
     bare,
@@ -19,7 +20,6 @@ from autotune.launchers.frameworks.core.flags import (
     shown,
     spelled,
 )
-from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.megatron.checkpoints import (
     checkpoint_flags,
     checkpoint_warnings,
@@ -38,6 +38,7 @@ from autotune.launchers.frameworks.megatron.profile import (
     supported_of,
     unsupported_of,
 )
+from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
@@ -50,15 +51,16 @@ _PYTHONS = ("python", "python3")
 
 
 class MegatronRl(GuidedFramework):
-    """One framework of the two, told apart by its dialect; no flag makes answers go on beyond their end."""
+    """One framework of the three, told by its dialect; no flag makes answers go on beyond their end."""
 
     entry: tuple[str, ...]
+    async_entry: tuple[str, ...] = ()  # with --fully-async, where that is another program
     dropped: tuple[str, ...] = ()  # flags of a restart of the framework's own
     trial_off: Mapping[str, Any] = {}  # what a trial does not do or write
 
     @cached_property
     def dialect(self) -> Dialect:
-        """In what the framework differs from the other."""
+        """In what the framework differs from the others."""
         return dialect_of(package_of(self), "dialect.yaml")
 
     @cached_property
@@ -75,6 +77,10 @@ class MegatronRl(GuidedFramework):
         """Return --hf-checkpoint."""
         return self._flags(job).text("hf-checkpoint") or None
 
+    def checkpoint_folder(self, job: Job) -> str | None:
+        """Return --save, or the folder that every run has its own in."""
+        return root(job, self._flags(job))
+
     def shape(self, job: Job) -> Model | None:
         """Return the shape that Megatron's flags describe, where no config tells it."""
         return job.shape or model_of(self._flags(job))
@@ -90,7 +96,7 @@ class MegatronRl(GuidedFramework):
             knobs=knobs,
             supported=supported,
             unsupported=unsupported_of(flags, shape, self.dialect),
-            constraints=tuple(constraints_of(flags, shape, knobs, supported)),
+            constraints=tuple(constraints_of(flags, shape, self.dialect, knobs, supported)),
             placement=shape.placement,
             resident=resident_of(shape, self.dialect),
             engine="sglang",
@@ -99,6 +105,25 @@ class MegatronRl(GuidedFramework):
             resumable=saves(flags),
             layout=with_lengths(layout_of(flags, shape), job),
             warnings=(*checkpoint_warnings(job, flags), *self._warnings(job, flags)),
+        )
+
+    def training(self, job: Job) -> Training:
+        """Return the sizes of a rollout, and what decides which samples it has."""
+        flags = self._flags(job)
+        shape = shape_of(job, flags, self.dialect)
+        samples = shape.batch * shape.samples
+        update = min(flags.count("global-batch-size") or samples, samples)
+        return Training(
+            samples_per_step=samples or None,
+            global_batch=update or None,
+            updates_per_step=-(-samples // update) if update else None,
+            steps=flags.count("num-rollout") or None,
+            epochs=flags.count("num-epoch") or None,
+            prompt_tokens=shape.prompt or None,
+            response_tokens=shape.response or None,
+            learning_rate=flags.number("lr") or None,
+            seeds={name: flags.count(name) for name in ("seed", "rollout-seed") if flags.has(name)},
+            data_order="shuffled by `rollout-seed`" if flags.on("rollout-shuffle") else "as the file has it",
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -130,11 +155,11 @@ class MegatronRl(GuidedFramework):
     def printed(self, text: str) -> dict[str, Any]:
         """Return the flags in Megatron's dump of arguments, or in a command line that `set -x` shows."""
         engine = {f"sglang-{name}" for name in self.dialect.engine_names}
-        inverse = (
-            {"enable-weights-backuper": "disable-weights-backuper"} if self.dialect.weights_backup else {}
-        )
         return printed_flags(
-            text, known=self.dialect.names | engine, inverse=inverse, negatable=self.dialect.negatable
+            text,
+            known=self.dialect.names | engine,
+            inverse=self.dialect.inverse,
+            negatable=self.dialect.negatable,
         )
 
     def marker(self, line: str) -> Marker | None:
@@ -142,7 +167,7 @@ class MegatronRl(GuidedFramework):
         return marker_of(line)
 
     def last_step(self, job: Job) -> int | None:
-        """Return --num-rollout: neither framework prints how many steps there are."""
+        """Return --num-rollout: none of the frameworks prints how many steps there are."""
         return self._flags(job).count("num-rollout") or None
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
@@ -152,6 +177,9 @@ class MegatronRl(GuidedFramework):
         load = flags.text("load")
         if load and load.rstrip("/") == flags.text("save").rstrip("/"):
             off["load"] = None
+        off |= {
+            name: None for name in flags.given if name.startswith(self.dialect.prefixes)
+        }  # of evaluations
         off |= {name: f"{folder}/{name}" for name in _FOLDERS if flags.has(name)}
         changes = spelled(job.settings, off, negatable=self.dialect.negatable)
         if not flags.has("save"):
@@ -163,7 +191,8 @@ class MegatronRl(GuidedFramework):
 
     def _entry(self, job: Job) -> tuple[str, ...]:
         if not job.command:
-            return self.entry
+            apart = self.async_entry and self._flags(job).on("fully-async")
+            return self.async_entry if apart else self.entry
         first, *rest = job.command
         interpreter = "{python}" if job.python is not None and first in _PYTHONS else first
         return (interpreter, *(word for word in rest if bare(word) not in self.dropped))
@@ -176,8 +205,9 @@ class MegatronRl(GuidedFramework):
         return {}
 
     def _warnings(self, job: Job, flags: Flags) -> tuple[str, ...]:
+        told = "refuses" if self.dialect.strict else "ignores without a word"
         result = [
-            f"--{name} is in no list of flags; {self.name} ignores what it does not know without a word"
+            f"--{name} is in no list of flags; {self.name} {told} what it does not know"
             for name in unknown_of(job, self.dialect)
         ]
         result += [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.launchers.frameworks.core.flags import Flags
+from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.dialects.flags import Flags
 from autotune.launchers.frameworks.megatron.job import needs_reference
 from autotune.policies.values.job import SAVE_STEPS, Job
 
@@ -20,7 +21,7 @@ def saves(flags: Flags) -> bool:
 
 def root(job: Job, flags: Flags) -> str:
     """Return the folder below which files of the job's runs go."""
-    return (flags.text("save") or f"{job.workdir}/checkpoints").rstrip("/")
+    return absolute(job, flags.text("save") or "checkpoints").rstrip("/")
 
 
 def checkpoint_flags(job: Job, flags: Flags, *, run: str, attempt: int, resume: bool) -> dict[str, Any]:
@@ -33,9 +34,9 @@ def checkpoint_flags(job: Job, flags: Flags, *, run: str, attempt: int, resume: 
         return {"save": None, "save-interval": None, **_start_only(flags)}
     interval = flags.count("save-interval") or job.recovery.save_every or SAVE_STEPS
     if _continues(job, flags):
-        home = flags.text("save") or flags.text("load")
+        home = absolute(job, flags.text("save") or flags.text("load"))
         # Before the first attempt saved anything the job may begin elsewhere; afterwards it may not.
-        load = flags.text("load") if attempt == 1 and flags.has("load") else home
+        load = (attempt == 1 and _start_of(flags)) or home
         return {"save": home, "save-interval": interval, "load": load}
     own = f"{root(job, flags)}/{job.name}-{run}"
     result: dict[str, Any] = {"save": own, "save-interval": interval}

@@ -8,8 +8,15 @@ from functools import cache
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import Words, document
-from autotune.launchers.frameworks.core.flags import Flags, bare, is_on, parsed_value
-from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup, roles_of
+from autotune.launchers.frameworks.dialects.flags import Flags, bare, is_on, parsed_value
+from autotune.launchers.frameworks.megatron.checkpoints import saves
+from autotune.launchers.frameworks.megatron.job import (
+    Dialect,
+    Shape,
+    can_rebuild_weights,
+    needs_weights_backup,
+    roles_of,
+)
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 from autotune.policies.values.value import Value
@@ -62,6 +69,8 @@ def unknown_of(job: Job, dialect: Dialect) -> tuple[str, ...]:
 
 def _names(job: Job, dialect: Dialect) -> Iterator[Problem]:
     seen: dict[str, str] = {}
+    ignores = "refuses" if dialect.strict else "ignores"
+    silently = "refuse" if dialect.strict else "ignore without a word"
     for key in job.settings:
         name = bare(key)
         path = ("settings", key)
@@ -72,20 +81,23 @@ def _names(job: Job, dialect: Dialect) -> Iterator[Problem]:
         if name in dialect.removed:
             yield Problem(
                 path=path,
-                message=f"{dialect.name} ignores --{name} without a word",
+                message=f"{dialect.name} {ignores} --{name}" + ("" if dialect.strict else " without a word"),
                 hint=dialect.removed[name],
             )
         elif name.startswith(_ENGINE) and name.removeprefix(_ENGINE) in _known_values().of_framework:
-            message = f"{dialect.name} sets this of the engine itself and ignores --{name}"
+            message = f"{dialect.name} sets this of the engine itself and {ignores} --{name}"
             yield Problem(path=path, message=message)
         elif not _is_known(name, dialect) and (meant := _meant(name, dialect)):
-            message = f"unknown flag --{name}, which {dialect.name} would ignore without a word"
+            message = f"unknown flag --{name}, which {dialect.name} would {silently}"
             yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
 
 
 def _is_known(name: str, dialect: Dialect) -> bool:
     if name.startswith(_ENGINE):
         return name.startswith(_OF_CLIENT) or name.removeprefix(_ENGINE) in dialect.engine_names
+    for prefix in dialect.prefixes:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix).removeprefix("no-") in dialect.engine_names
     if name.startswith(_OPEN) or (name.startswith("no-") and name[3:] in dialect.negatable):
         return True
     return name in dialect.names or name in dialect.removed
@@ -95,7 +107,7 @@ def _meant(name: str, dialect: Dialect) -> str:
     hyphens = name.replace("_", "-")
     if _is_known(hyphens, dialect):
         return hyphens
-    engine = {_ENGINE + known for known in dialect.engine_names}
+    engine = {prefix + known for prefix in (_ENGINE, *dialect.prefixes) for known in dialect.engine_names}
     near = difflib.get_close_matches(hyphens, dialect.names | engine, n=1, cutoff=_NEAR)
     return near[0] if near else ""
 
@@ -140,12 +152,20 @@ def _offload(job: Job, flags: Flags, shape: Shape, dialect: Dialect) -> Iterator
         )
     if flags.on("overlap-cpu-optimizer-d2h-h2d") and not flags.on("optimizer-cpu-offload"):
         yield "overlap-cpu-optimizer-d2h-h2d", "it overlaps nothing without --optimizer-cpu-offload", ""
-    if dialect.weights_backup and flags.on("disable-weights-backuper") and needs_weights_backup(flags):
-        yield (
-            "disable-weights-backuper",
-            "without its copy the weights of another model cannot be switched in",
-            "leave the backuper on",
-        )
+    without = dialect.weights_backup
+    if without and flags.on(without):
+        if dialect.rebuilds_weights and not can_rebuild_weights(flags, shape):
+            yield (
+                without,
+                "only a colocated, sleeping trainer with Adam's fp32 master weights can rebuild its weights",
+                "leave it out",
+            )
+        if not dialect.rebuilds_weights and needs_weights_backup(flags):
+            yield (
+                without,
+                "without its copy the weights of another model cannot be switched in",
+                "leave the backuper on",
+            )
 
 
 def _batching(job: Job, flags: Flags, shape: Shape, dialect: Dialect) -> Iterator[tuple[str, str, str]]:
@@ -215,10 +235,31 @@ def _run(job: Job, flags: Flags, shape: Shape, dialect: Dialect) -> Iterator[tup
         yield "update-weight-transport", "disk transport needs --update-weight-disk-dir", ""
     if flags.text("memory-recorder") == "memray" and not flags.has("memory-snapshot-num-steps"):
         yield "memory-recorder", "memray needs --memory-snapshot-num-steps", ""
+    if not dialect.resumes_critic and shape.critic and saves(flags):
+        yield (
+            "advantage-estimator",
+            f"{dialect.name} would start the critic of a relaunch from the actor's checkpoint",
+            "`save: null` starts over instead; or drive the script with `framework: command`",
+        )
+    if flags.text("train-backend", "megatron") != "megatron":
+        yield (
+            "train-backend",
+            f"only {dialect.name}'s Megatron trainer is driven",
+            "drive the script with `framework: command`",
+        )
+    if flags.text("update-weight-transfer-mode", "broadcast") != "broadcast" and flags.on("colocate"):
+        yield "update-weight-transfer-mode", "colocated weights need no transfer: --colocate refuses it", ""
     if dialect.name == "relax" and shape.critic:
         yield "advantage-estimator", "Relax no longer trains a critic: `ppo` is refused", ""
     if flags.on("fully-async") and flags.on("colocate"):
-        yield "fully-async", "--fully-async and --colocate exclude each other", "--hybrid is the mix"
+        hint = "--hybrid is the mix" if "hybrid" in dialect.names else ""
+        yield "fully-async", "--fully-async and --colocate exclude each other", hint
+    if (
+        dialect.name == "miles"
+        and flags.on("fully-async")
+        and any(w.endswith("train.py") for w in job.command)
+    ):
+        yield "fully-async", "train.py refuses --fully-async", "run train_async.py"
     if is_on(flags.given.get("colocate")) and any("train_async" in word for word in job.command):
         yield "colocate", "train_async.py refuses --colocate", ""
 

@@ -1,25 +1,28 @@
-"""A job of slime or Relax as its flags describe it: devices, placement, models and lengths."""
+"""A job as its flags describe it: devices, placement, models and lengths."""
 
 from __future__ import annotations
 
 from math import ceil
+from typing import Literal
 
 import msgspec
 
 from autotune.launchers.frameworks.core.data import Words, document, table
-from autotune.launchers.frameworks.core.flags import Flags
+from autotune.launchers.frameworks.dialects.flags import Flags
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 from autotune.policies.values.value import Value
 
 
 class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In what slime and Relax, which share a trainer and an engine, differ."""
+    """In what slime, Relax and miles, which share a trainer and an engine, differ."""
 
     name: str
     engine_version: str
     names: Words  # flags of the trainer and of Megatron
     engine_names: Words = Words()  # arguments of SGLang behind --sglang-
+    prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
+    strict: bool = False  # refuses a flag that it does not know; the others ignore it without a word
     negatable: frozenset[str]  # flags with a --no- form
     removed: dict[
         str, str
@@ -31,9 +34,12 @@ class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker_pool: str  # flag of the processes that prepare data; "" where there are none
     logprob_budget: bool  # --log-probs-max-tokens-per-gpu is read
     memory_margin: bool
-    weights_backup: bool
-    nccl_check: bool
-    disk_sync: bool
+    weights_backup: str  # flag that goes without the host's copy of the weights; "" where there is none
+    rebuilds_weights: bool = False  # ... which takes them from the optimizer's master weights instead
+    inverse: dict[str, str] = {}  # printed arguments that are false -> the flags that were given
+    nccl_check: Literal["flag", "always", "never"]  # of free memory before NCCL's calls
+    disk_sync: Literal["flag", "delta", "never"]  # of weights through files: all of them, or what changed
+    resumes_critic: bool = True
     per_token_context: bool  # context parallelism asks for --calculate-per-token-loss
     trainer_first: bool  # the trainer is built before the engines start
 
@@ -119,7 +125,9 @@ def shape_of(job: Job, flags: Flags, dialect: Dialect) -> Shape:
         kv_heads=kv_heads,
         layers=job.shape.layers if job.shape else flags.count("num-layers"),
         placement=placement,
-        offload_train=_sleeps(flags, "offload-train", colocated=colocated) or critic,
+        offload_train=_sleeps(flags, "offload-train", colocated=colocated)
+        or critic
+        or flags.on("release-train"),
         offload_rollout=_sleeps(flags, "offload-rollout", colocated=colocated),
         reference=needs_reference(flags),
         critic=critic,
@@ -151,6 +159,23 @@ def needs_weights_backup(flags: Flags) -> bool:
     """Return whether another set of weights is switched in from host memory."""
     others = ("keep-old-actor", "opd-teacher-load", "ref-update-interval")
     return needs_reference(flags) or any(flags.on(name) for name in others)
+
+
+def can_rebuild_weights(flags: Flags, shape: Shape) -> bool:
+    """Return whether the optimizer's master weights can stand for the copy (miles/utils/arguments.py)."""
+    kept = flags.on("optimizer-cpu-offload") or not flags.on("use-precision-aware-optimizer")
+    against = ("keep-old-actor", "indep-dp", "overlap-param-gather", "disable-compute-advantages-and-returns")
+    counts = ("lora-rank", "num-critic-only-steps")
+    return (
+        kept
+        and shape.placement is Placement.COLOCATED
+        and shape.offload_train
+        and flags.text("optimizer", "adam") == "adam"
+        and flags.text("offload-train-target", "cpu") == "cpu"
+        and not any(flags.on(name) for name in against)
+        and not any(flags.count(name) for name in counts)
+        and not flags.has("lora-adapter-path")
+    )
 
 
 def roles_of(flags: Flags) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The knobs of slime and Relax, both ways: from flags, and back as the smallest change of flags."""
+"""The knobs, both ways: from flags, and back as the smallest change of flags."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
-from autotune.launchers.frameworks.core.flags import Flags, flags_of, spelled
 from autotune.launchers.frameworks.core.sglang_defaults import auto_fraction, tier
+from autotune.launchers.frameworks.dialects.flags import Flags, flags_of, spelled
 from autotune.launchers.frameworks.megatron.job import Dialect, Shape, shape_of
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import KNOBS, Knobs
@@ -18,7 +18,7 @@ from autotune.policies.values.value import Value
 
 SERVER_CONCURRENCY = 512  # --sglang-server-concurrency, requests that the client keeps at one engine
 SYNC_BUFFER = 512 << 20  # --update-weight-buffer-size
-MARGIN = 1 << 30  # Relax's --train-memory-margin-bytes
+MARGIN = 1 << 30  # --train-memory-margin-bytes
 _ENVIRONMENT = "train-env-vars"
 _PACKED = ("tokens_per_microbatch", "logprob_tokens")  # of no use without dynamic batching
 _COUNTED = ("microbatch_size",)  # of no use with it
@@ -71,16 +71,16 @@ def knobs_of(flags: Flags, shape: Shape, dialect: Dialect, *, gpu_memory_bytes: 
         if flags.count("log-probs-chunk-size") > 0
         else None,
         sync_mode="disk"
-        if dialect.disk_sync and flags.text("update-weight-transport") == "disk"
+        if dialect.disk_sync == "flag" and flags.text("update-weight-transport") == "disk"
         else "memory",
         sync_buffer=flags.count("update-weight-buffer-size", SYNC_BUFFER),
         host_allocator=host_allocators.preloaded(str(environment.get("LD_PRELOAD", ""))),
-        weights_backup=not (dialect.weights_backup and flags.on("disable-weights-backuper")),
+        weights_backup=not (dialect.weights_backup and flags.on(dialect.weights_backup)),
         dataloader_workers=flags.count(dialect.worker_pool) or None,
         allocator="expandable" if _is_expandable(environment, dialect) else "default",
         memory_margin=flags.count("train-memory-margin-bytes", MARGIN) if dialect.memory_margin else None,
         memory_snapshot=flags.on("record-memory-history"),
-        nccl_memory_check=flags.on("enable-cuda-memory-check") if dialect.nccl_check else None,
+        nccl_memory_check=flags.on("enable-cuda-memory-check") if dialect.nccl_check == "flag" else None,
         memory_profile=all(flags.on(name) for name in dialect.profile_flags),
     )
 
@@ -299,7 +299,7 @@ WRITERS: dict[str, Writer] = {
     "sync_mode": _write_sync_mode,
     "sync_buffer": _plain("update-weight-buffer-size"),
     "host_allocator": _write_host_allocator,
-    "weights_backup": lambda value, context: {"disable-weights-backuper": not value},
+    "weights_backup": lambda value, context: {context.dialect.weights_backup: not value},
     "dataloader_workers": lambda value, context: {context.dialect.worker_pool: value},
     "allocator": _write_allocator,
     "memory_margin": _plain("train-memory-margin-bytes"),

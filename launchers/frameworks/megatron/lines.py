@@ -1,11 +1,10 @@
-"""Progress in the logs of slime and Relax: timers, metric lines, checkpoints."""
+"""Progress in the logs of slime, Relax and miles: timers, metric lines, checkpoints."""
 
 from __future__ import annotations
 
-import ast
 import re
-from math import isfinite
 
+from autotune.launchers.frameworks.dialects.printed_dicts import numbers_in
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.observation import (
     Marker,
@@ -15,9 +14,10 @@ from autotune.policies.values.observation import (
     Saved,
     StepDone,
     TrainingDone,
+    UpdateDone,
 )
 
-# Peaks are printed by neither: their `Memory-Usage` lines are taken at quiet moments, between the phases.
+# Peaks are printed by none: their `Memory-Usage` lines are taken at quiet moments, between the phases.
 _TIMER = re.compile(r"Timer (?P<name>\w+) (?:(?P<start>start)\b|end \(elapsed: (?P<seconds>[\d.]+)s\))")
 _TIMERS = {
     "init_actor": Phase.INIT,
@@ -33,8 +33,8 @@ _TIMERS = {
     "save_model": Phase.CHECKPOINT,
 }
 _METRICS = re.compile(r"\bperf (?P<step>\d+): (?P<values>\{.*\})\s*$")
-_UNREADABLE = re.compile(r"(?<![\w/])-?(?:nan|inf)\b")
-_NUMPY = re.compile(r"\bnp\.\w+\(([^()]*)\)")
+# Of an actor's update; a step has as many as batches of --global-batch-size in its rollout.
+_UPDATE = re.compile(r"\bstep \d+: \{.*?'train/loss': (?P<loss>-?\d[\d.]*(?:e[+-]?\d+)?)[,}]")
 _SYNC = re.compile(r"Memory-Usage (?P<end>before|after) update_weights\b")
 _TRAINING = re.compile(r"\bActor training (?:(?P<end>completed) )?step (?P<step>\d+)/\d+")
 _GENERATION = re.compile(r"Rollout generation:\s+0%|\bStart rollout (?P<step>\d+)/\d+")
@@ -54,6 +54,8 @@ def marker_of(line: str) -> Marker | None:
         return _timed(timed)
     if (metrics := _METRICS.search(line)) is not None:
         return _measured(int(metrics["step"]), metrics["values"])
+    if (updated := _UPDATE.search(line)) is not None:
+        return UpdateDone(loss=float(updated["loss"]))
     if (synced := _SYNC.search(line)) is not None:
         return _border(Phase.WEIGHT_SYNC, 0, ends=synced["end"] == "after")
     if (trained := _TRAINING.search(line)) is not None:
@@ -85,15 +87,10 @@ def _timed(match: re.Match[str]) -> Marker | None:
 
 def _measured(step: int, text: str) -> Marker | None:
     """Return the end of a rollout or of a step: both sides print a line of the same kind."""
-    try:
-        values = ast.literal_eval(_UNREADABLE.sub("None", _NUMPY.sub(r"\1", text)))
-    except (ValueError, SyntaxError):
-        return None  # a line torn by a crash
-    numbers = {
-        name.removeprefix("perf/"): float(value)
-        for name, value in values.items()
-        if isinstance(name, str) and isinstance(value, int | float) and isfinite(value)
-    }
+    values = numbers_in(text)
+    if values is None:
+        return None
+    numbers = {name.removeprefix("perf/"): value for name, value in values.items()}
     if "train_time" not in numbers and "step_time" not in numbers:
         if "rollout_time" not in numbers:
             return None

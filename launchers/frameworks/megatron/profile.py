@@ -1,18 +1,21 @@
-"""What the policies need to know of a job of slime or Relax: grids, constraints, residency, layout."""
+"""What the policies need to know of a job: grids, constraints, residency, layout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 
-from autotune.launchers.frameworks.core import splits
-from autotune.launchers.frameworks.core.data import rows
-from autotune.launchers.frameworks.core.flags import Flags
+from autotune.launchers.frameworks.core import residency, splits
+from autotune.launchers.frameworks.core.declined import declined
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes
-from autotune.launchers.frameworks.megatron.job import Dialect, Shape, needs_weights_backup
+from autotune.launchers.frameworks.dialects.flags import Flags
+from autotune.launchers.frameworks.megatron.job import (
+    Dialect,
+    Shape,
+    can_rebuild_weights,
+    needs_weights_backup,
+)
 from autotune.launchers.frameworks.megatron.knobs import most_concurrent
-from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import (
@@ -27,11 +30,9 @@ from autotune.policies.values.profile import (
     Support,
 )
 from autotune.policies.values.remedy import Effect
-from autotune.policies.values.value import Value
 
 _MIB = 1 << 20
 _TWO = (False, True)
-_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 # Bytes of a weight, by words in an engine's quantization or in its checkpoint's name; four bits carry scales
 # and leave embeddings and head as they are (Qwen3-30B-A3B-INT4: 17 GB, Kimi-K2-Thinking: 594 GB).
 _ENGINE_BYTES = (
@@ -45,14 +46,14 @@ _ENGINE_BYTES = (
 
 def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Support]:
     """Return how the framework offers the knobs that mean something to this job."""
-    context_sizes = _sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
+    context_sizes = splits.sizes(shape.context, shape.trainer_gpus // max(1, shape.tensor * shape.pipeline))
     result = {
         "concurrency": _support("sglang-max-running-requests", Grid(minimum=1)),
         "memory_fraction": _support(
             "sglang-mem-fraction-static", Grid(minimum=0.1, maximum=0.95, multiple=0.01)
         ),
         "rollout_tensor_parallel": _support(
-            "rollout-num-gpus-per-engine", Grid(values=_sizes(shape.engine_size, shape.engine_gpus))
+            "rollout-num-gpus-per-engine", Grid(values=splits.sizes(shape.engine_size, shape.engine_gpus))
         ),
         "cuda_graphs": _support(dialect.graph_limit, Grid(values=("full", "limited", "off"))),
         "max_batched_tokens": _support("sglang-chunked-prefill-size", Grid(minimum=256, multiple=256)),
@@ -77,7 +78,7 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
         "sync_mode": _support("update-weight-transport", Grid(values=("memory", "disk"))),
         "host_allocator": _support("train-env-vars", Grid(values=("default", *SONAMES))),
         "allocator": _support("train-env-vars", Grid(values=("default", "expandable"))),
-        "weights_backup": _support("disable-weights-backuper", Grid(values=(True, False))),
+        "weights_backup": _support(dialect.weights_backup, Grid(values=(True, False))),
         "memory_margin": _support(
             "train-memory-margin-bytes", Grid(minimum=0, maximum=8 << 30, multiple=64 * _MIB)
         ),
@@ -86,14 +87,6 @@ def supported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, Supp
     }
     refused = unsupported_of(flags, shape, dialect)
     return {name: support for name, support in result.items() if name not in refused}
-
-
-class _Unsupported(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a knob is not offered, and in which jobs."""
-
-    knob: str
-    why: str
-    when: str = ""  # a name of UNSUPPORTED_WHEN; empty: in all
 
 
 def _scores_within_the_training_budget(flags: Flags, shape: Shape, dialect: Dialect) -> bool:
@@ -118,48 +111,36 @@ UNSUPPORTED_WHEN: dict[str, Callable[[Flags, Shape, Dialect], bool]] = {
     "trains_a_critic": lambda _, shape, __: shape.critic,
     "trainer_sleeps": lambda _, shape, __: shape.offload_train,
     "trainer_stays": lambda _, shape, __: not shape.offload_train,
-    "cannot_sync_by_disk": lambda _, __, dialect: not dialect.disk_sync,
+    "cannot_sync_by_disk": lambda _, __, dialect: dialect.disk_sync == "never",
+    "syncs_changes_only": lambda _, __, dialect: dialect.disk_sync == "delta",
     "has_no_backup_switch": lambda _, __, dialect: not dialect.weights_backup,
-    "needs_the_backup": lambda flags, _, __: needs_weights_backup(flags),
+    "needs_the_backup": lambda flags, _, dialect: (
+        not dialect.rebuilds_weights and needs_weights_backup(flags)
+    ),
+    "cannot_rebuild_weights": lambda flags, shape, dialect: (
+        dialect.rebuilds_weights and not can_rebuild_weights(flags, shape)
+    ),
     "has_no_margin": lambda _, __, dialect: not dialect.memory_margin,
-    "always_checks_nccl": lambda _, __, dialect: not dialect.nccl_check,
+    "always_checks_nccl": lambda _, __, dialect: dialect.nccl_check == "always",
+    "never_checks_nccl": lambda _, __, dialect: dialect.nccl_check == "never",
     "would_normalise_otherwise": lambda flags, shape, dialect: (
         dialect.per_token_context and shape.context == 1 and not flags.on("calculate-per-token-loss")
     ),
 }
 
 
-@cache
-def unsupported_rows() -> tuple[_Unsupported, ...]:
-    """Return the knobs that some or all jobs do not offer."""
-    return rows(__package__, "unsupported.yaml", _Unsupported)
-
-
 def unsupported_of(flags: Flags, shape: Shape, dialect: Dialect) -> dict[str, str]:
     """Return why the other knobs cannot be turned for this job."""
-    result = {row.knob: row.why for row in unsupported_rows() if not row.when}
-    for row in reversed(unsupported_rows()):
-        if row.when and UNSUPPORTED_WHEN[row.when](flags, shape, dialect):
-            result[row.knob] = row.why
-    return result
+    return declined(__package__, UNSUPPORTED_WHEN, flags, shape, dialect)
 
 
 def _support(setting: str, grid: Grid, *, numeric: bool = False) -> Support:
     return Support(setting=setting, grid=grid, effect=Effect.NUMERIC if numeric else Effect.EXACT)
 
 
-def _powers(limit: int) -> list[int]:
-    return [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
-
-
-def _sizes(present: int, devices: int) -> tuple[int, ...]:
-    fitting = {size for size in _powers(max(1, devices)) if devices == 0 or devices % size == 0}
-    return tuple(sorted({present, *fitting}))
-
-
 def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:
     """Return sizes that leave whole copies of the model, of its experts too."""
-    sizes = _sizes(shape.tensor, shape.trainer_gpus // max(1, shape.pipeline * shape.context))
+    sizes = splits.sizes(shape.tensor, shape.trainer_gpus // max(1, shape.pipeline * shape.context))
     fixed = flags.count("expert-tensor-parallel-size")
     return tuple(
         size
@@ -172,7 +153,7 @@ def _tensor_sizes(flags: Flags, shape: Shape) -> tuple[int, ...]:
 
 
 def constraints_of(
-    flags: Flags, shape: Shape, knobs: Knobs, supported: Mapping[str, Support]
+    flags: Flags, shape: Shape, dialect: Dialect, knobs: Knobs, supported: Mapping[str, Support]
 ) -> Iterator[Constraint]:
     """Yield what limits the knobs, as data."""
     length = f"longest sequence {shape.longest}" if shape.longest else f"longest answer {shape.response}"
@@ -215,6 +196,16 @@ def constraints_of(
         values=(True,),
         why="only an offloaded optimizer has copies to overlap",
     )
+    if dialect.rebuilds_weights and "weights_backup" in supported:
+        others = ("optimizer_offload",) if flags.on("use-precision-aware-optimizer") else ()
+        for other in ("param_offload", *others):
+            yield Requires(
+                knob="weights_backup",
+                value=False,
+                other=other,
+                values=(True,),
+                why="the weights of a sleeping trainer are rebuilt from fp32 master weights of its own",
+            )
     for knob in ("optimizer_offload", "optimizer_offload_fraction"):
         yield FixedDuringRun(knob=knob, why="the checkpoint holds the optimizer's state in another layout")
     for knob in ("tensor_parallel", "context_parallel"):
@@ -228,22 +219,13 @@ def resident_of(shape: Shape, dialect: Dialect) -> dict[str, tuple[str, ...]]:
     """Return who holds device memory in which phase of a colocated job; empty where they are apart."""
     if shape.placement is not Placement.COLOCATED:
         return {}
-    models = ("trainer", *(("ref",) if shape.reference else ()), *(("critic",) if shape.critic else ()))
-    engine = () if shape.offload_rollout else ("rollout",)
-    beside = () if shape.offload_train else models
-    resident: dict[str, tuple[str, ...]] = dict.fromkeys(
-        (
-            phase.value
-            for phase in (Phase.INIT, Phase.LOG_PROB, *_TRAINING, Phase.COMM, Phase.CHECKPOINT, Phase.DATA)
-        ),
-        models + engine,
+    return residency.colocated(
+        reference=shape.reference,
+        critic=shape.critic,
+        engine_sleeps=shape.offload_rollout,
+        trainer_sleeps=shape.offload_train,
+        trainer_first=dialect.trainer_first,
     )
-    # The engine's weights are back for the sync, its pool only after it.
-    resident[Phase.WEIGHT_SYNC.value] = models + engine
-    resident[Phase.ROLLOUT.value] = ("rollout", *beside)
-    # slime's engines start first and sleep before the trainer is built; Relax builds the trainer first.
-    resident[Phase.ROLLOUT_INIT.value] = ("rollout", *(models if dialect.trainer_first else beside))
-    return resident
 
 
 def layout_of(flags: Flags, shape: Shape) -> Layout:
@@ -254,6 +236,7 @@ def layout_of(flags: Flags, shape: Shape) -> Layout:
         ranks=shape.trainer_gpus,
         shards=shape.data_parallel * shape.context,
         pipeline_parallel=shape.pipeline,
+        pipeline_chunks=_pipeline_chunks(flags, shape),
         expert_parallel=shape.expert,
         expert_tensor_parallel=expert_tensor,
         expert_shards=max(1, shape.trainer_gpus // (expert_tensor * shape.expert * shape.pipeline)),
@@ -290,6 +273,13 @@ def layout_of(flags: Flags, shape: Shape) -> Layout:
         prompt_tokens=shape.prompt,
         response_tokens=shape.response,
     )
+
+
+def _pipeline_chunks(flags: Flags, shape: Shape) -> int:
+    """Return into how many chunks a stage's layers are cut; Megatron takes their number or their size."""
+    layers = flags.count("num-layers-per-virtual-pipeline-stage")
+    of_size = flags.count("num-layers") // (shape.pipeline * layers) if layers else 1
+    return max(1, flags.count("num-virtual-stages-per-pipeline-rank") or of_size)
 
 
 def _optimizer_bytes(flags: Flags) -> int:

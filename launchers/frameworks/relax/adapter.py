@@ -14,6 +14,7 @@ class Relax(MegatronRl):
     name = "relax"
     saves_by_time = False
     announces_end = True
+    modules = ("relax",)
     entry = ("{python}", "-m", "relax.entrypoints.train")
     # Its health check starts everything again with the arguments that failed, up to three times.
     dropped = ("use-health-check", "max-global-restart")

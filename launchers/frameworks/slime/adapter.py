@@ -14,6 +14,7 @@ class Slime(MegatronRl):
     name = "slime"
     saves_by_time = False
     announces_end = False
+    modules = ("slime",)
     entry = ("{python}", "train.py")  # in slime's own folder; train_async.py only where the job says so
     trial_off: Mapping[str, Any] = {"wandb-run-id": None}
     traces: tuple[str, ...] = ("slime/backends/", "slime/ray/", "slime/rollout/", "slime/utils/", "SLIME_")

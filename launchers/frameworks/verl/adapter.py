@@ -1,4 +1,4 @@
-"""verl 0.9.1: PPO and GRPO with FSDP or Megatron trainers and vLLM or SGLang engines."""
+"""verl: PPO and GRPO with FSDP or Megatron trainers and vLLM or SGLang engines."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import GuidedFramework
 from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.dialects.hydra import override
 from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
 from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import read, write
 from autotune.launchers.frameworks.verl.markers import TRACES, marker_of
-from autotune.launchers.frameworks.verl.overrides import override
 from autotune.launchers.frameworks.verl.printed_config import printed
+from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Profile
 
-_PINNED = {"vllm": "0.24.0", "sglang": "0.5.12"}  # extras of verl 0.9.1
+_SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
 
 
 class Verl(GuidedFramework):
@@ -29,7 +30,12 @@ class Verl(GuidedFramework):
     name = "verl"
     saves_by_time = False
     announces_end = False
+    loss = "actor/pg_loss"
     traces: tuple[str, ...] = TRACES
+    distribution = "verl"
+    version_file = "verl/version/version"
+    modules = ("verl",)
+    releases = keys.releases()
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -38,6 +44,10 @@ class Verl(GuidedFramework):
     def model_path(self, job: Job) -> str | None:
         """Return the model that the settings name."""
         return launch.model_path(Config(job))
+
+    def checkpoint_folder(self, job: Job) -> str | None:
+        """Return trainer.default_local_dir, or the folder that every run has its own in."""
+        return launch.checkpoint_folder(job, Config(job))
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
@@ -51,11 +61,36 @@ class Verl(GuidedFramework):
             placement=layout.placement(config),
             resident=layout.resident(config),
             engine=config.rollout,
-            engine_version=_PINNED.get(config.rollout, ""),
+            engine_version=config.keys.engines.get(config.rollout, ""),
             longest_sequence=config.longest,
             resumable=_resumable(config),
             layout=with_lengths(layout.layout(config), job),
-            warnings=(*checks.ignored(config), *_warnings(job, config)),
+            warnings=(
+                *job.notes,
+                *checks.passed_on(job, config),
+                *checks.ignored(config),
+                *_warnings(job, config),
+            ),
+        )
+
+    def training(self, job: Job) -> Training:
+        """Return the sizes of a step, and what decides which samples it has."""
+        config = Config(job)
+        update, sequences = config.update, config.sequences
+        epochs = max(1, config.count(f"{ACTOR}.ppo_epochs"))
+        order = "shuffled by `data.seed`" if config.flag("data.shuffle") else "as the files have it"
+        seeds = {key: config.count(key) for key in _SEEDS if config.get(key) is not None}
+        return Training(
+            samples_per_step=sequences,
+            global_batch=update,
+            updates_per_step=-(-sequences // update) * epochs if update else None,
+            steps=config.count("trainer.total_training_steps") or None,
+            epochs=config.count("trainer.total_epochs") or None,
+            prompt_tokens=config.count("data.max_prompt_length") or None,
+            response_tokens=config.count("data.max_response_length") or None,
+            learning_rate=config.share(f"{ACTOR}.optim.lr") or None,
+            seeds=seeds,
+            data_order=order,
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -120,6 +155,11 @@ def _warnings(job: Job, config: Config) -> tuple[str, ...]:
         result.append(
             "expandable_segments in the environment reaches the engine, whose sleep mode refuses it; "
             "verl switches it on for the trainer by itself"
+        )
+    if config.summons_whole and config.world > 1:
+        result.append(
+            "every weight sync gathers the whole model on every card to read its adapters; "
+            f"{ROLLOUT}.layered_summon: true (with {ROLLOUT}.load_format: safetensors) does it layer by layer"
         )
     if config.colocated and not config.sleeps and config.rollout:
         result.append("the engine never sleeps: its weights and pool stay on the card while training runs")

@@ -7,12 +7,13 @@ from functools import cache
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.types import misfit
+from autotune.launchers.frameworks.dialects.hydra import bare, prefix
 from autotune.launchers.frameworks.verl import keys
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import critic_tokens, names
 from autotune.launchers.frameworks.verl.launch import is_own
 from autotune.launchers.frameworks.verl.limits import rollout_sizes, sequence_sizes
-from autotune.launchers.frameworks.verl.overrides import bare, prefix
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
@@ -23,6 +24,8 @@ class _Unread(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     why: str
     when: str = "always"  # a name of UNREAD_WHEN
 
+
+_UNREAD_IN = "0.9.1"  # the release whose code unread.yaml was read in
 
 # The predicates that verl_unread.yaml names.
 UNREAD_WHEN: dict[str, Callable[[Config], bool]] = {
@@ -59,40 +62,77 @@ def problems(job: Job) -> tuple[Problem, ...]:
             )
         )
     if is_own(job):
-        result += _unknown_keys(config)
-        result += [_problem(config, key, message, hint) for key, message, hint in _values(job, config)]
+        result += [problem for problem in unknown(config) if _is_certain(config, problem)]
+        misfits = list(_misfits(config))  # which would show as wrong sizes, too
+        result += misfits or [_problem(config, *found) for found in _values(job, config)]
     return tuple(result)
 
 
 def ignored(config: Config) -> tuple[str, ...]:
     """Return a sentence for each setting of the job that has no effect."""
+    release = config.keys.release
+    if release.version != _UNREAD_IN:
+        return ()
     return tuple(
-        f"{key} has no effect in verl 0.9.1: {setting.why}"
+        f"{key} has no effect in verl {release.version}: {setting.why}"
         for key, setting in unread().items()
         if config.has(key) and UNREAD_WHEN[setting.when](config)
     )
 
 
-def _unknown_keys(config: Config) -> Iterator[Problem]:
+def passed_on(job: Job, config: Config) -> tuple[str, ...]:
+    """Return a sentence for each setting that the known releases do not have, but the job's own may."""
+    if not is_own(job):
+        return ()
+    release = config.keys.release
+    which = (
+        f"verl {release.version}"
+        if release.exact
+        else f"verl {release.version}, the nearest release known here,"
+    )
+    return tuple(
+        f"{which} does not have the setting {bare(str(problem.path[-1]))}; it is passed on"
+        + (f" ({problem.hint})" if problem.hint else "")
+        for problem in unknown(config)
+        if not _is_certain(config, problem)
+    )
+
+
+def unknown(config: Config) -> Iterator[Problem]:
+    """Yield the settings that the release which stands for the job's verl does not know."""
     for spelled in config.spelled:
         key = bare(spelled)
-        if key in keys.configured(config.keys) or keys.is_node(key, config.keys):
+        if key in config.keys.configured or config.keys.is_node(key):
             continue
-        added = key in keys.addable(config.keys) or keys.is_open(key)
-        plain = prefix(spelled) in ("+", "++") and keys.is_plain(key) and key not in removed()
+        added = key in config.keys.addable or keys.is_open(key)
+        plain = prefix(spelled) in ("+", "++") and config.keys.is_plain(key) and key not in removed()
         if added or plain or config.engine not in ("dp", "megatron"):
             continue
         yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=_hint(config, key))
 
 
+def _is_certain(config: Config, problem: Problem) -> bool:
+    """Return whether an unknown setting is a mistake: the release is the job's own and has a similar one."""
+    return config.keys.release.exact and bool(problem.hint)
+
+
 def _hint(config: Config, key: str) -> str:
     if key in removed():
         return removed()[key]
-    other = "megatron" if config.keys == "dp" else "dp"
-    if key in keys.configured(other) | keys.addable(other):
+    other = "dp" if config.megatron else "megatron"
+    if key in keys.keys_of(config.keys.release.version, other).defaults:
         return f"it belongs to `model_engine: {other}`"
-    similar = keys.similar(key, config.keys)
+    similar = config.keys.similar(key)
     return f"did you mean {similar}?" if similar else ""
+
+
+def _misfits(config: Config) -> Iterator[Problem]:
+    for spelled in config.spelled:
+        key = bare(spelled)
+        value = config.get(key)
+        wanted = misfit(config.keys.kind(key), value)
+        if wanted and (config.keys.release.exact or isinstance(value, str)):
+            yield Problem(path=("settings", spelled), message=f"{key} must be {wanted}, not {value!r}")
 
 
 def _problem(config: Config, key: str, message: str, hint: str) -> Problem:

@@ -1,18 +1,16 @@
-"""A verl job's settings with verl 0.9.1's defaults filled in."""
+"""A verl job's settings with the defaults of its version of verl filled in."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from autotune.launchers.frameworks.core.data import document
-from autotune.launchers.frameworks.verl import keys
-from autotune.launchers.frameworks.verl.overrides import bare, overrides_in, prefix, value_of
+from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
+from autotune.launchers.frameworks.dialects.settings import Settings
+from autotune.launchers.frameworks.verl.keys import is_known_node, keys_of
+from autotune.launchers.frameworks.verl.overrides import overrides_in
 from autotune.policies.values.job import Job
-from autotune.policies.values.value import Value
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
@@ -21,95 +19,28 @@ REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 
-_REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}$")
-_DEEPEST = 8  # references followed from one key
 
-
-class Defaults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The defaults of verl_defaults.yaml, by key."""
-
-    both: dict[str, Any]
-    megatron: dict[str, Any]
-    follows: dict[str, str]  # keys whose default is the value of another one
-
-
-@cache
-def defaults() -> Defaults:
-    """Return the defaults of verl 0.9.1; keys that are not there default to nothing."""
-    return document(__package__, "defaults.yaml", Defaults)
-
-
-class Config:
+class Config(Settings):
     """What a job's settings come to; `get` takes the keys without Hydra's prefixes."""
 
     def __init__(self, job: Job) -> None:
         self.spelled = written(job)
-        self._values = {bare(key): value_of(value) for key, value in self.spelled.items()}
+        super().__init__({bare(key): value_of(value) for key, value in self.spelled.items()}, {})
         self.engine = str(self._values.get("model_engine") or _implied(job, self._values))
-        self.keys = "megatron" if self.megatron else "dp"
-        known = defaults()
-        self._defaults = known.both | (known.megatron if self.megatron else {})
-        self._follows = known.follows
+        self.keys = keys_of(job.framework_version, "megatron" if self.megatron else "dp")
+        self._defaults = self.keys.defaults
 
     @property
     def megatron(self) -> bool:
         """Whether the trainer is Megatron's."""
         return self.engine == "megatron"
 
-    def has(self, key: str) -> bool:
-        """Return whether the job itself sets a key."""
-        return key in self._values
-
-    def get(self, key: str, *, depth: int = 0) -> Any:
-        """Return the value of a key: the job's, else verl's."""
-        if key in self._values:
-            value = self._values[key]
-            reference = _REFERENCE.match(value) if isinstance(value, str) else None
-            if reference is None or depth >= _DEEPEST:
-                return value
-            return self.get(reference[1], depth=depth + 1)
-        if key in self._follows and depth < _DEEPEST:
-            return self.get(self._follows[key], depth=depth + 1)
-        return self._defaults.get(key)
-
-    def followed(self, key: str) -> str:
-        """Return the key whose value a key takes because the job does not set it; empty where none."""
-        return "" if self.has(key) else self._follows.get(key, "")
-
-    def flag(self, key: str) -> bool:
-        """Return a key's truth."""
-        return self.get(key) is True
-
-    def count(self, key: str) -> int:
-        """Return a key's whole number; 0 where it is none."""
-        value = self.get(key)
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-    def share(self, key: str) -> float:
-        """Return a key's number; 0 where it is none."""
-        value = self.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
-
-    def text(self, key: str) -> str:
-        """Return a key's text; empty where it is unset."""
-        value = self.get(key)
-        return "" if value is None else str(value)
-
-    def inside(self, node: str) -> dict[str, Any]:
-        """Return what a free-form setting holds, whether it is written whole or key by key."""
-        whole = self.get(node)
-        apart = {name.removeprefix(f"{node}."): name for name in self._values if name.startswith(f"{node}.")}
-        present = dict(whole) if isinstance(whole, Mapping) else {}
-        return present | {key: self.get(name) for key, name in apart.items()}
-
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
         for spelled in self.spelled:
             if bare(spelled) == name and prefix(spelled) != "~":
                 return spelled
-        return name if name in keys.configured(self.keys) else f"++{name}"
+        return name if name in self.keys.configured else f"++{name}"
 
     # ------------------------------------------------------------------ what several readers need
 
@@ -144,6 +75,16 @@ class Config:
     def adapters(self) -> bool:
         """Whether only adapters are trained: then the reference is the actor without them."""
         return self.lora_rank > 0 or self.get(f"{MODEL}.lora_adapter_path") is not None
+
+    @property
+    def summons_whole(self) -> bool:
+        """Whether a weight sync reads the adapters while FSDP1 has gathered the whole model on every card.
+
+        So it does (fsdp_utils.py, collect_lora_params) unless they are merged or summoned layer by layer.
+        """
+        apart = self.flag(f"{MODEL}.lora.merge") or self.flag(f"{ROLLOUT}.layered_summon")
+        fsdp1 = not self.megatron and self.text(f"{ACTOR}.strategy") == "fsdp"
+        return self.adapters and fsdp1 and not apart
 
     @property
     def scores_reference(self) -> bool:
@@ -251,20 +192,18 @@ def _implied(job: Job, values: Mapping[str, Any]) -> str:
 def written(job: Job) -> dict[str, Any]:
     """Return the job's own overrides: those in its command, and over them its settings, nested ones flat."""
     found = overrides_in(job.command)
-    for key, value in _flat(job.settings).items():
+    for key, value in _flat(job.settings, job.framework_version).items():
         for other in [name for name in found if bare(name) == bare(key) and name != key]:
             del found[other]
         found[key] = value
     return found
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(settings: Mapping[str, Any], version: str | None) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in settings.items():
-        name = bare(key)
-        inside = keys.is_node(name, "dp") or keys.is_node(name, "megatron")
-        if isinstance(value, Mapping) and value and inside:
-            result |= _flat({f"{key}.{inner}": each for inner, each in value.items()})
+        if isinstance(value, Mapping) and value and is_known_node(bare(key), version):
+            result |= _flat({f"{key}.{inner}": each for inner, each in value.items()}, version)
         else:
             result[key] = value
     return result

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.verl.config import ENV_VARS, MODEL, ROLLOUT, Config, written
 from autotune.launchers.frameworks.verl.keys import taken
 from autotune.launchers.frameworks.verl.knobs import SNAPSHOT_TOOL, write
-from autotune.launchers.frameworks.verl.overrides import bare, override, overrides_in
+from autotune.launchers.frameworks.verl.overrides import overrides_in
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
@@ -31,7 +33,7 @@ def command(job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> 
     needed = needs(job, whole, run=run, attempt=attempt, resume=resume)
     settings = {key: value for key, value in settings.items() if bare(key) not in needed}
     settings |= {whole.key(key): value for key, value in needed.items()}
-    words = tuple(override(taken(key), value) for key, value in settings.items())
+    words = tuple(override(taken(key, job.framework_version), value) for key, value in settings.items())
     preloads = f"{ENV_VARS}.LD_PRELOAD" in {bare(key) for key in settings}
     return Command(
         argv=(*entry(job), *words),
@@ -83,18 +85,20 @@ def needs(job: Job, config: Config, *, run: str, attempt: int, resume: bool) -> 
 
 
 def checkpoints(job: Job, config: Config, *, run: str) -> str:
-    """Return the absolute folder of a run's checkpoints.
-
-    Only a job that asks to go on from what is there gets the folder itself: below it every run has its own,
-    so that no attempt, not even one after a failure before the first checkpoint, continues a foreign one.
-    """
-    named = config.text("trainer.default_local_dir")
-    if "${" in named:
-        named = ""
+    """Return the absolute folder of a run's checkpoints."""
+    named = _named_folder(config)
     project, experiment = config.text("trainer.project_name"), config.text("trainer.experiment_name")
-    if job.resume:
-        return _absolute(job, named or f"checkpoints/{project}/{experiment}")
-    return f"{_absolute(job, named)}/{run}" if named else _absolute(job, f"checkpoints/{job.name}-{run}")
+    return folder_of(job, named or f"checkpoints/{project}/{experiment}", run=run, named=bool(named))
+
+
+def checkpoint_folder(job: Job, config: Config) -> str:
+    """Return the absolute folder below which the checkpoints of all runs of a job go."""
+    return absolute(job, _named_folder(config) or "checkpoints")
+
+
+def _named_folder(config: Config) -> str:
+    named = config.text("trainer.default_local_dir")
+    return "" if "${" in named else named
 
 
 def trial(job: Job, *, folder: str, steps: int, longest: bool) -> Job:
@@ -142,14 +146,9 @@ def _variables(
         result |= {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
     if "tensorboard" in loggers:
         names = f"{config.text('trainer.project_name')}/{config.text('trainer.experiment_name')}"
-        result["TENSORBOARD_DIR"] = _absolute(job, f"tensorboard_log/{names}")
+        result["TENSORBOARD_DIR"] = absolute(job, f"tensorboard_log/{names}")
     return {name: value for name, value in result.items() if not config.has(f"{ENV_VARS}.{name}")}
 
 
 def _listed(value: Any) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
-
-
-def _absolute(job: Job, path: str) -> str:
-    base = job.workdir.rstrip("/")
-    return path if path.startswith(("/", "~", "hdfs:")) else f"{base}/{path.removeprefix('./')}".rstrip("/")

@@ -66,6 +66,7 @@ def layout(config: Config) -> Layout:
         ranks=config.world,
         shards=_shards(config),
         pipeline_parallel=config.ranks(MEGATRON, "pipeline_model") if config.megatron else 1,
+        pipeline_chunks=config.ranks(MEGATRON, "virtual_pipeline_model") if config.megatron else 1,
         expert_parallel=config.ranks(MEGATRON, "expert_model") if config.megatron else 1,
         expert_tensor_parallel=_expert_tensor(config),
         expert_shards=_expert_shards(config),
@@ -91,7 +92,10 @@ def layout(config: Config) -> Layout:
         lora_rank=config.lora_rank,
         entropy=config.entropy,
         engine_sleeps=config.sleeps,
+        # engine_workers.py, update_weights: on after every sync through CUDA IPC, the first one included.
+        expandable_segments=config.colocated,
         engine_weights_on_host=config.rollout == "sglang" or config.adapters,  # else vLLM's sleep drops them
+        gathers_whole=config.summons_whole,
         optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
         parameters_stay_offloaded=policy,
         tokens_before_split=True,

@@ -200,20 +200,13 @@ def constraints(config: Config, shape: Model | None) -> tuple[Constraint, ...]:
 def rollout_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
     """Return the legal sizes of the engines' tensor parallelism."""
     others = config.engine_ranks // max(1, config.count(f"{ROLLOUT}.tensor_model_parallel_size"))
-    sizes = [n for n in _divisors(config.rollout_world) if config.rollout_world % (n * others) == 0]
-    return _splitting_heads(sizes, shape)
+    sizes = [n for n in splits.divisors(config.rollout_world) if config.rollout_world % (n * others) == 0]
+    return splits.head_sizes(sizes, shape)
 
 
 def sequence_sizes(config: Config, shape: Model | None) -> tuple[int, ...]:
     """Return the legal sizes of Ulysses: it splits heads and shares key-value heads evenly."""
-    return _splitting_heads(_divisors(config.world), shape)
-
-
-def _splitting_heads(sizes: list[int], shape: Model | None) -> tuple[int, ...]:
-    if shape is not None:
-        kv = shape.kv_heads
-        sizes = [n for n in sizes if shape.heads % n == 0 and (kv % n == 0 or n % kv == 0)]
-    return tuple(sizes)
+    return splits.head_sizes(splits.divisors(config.world), shape)
 
 
 def _together(config: Config, shape: Model | None) -> list[Constraint]:
@@ -273,7 +266,7 @@ def _passes(config: Config) -> dict[str, Support]:
     tokens = Grid(minimum=_TOKEN_STEP, multiple=_TOKEN_STEP)
     # The scoring passes have a budget of their own; a critic's follows the smaller of the two.
     training = tuple(phase for phase in Phase if phase is not Phase.LOG_PROB)
-    sizes = tuple(reversed(_divisors(config.mini_batch))) if config.mini_batch else (1,)
+    sizes = tuple(reversed(splits.divisors(config.mini_batch))) if config.mini_batch else (1,)
     return {
         "tokens_per_microbatch": _support(
             config,
@@ -302,7 +295,7 @@ def _megatron(config: Config, shape: Model | None) -> dict[str, Support]:
         config.world // config.ranks(MEGATRON, "pipeline_model"),
         config.ranks(MEGATRON, "tensor_model"),
     )
-    groups = _divisors(stage)
+    groups = splits.divisors(stage)
     tensors = [
         n
         for n in groups
@@ -358,7 +351,3 @@ def _support(
     phases: tuple[Phase, ...] = (),
 ) -> Support:
     return Support(setting=config.key(key), grid=grid, effect=effect, phases=phases)
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from autotune.launchers.frameworks.verl.overrides import bare, overrides_in
+from autotune.launchers.frameworks.dialects.hydra import bare
+from autotune.launchers.frameworks.verl.overrides import overrides_in
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ACTOR = re.compile(r"^\(([A-Za-z]\w* pid=\d+[^()]*)\) ?")

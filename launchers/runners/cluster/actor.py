@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from pathlib import Path
+import sys
+import threading
+import time
+from collections.abc import Mapping
 
+from autotune.launchers.runners.cluster.internals import worker_logs
 from autotune.launchers.runners.cluster.jobs import job_environment
-from autotune.launchers.runners.node.agent import Node, Start
-from autotune.launchers.runners.node.child import outside_ray_worker
+from autotune.launchers.runners.node.agent import EXPIRES_S, Node, Start
+from autotune.launchers.runners.node.child import initial_environment, outside_ray_worker
 from autotune.launchers.runners.node.host import card_indices
 from autotune.policies.values.command import Command
+
+_LOOK_S = 600.0  # between looks at whether the actor has expired
 
 
 class NodeActor(Node):
     """A node's share of an attempt inside a Ray worker."""
 
-    def __init__(self, *, run: str, attempt: int, name: str, start: Start | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        run: str,
+        attempt: int,
+        name: str,
+        start: Start | None = None,
+        expires_s: float = EXPIRES_S,
+    ) -> None:
         import ray
-        from ray._private.worker import global_worker
 
-        workers = global_worker.node.get_logs_dir_path()
-        visible = _initial_environment().get("CUDA_VISIBLE_DEVICES", "")
+        workers = worker_logs()
+        visible = initial_environment().get("CUDA_VISIBLE_DEVICES", "")
         self._offered = card_indices(visible)  # to Ray, which counts from 0
         own = ",".join(str(name) for name in ray.get_gpu_ids())
         cards = card_indices(own) if own else ()
-        super().__init__(run=run, attempt=attempt, name=name, workers=workers, cards=cards, start=start)
+        super().__init__(
+            run=run,
+            attempt=attempt,
+            name=name,
+            workers=workers,
+            cards=cards,
+            start=start,
+            expires_s=expires_s,
+        )
+        self._reservation = ""
+        look_s = min(_LOOK_S, expires_s)
+        threading.Thread(target=self._expire, args=(look_s,), name="autotune-expiry", daemon=True).start()
+
+    def _expire(self, look_s: float) -> None:
+        """Leave the cluster once nobody reads the attempt any more and nothing of it runs here."""
+        while not self.expired():
+            time.sleep(look_s)
+        self.release()
+        if self._reservation:
+            remove_reservation(self._reservation)
+        os._exit(0)  # only a call from outside could end the actor as Ray does it
 
     def claim_offered(self, places: tuple[int, ...], pids: tuple[int, ...] = ()) -> None:
         """Take note that Ray gave processes of the attempt these of the GPUs that it has on this node."""
@@ -40,16 +74,36 @@ class NodeActor(Node):
         """Start the framework as a program of its own that finds this Ray cluster."""
         import ray
 
-        environment = outside_ray_worker(dict(os.environ), initial=_initial_environment())
+        self._reservation = reservation_of(self.attempt)
+        environment = outside_ray_worker(dict(os.environ), initial=initial_environment())
         environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-        # What names the attempt's private folder is the program's alone: its workers may be elsewhere.
-        variables = {name: value for name, value in command.env.items() if "{" not in value}
+        variables = workers_variables(command.env, python=python or sys.executable)
         environment.update(
             job_environment(self.attempt, inherited=job_config, python=python, variables=variables)
         )
         return self.launch(command, python=python, environment=environment)
 
 
-def _initial_environment() -> dict[str, str]:
-    entries = Path("/proc/self/environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+def reservation_of(attempt: str) -> str:
+    """Return the name of the placement group, and of the supervisor, of an attempt `<run>/<n>`."""
+    return f"autotune:{attempt.replace('/', ':')}"
+
+
+def remove_reservation(name: str) -> None:
+    """Give back the GPUs that were held for an attempt, if there were any."""
+    from ray.util.placement_group import get_placement_group, remove_placement_group
+
+    with contextlib.suppress(ValueError):  # it had reserved nothing
+        remove_placement_group(get_placement_group(name))
+
+
+def workers_variables(variables: Mapping[str, str], *, python: str) -> dict[str, str]:
+    """Return which of a program's variables its workers share.
+
+    What names the attempt's private folder is the program's alone: its workers may be elsewhere.
+    """
+    return {
+        name: value.replace("{python}", python)
+        for name, value in variables.items()
+        if "{attempt}" not in value
+    }

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from autotune.launchers.base import Unreachable
-from autotune.launchers.runners.cluster.actor import NodeActor
-from autotune.launchers.runners.cluster.connection import NAMESPACE
+from autotune.launchers.runners.cluster.actor import NodeActor, remove_reservation, reservation_of
+from autotune.launchers.runners.cluster.connection import NAMESPACE, NORMAL_NICENESS
+from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.agent import Start
-
-_ANSWER_S = 15.0
-_PLACEMENT_S = 60.0
 
 
 class Posts:
     """Where an attempt's actors stand: the supervisor `autotune:<run>:<n>`, samplers `...:<node>`."""
 
-    def __init__(self, *, run: str, attempt: int, detached: bool) -> None:
+    def __init__(self, *, run: str, attempt: int, detached: bool, waits: Waits = WAITS) -> None:
         self.run = run
         self.attempt = attempt
-        self.name = f"autotune:{run}:{attempt}"
+        self.name = reservation_of(f"{run}/{attempt}")
         self._detached = detached
+        self._waits = waits
 
     @staticmethod
     def attempts(run: str) -> tuple[int, ...]:
@@ -37,73 +37,54 @@ class Posts:
         start: Start | None = None,
         extra: dict[str, Any] | None = None,
     ) -> Any:
-        """Return a new actor on `node`."""
+        """Return a new actor on `node`; a sampler that stands there already is taken instead."""
         import ray
 
         options: dict[str, Any] = {
-            "name": self.name if supervisor else f"{self.name}:{node['NodeID'][:12]}",
+            "name": self._name_on(node["NodeID"], supervisor=supervisor),
             "namespace": NAMESPACE,
             "num_cpus": 0,
             "max_restarts": 0,
+            "get_if_exists": not supervisor,
             **on_node(node),
             **(extra or {}),
         }
         if self._detached:
-            options["lifetime"] = "detached"
+            options |= {"lifetime": "detached", "runtime_env": NORMAL_NICENESS}
         actor = ray.remote(NodeActor).options(**options)
-        return actor.remote(run=self.run, attempt=self.attempt, name=node["NodeManagerAddress"], start=start)
+        return actor.remote(run=self.run, attempt=self.attempt, name=name_of(node), start=start)
 
-    def find_supervisor(self) -> Any | None:
-        """Return the supervisor if it lives and answers."""
+    def _name_on(self, node: str, *, supervisor: bool) -> str:
+        return self.name if supervisor else f"{self.name}:{node[:12]}"
+
+    def names(self) -> frozenset[str]:
+        """Return the names of the attempt's actors that are not dead."""
+        return frozenset(n for n in _names() if n == self.name or n.startswith(f"{self.name}:"))
+
+    def find(self, node: str = "") -> Any | None:
+        """Return the sampler on a node, or the supervisor, if Ray has it; it may be slow to answer."""
         import ray
 
         try:
-            actor = ray.get_actor(self.name, namespace=NAMESPACE)
-            ray.get(actor.begun.remote(), timeout=_ANSWER_S)
-        except (ValueError, ray.exceptions.RayError):
+            return ray.get_actor(self._name_on(node, supervisor=not node), namespace=NAMESPACE)
+        except ValueError:
             return None
-        return actor
-
-    def find(self) -> tuple[dict[str, Any], str] | None:
-        """Return the living actors by node id and the supervisor's node; None without a living supervisor."""
-        import ray
-
-        supervisor = self.find_supervisor()
-        if supervisor is None:
-            return None
-        head = str(ray.get(supervisor.node_id.remote(), timeout=_ANSWER_S))
-        actors = {head: supervisor}
-        for name in _names():
-            if name.startswith(f"{self.name}:"):
-                try:
-                    actor = ray.get_actor(name, namespace=NAMESPACE)
-                    actors[str(ray.get(actor.node_id.remote(), timeout=_ANSWER_S))] = actor
-                except (ValueError, ray.exceptions.RayError):
-                    continue  # its node is gone; the handle replaces it where the node lives
-        return actors, head
 
     def dismiss(self) -> int:
         """Release and remove the attempt's actors and its reservation; return how many actors there were."""
         import ray
-        from ray.util.placement_group import get_placement_group, remove_placement_group
 
-        names = [name for name in _names() if name == self.name or name.startswith(f"{self.name}:")]
-        for name in names:
-            try:
-                actor = ray.get_actor(name, namespace=NAMESPACE)
-            except ValueError:
-                continue  # ended meanwhile
-            try:
-                ray.get(actor.release.remote(), timeout=_ANSWER_S)
-            except ray.exceptions.RayError:
-                continue  # dead already; its child has gone with it
-            finally:
-                ray.kill(actor, no_restart=True)
-        try:
-            remove_placement_group(get_placement_group(self.name))
-        except ValueError:
-            return len(names)  # it had reserved nothing
-        return len(names)
+        actors = []
+        for name in self.names():
+            with contextlib.suppress(ValueError):  # ended meanwhile
+                actors.append(ray.get_actor(name, namespace=NAMESPACE))
+        released = [actor.release.remote() for actor in actors]
+        if released:  # one that is dead, or does not answer, ends with what it started
+            ray.wait(released, num_returns=len(released), timeout=self._waits.answer)
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        remove_reservation(self.name)
+        return len(actors)
 
     def reserve(self, *, nodes: int, gpus_per_node: int) -> dict[str, dict[str, Any]]:
         """Hold the GPUs of a command that asks Ray for none; return the options of its actors by node id."""
@@ -117,10 +98,10 @@ class Posts:
             name=self.name,
             lifetime="detached" if self._detached else None,
         )
-        if not group.wait(_PLACEMENT_S):
+        if not group.wait(self._waits.placement):
             remove_placement_group(group)
             raise Unreachable(
-                f"{nodes} x {gpus_per_node} GPUs did not become free within {_PLACEMENT_S:.0f} s",
+                f"{nodes} x {gpus_per_node} GPUs did not become free within {self._waits.placement:.0f} s",
                 hint="`ray status` shows what holds them",
             )
         places = ray.util.placement_group_table(group)["bundles_to_node_id"]
@@ -142,10 +123,17 @@ def on_node(node: dict[str, Any]) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)}
 
 
+def name_of(node: dict[str, Any]) -> str:
+    """Return a node's name: its address."""
+    return str(node["NodeManagerAddress"])
+
+
 def living_nodes() -> list[dict[str, Any]]:
     """Return the cluster's nodes that are alive, the head node first."""
     import ray
 
+    if not ray.is_initialized():  # asked by a thread: Ray would start a cluster of its own
+        raise RuntimeError("not connected to a Ray cluster")
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return sorted(nodes, key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
 

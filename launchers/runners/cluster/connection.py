@@ -17,17 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from autotune.launchers.base import Unreachable
+from autotune.launchers.runners.cluster import internals
 from autotune.launchers.runners.node.child import FOLDER
-from autotune.launchers.runners.node.host import read_cards
+from autotune.launchers.runners.node.host import read_cards, read_host
 from autotune.policies.values.value import Value
 
 NAMESPACE = "autotune"
 _LEAST_CPUS = 16  # frameworks start many light actors
-_OBJECT_STORE_BYTES = 256 * 1024 * 1024
-_LONGEST_FOLDER = 40  # Ray's socket paths below it must stay under 107 bytes
+_LEAST_STORE_BYTES = 256 * 1024 * 1024
+_MOST_STORE_BYTES = 200 * 10**9  # as Ray's own default
+_STORE_SHARE = 0.3  # of the available host memory, as Ray's own default
+_SHM_SHARE = 0.95  # of what is free in /dev/shm, as Ray's own default
+_SHM = Path("/dev/shm")  # noqa: S108 - where Ray keeps its objects on Linux
+_NICENESS = "RAY_worker_niceness"
+# For actors on others' clusters: a Ray worker adds to its niceness itself when it starts, so this needs no
+# privilege. It takes a worker process of its own; our own Ray, where it holds for all, does without.
+NORMAL_NICENESS = {"env_vars": {_NICENESS: "0"}}
+_LONGEST_FOLDER = 36  # Ray's socket paths below it must stay under 107 bytes
 _HEAD_SILENT_S = 20.0  # a restarted head is back by then
+_VERSION_LINES = 5  # of Ray's message about two versions
 _KNOCK_S = 5.0  # Ray itself would try for 40 s
 _LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
+_NO_TABLES_HINT = "start the cluster with its dashboard, or install a Ray that the README names"
 _REAPER = Path(__file__).with_name("reaper.py")
 
 
@@ -95,7 +106,7 @@ def connect(address: str | None, *, gpus: int | None = None) -> Connection:
         return _start_local(gpus, note="")
     if address not in (None, "auto"):
         return _join(str(address))
-    found = _existing(any_running=address == "auto")
+    found = existing(any_running=address == "auto")
     if found is not None:
         return _join(found)
     if address == "auto":
@@ -117,20 +128,18 @@ def disconnect(connection: Connection) -> None:
         os.waitpid(connection.reaper, 0)
 
 
-def _existing(*, any_running: bool) -> str | None:
+def existing(*, any_running: bool) -> str | None:
     """Return the address that Ray itself would find: RAY_ADDRESS, that of `ray start`, or any running one.
 
     Our own local clusters are left out: they end with another run.
     """
-    from ray._private import services
-
     named = os.environ.get("RAY_ADDRESS")
     if named and named != "auto":
         return named
-    latest = services.find_bootstrap_address(None)
+    latest = internals.latest_address()
     running = {candidate for candidate in _gcs_addresses() if candidate}
     if latest in running:
-        return str(latest)
+        return latest
     return min(running) if running and any_running else None
 
 
@@ -150,6 +159,8 @@ def _gcs_addresses() -> Iterator[str]:
 
 
 def _join(address: str) -> Connection:
+    import ray
+
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
@@ -158,30 +169,38 @@ def _join(address: str) -> Connection:
             f"cannot connect to the Ray cluster at {address}: {error}",
             hint="write the host:port that `ray status` shows; Ray Client (ray://) is not supported",
         ) from error
-    _enable_found_token()
+    if "RAY_AUTH_MODE" not in os.environ:
+        internals.use_token(of_user=True)  # as Ray does for clusters that it finds itself
     with _environment({"RAY_ADDRESS": address}):
         try:
             info = _init(address=address)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise Unreachable(
-                f"cannot connect to the Ray cluster at {address}: {str(error).splitlines()[0]}",
+                f"cannot connect to the Ray cluster at {address}: {_one_line(error)}",
                 hint="this machine must be a node of the cluster (`ray start --address=...`)",
             ) from error
+    try:
+        internals.job_rows()
+    except internals.TablesUnreadable as error:
+        with _own_signals():
+            ray.shutdown()
+        raise Unreachable(str(error), hint=_NO_TABLES_HINT) from error
     return Connection(address=info["gcs_address"], ours=False, note="")
 
 
-def _enable_found_token() -> None:
-    """Use the user's token as Ray does for clusters it finds itself; older Ray has no tokens."""
-    try:
-        from ray._private.authentication import authentication_token_setup as setup
-    except ImportError:
-        return
-    enable = getattr(setup, "maybe_enable_token_auth_if_token_available", None)
-    if enable is not None and "RAY_AUTH_MODE" not in os.environ:
-        enable(warn_if_disabled=False)
+def _one_line(error: Exception) -> str:
+    """Return an error of Ray as one sentence; that of another version lists both on lines of their own."""
+    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join([first, *more[:_VERSION_LINES]]) if "ersion mismatch" in first else first
 
 
 def _start_local(gpus: int | None, *, note: str) -> Connection:
+    """Start a Ray that ends with this process.
+
+    All its workers, supervisors and samplers among them, run at this process's niceness. Ray's default is 15
+    more, for machines where Ray is a guest; here the machine is the job's, and beside any other load the job
+    and its supervisor would starve. RAY_worker_niceness in the environment says otherwise.
+    """
     folder = tempfile.mkdtemp(prefix="at-")
     if len(folder) > _LONGEST_FOLDER:
         Path(folder).rmdir()
@@ -197,16 +216,25 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
     )
     os.close(read)
     _protect()
+    host = read_host()
+    available = host.total_bytes - host.used_bytes
     name, _, value = token.partition("=")
     try:
-        with _environment({name: value, FOLDER: folder, "RAY_ADDRESS": None}):
+        with _environment(
+            {
+                name: value,
+                FOLDER: folder,
+                "RAY_ADDRESS": None,
+                "RAY_TMPDIR": folder,
+                _NICENESS: os.environ.get(_NICENESS, "0"),
+            }
+        ):
             info = _init(
                 address="local",
                 num_cpus=max(_LEAST_CPUS, len(os.sched_getaffinity(0))),
                 num_gpus=_visible_gpus() if gpus is None else gpus,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                _temp_dir=folder,
+                object_store_memory=object_store_bytes(available_bytes=available, shm_bytes=_free(_SHM)),
+                include_dashboard=not internals.has_own_tables(),
             )
     except Exception as error:
         os.close(lifeline)
@@ -218,13 +246,25 @@ def _protect() -> None:
     """Let nobody else on this machine use our own Ray, without touching the user's token file."""
     if "RAY_AUTH_MODE" in os.environ:
         return
-    os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    from ray import _raylet
+    internals.use_token(of_user=False)
 
-    config = getattr(_raylet, "Config", None)
-    if config is not None:  # Ray without tokens has nothing to protect
-        config.initialize("")  # it has read the mode when it was imported
+
+def object_store_bytes(*, available_bytes: int, shm_bytes: int) -> int:
+    """Return the size of our own Ray's object store, given the host's available memory and free /dev/shm.
+
+    Ray's own default: 30 % of what is available, at most 95 % of /dev/shm and 200 GB. It is a limit and
+    reserves nothing. Rollouts that exceed it go to disk and come back in every step; on a small host, where
+    30 % is little, they go there before the trainer and the engines run out of memory. Never less than
+    256 MiB: where /dev/shm is smaller, as Docker's default of 64 MiB, Ray keeps the objects in a file.
+    """
+    wanted = min(_STORE_SHARE * available_bytes, _SHM_SHARE * shm_bytes, _MOST_STORE_BYTES)
+    return max(_LEAST_STORE_BYTES, int(wanted))
+
+
+def _free(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def _visible_gpus() -> int:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-from autotune.launchers.base import Chunk, Drain, Exit, Observed
-from autotune.launchers.runners.cluster.actors import Posts, living_nodes
-from autotune.launchers.runners.cluster.connection import Head
-from autotune.launchers.runners.cluster.jobs import Claim, claims_of, jobs_of, remove_leftovers
-from autotune.launchers.runners.node.agent import Baseline, Report, Start
+from msgspec.structs import replace
+
+from autotune.launchers.base import Chunk, Drain, Exit, Observed, Unreachable
+from autotune.launchers.runners.cluster.actors import Posts, name_of, on_node
+from autotune.launchers.runners.cluster.connection import Head, in_main_thread
+from autotune.launchers.runners.cluster.jobs import remove_leftovers
+from autotune.launchers.runners.cluster.readers import NodeReader, has_died, wait_once
+from autotune.launchers.runners.cluster.silence import Silence, Silences, State
+from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line
+from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.node.agent import Report, end_attempt
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
 from autotune.launchers.runners.node.harvest import Harvest
 from autotune.policies.values.observation import Sample
 
-_ANSWER_S = 15.0
-_SILENT_S = 60.0  # a node under memory pressure may answer late
-_END_S = 30.0
 _STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
-_JOB_SEARCH_S = (1.0, 5.0)  # between looks at Ray's tables: until job and cards are known, afterwards
+_RETRY_S = 5.0  # before an actor that died is replaced once more, doubled each time
+_RETRY_MOST_S = 300.0
+_HEAD = "the Ray cluster's head"
 
 
 class RayHandle:
@@ -28,136 +34,247 @@ class RayHandle:
         self,
         posts: Posts,
         *,
-        actors: dict[str, Any],
-        starts: dict[str, Start],
+        readers: dict[str, NodeReader],
         head: str,
         link: Head,
-        enough_share: float = ENOUGH_SHARE,
+        reach: Callable[[], Head] | None = None,
+        give_up: Callable[[RayHandle], None] = lambda _: None,
+        waits: Waits = WAITS,
     ) -> None:
-        self._posts = posts
-        self._actors = actors  # by node id
-        self._starts = starts
-        self._head = head
-        self._link = link
-        self._enough_share = enough_share
-        self._readers = self._choose_readers()
-        self._cursors: dict[str, dict[str, int]] = {node: {} for node in actors}
-        self._taken = dict.fromkeys(actors, 0)
+        """Read the nodes of `readers`, by id; the supervisor is on `head`.
+
+        `reach` connects again to a cluster whose head was away; `give_up` takes a handle that could not be
+        released.
+        """
+        self._posts, self._readers, self._head = posts, readers, head
+        self._link, self._reach, self._give_up = link, reach, give_up
+        self._waits, self._enough_share = waits, ENOUGH_SHARE
+        self._surveyor = Surveyor(posts, link, waits=waits)
+        self._survey: Survey | None = None
+        self._linked_at = self._tried_at = time.monotonic()
+        self._trouble = ""  # why the cluster cannot be used
         self._harvest = Harvest()
-        self._jobs: tuple[str, ...] = ()
-        self._jobs_due_at = 0.0
-        self._claimed: dict[str, Claim] = {}  # node -> GPUs of the jobs that its actor knows
-        self._answered_at = time.monotonic()
+        self._silences = Silences(waits)
+        self._notes: list[str] = []
+        self._residues_asked: dict[str, Any] = {}  # by nodes that have not answered yet
+        self._died: tuple[float, str] | None = None  # the supervisor: when, why
         self._lost = ""
+
+    # ------------------------------------------------------------------ reading
 
     def poll(self) -> Observed:
         """Return what is new on all nodes."""
         import ray
 
-        if self._lost or not self._link.answers():
-            self._lost = self._lost or self._link.gone
-            return Observed(lost=self._lost)
-        try:
-            reports = self._reports()
-            if len(self._actors) < len(self._starts):
-                self._mend()  # another actor reads the last words
-                reports = self._reports()
-            chunks, samples = self._take(reports)
-        except ray.exceptions.GetTimeoutError:
-            if time.monotonic() - self._answered_at > _SILENT_S:
-                self._lost = f"the attempt's supervisor has not answered for {_SILENT_S:.0f} s"
-            return Observed(lost=self._lost)
-        except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
-            self._lost = self._lost or f"the Ray cluster cannot be reached: {_first_line(error)}"
-            return Observed(lost=self._lost)
-        ended = self._exit(reports, heard=bool(chunks))
-        return Observed(chunks=chunks, samples=samples, exit=ended, lost=self._lost)
-
-    def _reports(self) -> dict[str, Report]:
-        import ray
-
-        self._find_jobs()
-        asked = {
-            node: actor.poll.remote(
-                self._cursors[node], taken=self._taken[node], jobs=self._jobs, read=node in self._readers
-            )
-            for node, actor in self._actors.items()
-        }
-        reports = {}
-        for node, reference in asked.items():
+        if self._lost:
+            return Observed(lost=self._lost, notes=self._news())
+        reports: dict[str, Report] = {}
+        linked = self._linked()
+        if linked and not self._lost:
             try:
-                reports[node] = ray.get(reference, timeout=_ANSWER_S)
-            except ray.exceptions.RayActorError as error:
-                self._note_death(node, error)
-        self._answered_at = time.monotonic()
-        return reports
+                reports = self._round()
+                self._linked_at = time.monotonic()
+            except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
+                linked, self._trouble = False, first_line(error)
+        chunks, samples = self._take(reports)
+        self._judge(reports, linked=linked)
+        self._notes += self._silences.lines(self._silent(linked=linked), blind=not linked)
+        return Observed(
+            chunks=chunks,
+            samples=samples,
+            exit=self._exit(reports, heard=bool(chunks)),
+            lost=self._lost,
+            silent_s=0.0 if self._head in reports else self._readers[self._head].silent_s,
+            behind=any(report.behind for report in reports.values()),
+            notes=self._news(),
+        )
 
-    def _note_death(self, node: str, error: Exception) -> None:
-        name = self._starts[node].name
-        del self._actors[node]
-        alive = node in {living["NodeID"] for living in living_nodes()}
-        if not alive:
-            self._lost = self._lost or f"node {name} left the cluster"
-        elif node == self._head:
-            self._lost = self._lost or f"the attempt's supervisor on {name} died: {_first_line(error)}"
-        else:
-            self._mend()
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
 
-    def _find_jobs(self) -> None:
+    def _news(self) -> tuple[str, ...]:
+        news, self._notes = tuple(self._notes), []
+        return news
+
+    def _linked(self) -> bool:
+        """Return whether the head answers; connect again once it does after it was left."""
+        if self._link.gone and self._reach is not None and in_main_thread():
+            self._rejoin(self._reach)
+        answers = self._link.answers()
+        self._trouble = "" if answers else self._link.gone or self._trouble
+        return answers
+
+    def _rejoin(self, reach: Callable[[], Head]) -> None:
         now = time.monotonic()
-        if now >= self._jobs_due_at:
-            self._jobs = jobs_of(f"{self._posts.run}/{self._posts.attempt}")
-            self._claim(claims_of(self._jobs))
-            with_cards = any(start.baseline.cards for start in self._starts.values())
-            self._jobs_due_at = now + _JOB_SEARCH_S[bool(self._claimed if with_cards else self._jobs)]
+        if now - self._tried_at < self._waits.survey[1]:
+            return
+        self._tried_at = now
+        try:
+            self.relink(reach())
+        except Unreachable as unreachable:
+            self._trouble = unreachable.message
+            return
+        if self._readers[self._head].actor is None:
+            self._lost = "the Ray cluster came back without the attempt's supervisor"
 
-    def _claim(self, claims: dict[str, Claim]) -> None:
-        """Tell the nodes which cards are the attempt's: in a container NVML does not name its processes."""
-        for node, actor in self._actors.items():
-            claim = claims.get(node)
-            if claim is not None and claim.places and claim != self._claimed.get(node):
-                actor.claim_offered.remote(*claim)
-                self._claimed[node] = claim
+    def relink(self, link: Head) -> None:
+        """Go on through another connection: find the attempt's actors again by their names."""
+        self._link = link
+        self._surveyor.close()
+        self._surveyor = Surveyor(self._posts, link, waits=self._waits)
+        for node, reader in self._readers.items():
+            reader.rejoin(self._posts.find("" if node == self._head else node))
+
+    def _round(self) -> dict[str, Report]:
+        """Ask every node that has nothing else to answer, and return what has come."""
+        survey = self._surveyor.latest
+        if survey is not None and survey is not self._survey:
+            self._reconcile(survey)
+        jobs, reading = survey.jobs if survey is not None else (), self._reading()
+        asked = {
+            node: reference
+            for node, reader in self._readers.items()
+            if (reference := reader.ask(jobs=jobs, read=node in reading)) is not None
+        }
+        answers = self._await(asked, timeout_s=self._waits.round)
+        for node, answer in answers.items():
+            if has_died(answer):
+                self._lose(node, answer)
+            else:
+                self._readers[node].answered(answer)
+        self._surveyor.suspects = frozenset(
+            node for node, reader in self._readers.items() if reader.silent_s >= self._waits.notice / 2
+        )
+        return {node: answer for node, answer in answers.items() if isinstance(answer, Report)}
+
+    def _await(self, asked: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        late = {node for node in asked if self._readers[node].late}
+        answers = wait_once(asked, late=late, first=self._head, timeout_s=timeout_s, waits=self._waits)
+        for node in asked:
+            self._readers[node].late = node not in answers
+        return answers
+
+    def _lose(self, node: str, error: Exception) -> None:
+        reader = self._readers[node]
+        reader.lose()
+        if node == self._head and self._died is None:
+            self._died = (
+                time.monotonic(),
+                f"the attempt's supervisor on {reader.name} died: {first_line(error)}",
+            )
+        self._surveyor.hurry()
+
+    def _reconcile(self, survey: Survey) -> None:
+        """Put an actor on every living node that has none, and forget the nodes that have left."""
+        self._survey = survey
+        for identity in [node for node in self._readers if node not in survey.nodes]:
+            self._leave(identity, had_cards=identity in survey.claims)
+        for identity, node in survey.nodes.items():
+            reader = self._readers.get(identity)
+            if reader is None:
+                actor = self._posts.create(node, supervisor=False)
+                self._readers[identity] = NodeReader(name=name_of(node), actor=actor)
+                self._notes.append(f"node {name_of(node)} joined the cluster")
+            elif reader.actor is None and survey.at > reader.died_at and self._due(reader):
+                reader.replace(self._posts.create(node, supervisor=False, start=reader.start))
+            self._claim(identity, survey)
+        head = self._readers[self._head]
+        if head.late and self._died is None and self._posts.name not in survey.actors:
+            self._died = time.monotonic(), f"the attempt's supervisor on {head.name} died"
+            head.lose()
+
+    def _due(self, reader: NodeReader) -> bool:
+        if reader.deaths <= 1:
+            return True
+        return time.monotonic() - reader.died_at >= min(_RETRY_MOST_S, _RETRY_S * 2.0 ** (reader.deaths - 1))
+
+    def _leave(self, identity: str, *, had_cards: bool) -> None:
+        reader = self._readers[identity]
+        if identity == self._head or reader.used or had_cards:
+            self._lost = self._lost or f"node {reader.name} left the cluster"
+        else:
+            self._notes.append(f"node {reader.name} left the cluster; the attempt had nothing there")
+        reader.lose()
+        if identity != self._head:
+            del self._readers[identity]
+
+    def _claim(self, identity: str, survey: Survey) -> None:
+        """Tell a node which cards are the attempt's: in a container NVML does not name its processes."""
+        reader, claim = self._readers[identity], survey.claims.get(identity)
+        if claim is not None and claim.places and claim != reader.claim and reader.actor is not None:
+            reader.actor.claim_offered.remote(*claim)
+            reader.claim, reader.used = claim, True
+
+    def _reading(self) -> set[str]:
+        """Return whose logs are read: of the nodes that see the same files, the supervisor's or the first."""
+        machines: dict[str, str] = {}
+        for node in (self._head, *self._readers):
+            start = self._readers[node].start
+            if start is not None:
+                machines.setdefault(start.machine, node)
+        return set(machines.values())
 
     def _take(self, reports: dict[str, Report]) -> tuple[tuple[Chunk, ...], tuple[Sample, ...]]:
         chunks: list[Chunk] = []
         samples: list[Sample] = []
         for node, report in reports.items():
-            self._taken[node] = report.taken
-            samples += report.samples
-            for piece in report.pieces:
-                self._cursors[node][piece.path] = piece.end
-                source = piece.source if node == self._head else f"{piece.source}@{self._starts[node].name}"
-                chunks.append(Chunk(source=source, data=piece.data))
+            fresh, taken, faults = self._readers[node].news(report, supervisor=node == self._head)
+            chunks += fresh
+            samples += taken
+            self._notes += faults
         return tuple(chunks), tuple(samples)
+
+    def _judge(self, reports: dict[str, Report], *, linked: bool) -> None:
+        """Decide whether the attempt is lost: its supervisor dead, or silent for longer than we wait."""
+        now, head = time.monotonic(), self._readers[self._head]
+        if self._lost:
+            return
+        if not linked and self._reach is None and self._link.gone:
+            self._lost = self._link.gone
+        elif not linked and now - self._linked_at > self._waits.head:
+            self._lost = f"{_HEAD} has not answered for {now - self._linked_at:.0f} s: {self._trouble}"
+        elif self._died is not None:
+            since, reason = self._died
+            # Another actor has read its last words, or cannot.
+            if self._head in reports or now - since > self._waits.answer:
+                self._lost = reason
+        elif linked and head.silent_s > self._waits.supervisor:
+            self._lost = f"the attempt's supervisor on {head.name} has not answered for {head.silent_s:.0f} s"
+
+    def _silent(self, *, linked: bool) -> tuple[Silence, ...]:
+        if not linked:
+            seconds = time.monotonic() - self._linked_at
+            return (Silence(name=_HEAD, state=State.UNKNOWN, seconds=seconds, head=True),)
+        if self._died is not None:
+            return ()
+        tables = self._surveyor
+        head = Silence(
+            name=_HEAD, state=State.BUSY, seconds=tables.silent_s, head=True, reason=tables.trouble
+        )
+        deaf = self._survey.deaf if self._survey is not None else frozenset()
+        return head, *(
+            Silence(
+                name=f"node {reader.name}",
+                state=State.FROZEN if node in deaf else State.BUSY,
+                seconds=reader.silent_s,
+                supervisor=node == self._head,
+            )
+            for node, reader in self._readers.items()
+        )
 
     def _exit(self, reports: dict[str, Report], *, heard: bool) -> Exit | None:
         head = reports.get(self._head)
         if head is None or head.exit is None:
             return None
         alive = sum(report.alive for report in reports.values())
+        alive += sum(reader.used for node, reader in self._readers.items() if node not in reports)
         ended = self._harvest.publish(head.exit, heard=heard, alive=alive)
         if ended is None:
-            self._jobs_due_at = 0.0  # a job that failed early may not be known yet
+            self._surveyor.hurry()  # a job that failed early may not be known yet
         return ended
 
-    def _choose_readers(self) -> set[str]:
-        readers = {self._head: self._starts[self._head].machine}
-        for node, start in self._starts.items():
-            if start.machine not in readers.values():
-                readers[node] = start.machine
-        return set(readers)
-
-    def _mend(self) -> None:
-        """Put a new actor on every living node whose actor has died."""
-        for node in living_nodes():
-            identity = node["NodeID"]
-            if identity in self._starts and identity not in self._actors:
-                self._actors[identity] = self._posts.create(
-                    node, supervisor=False, start=self._starts[identity]
-                )
-                self._taken[identity] = 0
-                self._claimed.pop(identity, None)
+    # ------------------------------------------------------------------ ending
 
     def stop(self, *, grace_s: float) -> float:
         """End the attempt on every node: its process group, its Ray job, then what carries its marker."""
@@ -165,91 +282,119 @@ class RayHandle:
 
         begun = time.monotonic()
         if not self._link.answers():
-            return 0.0  # nothing of the cluster can be reached; `sweep` ends what is left once it is back
+            return 0.0  # the next start, or `sweep`, ends what is left once the cluster is back
         try:
-            self._forget_dead()
-            self._mend()
-            if self._head in self._actors:
-                supervisor = self._actors[self._head]
-                ray.get(supervisor.stop_child.remote(grace_s=grace_s), timeout=grace_s + _END_S)
-            self._jobs_due_at = 0.0
-            self._find_jobs()
-            remove_leftovers(self._jobs)  # before their processes: Ray restarts detached actors
-            self._end(grace_s=min(grace_s, _STRAGGLER_GRACE_S))
-            if remove_leftovers(self._jobs):
-                self._end(grace_s=0.0)
+            self._end_everywhere(grace_s)
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
-            self._lost = self._lost or f"the Ray cluster cannot be reached: {_first_line(error)}"
+            self._notes.append(f"the attempt could not be ended everywhere: {first_line(error)}")
         return time.monotonic() - begun
 
-    def _forget_dead(self) -> None:
+    def _end_everywhere(self, grace_s: float) -> None:
+        answering = set(self._ask("begun", timeout_s=self._waits.replace))
+        patience_s = grace_s + self._waits.end
+        if self._head in answering:
+            self._ask("stop_child", nodes={self._head}, timeout_s=patience_s, grace_s=grace_s)
+        survey = self._surveyor.fresh(within_s=self._waits.answer)
+        jobs = survey.jobs if survey is not None else self._survey.jobs if self._survey is not None else ()
+        if survey is not None:
+            remove_leftovers(jobs)  # before their processes: Ray restarts detached actors
+        polite = self._head not in answering  # nobody has asked the framework itself to end
+        self._end(answering, survey, grace_s=grace_s if polite else min(grace_s, _STRAGGLER_GRACE_S))
+        if survey is not None and remove_leftovers(jobs):
+            self._end(answering, survey, grace_s=0.0)
+
+    def _end(self, answering: set[str], survey: Survey | None, *, grace_s: float) -> None:
+        """End what carries the marker on every node: by its actor where that answers, else by a task."""
         import ray
 
-        references = {node: actor.begun.remote() for node, actor in self._actors.items()}
-        for node, reference in references.items():
-            try:
-                ray.get(reference, timeout=_ANSWER_S)
-            except ray.exceptions.RayActorError:
-                del self._actors[node]
+        task = ray.remote(num_cpus=0, max_retries=0)(end_attempt)
+        name = f"{self._posts.run}/{self._posts.attempt}"
+        nodes = survey.nodes if survey is not None else {}
+        asked = {node: self._readers[node].actor.end.remote(grace_s=grace_s) for node in answering}
+        asked |= {
+            node: task.options(**on_node(nodes[node])).remote(name, grace_s=grace_s)
+            for node in nodes
+            if node not in answering
+        }
+        answers = self._wait(asked, timeout_s=grace_s + self._waits.end)
+        for node, reader in self._readers.items():
+            if isinstance(answers.get(node, TimeoutError()), Exception):
+                self._note(f"node {reader.name} does not answer: what runs there could not be ended")
 
-    def _end(self, *, grace_s: float) -> tuple[str, ...]:
-        import ray
+    def _ask(
+        self, method: str, *, timeout_s: float, nodes: set[str] | None = None, **arguments: object
+    ) -> dict[str, Any]:
+        """Return the answers of the actors that give one in time."""
+        asked = {
+            node: getattr(reader.actor, method).remote(**arguments)
+            for node, reader in self._readers.items()
+            if reader.actor is not None and (nodes is None or node in nodes)
+        }
+        answers = self._wait(asked, timeout_s=timeout_s)
+        return {node: answer for node, answer in answers.items() if not isinstance(answer, Exception)}
 
-        references = [actor.end.remote(grace_s=grace_s) for actor in self._actors.values()]
-        return tuple(left for found in ray.get(references, timeout=grace_s + _END_S) for left in found)
+    def _wait(self, asked: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        return wait_once(asked, late=set(), first="", timeout_s=timeout_s, waits=self._waits)
 
     def drain(self, *, timeout_s: float) -> Drain:
-        """Wait until no memory of the attempt is held on any node."""
+        """Wait until no memory of the attempt is held on any node; tells which nodes do not answer."""
         import ray
 
+        begun = time.monotonic()
         if not self._link.answers():
-            return Drain(
-                clear=False, seconds=0.0, held=self._link.gone or "the Ray cluster's head does not answer"
-            )
+            return Drain(clear=False, seconds=0.0, unknown=self._link.gone or f"{_HEAD} does not answer")
         try:
-            self._forget_dead()
-            self._mend()
+            survey = self._surveyor.fresh(within_s=self._waits.answer)
+            if survey is not None:
+                self._reconcile(survey)
             return drain(
                 self._residues,
                 timeout_s=timeout_s,
-                end=lambda: self._end(grace_s=0.0),
+                end=self._end_rest,
                 largest_stranger=self._largest_stranger,
                 enough_share=self._enough_share,
+                silent=lambda: tuple(self._readers[node].name for node in self._residues_asked),
             )
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
-            return Drain(
-                clear=False, seconds=0.0, held=f"the Ray cluster cannot be reached: {_first_line(error)}"
-            )
+            unknown = f"the Ray cluster cannot be reached: {first_line(error)}"
+            return Drain(clear=False, seconds=time.monotonic() - begun, unknown=unknown)
+
+    def _end_rest(self) -> None:
+        self._ask("end", timeout_s=self._waits.end, grace_s=0.0)
+        self._residues_asked.clear()  # what a silent node answers to them is from before
 
     def _residues(self) -> tuple[Residue, ...]:
-        import ray
+        """Return what the nodes hold; those in `_residues_asked` have not answered yet."""
+        asked = {
+            node: self._residues_asked.get(node) or reader.actor.residue.remote(reader.start.baseline)
+            for node, reader in self._readers.items()
+            if reader.actor is not None and reader.start is not None
+        }
+        answers = self._await(asked, timeout_s=self._waits.answer)
+        self._residues_asked = {node: asked[node] for node in asked if node not in answers}
+        for node, answer in answers.items():
+            if has_died(answer):
+                self._readers[node].lose()
+        return tuple(
+            replace(answer, touched=answer.touched or self._readers[node].used)
+            for node, answer in answers.items()
+            if isinstance(answer, Residue)
+        )
 
-        references = [actor.residue.remote(self.baseline(node)) for node, actor in self._actors.items()]
-        return tuple(ray.get(references, timeout=_ANSWER_S))
-
-    def baseline(self, node: str) -> Baseline:
-        """Return what was in use on a node before the attempt."""
-        return self._starts[node].baseline
-
-    def _largest_stranger(self, name: str) -> ProcessHold:
-        import ray
-
-        node = next(identity for identity in self._actors if self._starts[identity].name == name)
-        hold: ProcessHold = ray.get(self._actors[node].largest_stranger.remote(), timeout=_ANSWER_S)
-        return hold
+    def _largest_stranger(self, name: str) -> ProcessHold | None:
+        nodes = {node for node, reader in self._readers.items() if reader.name == name}
+        answers = self._ask("largest_stranger", nodes=nodes, timeout_s=self._waits.answer)
+        return next(iter(answers.values()), None)
 
     def release(self) -> None:
         """Give up the attempt's actors; what still runs of it ends."""
         import ray
 
-        if not self._link.answers():
-            return
+        self._surveyor.close()
         try:
-            self._posts.dismiss()
+            if self._link.answers() and self._surveyor.silent_s < self._waits.notice:
+                self._posts.dismiss()
+                return
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
-            self._lost = self._lost or f"the Ray cluster cannot be reached: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+            self._trouble = first_line(error)
+        self._give_up(self)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from autotune.launchers.runners.cluster.internals import actor_rows, group_rows, job_rows
 from autotune.launchers.runners.node.processes import MARKER
 
 METADATA = "autotune_attempt"
@@ -54,12 +55,10 @@ def attempts_with_jobs(run: str) -> tuple[str, ...]:
     return tuple(sorted({name for _, name in _marked_jobs() if name.startswith(f"{run}/")}))
 
 
-def _marked_jobs() -> list[tuple[str, str]]:
-    from ray.core.generated import gcs_pb2
-
-    rows = _tables().get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
-    jobs = [gcs_pb2.JobTableData.FromString(row) for row in rows]
-    return [(job.job_id.hex(), name) for job in jobs if (name := job.config.metadata.get(METADATA))]
+def _marked_jobs() -> set[tuple[str, str]]:
+    return {
+        (row.job, name) for row in job_rows() if (name := row.marks.get(METADATA) or row.marks.get(MARKER))
+    }
 
 
 class Claim(NamedTuple):
@@ -71,47 +70,28 @@ class Claim(NamedTuple):
 
 def claims_of(jobs: tuple[str, ...]) -> dict[str, Claim]:
     """Return the GPUs that Ray gave to the jobs' actors, dead ones included, by the id of their node."""
-    import ray
-    from ray.core.generated import gcs_pb2
-
     found: dict[str, tuple[set[int], set[int]]] = {}
-    for job in jobs:
-        for row in _tables().get_actor_table(ray.JobID.from_hex(job), None):
-            actor = gcs_pb2.ActorTableData.FromString(row)
-            for resource in actor.resource_mapping:
-                if resource.name == "GPU" or resource.name.startswith("GPU_group_"):
-                    places, pids = found.setdefault(actor.node_id.hex(), (set(), set()))
-                    places.update(entry.index for entry in resource.resource_ids if entry.quantity > 0)
-                    pids.add(actor.pid)
+    for row in (row for job in jobs for row in actor_rows(job) if row.places):
+        places, pids = found.setdefault(row.node, (set(), set()))
+        places.update(row.places)
+        pids.add(row.pid)
     return {node: Claim(tuple(sorted(places)), tuple(sorted(pids))) for node, (places, pids) in found.items()}
 
 
 def remove_leftovers(jobs: tuple[str, ...]) -> tuple[str, ...]:
     """Remove the detached actors and the placement groups of ended jobs; return what was removed."""
     import ray
-    from ray.core.generated import gcs_pb2
     from ray.util.placement_group import PlacementGroup, remove_placement_group
 
     removed = []
-    for job in jobs:
-        for row in _tables().get_actor_table(ray.JobID.from_hex(job), None):
-            actor = gcs_pb2.ActorTableData.FromString(row)
-            if not actor.is_detached or actor.state == gcs_pb2.ActorTableData.DEAD:
-                continue
-            try:
-                ray.kill(ray.get_actor(actor.name, namespace=actor.ray_namespace), no_restart=True)
-            except ValueError:
-                continue  # ended meanwhile
-            removed.append(f"actor {actor.name}")
-    for row in _tables().get_placement_group_table():
-        group = gcs_pb2.PlacementGroupTableData.FromString(row)
-        if group.creator_job_id.hex() in jobs and group.state != gcs_pb2.PlacementGroupTableData.REMOVED:
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
-            removed.append(f"placement group {group.name or group.placement_group_id.hex()}")
+    for row in (row for job in jobs for row in actor_rows(job) if row.detached and not row.dead):
+        try:
+            ray.kill(ray.get_actor(row.name, namespace=row.namespace), no_restart=True)
+        except ValueError:
+            continue  # ended meanwhile
+        removed.append(f"actor {row.name}")
+    for group in group_rows():
+        if group.job in jobs and not group.removed:
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group.group))))
+            removed.append(f"placement group {group.name or group.group}")
     return tuple(removed)
-
-
-def _tables() -> Any:
-    from ray._private.state import state
-
-    return state._connect_and_get_accessor()

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from autotune.launchers.base import Unreachable
-from autotune.launchers.runners.cluster.actors import Posts, living_nodes, on_node
+from autotune.launchers.runners.cluster.actors import Posts, living_nodes, name_of, on_node
 from autotune.launchers.runners.cluster.connection import (
     Connection,
     Head,
@@ -22,13 +22,13 @@ from autotune.launchers.runners.cluster.jobs import (
     jobs_of,
     remove_leftovers,
 )
-from autotune.launchers.runners.node.agent import Start, sweep_machine
+from autotune.launchers.runners.cluster.readers import NodeReader, answers_of, has_died
+from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.node.agent import sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster
 
-_START_S = 120.0  # Ray may have to start workers on busy nodes
-_ANSWER_S = 15.0
 _SWEEP_GRACE_S = 2.0
 
 
@@ -42,10 +42,13 @@ class RayRunner:
         nodes: int = 1,
         gpus_per_node: int | None = None,
         gpus: int | None = None,
+        waits: Waits = WAITS,
     ) -> None:
         self._connection = connection
         self._link = Head(connection.address)
         self._gpus = gpus
+        self._waits = waits
+        self._given_up: list[RayHandle] = []  # whose actors could not be reached at their end
         self._nodes = nodes
         self._gpus_per_node = gpus_per_node
         self.note = connection.note  # a line for the console; empty when the user asked for just this cluster
@@ -72,21 +75,11 @@ class RayRunner:
         self._reach()
         probe = ray.remote(num_cpus=0, max_retries=0)(measure)
         nodes = living_nodes()
-        machines: list[Machine] = _get([probe.options(**on_node(node)).remote() for node in nodes], _START_S)
-        counts = [
-            min(len(machine.cards), int(node["Resources"].get("GPU", 0)))
-            for node, machine in zip(nodes, machines, strict=True)
-        ]
-        with_cards = [(machine, count) for machine, count in zip(machines, counts, strict=True) if count]
-        cards = [card for machine, _ in with_cards for card in machine.cards]
-        return Cluster(
-            address="local" if self._connection.ours else self._connection.address,
-            nodes=len(with_cards) or len(nodes),
-            gpus_per_node=min((count for _, count in with_cards), default=0),
-            gpu_memory_bytes=min((card.total_bytes for card in cards), default=0),
-            host_memory_bytes=min(machine.host_total_bytes for machine in machines),
-            gpu_name=with_cards[0][0].card_name if with_cards else "",
-        )
+        asked = [probe.options(**on_node(node)).remote() for node in nodes]
+        machines: list[Machine] = self._answers(nodes, asked)
+        offered = [int(node["Resources"].get("GPU", 0)) for node in nodes]
+        address = "local" if self._connection.ours else self._connection.address
+        return summarize(address, machines, offered)
 
     def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> RayHandle:
         """Start an attempt: a supervisor on the head node, a sampler on every other node."""
@@ -94,7 +87,7 @@ class RayRunner:
 
         self._reach()
         posts = self._posts(run, attempt)
-        if posts.find_supervisor() is not None:
+        if posts.find() is not None:
             raise Unreachable(
                 f"attempt {attempt} of {run} is running already", hint="resume it, or stop it first"
             )
@@ -102,32 +95,60 @@ class RayRunner:
         head, reserved = str(nodes[0]["NodeID"]), dict[str, dict[str, Any]]()
         gpus = self._gpus_to_reserve(nodes) if not command.ray_native else 0
         try:
+            self._settle()
             if gpus:
                 reserved = posts.reserve(nodes=self._nodes, gpus_per_node=gpus)
                 head = next(iter(reserved))
-            actors = {
-                str(node["NodeID"]): posts.create(
-                    node,
-                    supervisor=node["NodeID"] == head,
-                    extra=reserved.get(str(node["NodeID"])),
-                )
-                for node in nodes
-            }
-            asked = [actor.begun.remote() for actor in actors.values()]
-            starts: dict[str, Start] = dict(zip(actors, _get(asked, _START_S), strict=True))
-            supervise = actors[head].supervise.remote(
+            readers = {}
+            for node in nodes:
+                identity = str(node["NodeID"])
+                actor = posts.create(node, supervisor=identity == head, extra=reserved.get(identity))
+                readers[identity] = NodeReader(name=name_of(node), actor=actor)
+            begun = self._answers(nodes, [reader.actor.begun.remote() for reader in readers.values()])
+            for reader, start in zip(readers.values(), begun, strict=True):
+                reader.answered(start)
+            supervise = readers[head].actor.supervise.remote(
                 command, python=python, job_config=inherited_job_config()
             )
-            starts[head] = _get([supervise], _START_S)[0]
+            readers[head].answered(
+                *answers_of([(readers[head].name, supervise)], timeout_s=self._waits.start)
+            )
         except ray.exceptions.RayTaskError as error:
             posts.dismiss()
             if isinstance(error.cause, Unreachable):
                 raise error.cause from None
             raise
+        except Unreachable:
+            posts.dismiss()
+            raise
         except (ray.exceptions.RayError, RuntimeError) as error:
             posts.dismiss()
             raise Unreachable(f"the Ray cluster did not take the attempt: {error}") from error
-        return RayHandle(posts, actors=actors, starts=starts, head=head, link=self._link)
+        return self._handle(posts, readers, head=head)
+
+    def _handle(self, posts: Posts, readers: dict[str, NodeReader], *, head: str) -> RayHandle:
+        return RayHandle(
+            posts,
+            readers=readers,
+            head=head,
+            link=self._link,
+            reach=None if self._connection.ours else self._reach,  # our own Ray does not come back
+            give_up=self._given_up.append,
+            waits=self._waits,
+        )
+
+    def _answers(self, nodes: list[dict[str, Any]], asked: list[Any]) -> list[Any]:
+        named = [(name_of(node), reference) for node, reference in zip(nodes, asked, strict=True)]
+        return answers_of(named, timeout_s=self._waits.start)
+
+    def _settle(self) -> None:
+        """End what runs of the attempts that could not be reached when they should have ended."""
+        given_up = self._given_up[:]
+        self._given_up.clear()
+        for handle in given_up:
+            handle.relink(self._link)
+            handle.stop(grace_s=0.0)
+            handle.release()
 
     def _gpus_to_reserve(self, nodes: list[dict[str, Any]]) -> int:
         if self._gpus_per_node is not None:
@@ -136,16 +157,35 @@ class RayRunner:
         return min((count for count in counts if count), default=0)
 
     def attach(self, *, run: str, attempt: int) -> RayHandle | None:
-        """Return the attempt if its supervisor lives, to be read from the start once more."""
+        """Return the attempt if its supervisor lives, to be read from the start once more.
+
+        Raises Unreachable when the supervisor lives and does not answer: its training may well go on.
+        """
+        import ray
+
         self._reach()
         posts = self._posts(run, attempt)
-        found = posts.find()
-        if found is None:
+        supervisor = posts.find()
+        if supervisor is None:
             return None
-        actors, head = found
-        starts = _get([actor.begun.remote() for actor in actors.values()], _ANSWER_S)
-        begun = dict(zip(actors, starts, strict=True))
-        return RayHandle(posts, actors=actors, starts=begun, head=head, link=self._link)
+        asked = [("its supervisor", question.remote()) for question in (supervisor.node_id, supervisor.begun)]
+        try:
+            head, start = answers_of(asked, timeout_s=self._waits.attach)
+        except ray.exceptions.RayActorError as error:
+            if has_died(error):
+                return None
+            raise _slow(attempt, run, error) from error
+        except Unreachable as unreachable:
+            raise _slow(attempt, run, unreachable) from None
+        readers = {}
+        for node in living_nodes():
+            identity = str(node["NodeID"])
+            actor = supervisor if identity == head else posts.find(identity)
+            readers[identity] = NodeReader(name=name_of(node), actor=actor)
+        if head not in readers:
+            return None  # its node has just left the cluster
+        readers[head].answered(start)
+        return self._handle(posts, readers, head=head)
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
         """End what is left of a run's attempts without a living supervisor, on all nodes."""
@@ -156,7 +196,7 @@ class RayRunner:
         ended: list[str] = []
         for attempt in Posts.attempts(run):
             posts = self._posts(run, attempt)
-            if posts.find_supervisor() is not None:
+            if posts.find() is not None:
                 spared.add(f"{run}/{attempt}")
             elif posts.dismiss():
                 ended.append(f"samplers of attempt {run}/{attempt}")
@@ -164,18 +204,18 @@ class RayRunner:
             if name not in spared:
                 ended += remove_leftovers(jobs_of(name))
         task = ray.remote(num_cpus=0, max_retries=0)(sweep_machine)
+        nodes = living_nodes()
         asked = [
-            task.options(**on_node(node)).remote(run, spared=spared, grace_s=_SWEEP_GRACE_S)
-            for node in living_nodes()
+            task.options(**on_node(node)).remote(run, spared=spared, grace_s=_SWEEP_GRACE_S) for node in nodes
         ]
-        return (*ended, *(what for found in _get(asked, _START_S) for what in found))
+        return (*ended, *(what for found in self._answers(nodes, asked) for what in found))
 
     def close(self) -> None:
         """Leave the cluster; our own ends."""
         disconnect(self._connection)
 
-    def _reach(self) -> None:
-        """Connect once more when the cluster was left because its head was gone."""
+    def _reach(self) -> Head:
+        """Return the link to the cluster, connected once more when it was left because its head was gone."""
         answers = self._link.answers()
         if not answers and not in_main_thread():
             raise Unreachable("the Ray cluster's head does not answer")
@@ -186,12 +226,33 @@ class RayRunner:
             self._connection = replace(self._connection, lifeline=-1, reaper=-1)
             self._connection = connect("local" if self._connection.ours else self.address, gpus=self._gpus)
             self._link = Head(self._connection.address)
+        return self._link
 
     def _posts(self, run: str, attempt: int) -> Posts:
-        return Posts(run=run, attempt=attempt, detached=not self._connection.ours)
+        return Posts(run=run, attempt=attempt, detached=not self._connection.ours, waits=self._waits)
 
 
-def _get(references: list[Any], timeout_s: float) -> list[Any]:
-    import ray
+def summarize(address: str, machines: list[Machine], offered: list[int]) -> Cluster:
+    """Return the cluster that machines make, which offer so many GPUs each.
 
-    return list(ray.get(references, timeout=timeout_s))
+    With cards anywhere, only the machines that have some count: a head without them may be small.
+    """
+    counts = [min(len(machine.cards), gpus) for machine, gpus in zip(machines, offered, strict=True)]
+    with_cards = [machine for machine, count in zip(machines, counts, strict=True) if count]
+    counted = with_cards or machines
+    cards = [card for machine in with_cards for card in machine.cards]
+    return Cluster(
+        address=address,
+        nodes=len(counted),
+        gpus_per_node=min((count for count in counts if count), default=0),
+        gpu_memory_bytes=min((card.total_bytes for card in cards), default=0),
+        host_memory_bytes=min(machine.host_total_bytes for machine in counted),
+        gpu_name=with_cards[0].card_name if with_cards else "",
+    )
+
+
+def _slow(attempt: int, run: str, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"attempt {attempt} of {run} has a supervisor that does not answer: {error}",
+        hint=f"its training may go on, nothing was ended; `autotune resume {run}` later",
+    )

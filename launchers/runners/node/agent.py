@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.launchers.runners.node.child import Child, living_attempts, remove_dead_folders
-from autotune.launchers.runners.node.drain import CardState, ProcessHold, Residue
+from autotune.launchers.runners.node.drain import CardState, ProcessHold, Residue, hold_of
 from autotune.launchers.runners.node.host import read_cards, read_host
 from autotune.launchers.runners.node.logs import Logs, Piece
 from autotune.launchers.runners.node.processes import ProcessStat, all_pids, end, marked, read_stat, user_of
@@ -18,6 +19,8 @@ from autotune.launchers.runners.node.sampler import Sampler
 from autotune.policies.values.command import Command
 from autotune.policies.values.observation import Sample
 from autotune.policies.values.value import Value
+
+EXPIRES_S = 72 * 3600.0  # a run that ended on a Friday evening can still be resumed on Monday
 
 
 class Baseline(Value, frozen=True, kw_only=True):
@@ -46,6 +49,9 @@ class Report(Value, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     exit: Exit | None = None
     alive: int = 0  # processes of the attempt
+    touched: bool = False  # whether it ever had one here
+    faults: tuple[str, ...] = ()  # what could not be read so far
+    behind: bool = False  # the logs hold more than one answer takes
 
 
 class Node:
@@ -60,7 +66,9 @@ class Node:
         workers: str = "",
         cards: tuple[int, ...] = (),
         start: Start | None = None,
+        expires_s: float = EXPIRES_S,
     ) -> None:
+        self._asked_at, self._expires_s = time.monotonic(), expires_s
         self.attempt = f"{run}/{attempt}"
         self._name = name
         self._workers = Path(workers) if workers else None
@@ -92,16 +100,34 @@ class Node:
 
     def begun(self) -> Start:
         """Return what a new reader needs."""
+        self._asked_at = time.monotonic()
         return self._start
 
     def poll(self, cursor: dict[str, int], *, taken: int, jobs: tuple[str, ...], read: bool = True) -> Report:
         """Return what follows the reader's place in the logs and samples."""
+        self._asked_at = time.monotonic()
         ended = self._child.ended() if self._child else None  # before the logs: they are complete afterwards
         pieces = self._logs.read(cursor, jobs=jobs, thorough=ended is not None) if read else []
         count, samples = self._sampler.since(taken)
         return Report(
-            pieces=tuple(pieces), taken=count, samples=samples, exit=ended, alive=len(self._sampler.processes)
+            pieces=tuple(pieces),
+            taken=count,
+            samples=samples,
+            exit=ended,
+            alive=len(self._sampler.processes),
+            touched=self._touched,
+            faults=self._sampler.faults,
+            behind=read and self._logs.behind,
         )
+
+    @property
+    def _touched(self) -> bool:
+        return self._sampler.touched or self._child is not None
+
+    def expired(self) -> bool:
+        """Return whether nobody has asked for long and nothing of the attempt runs here."""
+        idle = not self._sampler.find() and (self._child is None or self._child.ended() is not None)
+        return idle and time.monotonic() - self._asked_at >= self._expires_s
 
     def stop_child(self, *, grace_s: float) -> None:
         """End the framework's process group, if it runs here."""
@@ -131,12 +157,12 @@ class Node:
         pids = {stat.pid for stat in ours}
         return Residue(
             node=self._name,
-            ours=tuple(_hold(stat.pid, stat.rss_bytes) for stat in ours),
+            ours=tuple(hold_of(stat.pid, stat.rss_bytes) for stat in ours),
             host_used_bytes=host.used_bytes,
             host_total_bytes=host.total_bytes,
             host_baseline_bytes=baseline.host_used_bytes,
             neighbours_bytes=_held_by_others(self.attempt) - baseline.neighbours_bytes,
-            touched=sampler.touched or self._child is not None,
+            touched=self._touched,
             cards=tuple(
                 CardState(
                     index=card.index,
@@ -144,7 +170,7 @@ class Node:
                     baseline_bytes=baseline.cards.get(card.index, 0),
                     highest_bytes=sampler.highest.get(card.index, 0),
                     ours_before=card.index in sampler.held,
-                    holders=tuple(_hold(h.pid, h.used_bytes) for h in card.holders if h.pid not in pids),
+                    holders=tuple(hold_of(h.pid, h.used_bytes) for h in card.holders if h.pid not in pids),
                 )
                 for card in read_cards()
             ),
@@ -155,7 +181,7 @@ class Node:
         ours = {stat.pid for stat in self._find()}
         strangers = [stat for pid in all_pids() if pid not in ours and (stat := read_stat(pid)) is not None]
         largest = max(strangers, key=lambda stat: stat.rss_bytes)
-        return _hold(largest.pid, largest.rss_bytes)
+        return hold_of(largest.pid, largest.rss_bytes)
 
     def release(self) -> None:
         """Give up the node's share: the framework ends, its private folder goes."""
@@ -203,6 +229,7 @@ def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, .
     return (*ended.values(), *(f"files of attempt {attempt}" for attempt in folders))
 
 
-def _hold(pid: int, used_bytes: int) -> ProcessHold:
-    stat = read_stat(pid)
-    return ProcessHold(pid=pid, user=user_of(pid), name=stat.name if stat else "?", used_bytes=used_bytes)
+def end_attempt(attempt: str, *, grace_s: float) -> tuple[str, ...]:
+    """End every process of an attempt on this machine without its actor; return those that SIGKILL left."""
+    left = end(lambda: marked(lambda name: name == attempt), grace_s=grace_s)
+    return tuple(f"pid {stat.pid} ({stat.name}) of {user_of(stat.pid)}" for stat in left)

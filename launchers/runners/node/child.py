@@ -31,6 +31,7 @@ _OF_RAY_WORKERS = (
     "RAY_RAYLET_PID",
     "RAY_OVERRIDE_NODE_ID_FOR_TESTING",
     "RAY_LD_PRELOAD_ON_WORKERS",
+    "RAY_worker_niceness",
     "RAY_CLIENT_MODE",
     "RAY_WORKER_PROCESS_SETUP_HOOK",
     "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR",
@@ -157,6 +158,12 @@ def outside_ray_worker(environment: dict[str, str], *, initial: dict[str, str]) 
     if not kept.get("CUDA_VISIBLE_DEVICES"):
         kept.pop("CUDA_VISIBLE_DEVICES", None)  # empty means: no devices
     return kept
+
+
+def initial_environment() -> dict[str, str]:
+    """Return the environment that this process was started with."""
+    entries = Path("/proc/self/environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def living_attempts(run: str) -> set[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from autotune.launchers.base import Drain
+from autotune.launchers.runners.node.processes import read_stat, user_of
 from autotune.policies.values.value import Value
 
 _MIB = 1 << 20
@@ -29,6 +30,12 @@ class ProcessHold(Value, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Say it as a user reads it."""
         return f"pid {self.pid} ({self.name}) of {self.user} holds {self.used_bytes / _GIB:.1f} GiB"
+
+
+def hold_of(pid: int, used_bytes: int) -> ProcessHold:
+    """Return a process of this machine and the memory that it holds."""
+    stat = read_stat(pid)
+    return ProcessHold(pid=pid, user=user_of(pid), name=stat.name if stat else "?", used_bytes=used_bytes)
 
 
 class CardState(Value, frozen=True, kw_only=True):
@@ -101,10 +108,14 @@ def drain(
     *,
     timeout_s: float,
     end: Callable[[], object],
-    largest_stranger: Callable[[str], ProcessHold],
+    largest_stranger: Callable[[str], ProcessHold | None],
     enough_share: float = ENOUGH_SHARE,
+    silent: Callable[[], tuple[str, ...]] = lambda: (),
 ) -> Drain:
-    """Wait until nothing is held; after `timeout_s` end what is left of the attempt and say what is held."""
+    """Wait until nothing is held; after `timeout_s` end what is left of the attempt and say what is held.
+
+    `silent` returns the nodes that did not answer the last `read`.
+    """
     begun = time.monotonic()
     while True:
         elapsed = time.monotonic() - begun
@@ -113,17 +124,19 @@ def drain(
             end()
         residues = read()
         reasons = held(residues, settled=late or elapsed >= _SETTLING_S, enough_share=enough_share)
-        if not reasons:
+        mute = silent()
+        if not reasons and not mute:
             return Drain(clear=True, seconds=time.monotonic() - begun)
         if late:
             break
         time.sleep(_PERIOD_S)
     named = tuple(
-        f"{reason}; largest other process: {largest_stranger(residue.node)}"
+        f"{reason}; largest other process: {largest_stranger(residue.node) or 'unknown'}"
         if reason.startswith(f"{residue.node}: host memory")
         else reason
         for residue in residues
         for reason in reasons
         if reason.startswith(f"{residue.node}: ")
     )
-    return Drain(clear=False, seconds=time.monotonic() - begun, held="; ".join(named))
+    unknown = f"no answer from {', '.join(mute)}" if mute else ""
+    return Drain(clear=False, seconds=time.monotonic() - begun, held="; ".join(named), unknown=unknown)

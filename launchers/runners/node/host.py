@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +43,10 @@ class Machine(Value, frozen=True, kw_only=True):
 
 
 def measure() -> Machine:
-    """Return what this machine has."""
+    """Return what this machine has; a card that cannot be read is not there."""
     cards = read_cards()
     return Machine(
-        host_total_bytes=read_host().total_bytes, cards=cards, card_name=_card_name() if cards else ""
+        host_total_bytes=read_host().total_bytes, cards=cards, card_name=card_name(0) if cards else ""
     )
 
 
@@ -113,20 +114,65 @@ def _nvml() -> tuple[Any, tuple[Any, ...]] | None:
         return None  # no driver or no card: a machine without GPUs
 
 
-def _card_name() -> str:
+def held_bytes(card: Card) -> int:
+    """Return what is held of a card without the driver's own reserve, hundreds of MiB even where it idles.
+
+    Drivers before 510 do not tell them apart: the reading itself then, reserve included.
+    """
+    nvml = _nvml()
+    if nvml is None:
+        return card.used_bytes
+    library, devices = nvml
+    try:
+        return int(library.nvmlDeviceGetMemoryInfo(devices[card.index], version=library.nvmlMemory_v2).used)
+    except (AttributeError, TypeError, library.NVMLError):  # an older pynvml, an older driver
+        return card.used_bytes
+
+
+def card_name(index: int) -> str:
+    """Return what NVML calls a card; empty where it cannot be asked."""
+    return _told(lambda library, devices: library.nvmlDeviceGetName(devices[index]))
+
+
+def driver_version() -> str:
+    """Return the version of the cards' driver; empty without one."""
+    return _told(lambda library, _: library.nvmlSystemGetDriverVersion())
+
+
+def cuda_version() -> str:
+    """Return the newest CUDA that the driver runs, such as `12.8`; empty without a driver."""
+    number = _told(lambda library, _: str(library.nvmlSystemGetCudaDriverVersion()))
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number else ""
+
+
+def _told(ask: Callable[[Any, tuple[Any, ...]], Any]) -> str:
+    """Return NVML's answer as text; empty where there is no card or it does not answer."""
     nvml = _nvml()
     if nvml is None:
         return ""
-    name = nvml[0].nvmlDeviceGetName(nvml[1][0])
-    return name.decode() if isinstance(name, bytes) else str(name)
+    try:
+        answer = ask(*nvml)
+    except nvml[0].NVMLError:
+        return ""
+    return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def read_cards() -> tuple[Card, ...]:
-    """Return a reading of every card; empty without GPUs."""
+def read_cards(fault: Callable[[str], None] = lambda _: None) -> tuple[Card, ...]:
+    """Return a reading of every card; empty without GPUs.
+
+    A card that NVML cannot read is left out, and `fault` called with the reason.
+    """
     nvml = _nvml()
     if nvml is None:
         return ()
-    return tuple(_read_card(nvml[0], index, device) for index, device in enumerate(nvml[1]))
+    library, devices = nvml
+    cards = []
+    for index, device in enumerate(devices):
+        try:
+            cards.append(_read_card(library, index, device))
+        except library.NVMLError as error:
+            fault(f"GPU {index} cannot be read: {error or type(error).__name__}")
+    return tuple(cards)
 
 
 def card_indices(visible: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from autotune.launchers.base import OWN_SOURCE
 
 RECORDS = "records.log"  # beside the framework's output: what autotune's own code in the job reports
 _DISCOVERY_S = 1.0
-_MOST_BYTES = 4 * 1024 * 1024  # of one log per reading
+MOST_BYTES = 8 * 1024 * 1024  # per reading, of all logs together: it waits in Ray's object store
 _WORKER_LOG = re.compile(r"worker-[0-9a-f]+-(?P<job>[0-9a-f]{8})-(?P<pid>\d+)\.(?P<stream>out|err)")
 
 
@@ -34,6 +34,7 @@ class Logs:
         self._known: list[tuple[str, str]] = []  # (source, path)
         self._discovered_at = float("-inf")
         self._jobs: tuple[str, ...] = ()
+        self.behind = False  # whether the last reading left something unread of a log that it read
 
     def read(self, cursor: dict[str, int], *, jobs: tuple[str, ...], thorough: bool = False) -> list[Piece]:
         """Return what follows the offsets of `cursor`; `thorough` looks for new files at once."""
@@ -41,11 +42,14 @@ class Logs:
         if thorough or jobs != self._jobs or now - self._discovered_at >= _DISCOVERY_S:
             self._discovered_at, self._jobs = now, jobs
             self._known = self._discover()
+        unread = {path: _unread(path, cursor.get(path, 0)) for _, path in self._known}
+        shares = fair_shares({path: end - begin for path, (begin, end) in unread.items()}, most=MOST_BYTES)
         pieces = []
         for source, path in self._known:
-            piece = _read(source, path, cursor.get(path, 0))
+            piece = _read(source, path, unread[path][0], shares[path])
             if piece is not None:
                 pieces.append(piece)
+        self.behind = any(piece.end < unread[piece.path][1] for piece in pieces)
         return pieces
 
     def _discover(self) -> list[tuple[str, str]]:
@@ -61,16 +65,32 @@ class Logs:
         return found
 
 
-def _read(source: str, path: str, offset: int) -> Piece | None:
+def fair_shares(wanted: dict[str, int], *, most: int) -> dict[str, int]:
+    """Return how much of `most` each gets: all that it wants, or as much as any other that goes short."""
+    shares, left = dict.fromkeys(wanted, 0), most
+    waiting = sorted(wanted, key=wanted.__getitem__)
+    for place, name in enumerate(waiting):
+        shares[name] = min(wanted[name], left // (len(waiting) - place))
+        left -= shares[name]
+    return shares
+
+
+def _unread(path: str, offset: int) -> tuple[int, int]:
+    """Return the place to read from and the end of a log."""
     try:
         size = os.stat(path).st_size  # noqa: PTH116 - per log and poll
-        if size == offset:
-            return None
-        if size < offset:
-            offset = 0  # begun anew
+    except OSError:
+        return offset, offset
+    return (0 if size < offset else offset), size  # a shorter one was begun anew
+
+
+def _read(source: str, path: str, offset: int, most: int) -> Piece | None:
+    if not most:
+        return None
+    try:
         with open(path, "rb") as file:  # noqa: PTH123
             file.seek(offset)
-            data = file.read(_MOST_BYTES)
-    except (FileNotFoundError, IsADirectoryError):
-        return None
+            data = file.read(most)
+    except OSError:
+        return None  # gone meanwhile; the other logs can be read
     return Piece(source, path, data, offset + len(data)) if data else None

@@ -13,6 +13,7 @@ from autotune.policies.values.observation import GpuMemory, ProcessMemory, Sampl
 
 PERIOD_S = 0.45  # a little under half a second: at least two readings a second
 _KEPT_SAMPLES = 4000  # half an hour without a driver
+_KEPT_FAULTS = 8  # different ones; one that comes with every reading is kept once
 
 
 class Sampler:
@@ -31,6 +32,7 @@ class Sampler:
         self.touched = False  # whether the attempt ever had a process here
         self.held: set[int] = set()  # cards that its processes were seen on, or that Ray gave it
         self.highest: dict[int, int] = {}  # card -> most memory in use since the start
+        self.faults: tuple[str, ...] = ()  # what could not be read, each once
         self._on_cards: set[int] = set()  # processes with cards of Ray's: a container hides them
         self._thread = threading.Thread(target=self._follow, name="autotune-sampler", daemon=True)
         self._thread.start()
@@ -64,9 +66,16 @@ class Sampler:
 
     def _follow(self) -> None:
         while not self._ended.wait(PERIOD_S):
-            cards = read_cards()
-            with self._lock:
-                self._take(cards)
+            try:
+                cards = read_cards(self._fault)
+                with self._lock:
+                    self._take(cards)
+            except Exception as error:  # one failed reading must not end all later ones
+                self._fault(f"memory and processes cannot be read: {error or type(error).__name__}")
+
+    def _fault(self, text: str) -> None:
+        if text not in self.faults and len(self.faults) < _KEPT_FAULTS:
+            self.faults = (*self.faults, text)
 
     def _take(self, cards: tuple[Card, ...]) -> None:
         processes = self._census.scan()

@@ -1,4 +1,4 @@
-"""Signatures of the built-in job's own records."""
+"""Signatures of the records of autotune's own code in a job: the built-in one, and TRL's entry."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from autotune.policies.diagnosis.rules.rule import ALWAYS, BUILTIN_FAILURE, Rule
 from autotune.policies.values.failure import Cause
 
 BUILTIN: tuple[Rule, ...] = (
-    # ---- the built-in job; the record carries its own cause
+    # ---- the record carries its own cause
     row(
         BUILTIN_FAILURE,
         None,
-        r"builtin: failure \{",
+        r"(?:builtin|trl): failure \{",
         ALWAYS,
         'builtin: failure {"schema":1,"cause":"gpu-oom","device":"cpu-budget","phase":"backward",'
         '"component":"trainer","rank":0,"step":3,"requested_bytes":1048576,"used_bytes":75000000,'
         '"budget_bytes":75497472,"message":"not enough memory","exception":"RuntimeError"}',
         "builtin: failure",
+        "trl: failure",
     ),
     row(
         "builtin-config-error",

@@ -49,6 +49,16 @@ JOB: tuple[Rule, ...] = (
         "imminent node",
         "node timed out",
     ),
+    # An actor whose process has ended is dead, not unavailable: nobody takes connections where it ran.
+    row(
+        "actor-unreachable",
+        Cause.INFRASTRUCTURE,
+        r"ActorUnavailableError: .{0,300}failed to connect to all addresses",
+        UNLESS_PROGRESS,
+        "ray.exceptions.ActorUnavailableError: The actor 38ab is unavailable: The actor is temporarily "
+        "unavailable: RpcError: RPC error: failed to connect to all addresses rpc_code: 14.",
+        "ActorUnavailableError",
+    ),
     row(
         "hardware-fault",
         Cause.INFRASTRUCTURE,

@@ -58,6 +58,8 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"\b_?(?:send|receive|recv)_(?:state_dict|chunks)|extract_weights|_handle_cuda_ipc|"
                 r"rebuild_(?:ipc|cuda_tensor_from_ipc)|push_params?_to_|collect_lora_params|summon_lora|"
                 r"(?:/broadcast|megatron_to_hf|update_weight)/\S+, line \d|"
+                r"\bconvert_\w+_to_hf\b|\bparam_generator\b|broadcast_from_megatron_pp|"
+                r"merged_lora_(?:per_tensor_)?param|"
                 r"(?:on|off)load_(?:weights|kv|rollout)\b|"
                 r"rollout/\S+, line \d+, in (?:resume|release|(?:on|off)load)\b|"
                 r"[Bb]roadcasting (?:\w+ ){0,3}weights\b"
@@ -280,7 +282,8 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"policy_worker\S*, line \d+, in score\b|_worker\S*, line \d+, in (?:run_)?inference\w*\b|"
                 r"(?:ppo_(?:actor|critic)|skyrl\w*/workers/\w+)\S*, line \d+, in (?:forward|"
                 r"_forward_micro_batch)\b|"
-                r"(?:RayActor|ModelActor|WorkerBase)\.(?:forward|execute_batch)\(|get_topk_logits"
+                r"(?:RayActor|ModelActor|WorkerBase)\.(?:forward|execute_batch)\(|get_topk_logits|"
+                r"engine\S*, line \d+, in forward_batch\b|_compute_reward_colocate\b"
             ),
         ),
         (
@@ -295,7 +298,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"run_tp_server|"
                 r"Dumping (?:input data|scheduler)|"
                 r"AsyncLLM output_handler|Rollout generation failed|Workflow execution failed|infer_engine|"
-                r"_engine_infer|\bgenerate_samples|_run_prompt|"
+                r"_engine_infer|\bgenerate_samples|_run_prompt|\b_fit_generate\b|_gen_next_batch\b|"
                 r"vllm\S*, line \d+, in (?:execute_model|step)\b|"
                 r"create_(?:chat_)?completion\b|async_sampling|"
                 r"agenerate\b|generation/utils\.py|encountered a fatal error|exposed_step|"

@@ -22,7 +22,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.WEIGHT_SYNC,
         (
             r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
-            r"areal_update_weight|\bstart (?:lora )?update (?:lora )?weights|Receiving weights from|"
+            r"areal_\w*(?:update_weight|weights_update)|\bstart (?:lora )?update (?:lora )?weights|"
+            r"Receiving weights from|"
             r"[Uu]pdating inference weights|Reloading checkpoint-format weights|release_memory_occupation|"
             r"\b[Ww]ak(?:e|ing) up\b|\"POST /(?:update_weights|resume_memory|release_memory|init_weights|"
             r"wake_up|sleep)"
@@ -86,7 +87,9 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.ROLLOUT_INIT,
         r"(?:Before|After) (?:building|init\w*) (?:the )?(?:\w+ )?(?:vllm|sglang|rollout|inference engine)",
     ),
-    (Component.DRIVER, Phase.ROLLOUT, (r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
+    (Component.DRIVER, Phase.ROLLOUT, (r"Starting async evaluation|Evaluation start time|"
+     r"AsyncTaskRunner: Submitted|fully-async rollout \d+: (?:target|collected)|"
+     r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
      r"test_gen_batch meta info|generate global step|(?:Timer |Started: ')\w*generat\w*(?: start|')|"
      r"▶ Starting validation|Running initial validation|\bstart sampling, ")),
     # ---- trainers: what they begin; a step that is done ends it
@@ -103,6 +106,10 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"\bLoading model from \S*(?:global_step|checkpoint|ckpt)|local_global_step_folder: |"
             r"(?:Timer |Started: ')(?:save|load)_\w*(?:model|checkpoint)\w*(?: start|')|"
             r"\[Torch\] Checkpoint|Saving model checkpoint|\bsave checkpoint-|"
+            r"\bLoad(?:ing)? (?:from )?(?:the )?checkpoint(?: folder)?: |\bFound checkpoint: |"
+            r"^Resuming from \S*/|"
+            r"\b(?:Saved|Loaded) (?:model|optim\w*) (?:to|from) \S*world_size_\d+_rank_|"
+            r"\b(?:Saving|Restoring) replay buffer|"
             r"Writing (?:final )?checkpoint|Checkpoint(?:ing)? (?:at|for) step"
         ),
     ),
@@ -121,6 +128,12 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Loading weights using|Loading model \S+ using|[Bb]uilding models|before model creation|"
             r"Load checkpoint from HuggingFace|Applied \w+ activation checkpointing|Wrapping optimizer|"
             r"Setting up (?:the )?(?:\w+ )?(?:model|policy)\b|\bCreating (?:\w+ )?(?:fp16|BF16|bf16) |"
+            r"(?:Before|After) \w+ init$|After (?:init|load) (?:base )?model\b|After \w+ model build|"
+            r"(?:Before|After) parallelize model|After offload \S+ during init|"
+            r"Applied parallelism in|Applying FSDP2 with|Creat(?:ed|e) optimizer (?:in|time)\b|"
+            r"Materialized and loaded weights|Model structure created on meta|engine with parallel dims|"
+            r"Model creation and loading time|Model parameter count: |to create models and hf model save|"
+            r"Loading the (?:base model|LoRA adapter) from|"
             r"Params for bucket \d|Number of buckets for gradient"
         ),
     ),
@@ -138,12 +151,16 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
     (Component.TRAINER, Phase.BACKWARD, r"Engine (?:after forward|before backward)\b"),
     (Component.TRAINER, Phase.OPTIMIZER, (r"Engine (?:after backward|before step)\b|"
                                          r"[Bb]efore optimizer step\b")),
-    (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|Preparing for logprob|"
-    r"make_experience|Starting experience making|(?:Timer |Started: ')\w*log_?probs?\w*(?: start|')")),
+    (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|"
+    r"Preparing for (?:\w+ )?logprob|make_experience|Starting experience making|"
+    r"(?:Timer |Started: ')\w*log_?probs?\w*(?: start|')")),
     (
         Component.TRAINER,
         Phase.WEIGHT_SYNC,
-        (r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
+        (r"Before resume weights|After update_weights|(?:Before|After) (?:on|off)?load_fsdp_model_to_|"
+        r"Performing policy generation refit|collector before refit|Synchronizing policy weights|"
+        r"[Ii]nitializ(?:ing|ed) (?:\S+ )?(?:weight update group|per-PP group)|for colocate transfer|"
+        r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
         r"before update_weights|start broadcast model update|Preparing policy generation|"
         r"After resume (?:weights|kv_cache)|(?:Timer |Started: ')\w*(?:sync|"
         r"update)_\w*weights?\w*(?: start|')|[Uu]pdating weights|Update weights begin"),
@@ -163,7 +180,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         (
             r"\biteration +\d+/ *\d+ *\||consumed samples|\bstep[:= ]+\d+ - |\{'loss': |'grad_norm': |"
             r"▶ Preparing (?:for training|batch)|'train_runtime'|[Ss]uccessfully saved|saved checkpoint|"
-            r"Training Progress:|"
+            r"Training Progress:|✨ Global step \d|Experience making completed|generation refit completed|"
             r"\bstep \d+(?:/\d+)?\b.{0,40}\bloss\b|Timer \w+ end|Train epoch \["
         ),
     ),

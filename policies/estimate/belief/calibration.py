@@ -49,7 +49,11 @@ class Prediction:
 def calibrated(run: Run, model: Model) -> Calibration:
     """Return the belief after all attempts of a run."""
     profile, cluster = run.accepted.profile, run.accepted.cluster
-    attempts = [a for a in run.attempts if a.progress or a.ended is not None or a.diagnosis is not None]
+    attempts = [
+        a if a.diagnosis is None or not a.diagnosis.expected else msgspec.structs.replace(a, diagnosis=None)
+        for a in run.attempts
+        if (a.progress or a.ended is not None or a.diagnosis is not None) and not a.loading
+    ]
     knobs = [profile.knobs, *(a.knobs for a in attempts)]
     estimate = estimates(profile, cluster, model, knobs, steps=run.accepted.job.goal.steps)
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)

@@ -38,7 +38,7 @@ def test_actors_share_cards_only_where_they_must(written, cards, share):
 @pytest.mark.parametrize(
     ("written", "cards", "key"),
     [
-        ({}, 1, "trainer_budget"),
+        ({"placement": "separate"}, 1, "trainer_budget"),
         ({"trainer_budget": "20GiB"}, 1, "engine_budget"),
         (BUDGETS | {"ranks": 2}, 2, "ranks"),  # NCCL refuses two ranks on one card
     ],

@@ -5,12 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.process.records import PhaseFailure
 from autotune.launchers.builtin.storage import checkpoint
 from autotune.launchers.builtin.trainer.rank import TrainerRank
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.values.failure import Cause, Phase
 
 Start = Callable[..., TrainerRank]
 COMMON = {"kl_coef": 0.01, "lr": 1e-3}
@@ -110,23 +115,54 @@ def test_a_restored_rank_continues_bitwise(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_is_dropped(
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_the_step(
     trainer: Start, ragged_samples: list[Sample], value: float
 ) -> None:
     rank = trainer(**COMMON)
     step(rank, 1, ragged_samples)
     before = weights(rank)
     gradients(rank, ragged_samples)
-    broken = next(iter(rank._weights.values())).grad
+    name = "model.layers.1.mlp.up_proj.weight"
+    broken = rank._weights[name].grad
     assert broken is not None
-    broken.view(-1)[0] = value
-    norm = rank.optimize(2).values["grad_norm"]
-    assert not math.isfinite(norm)
+    broken.view(-1)[7] = value
+    with pytest.raises(PhaseFailure) as caught:
+        rank.optimize(2)
+    record = caught.value.record
+    assert (record.cause, record.phase, record.step, record.rank) == ("code", "optimizer", 2, 0)
+    assert f"step 2: the gradient of {name} on rank 0 is not finite" in record.message
+    assert "the backward pass overflowed" in record.message
     after = weights(rank)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.grad is None for parameter in rank._weights.values())
-    assert math.isfinite(step(rank, 3, ragged_samples)["grad_norm"])
+
+
+@pytest.mark.parametrize(
+    ("weight", "advantage", "likely"),
+    [
+        (math.nan, 1.0, "a weight was not finite before this update"),
+        (0.1, math.nan, "a sample's advantage or log-probability is not finite"),
+        (0.1, 3e38, "the loss is not finite"),  # overflows in the sum over its tokens
+    ],
+)
+def test_what_made_a_gradient_bad_is_named(
+    trainer: Start, ragged_samples: list[Sample], weight: float, advantage: float, likely: str
+) -> None:
+    rank = trainer(**COMMON)
+    with torch.no_grad():
+        rank._weights["model.norm.weight"][0] = weight
+    changed = [msgspec.structs.replace(sample, advantage=advantage) for sample in ragged_samples]
+    with pytest.raises(PhaseFailure, match=likely):
+        step(rank, 1, changed)
+
+
+def test_diagnosis_leaves_a_bad_gradient_to_a_human(trainer: Start, ragged_samples: list[Sample]) -> None:
+    rank = trainer(**COMMON)
+    bad = [msgspec.structs.replace(sample, advantage=math.nan) for sample in ragged_samples]
+    with pytest.raises(PhaseFailure) as caught:
+        step(rank, 3, bad)
+    diagnosis = diagnose(scan([f"{caught.value}\n".encode()]))
+    assert (diagnosis.cause, diagnosis.phase, diagnosis.step) == (Cause.CODE, Phase.OPTIMIZER, 3)
 
 
 @pytest.mark.parametrize("limit", [1, 5000, 1 << 30])

@@ -1,16 +1,17 @@
-"""Jobs of slime and Relax that the tests vary."""
+"""Jobs of slime, Relax and miles that the tests vary."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from autotune.launchers.base import Framework
+from autotune.launchers.frameworks.miles.adapter import Miles
 from autotune.launchers.frameworks.relax.adapter import Relax
 from autotune.launchers.frameworks.slime.adapter import Slime
 from autotune.policies.values.job import ClusterSpec, Job
 
-SLIME, RELAX = Slime(), Relax()
-BOTH: tuple[Framework, ...] = (SLIME, RELAX)
+SLIME, RELAX, MILES = Slime(), Relax(), Miles()
+EVERY: tuple[Framework, ...] = (SLIME, RELAX, MILES)
 NEVER = (  # what is trained: no remedy may write it
     "rollout-batch-size",
     "n-samples-per-prompt",
@@ -55,6 +56,7 @@ APART: dict[str, Any] = {
 FAILING: dict[str, dict[str, Any]] = {  # by framework: the jobs of the logs that end in a failure
     "slime": {**COLOCATED, "use-kl-loss": True, "ref-load": "/ref"},
     "relax": {**COLOCATED, "use-kl-loss": True, "log-probs-max-tokens-per-gpu": 30720},
+    "miles": {**COLOCATED, "use-kl-loss": True, "ref-load": "/ref"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Logs of slime and Relax, read as a run reads them: markers, evidence, diagnosis, first remedy."""
+"""Logs of slime, Relax and miles, read as a run reads them: markers, evidence, diagnosis, first remedy."""
 
 from __future__ import annotations
 

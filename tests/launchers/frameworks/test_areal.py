@@ -335,6 +335,16 @@ def test_what_refers_to_a_changed_setting_stays_as_it_is():
     assert FRAMEWORK.settings(critic, Knobs(tensor_parallel=2)) == {"actor.backend": "fsdp:d2t2"}
 
 
+def test_megatrons_distributed_optimizer_stays_on() -> None:
+    switch = "actor.megatron.ddp.use_distributed_optimizer"
+    off = job({"actor.backend": "megatron:d4", switch: False})
+    assert [p.path for p in Areal().check(off) if "asserts" in p.message] == [("settings", switch)]
+    warnings = profile(JOBS["megatron"]).warnings
+    assert any("recover.no_save_optim" in text and switch not in text for text in warnings)
+    adapters = profile(job({"actor.backend": "megatron:d4", "actor.use_lora": True}))
+    assert any("cannot save Megatron's adapters" in text for text in adapters.warnings)
+
+
 def test_megatron_recomputes_selectively_or_in_full():
     each = JOBS["megatron"]
     assert profile(each).supported["recompute"].grid.values == ("off", "selective", "full")
@@ -417,7 +427,7 @@ def test_a_section_is_removed_with_null_and_not_with_hydras_tilde():
 
 def test_mistakes_in_the_yaml_are_found_too():
     (problem,) = FRAMEWORK.check(job(actor__mb_spec={"max_tokens": 1}))
-    assert problem.path == ("config",)
+    assert problem.path == ("config", "actor", "mb_spec", "max_tokens")
     assert problem.hint == "did you mean `actor.mb_spec.max_tokens_per_mb`?"
     assert (
         FRAMEWORK.check(job(workflow={"tools": ["python"]})) == ()

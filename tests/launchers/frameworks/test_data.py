@@ -13,8 +13,10 @@ from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.areal import checks as areal_check
 from autotune.launchers.frameworks.areal import keys as areal_keys
 from autotune.launchers.frameworks.core import data
+from autotune.launchers.frameworks.core.declined import declined_rows
 from autotune.launchers.frameworks.megatron import profile
-from autotune.launchers.frameworks.verl import checks, config, keys
+from autotune.launchers.frameworks.openrlhf import profile as openrlhf_profile
+from autotune.launchers.frameworks.verl import checks, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS
@@ -103,6 +105,8 @@ def test_every_framework_of_its_own_has_data_files() -> None:
         "megatron",
         "slime",
         "relax",
+        "miles",
+        "openrlhf",
     }
 
 
@@ -137,22 +141,16 @@ def test_every_predicate_of_verls_unread_settings_is_named_and_every_name_is_one
     assert named == set(checks.UNREAD_WHEN)
 
 
-def test_every_predicate_of_megatrons_unsupported_knobs_is_named_and_every_name_is_one() -> None:
-    named = {row.when for row in profile.unsupported_rows()}
-    assert named - {""} == set(profile.UNSUPPORTED_WHEN)
+@pytest.mark.parametrize("module", [profile, openrlhf_profile], ids=lambda module: module.__package__)
+def test_every_predicate_of_unsupported_knobs_is_named_and_every_name_is_one(module) -> None:
+    named = {row.when for row in declined_rows(module.__package__ or "")}
+    assert named - {""} == set(module.UNSUPPORTED_WHEN)
 
 
 def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:
-    known = {
-        key
-        for engine in ("dp", "megatron")
-        for read in (keys.configured, keys.addable)
-        for key in read(engine)
-    }
+    known = {key for engine in ("dp", "megatron") for key in keys.keys_of("0.9.1", engine).defaults}
     assert not set(checks.removed()) & known
     assert set(checks.unread()) <= known
-    table = config.defaults()
-    assert {*table.both, *table.megatron, *table.follows, *table.follows.values()} <= known
 
 
 def test_moved_settings_of_areal_lead_to_known_ones() -> None:

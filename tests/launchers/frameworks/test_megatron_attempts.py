@@ -4,7 +4,7 @@ import pytest
 
 from autotune.policies.values.knobs import Knobs
 
-from .megatron_jobs import BOTH, COLOCATED, dashed, flag, job
+from .megatron_jobs import COLOCATED, EVERY, dashed, flag, job
 from .megatron_replay import CLUSTER
 
 
@@ -14,7 +14,7 @@ def argv(framework, settings, *, attempt=1, resume=False, **fields) -> tuple[str
     return framework.command(written, knobs, run="r7", attempt=attempt, resume=resume).argv
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_checkpoints_are_added_where_the_job_lacks_them(framework) -> None:
     first = argv(framework, COLOCATED)
     assert flag(first, "save") == "/home/me/checkpoints/q3-r7"
@@ -24,7 +24,7 @@ def test_checkpoints_are_added_where_the_job_lacks_them(framework) -> None:
     assert flag(second, "load") == flag(second, "save") == "/home/me/checkpoints/q3-r7"
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_only_a_job_that_says_so_continues_what_lies_in_its_folder(framework) -> None:
     written = {**COLOCATED, "load": "/ck/", "save": "/ck", "save-interval": 5}
     first = argv(framework, written)
@@ -42,7 +42,7 @@ def test_only_a_job_that_says_so_continues_what_lies_in_its_folder(framework) ->
         assert flag(told, "load").rstrip("/") == flag(told, "save") == "/ck"
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_job_that_continues_saves_where_it_loads(framework) -> None:
     written = job(framework, {**COLOCATED, "load": "/ck"}, resume=True)
     for attempt in (1, 2):
@@ -51,7 +51,7 @@ def test_a_job_that_continues_saves_where_it_loads(framework) -> None:
         assert flag(told, "finetune") is None
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_start_weights_are_taken_without_their_history(framework) -> None:
     written = {**COLOCATED, "load": "/sft", "save": "/ck"}
     first = argv(framework, written)
@@ -65,7 +65,7 @@ def test_start_weights_are_taken_without_their_history(framework) -> None:
     assert (flag(second, "load"), flag(second, "ref-load")) == ("/ck/q3-r7", "/sft")
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_trial_writes_nothing_of_the_users(framework) -> None:
     written = job(
         framework,
@@ -83,7 +83,7 @@ def test_a_trial_writes_nothing_of_the_users(framework) -> None:
     assert not framework.can_force_longest(written)
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_trackers_continue_across_attempts(framework) -> None:
     written = job(framework, {**COLOCATED, "use-wandb": True}, env={"WANDB_PROJECT": "p"})
     environments = [
@@ -95,13 +95,13 @@ def test_trackers_continue_across_attempts(framework) -> None:
     assert environments[0]["RAY_DEDUP_LOGS"] == "0"
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_an_entry_point_of_the_users_replaces_the_frameworks(framework) -> None:
     own = argv(framework, COLOCATED, command=("python3", "tools/mine.py"), python="/envs/rl/bin/python")
     assert own[:2] == ("{python}", "tools/mine.py")
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_settings_are_shown_as_they_are_typed(framework) -> None:
     shown = framework.words({"--max-tokens-per-gpu": 4096, "offload-train": False, "recompute-method": None})
     assert shown == ("--max-tokens-per-gpu 4096", "--no-offload-train", "(without --recompute-method)")

@@ -1,14 +1,14 @@
-"""What slime's and Relax's logs have in common: a resumed run, and the first remedy of every failure."""
+"""What slime's, Relax's and miles's logs have in common: a resumed run, the first remedy of every failure."""
 
 import pytest
 
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.observation import Resumed, Saved, StepDone
 
-from .megatron_jobs import BOTH, FAILING, RELAX, SLIME, job
+from .megatron_jobs import EVERY, FAILING, MILES, RELAX, SLIME, job
 from .megatron_replay import cure, read
 
-EACH = pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+EACH = pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 
 
 @EACH
@@ -44,6 +44,8 @@ OWN = [
         "reduce_sync_buffer",
         "--update-weight-buffer-size 268435456",
     ),
+    (MILES, Phase.LOG_PROB, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+    (MILES, Phase.COMM, Component.TRAINER, "reduce_sync_buffer", "--update-weight-buffer-size 268435456"),
     (SLIME, Phase.COMM, Component.TRAINER, "reduce_sync_buffer", "--update-weight-buffer-size 268435456"),
 ]
 
@@ -52,7 +54,7 @@ OWN = [
     ("framework", "phase", "component", "remedy", "words"),
     [
         pytest.param(*case, id=f"{case[0].name}-{case[1].value}")
-        for case in (*((framework, *same) for framework in BOTH for same in SAME), *OWN)
+        for case in (*((framework, *same) for framework in EVERY for same in SAME), *OWN)
     ],
 )
 def test_a_failure_of_device_memory_gets_its_first_remedy(framework, phase, component, remedy, words) -> None:

@@ -1,4 +1,4 @@
-"""What slime and Relax have in common: knobs both ways, legality, checkpoints, trials."""
+"""What slime, Relax and miles have in common: knobs both ways, legality, checkpoints, trials."""
 
 from pathlib import Path
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from autotune.launchers.frameworks.core.flags import bare
+from autotune.launchers.frameworks.dialects.flags import bare
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.profile import Grid, Placement
 from autotune.policies.values.remedy import Effect
 
-from .megatron_jobs import APART, BOTH, COLOCATED, NEVER, RELAX, SLIME, dashed, job
+from .megatron_jobs import APART, COLOCATED, EVERY, NEVER, dashed, flag, job
 from .megatron_replay import CLUSTER
 
 CONFIGS = sorted(
     path
     for path in (Path(__file__).parents[3] / "configs").glob("*.yaml")
-    if path.name.startswith(("slime", "relax"))
+    if path.name.startswith(("slime", "relax", "miles"))
 )
 PACKED_BY_COUNT = {
     **{name: value for name, value in COLOCATED.items() if name != "max-tokens-per-gpu"},
@@ -28,7 +28,7 @@ PACKED_BY_COUNT = {
 }
 JOBS = [
     pytest.param(framework, settings, id=f"{framework.name}-{label}")
-    for framework in BOTH
+    for framework in EVERY
     for label, settings in (
         ("colocated", COLOCATED),
         ("apart", APART),
@@ -101,7 +101,7 @@ def test_what_a_remedy_writes_is_legal_for_the_framework_itself(framework, setti
             assert {problem.message for problem in framework.check(changed)} <= before, (knob, value, changes)
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_every_knob_is_offered_or_declined_with_a_reason(framework) -> None:
     for settings in (COLOCATED, APART, PACKED_BY_COUNT):
         profile = framework.profile(job(framework, settings), CLUSTER)
@@ -110,7 +110,7 @@ def test_every_knob_is_offered_or_declined_with_a_reason(framework) -> None:
         assert all(profile.unsupported.values())
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_flags_that_go_together_come_together(framework) -> None:
     written = job(framework)
     assert framework.settings(written, Knobs(optimizer_offload=True)) == {
@@ -135,7 +135,7 @@ def test_flags_that_go_together_come_together(framework) -> None:
     assert framework.profile(written, CLUSTER).supported["optimizer_offload"].effect is Effect.NUMERIC
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_the_longest_sequence_bounds_the_budget_as_the_framework_counts_it(framework) -> None:
     profile = framework.profile(job(framework), CLUSTER)
     assert profile.longest_sequence == 8192
@@ -146,7 +146,7 @@ def test_the_longest_sequence_bounds_the_budget_as_the_framework_counts_it(frame
     assert not objections(profile, profile.knobs, too_small, started=False)
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 @pytest.mark.parametrize(
     ("change", "started", "why"),
     [
@@ -166,7 +166,7 @@ def test_illegal_changes_say_why(framework, change, started, why) -> None:
     assert any(why in text for text in objections(profile, profile.knobs, wanted, started=started))
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_forty_heads_take_parallel_sizes_of_1_2_4_and_8(framework) -> None:
     wide = {**COLOCATED, "num-attention-heads": 40, "num-query-groups": 40, "actor-num-nodes": 4}
     profile = framework.profile(job(framework, wide), CLUSTER)
@@ -178,7 +178,7 @@ def test_forty_heads_take_parallel_sizes_of_1_2_4_and_8(framework) -> None:
     assert [size for size in (1, 2, 4, 8, 16, 32) if legal(size)] == [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_sleeping_engine_is_not_on_the_card_while_training_runs(framework) -> None:
     asleep = framework.profile(job(framework), CLUSTER)
     assert "rollout" not in asleep.resident["backward"]
@@ -191,7 +191,7 @@ def test_a_sleeping_engine_is_not_on_the_card_while_training_runs(framework) -> 
     assert (apart.resident, apart.placement) == ({}, Placement.SEPARATE)
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_layout_follows_the_flags(framework) -> None:
     settings = {
         **COLOCATED,
@@ -210,6 +210,20 @@ def test_a_layout_follows_the_flags(framework) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "chunks"),
+    [
+        ({}, 1),
+        ({"num-virtual-stages-per-pipeline-rank": 3}, 3),
+        ({"num-layers": 28, "num-layers-per-virtual-pipeline-stage": 7}, 2),
+    ],
+)
+def test_the_chunks_of_interleaved_stages_follow_the_flags(settings, chunks) -> None:
+    for framework in EVERY:
+        of = job(framework, {**COLOCATED, "pipeline-model-parallel-size": 2, **settings})
+        assert framework.profile(of, CLUSTER).layout.pipeline_chunks == chunks
+
+
+@pytest.mark.parametrize(
     ("settings", "optimizer"),
     [
         ({"use-precision-aware-optimizer": True}, 10),
@@ -220,12 +234,12 @@ def test_a_layout_follows_the_flags(framework) -> None:
     ],
 )
 def test_the_optimizers_types_follow_the_flags(settings, optimizer) -> None:
-    for framework in BOTH:
+    for framework in EVERY:
         layout = framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
         assert layout.optimizer_bytes == optimizer
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_flags_describe_the_model_where_no_config_does(framework) -> None:
     written = parse((CONFIGS[0].parent / f"{framework.name}-colocated.yaml").read_text())
     shape = framework.shape(msgspec.structs.replace(written, shape=None, model=None))
@@ -248,10 +262,23 @@ def test_flags_describe_the_model_where_no_config_does(framework) -> None:
     assert (shape.dense_layers, shape.kv_lora_rank, shape.head_dim) == (3, 512, 192)
 
 
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
+def test_a_relative_folder_is_below_the_jobs_own(framework) -> None:
+    written = job(framework, {**COLOCATED, "save": "./ck", "load": "./ck"})
+    assert framework.checkpoint_folder(written) == "/home/me/ck"
+    knobs = framework.profile(written, CLUSTER).knobs
+    command = framework.command(written, knobs, run="r7", attempt=2, resume=True)
+    assert (flag(command.argv, "save"), command.cwd) == ("/home/me/ck/q3-r7", "/home/me")
+    going_on = msgspec.structs.replace(written, resume=True)
+    for attempt in (1, 2):
+        argv = framework.command(going_on, knobs, run="r7", attempt=attempt, resume=True).argv
+        assert flag(argv, "load") == flag(argv, "save") == "/home/me/ck"
+
+
 # --------------------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 @pytest.mark.parametrize(
     ("change", "name", "words"),
     [
@@ -283,20 +310,20 @@ def test_mistakes_are_found_before_anything_starts(framework, change, name, word
     assert [p for p in problems if p.path == ("settings", name) and words in p.message], problems
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_engines_need_cards_of_their_own_or_the_trainers(framework) -> None:
     (problem,) = framework.check(job(framework, {**COLOCATED, "colocate": False}))
     assert "no GPUs are left for the engines" in problem.message
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_flag_that_nobody_knows_is_only_warned_about(framework) -> None:
     own = job(framework, {**COLOCATED, "frobnicate-the-rewards": 3})
     assert framework.check(own) == ()
     assert any("frobnicate-the-rewards" in text for text in framework.profile(own, CLUSTER).warnings)
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_misspelt_flag_is_answered_with_the_right_one(framework) -> None:
     (problem,) = framework.check(job(framework, {**COLOCATED, "recompute-los-function": True}))
     assert problem.hint == "did you mean --recompute-loss-function?"
@@ -308,20 +335,20 @@ def test_a_misspelt_flag_is_answered_with_the_right_one(framework) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_example_jobs_are_without_a_mistake(path) -> None:
     written = parse(path.read_text())
-    framework = SLIME if written.framework == "slime" else RELAX
+    framework = next(each for each in EVERY if each.name == written.framework)
     assert framework.check(written) == ()
     profile = framework.profile(written, CLUSTER)
     assert len(profile.warnings) == 1  # where the checkpoints go
     assert framework.settings(written, profile.knobs) == {}
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_presets_are_without_a_mistake(framework) -> None:
     for preset in framework.presets.values():
         assert framework.check(job(framework, {**COLOCATED, **preset})) == ()
 
 
-@pytest.mark.parametrize("framework", BOTH, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_advice_says_why_and_what_instead(framework) -> None:
     for row in framework.advice:
         assert row.reason, row

@@ -6,7 +6,14 @@ import pytest
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
+from autotune.policies.values.observation import (
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    Saved,
+    StepDone,
+    UpdateDone,
+)
 from autotune.policies.values.profile import Placement
 
 from .megatron_jobs import APART, COLOCATED, FAILING, SLIME, flag, job
@@ -148,7 +155,7 @@ TRAINER = "\x1b[36m(MegatronTrainRayActor pid=4101)\x1b[0m [2026-08-22 10:00:01]
                 },
             ),
         ),
-        (f"{TRAINER}model.py:918 - step 8: {{'train/loss': 0.1, 'train/step': 8}}", None),
+        (f"{TRAINER}model.py:918 - step 8: {{'train/loss': 0.1, 'train/step': 8}}", UpdateDone(loss=0.1)),
         (f"{TRAINER}train_metric_utils.py:401 - perf 4: {{'perf/train_time': 20.0, 'perf/act", None),
         (
             "  [2026-08-22 10:09:58.731042] successfully saved checkpoint from iteration      19 to /ck",
@@ -212,3 +219,10 @@ def test_nothing_of_the_engines_cures_a_checkpoint_while_it_sleeps() -> None:
     assert shown.evidence.findings[0].phase is Phase.CHECKPOINT
     with pytest.raises(AssertionError, match="a new run with optimizer_offload"):
         cure(SLIME, job(SLIME, FAILING["slime"]), "checkpoint")
+
+
+def test_a_trainer_that_is_released_leaves_the_cards_to_the_engines() -> None:
+    kept = {**COLOCATED, "no-offload-train": True}
+    assert SLIME.profile(job(SLIME, kept), CLUSTER).layout.trainer_sleeps is False
+    released = {**kept, "release-train": True, "save": "/saves", "update-weight-transport": "disk"}
+    assert SLIME.profile(job(SLIME, released), CLUSTER).layout.trainer_sleeps is True

@@ -8,7 +8,11 @@ from autotune.launchers.frameworks.core import tool_spellings
 from autotune.policies.values.knob_table import ENGINE_KNOBS
 from autotune.policies.values.knobs import KNOBS
 
-EVERY = (*tool_spellings.spellings().tools, tool_spellings.spellings().process)
+EVERY = (
+    *tool_spellings.spellings().tools,
+    *tool_spellings.other_frameworks(),
+    tool_spellings.spellings().process,
+)
 
 
 def tools(*names: str) -> tuple[tool_spellings.Tool, ...]:
@@ -35,6 +39,23 @@ def test_every_row_spells_a_knob() -> None:
 )
 def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
     assert [tool.name for tool in tool_spellings.seen(text)] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('(MegatronPolicyWorker pid=1)   File "nemo_rl/models/policy/workers/worker.py"', "nemo-rl"),
+        ('  File "swift/trainers/rlhf_trainer/grpo.py"\n  File "trl/trainer/grpo_trainer.py"', "ms-swift"),
+        ('  File "roll/pipeline/rlvr/rlvr_pipeline.py"\n  File "megatron/core/x.py"', "roll"),
+        ('  File "rlinf/workers/actor/fsdp_actor_worker.py"', "rlinf"),
+        ("uv run --project prime-rl rl @ rl.toml", "prime-rl"),
+        ("llamafactory-cli train grpo.yaml\nTrainingArguments(", "llama-factory"),
+        ("axolotl train config.yml\nTrainingArguments(", "axolotl"),
+    ],
+)
+def test_a_framework_that_is_not_driven_answers_for_its_parts(text: str, name: str) -> None:
+    assert [tool.name for tool in tool_spellings.seen(text)] == [name]
+    assert name not in [tool.name for tool in tool_spellings.seen(text, driven=True)]
 
 
 @pytest.mark.parametrize(

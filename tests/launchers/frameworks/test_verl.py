@@ -5,6 +5,8 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from autotune.launchers.frameworks.core.versions import Release, choose
+from autotune.launchers.frameworks.verl.config import Config
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Job
@@ -245,6 +247,7 @@ def test_what_a_checkpoint_depends_on_stays_during_a_run(of, knobs) -> None:
         ({f"{ACTOR}.fsdp_config.cpu_offload": True}, f"{ACTOR}.fsdp_config.cpu_offload", "unknown"),
         ({f"++{ACTOR}.fsdp_config.offload_params": True}, f"++{ACTOR}.fsdp_config.offload_params", "unknown"),
         ({f"{ACTOR}.megatron.param_offload": True}, f"{ACTOR}.megatron.param_offload", "unknown"),
+        ({f"{ACTOR}.ppo_max_token_len_per_gpu": "16k"}, f"{ACTOR}.ppo_max_token_len_per_gpu", "16k"),
         ({"global_profiler.enabled": True}, "global_profiler.enabled", "unknown"),
         ({f"{ROLLOUT}.name": None}, f"{ROLLOUT}.name", "inference engine"),
         ({f"{ACTOR}.use_dynamic_bsz": False}, f"{ACTOR}.ppo_micro_batch_size_per_gpu", "needs it"),
@@ -290,8 +293,56 @@ def test_sizes_for_all_gpus_together_are_to_be_divided() -> None:
 def test_settings_of_a_recipe_are_its_own() -> None:
     own = {"recipe.temperature": 2, "+trainer.my_switch": True}
     of = with_settings(JOBS["fsdp"], own)
-    assert [p.path[1] for p in VERL.check(of)] == ["recipe.temperature"]
+    assert VERL.check(of) == ()
+    assert any(
+        "does not have the setting recipe.temperature; it is passed on" in w for w in profile(of).warnings
+    )
     assert VERL.check(replace(of, command=("python", "-m", "recipe.dapo.main_dapo"))) == ()
+
+
+def test_settings_of_another_release_are_passed_on_and_named() -> None:
+    misspelt = {f"{ROLLOUT}.gpu_memory_utilisation": 0.5}
+    for version in (None, "0.10.0", "0.9.2.dev0"):
+        of = replace(with_settings(JOBS["fsdp"], misspelt), framework_version=version)
+        assert VERL.check(of) == ()
+        assert any("is passed on (did you mean" in text for text in profile(of).warnings)
+        wrong = with_settings(of, {f"{ACTOR}.ppo_max_token_len_per_gpu": "16k"})
+        assert [p.path[1] for p in VERL.check(wrong)] == [f"{ACTOR}.ppo_max_token_len_per_gpu"]
+
+
+def test_each_release_has_its_own_settings_and_defaults() -> None:
+    def of(version: str, **settings: object) -> Job:
+        return replace(with_settings(JOBS["fsdp"], settings), framework_version=version)
+
+    old = {f"{ROLLOUT}.skip.enable": True}
+    assert VERL.check(of("0.8.0", **old)) == ()
+    assert [p.path[1] for p in VERL.check(of("0.9.1+cu128", **old))] == list(old)
+    assert Config(of("0.8.0")).count(f"{ROLLOUT}.max_num_seqs") == 1024
+    assert Config(of("0.9.1")).count(f"{ROLLOUT}.max_num_seqs") == 256
+    assert not Config(of("0.7.1")).flag("trainer.use_v1")
+    assert Config(of("0.9.1")).key("trainer.use_v1") == "trainer.use_v1"
+    assert Config(of("0.8.0")).key("trainer.use_v1") == "++trainer.use_v1"
+    changed = replace(profile(of("0.8.0")).knobs, entropy_chunking=True)
+    words = VERL.command(of("0.8.0"), changed, run="7c1e", attempt=1, resume=False).argv
+    assert f"{ACTOR}.entropy_from_logits_with_chunking=True" in words
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "exact"),
+    [
+        ("0.9.1", "0.9.1", True),
+        ("0.9.1+cu128", "0.9.1", True),
+        ("v0.8.0", "0.8.0", True),
+        ("0.10.0", "0.9.1", False),
+        ("0.9.1.dev3", "0.9.0", False),
+        ("0.7.5", "0.7.1", False),
+        ("0.4.0", "0.7.0", False),
+        (None, "0.9.1", False),
+        ("main", "0.9.1", False),
+    ],
+)
+def test_the_release_that_stands_for_a_version(wanted: str, version: str, exact: bool) -> None:
+    assert choose(wanted, VERL.releases) == Release(version, exact=exact)
 
 
 def test_settings_without_effect_are_named() -> None:
@@ -381,6 +432,29 @@ def test_types_of_megatron_come_from_their_settings(settings, gradient, optimize
     changes = {f"{ACTOR}.{name}": value for name, value in settings.items()}
     layout = profile(with_settings(JOBS["megatron"], changes)).layout
     assert (layout.gradient_bytes, layout.optimizer_bytes) == (gradient, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({}, True),
+        ({f"{ROLLOUT}.layered_summon": True}, False),
+        ({f"{ACTOR}.strategy": "fsdp2"}, False),
+        ({"actor_rollout_ref.model.lora.merge": True}, False),
+        ({"actor_rollout_ref.model.lora_rank": 0}, False),
+    ],
+)
+def test_a_sync_of_adapters_gathers_the_whole_model_unless_layer_by_layer(changes, whole) -> None:
+    own = profile(with_settings(JOBS["lora"], changes))
+    assert own.layout.gathers_whole is whole
+    assert any("layered_summon" in text for text in own.warnings) is whole
+
+
+def test_the_layout_counts_the_chunks_of_interleaved_stages() -> None:
+    staged = {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2}
+    assert profile(with_settings(JOBS["megatron"], staged)).layout.pipeline_chunks == 1
+    chunks = {**staged, f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size": 4}
+    assert profile(with_settings(JOBS["megatron"], chunks)).layout.pipeline_chunks == 4
 
 
 def test_the_layout_says_how_fsdp_wraps_reduces_and_computes_the_loss() -> None:

@@ -71,7 +71,14 @@ _KINDS: dict[str, dict[str, Any]] = {
 def job(shape: Model | None = QWEN_7B, **changes: Any) -> Job:
     """Return a GRPO job with other settings; `__` stands for the dot of a key."""
     own = {key.replace("__", "."): value for key, value in changes.items()}
-    return Job(name="story", framework="verl", workdir="/home/me", settings={**GRPO, **own}, shape=shape)
+    return Job(
+        name="story",
+        framework="verl",
+        framework_version="0.9.1",
+        workdir="/home/me",
+        settings={**GRPO, **own},
+        shape=shape,
+    )
 
 
 JOBS: dict[str, Job] = {name: job(**kind) for name, kind in _KINDS.items()}
@@ -84,11 +91,19 @@ def written_jobs() -> dict[str, Job]:
     for path in sorted(_CONFIGS.glob("verl-*.yaml")):
         document = yaml.safe_load(path.read_text())
         found[path.stem] = Job(
-            name=document["name"], framework="verl", workdir="/home/me", settings=document["settings"]
+            framework_version="0.9.1",
+            name=document["name"],
+            framework="verl",
+            workdir="/home/me",
+            settings=document["settings"],
         )
     for name, preset in VERL.presets.items():
         found[f"preset-{name}"] = Job(
-            name=name, framework="verl", workdir="/home/me", settings={**GRPO, **preset}
+            framework_version="0.9.1",
+            name=name,
+            framework="verl",
+            workdir="/home/me",
+            settings={**GRPO, **preset},
         )
     return found
 

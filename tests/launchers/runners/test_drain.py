@@ -99,3 +99,30 @@ def test_drain_names_the_largest_stranger_on_the_host():
     assert not result.clear
     assert "70.0 GiB more" in result.held
     assert "pid 77 (python) of eva" in result.held
+
+
+def test_a_node_that_does_not_answer_is_waited_for_and_then_named():
+    rounds: list[int] = []
+
+    def read() -> tuple[Residue, ...]:
+        rounds.append(1)
+        return (residue(card(1)),)
+
+    result = drain(
+        read, timeout_s=0.6, end=lambda: None, largest_stranger=lambda _: STRANGER, silent=lambda: ("gpu-03",)
+    )
+    assert len(rounds) >= 2
+    assert (result.clear, result.held) == (False, "")
+    assert "gpu-03" in result.unknown
+
+
+def test_a_node_that_answers_late_is_no_obstacle():
+    silence = [("gpu-03",), ()]
+    result = drain(
+        lambda: (residue(card(1)),),
+        timeout_s=30,
+        end=lambda: pytest.fail("ended"),
+        largest_stranger=lambda _: STRANGER,
+        silent=lambda: silence.pop(0),
+    )
+    assert result.clear

@@ -141,3 +141,46 @@ def test_the_tightest_cgroup_counts(monkeypatch, tmp_path, line, names, folder):
     memory = read_host()
     host._limiting_group.cache_clear()
     assert memory == (150 * 1024 * 1024, 300 * 1024 * 1024)
+
+
+def test_an_nvml_error_costs_one_reading_of_one_card(monkeypatch):
+    class Failing(ScriptedNvml):
+        lost = False
+
+        def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802
+            if self.lost and device == 1:
+                raise self.NVMLError("GPU is lost")
+            return super().nvmlDeviceGetMemoryInfo(device)
+
+    library = Failing()
+    monkeypatch.setattr(host, "_nvml", lambda: (library, (0, 1)))
+    sampler = Sampler("nobody/1", node="a")
+    for lost, cards in ((False, [0, 1]), (True, [0]), (False, [0, 1])):
+        library.lost = lost
+        wait_for(
+            lambda cards=cards: (
+                [gpu.index for gpu in sampler.since(0)[1][-1:][0].gpus] == cards
+                if sampler.since(0)[1]
+                else False
+            )
+        )
+    sampler.close()
+    assert sampler.faults == ("GPU 1 cannot be read: GPU is lost",)
+
+
+def test_an_error_of_proc_does_not_end_the_readings(monkeypatch):
+    failing = [True]
+
+    def read() -> host.HostMemory:
+        if failing:
+            raise PermissionError(13, "denied", "/proc/meminfo")
+        return host.HostMemory(1, 2)
+
+    monkeypatch.setattr("autotune.launchers.runners.node.sampler.read_host", read)
+    sampler = Sampler("nobody/1", node="a")
+    wait_for(lambda: sampler.faults)
+    failing.clear()
+    wait_for(lambda: sampler.since(0)[1])
+    sampler.close()
+    (fault,) = sampler.faults
+    assert "/proc/meminfo" in fault

@@ -118,7 +118,7 @@ def test_auto_without_a_cluster_is_unreachable(tmp_path: Path, monkeypatch):
     from autotune.launchers.base import Unreachable
     from autotune.launchers.runners.cluster import connection
 
-    monkeypatch.setattr(connection, "_existing", lambda *, any_running: None)
+    monkeypatch.setattr(connection, "existing", lambda *, any_running: None)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(Unreachable, match="no Ray cluster") as caught:
         connection.connect("auto")

@@ -245,3 +245,20 @@ def test_samples_show_which_processes_work(runner, program: Program, run):
     wait_for(both_worked_and_one_ended)
     assert sum(max(known) > 0.2 for known in shares.values()) >= 2  # the parent counts its child's work
     handle.release()
+
+
+def test_a_supervisor_expires_only_when_nobody_asks_and_nothing_lives(program: Program, run, tmp_path):
+    from autotune.launchers.runners.node.agent import Node
+
+    node = Node(run=run, attempt=1, name="a", expires_s=0.0)
+    assert node.expired()
+    command = program("import sys; sys.stdin.read(); import time; time.sleep(600)")
+    node.launch(command, python=None, environment=dict(os.environ))
+    assert not node.expired()
+    node.stop_child(grace_s=0.0)
+    node.end(grace_s=0.0)
+    wait_for(node.expired)
+    node.release()
+    young = Node(run=run, attempt=2, name="a")
+    assert not young.expired()
+    young.release()

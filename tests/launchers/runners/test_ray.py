@@ -13,6 +13,7 @@ import pytest
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.runner import RayRunner
+from autotune.launchers.runners.cluster.waits import Waits
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,6 +56,8 @@ def driver(source: str, *, address: str) -> subprocess.Popen[bytes]:
     text = f"""
 import time
 from autotune.launchers.runners.cluster.runner import RayRunner
+from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.waits import Waits
 from autotune.policies.values.command import Command
 runner = RayRunner.open({address!r})
 """
@@ -119,8 +122,9 @@ def test_last_words_of_a_killed_actor_are_harvested(runner, program: Program, ru
                 print("CUDA out of memory", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), 9)
 
+        rank = Rank.remote()
         try:
-            ray.get(Rank.remote().die.remote())
+            ray.get(rank.die.remote())
         except ray.exceptions.RayActorError:
             print("the actor died", flush=True)
     """
@@ -207,6 +211,7 @@ def test_a_killed_supervisor_takes_its_child_along_and_is_reported_lost(runner, 
     reading.until("ready")
     shim = int(reading.logs[""].split()[1])
     supervisor = int(Path(f"/proc/{shim}/stat").read_text().rpartition(")")[2].split()[1])
+    assert os.getpriority(os.PRIO_PROCESS, supervisor) == os.nice(0)  # Ray's other workers have 15 more
     os.kill(supervisor, signal.SIGKILL)
     wait_for(lambda: not carriers(f"{run}/1"), seconds=5)
     wait_for(lambda: reading.poll().lost)
@@ -305,10 +310,9 @@ def test_a_command_that_asks_ray_for_nothing_holds_its_cards(runner, program: Pr
     wait_for(lambda: ray.available_resources().get("GPU", 0) == 2)
 
 
-def test_too_few_cards_are_refused(runner, program: Program, run, monkeypatch):
-    monkeypatch.setattr("autotune.launchers.runners.cluster.actors._PLACEMENT_S", 1.0)
+def test_too_few_cards_are_refused(runner, program: Program, run):
     command = msgspec.structs.replace(program(SLEEP), ray_native=False)
-    large = RayRunner(runner._connection, gpus_per_node=64)
+    large = RayRunner(runner._connection, gpus_per_node=64, waits=Waits(placement=1.0))
     with pytest.raises(Unreachable, match="64 GPUs"):
         large.start(command, run=run, attempt=1, python=None)
 
@@ -324,8 +328,9 @@ def test_drain_names_a_foreign_process_that_holds_the_host(runner, program: Prog
     handle = runner.start(program(SLEEP), run=run, attempt=1, python=None)
     Reading(handle).until("ready")
     handle.stop(grace_s=1)
-    start = handle._starts[handle._head]
-    handle._starts[handle._head] = msgspec.structs.replace(
+    reader = handle._readers[handle._head]
+    start = reader.start
+    reader.start = msgspec.structs.replace(
         start, baseline=msgspec.structs.replace(start.baseline, host_used_bytes=-(1 << 40))
     )
     assert handle.drain(timeout_s=1).clear  # enough of the host is left

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
+from pathlib import Path
 
 from autotune.launchers.base import Exit, Unreachable
-from autotune.orchestrator.cli import drive, main
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.cli.shared import drive
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.run import certificate, export
 from autotune.policies.values.command import Command
 from tests.orchestrator.scripted import Place, Script, World, forever, phase, reported, silent, tight_memory
 
 _FASTER = 20
+_FOREVER_S = 600.0
 
 
 class Fast(Clock):
@@ -31,11 +37,71 @@ def own_failure(_: World, __: Command) -> tuple[Script, Exit | None]:
     return [lines], Exit(code=1)
 
 
+def never_starts(_: World, __: Command) -> tuple[Script, Exit | None]:
+    time.sleep(_FOREVER_S)
+    raise AssertionError("waited for ever")
+
+
+def never_drains(world: World, command: Command) -> tuple[Script, Exit | None]:
+    def drain(_: int) -> None:
+        (run,) = Path("runs").iterdir()
+        (run / "draining").touch()
+        time.sleep(_FOREVER_S)
+
+    world.draining = drain
+    return own_failure(world, command)
+
+
+def no_stable_file(world: World, command: Command) -> tuple[Script, Exit | None]:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    export.write = full
+    return tight_memory(world, command)
+
+
+def foreign_report(world: World, command: Command) -> tuple[Script, Exit | None]:
+    (run,) = Path("runs").iterdir()
+    (run / "report.html").write_text("my notes")
+    return tight_memory(world, command)
+
+
+def endless_report(world: World, command: Command) -> tuple[Script, Exit | None]:
+    (run,) = Path("runs").iterdir()
+    if not (run / "report.html").exists():
+        os.mkfifo(run / "report.html")  # nobody writes into it: who reads it waits
+    return tight_memory(world, command)
+
+
+def no_certificate(world: World, command: Command) -> tuple[Script, Exit | None]:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    certificate.write = full
+    return tight_memory(world, command)
+
+
 def bug(_: World, __: Command) -> tuple[Script, Exit | None]:
     raise ZeroDivisionError("a bug")
 
 
-PLAYS = {f.__name__: f for f in (tight_memory, forever, silent, never_fits, own_failure, bug)}
+PLAYS = {
+    f.__name__: f
+    for f in (
+        tight_memory,
+        forever,
+        silent,
+        never_fits,
+        own_failure,
+        bug,
+        never_starts,
+        never_drains,
+        no_stable_file,
+        foreign_report,
+        endless_report,
+        no_certificate,
+    )
+}
 
 
 def open_runner(*_: object, **__: object) -> Place:

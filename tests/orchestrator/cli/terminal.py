@@ -15,6 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from autotune.orchestrator.cli import main
+
 ROOT = Path(__file__).parents[3]
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\]8;[^\x1b]*\x1b\\|[\r\n]|[^\x1b\r\n]+")
 
@@ -55,7 +59,7 @@ def run(
         if meanwhile is not None:
             meanwhile(child)
         out, err = child.communicate(timeout=60)
-        return Seen(child.returncode, out.decode(), err.decode())
+        return Seen(child.returncode, (out or b"").decode(), (err or b"").decode())
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     child = subprocess.Popen(
@@ -67,6 +71,12 @@ def run(
     written = _read_all(master, child)
     out = child.communicate(timeout=60)[0]
     return Seen(child.returncode, out.decode(), screen(written.decode()))
+
+
+def call(*arguments: str) -> Seen:
+    """Call `autotune` in this process and folder: for commands that drive no run."""
+    result = CliRunner(env={"PYTHONUTF8": "1"}).invoke(main, list(arguments), prog_name="autotune")
+    return Seen(result.exit_code, result.stdout, result.stderr)
 
 
 def _read_all(master: int, child: subprocess.Popen[bytes]) -> bytes:
@@ -111,7 +121,7 @@ def filtered(text: str) -> str:
     for pattern, word in (
         (r"\brun [0-9a-f]{4,}\b", "run 7c1e"),
         (r"\b(runs/)[0-9a-f]{4,}\b", r"\g<1>7c1e"),
-        (r"(autotune (?:resume|status|stop) )[0-9a-f]{4,}\b", r"\g<1>7c1e"),
+        (r"(autotune (?:resume|status|stop|report) )[0-9a-f]{4,}\b", r"\g<1>7c1e"),
         (r"\b\d\d:\d\d:\d\dZ", "00:00:00Z"),
         (r" +(\d+h )?(\d+m )?\d+(\.\d+)?s$", " [time]"),
         (r"\b(\d+h )?(\d+m )?\d+(\.\d+)?s\b", "[time]"),

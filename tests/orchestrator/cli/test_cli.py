@@ -16,7 +16,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from autotune.orchestrator.cli import COMMANDS, main
-from autotune.orchestrator.cli.options import Options, given
+from autotune.orchestrator.cli.shared.options import Options, given
 from autotune.orchestrator.run.journal import decode
 from autotune.policies.values.events import Accepted, Ended, Finished, GoalReached, Started, TrainingCompleted
 from tests.orchestrator.cli.terminal import run
@@ -37,24 +37,31 @@ GLOBAL = {
     "--runs-dir",
 }
 OWN = {
-    "launch": {"-n", "--dry-run", "--detach", "--submit", "--set", "--relaunches", "--policy"},
+    "init": {"-o", "--output", "--gpus", "--force"},
+    "launch": {"-n", "--dry-run", "--detach", "--submit", "--set", "--continue", "--relaunches", "--policy"},
     "search": {
         "-n",
         "--dry-run",
         "--detach",
         "--submit",
         "--set",
+        "--continue",
         "--relaunches",
         "--policy",
         "--trials",
         "--duration",
     },
-    "plan": set[str](),
+    "plan": {"--gpus", "--model", "--framework", "--prompt", "--response", "--batch"},
     "status": {"--watch"},
-    "resume": set[str](),
+    "logs": {"-f", "--follow", "--attempt"},
+    "report": {"--open", "--force"},
+    "resume": {"--edit", "--job"},
     "stop": set[str](),
+    "doctor": set[str](),
     "explain": {"--model", "--framework", "--rule"},
+    "verify": set[str](),
     "remedies": set[str](),
+    "skill": set[str](),
 }
 
 
@@ -355,7 +362,23 @@ def test_run_ids_complete(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (home / "runs" / name / "job.yaml").write_text(JOB)
     monkeypatch.chdir(home)
     shell = ShellComplete(main, {}, "autotune", "_AUTOTUNE_COMPLETE")
-    assert {item.value for item in shell.get_completions(["resume"], "7")} == {"7c1e", "7d00"}
+    for command in ("resume", "logs", "status"):
+        assert {item.value for item in shell.get_completions([command], "7")} == {"7c1e", "7d00"}
+
+
+@pytest.mark.parametrize(
+    ("words", "start", "expected"),
+    [
+        (["remedies"], "sl", {"slime"}),
+        (["explain", "--framework"], "ver", {"verl"}),
+        (["plan", "--framework"], "are", {"areal"}),
+        (["explain", "--rule"], "gpu-oo", {"gpu-oom"}),
+        (["launch", "job.yaml", "--set"], "tokens", {"tokens_per_microbatch="}),
+    ],
+)
+def test_names_complete(words: list[str], start: str, expected: set[str]) -> None:
+    shell = ShellComplete(main, {}, "autotune", "_AUTOTUNE_COMPLETE")
+    assert {item.value for item in shell.get_completions(words, start)} == expected
 
 
 def test_what_a_run_taught_is_known_to_the_next_of_its_kind(home: Path) -> None:

@@ -99,8 +99,8 @@ def test_defaults_and_auto_are_the_same() -> None:
 
 
 def test_the_keys_cover_every_field_with_the_same_defaults() -> None:
-    read_from_disk = {"shape", "shape_from", "document"}
-    assert set(schema.JobFile.model_fields) | read_from_disk == set(Job.__struct_fields__)
+    read_elsewhere = {"shape", "shape_from", "document", "variables", "version_from", "notes"}
+    assert set(schema.JobFile.model_fields) | read_elsewhere == set(Job.__struct_fields__)
     plain = schema.JobFile(name="j", framework="builtin")
     assert msgspec.convert(plain, Job, from_attributes=True) == Job(name="j", framework="builtin")
     assert set(schema.SECTIONS) == {"cluster", "goal", "lengths", "recovery", "search"}
@@ -407,3 +407,12 @@ def test_an_unknown_remedy_cannot_be_denied() -> None:
     text = HEAD + "recovery: {deny: [offload_optimiser]}\n"
     with pytest.raises(JobErrors, match="did you mean `offload_optimizer`"):
         parse(text)
+
+
+def test_a_file_of_too_many_values_is_one_error_and_not_as_many() -> None:
+    text = "name: a\nframework: builtin\nsettings:\n" + "  a: 1\n" * 36_570
+    with pytest.raises(JobErrors) as raised:
+        parse(text)
+    assert [c.message for c in raised.value.complaints] == [
+        "more than 10,000 values: more than a job can need"
+    ]

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from autotune.orchestrator.config.model_files import find_folder, find_model, read_model
+from autotune.launchers.runners.node.model_folder import find_folder
+from autotune.orchestrator.config.model_files import find_model, read_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from benchmarks.architectures import ARCHITECTURES
 
@@ -105,3 +106,32 @@ def test_a_missing_or_unreadable_model_is_a_failure(tmp_path):
         file.truncate(9 << 20)
     with pytest.raises(Failure, match="too large"):
         read_model(tmp_path)
+
+
+_SHAPE = {
+    "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 100, "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1, "layer_types": None,
+    "sliding_window": 32, "rope_scaling": None, "text_config": None, "vision_config": None,
+    "quantization_config": None, "kv_lora_rank": 0, "mlp_only_layers": [], "first_k_dense_replace": 0,
+    "tie_word_embeddings": True, "architectures": ["X"],
+}  # fmt: skip
+_HOSTILE = [
+    "NaN", "Infinity", "-1", "0", "1e400", "9" * 4000, "9" * 5000, "0.5", "true", "null", '""', '"x"', "[]",
+    "[null]", "[[[]]]", "{}", '{"a": {"a": NaN}}', "[" * 50_000 + "]" * 50_000,
+    '{"a":' * 9_000 + "1" + "}" * 9_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", _SHAPE)
+def test_no_value_of_a_config_is_too_hostile(key, tmp_path):
+    plain = json.dumps({name: value for name, value in _SHAPE.items() if name != key})
+    for value in _HOSTILE:
+        (tmp_path / "config.json").write_text(f'{plain[:-1]}, "{key}": {value}}}')
+        try:
+            shape = read_model(tmp_path)
+        except Failure as failure:
+            assert failure.code == ExitCode.USAGE and len(failure.message) < 2000
+        else:
+            sizes = [getattr(shape, name) for name in shape.__struct_fields__]
+            assert all(0 <= size <= 10**9 for size in sizes if isinstance(size, int)), (value, shape)

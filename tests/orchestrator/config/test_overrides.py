@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
-from autotune.orchestrator.cli import start
-from autotune.orchestrator.cli.launch_options import LaunchOptions
+from autotune.orchestrator.cli.shared import edit, start
+from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.config.yaml_edit import Edit, edited
+from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import ExitCode, JobErrors
 from autotune.orchestrator.run.directory import Mode, RunRequest
 
@@ -30,7 +34,7 @@ goal: {steps: 3}
 
 def prepared(folder: Path, text: str = ANCHORED, **options: Any) -> start.Prepared:
     (folder / "job.yaml").write_text(text)
-    return start.prepare(LaunchOptions(job_file=folder / "job.yaml", request=RunRequest(), **options))
+    return start.prepare(LaunchOptions(job_file=folder / "job.yaml", request=RunRequest(**options)))
 
 
 def test_a_knob_is_set_in_a_file_with_anchors(tmp_path: Path) -> None:
@@ -56,15 +60,38 @@ def test_the_job_is_what_its_text_says_after_one_parse(
 ) -> None:
     parsed: list[str] = []
 
-    def counted(text: str, *, file: str) -> Any:
+    def counted(text: str, *, file: str, lookup: Any) -> Any:
         parsed.append(file)
-        return parse(text, file=file)
+        return parse(text, file=file, lookup=lookup)
 
-    monkeypatch.setattr(start, "parse", counted)
+    monkeypatch.setattr(edit, "parse", counted)
     made = prepared(tmp_path, **options)
     assert parsed == [str(tmp_path / "job.yaml")]
     assert made.job == parse(made.text)
     assert (made.text == ANCHORED) is (not options)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "settings: &s\n  <<: *a\n  <<: *b\n  save_every: 0\n",
+        "settings:\n  <<: [*a, *b]\n",
+        "settings: {<<: *a, save_every: 0}\n",
+        "settings: *a\n",
+        "settings:\n  tokens_per_microbatch: &t 4096\n  logprob_tokens: *t\n",
+        "settings:\n  ? tokens_per_microbatch\n  : 4096\n",
+    ],
+)
+def test_a_knob_is_set_through_anchors_aliases_and_merges(settings: str, tmp_path: Path) -> None:
+    anchors = "x: {a: &a {tokens_per_microbatch: 4096}, b: &b {trainer_budget: 100MiB}}\n"
+    text = "name: j\nframework: builtin\n" + anchors + settings
+    out = edited(text, [Edit(("settings", "tokens_per_microbatch"), 1024, "--set")])
+    before, after = Document(text, "").value, Document(out, "").value
+    assert after["settings"] == {**before["settings"], "tokens_per_microbatch": 1024}
+    assert {k: v for k, v in after.items() if k != "settings"} == {
+        k: v for k, v in before.items() if k != "settings"
+    }
+    assert yaml.safe_load(out) == after
 
 
 def test_an_option_that_the_job_cannot_take(tmp_path: Path) -> None:
@@ -89,4 +116,8 @@ def test_mistakes_of_the_file_are_shown_where_the_file_has_them(tmp_path: Path) 
 def test_the_request_of_a_run_is_one_value(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(ANCHORED)
     request = RunRequest(mode=Mode.SEARCH)
-    assert start.prepare(LaunchOptions(job_file=tmp_path / "job.yaml", request=request)).request is request
+    made = start.prepare(LaunchOptions(job_file=tmp_path / "job.yaml", request=request))
+    digest = edit.digest(ANCHORED)
+    assert made.request == msgspec.structs.replace(
+        request, job_file=str(tmp_path / "job.yaml"), job_digest=digest
+    )

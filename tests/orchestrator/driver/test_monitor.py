@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.run.directory import Attempt
+from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.observation import Completed, Crashed, GpuMemory, Hung, Lost, Sample
@@ -190,6 +192,17 @@ def test_the_last_word_of_a_failed_training_is_no_success(tmp_path: Path) -> Non
     assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Crashed(exit_code=0)
 
 
+def test_an_end_line_after_success_only_counts_before_the_total_is_reached(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, "name: q\nframework: skyrl\nsettings: {trainer.strategy: fsdp}\n")
+    bar = "\rTraining Batches Processed:  75%|#######   | 3/4 [00:41<00:13, 13.7s/it]"
+    followed.see(f"{bar}INFO | skyrl.train.utils.utils:__enter__:52 - Started: 'step'\n")
+    assert followed.watch.step == 3
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Crashed(exit_code=0)
+    followed.see("INFO | skyrl.train.trainer:train:601 - Training done!\n")
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Completed()
+    assert followed.watch.outcome(Exit(code=1), lost="", stopped_by="") == Crashed(exit_code=1)
+
+
 def test_how_it_ended(followed: Followed) -> None:
     def outcome(ended: Exit | None, lost: str = "") -> object:
         return followed.watch.outcome(ended, lost=lost, stopped_by="")
@@ -277,3 +290,89 @@ def test_steps_that_follow_while_the_job_is_being_stopped_refute_no_failure(foll
         followed.see(step(number))
     evidence = followed.watch.evidence(Crashed(exit_code=1), None)
     assert [f.line.text for f in evidence.findings if f.fatal == "always"] == [event.finding.line.text]
+
+
+def test_the_silence_of_the_supervisor_is_not_the_jobs(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, JOB + "recovery: {silence: 60s}\n")
+    followed.see(step(1))
+    for _ in range(30):
+        assert followed.see(after=10.0, silent_s=10.0) == ()
+    assert followed.see(after=1.0) == ()  # answers again; no sample has been taken since
+    assert followed.see(after=55.0, samples=(sample(1.0),)) == ()
+    (stop,) = followed.see(after=60.0)
+    assert isinstance(stop, StopRequested) and stop.by == "hang"
+
+
+def test_a_suspicion_waits_for_the_supervisor(followed: Followed) -> None:
+    followed.see(step(1))
+    followed.see(after=1.0, samples=(sample(1.0, cpu=1.0),))
+    followed.see(CUDA, after=1.0)
+    for _ in range(30):
+        assert followed.see(after=10.0, silent_s=10.0) == ()
+    assert followed.see(after=0.1) == ()
+    assert followed.see(after=0.4, samples=(sample(2.0, cpu=1.0),)) == ()
+
+
+# ------------------------------------------------------------------ many lines at once
+
+PLAIN = "micro-batch of 4096 tokens: loss 0.4213"
+
+
+def told(folder: Path, texts: list[str], *, source: str, seed: int) -> tuple[object, ...]:
+    """Return all that an attempt shows whose lines come in pieces of any size, plain lines between them."""
+    dice = random.Random(seed)
+    data = "".join(
+        line
+        for text in texts
+        for line in (*[f"{PLAIN} {n}\n" for n in range(dice.randrange(300))], f"{text}\n")
+    ).encode()
+    folder.mkdir()
+    follower, events, at = Followed(folder), list[Event](), 0
+    while at < len(data):
+        size = dice.choice((1, 100, 5_000, 200_000))
+        follower.now += 1.0
+        chunk = Chunk(source=source, data=data[at : at + size])
+        events += follower.watch.feed(Observed(chunks=(chunk,)), now=follower.now)
+        at += size
+    events += follower.watch.finish(now=follower.now)
+    evidence = follower.watch.evidence(Crashed(exit_code=1), Exit(code=1))
+    return events, evidence, [(line.number, line.text) for line in reread(follower.attempt.log)]
+
+
+@pytest.mark.parametrize("source", ["", "worker-7.err", OWN_SOURCE])
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_that_are_looked_at_together_tell_what_each_alone_tells(
+    seed: int, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    logs = sorted((Path(__file__).parents[2] / "policies" / "logs").glob("*/*.log"))
+    texts = [line for log in dice.sample(logs, 3) for line in log.read_text().splitlines()]
+    texts += [
+        phase("forward", 1),
+        step(1),
+        "x" * 150_000,
+        "a\rb",
+        "",
+        step(2),
+        CUDA.strip(),
+        failure("forward", 3),
+        step(3),
+    ]
+    together = told(tmp_path / "together", texts, source=source, seed=seed)
+    monkeypatch.setattr(Scanner, "skip", lambda *_, **__: False)
+    assert told(tmp_path / "alone", texts, source=source, seed=seed) == together
+
+
+def test_a_step_has_the_loss_that_its_line_shows(followed: Followed) -> None:
+    shown = [step(1).replace("reward=0.1", f"reward=0.1 loss={loss}") for loss in ("-0.25", "nan")]
+    events = followed.see(*shown, step(2))
+    assert [e.loss for e in events if isinstance(e, Progressed)] == [-0.25, None, None]
+
+
+def test_a_step_of_a_megatron_trainer_has_the_mean_loss_of_its_updates(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "configs" / "slime-colocated.yaml").read_text()
+    followed = Followed(tmp_path, text)
+    update = "(MegatronTrainRayActor pid=4) model.py:918 - step {}: {{'train/loss': {}, 'train/step': {}}}\n"
+    measured = "(MegatronTrainRayActor pid=4) train_metric_utils.py:401 - perf 0: {'perf/train_time': 92.1}\n"
+    events = followed.see(update.format(0, 0.5, 0), update.format(1, -1e-05, 1), measured)
+    assert [e.loss for e in events if isinstance(e, Progressed)] == [pytest.approx(0.249995)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
-from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory, journal
@@ -20,6 +22,7 @@ from autotune.policies.values.events import (
     Decided,
     Diagnosed,
     Ended,
+    Event,
     FailureSeen,
     Finished,
     GaveUp,
@@ -39,6 +42,7 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled, Completed, Hung, Lost
 from autotune.policies.values.priors import Factor, Kind, Learned
+from tests.orchestrator.full_disk import FullDisk
 from tests.orchestrator.scripted import (
     JOB,
     Hands,
@@ -53,6 +57,14 @@ from tests.orchestrator.scripted import (
 )
 
 
+class Said(Observer):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+
 class Case:
     def __init__(
         self, folder: Path, world: World, text: str = JOB, *, policy: Policy = Policy.LADDER
@@ -61,11 +73,24 @@ class Case:
         self.run = directory.create(folder / "runs", job_text=text)
         self.job = parse(text)
         self.interrupts = Interrupts()
+        self.observer: Observer = Said()
+        self.told: Callable[[Event], None] = lambda _: None
+        self.patience_s = 0.0
+
+    @property
+    def said(self) -> list[str]:
+        assert isinstance(self.observer, Said)
+        return self.observer.texts
 
     def drive(self) -> Verdict:
         place = Place(self.world, self.clock)
         framework = frameworks.find("builtin")
-        with journal.Journal(self.run.path, tell=lambda _: self.world.tick()) as book:
+        with journal.Journal(
+            self.run.path,
+            tell=self._tell,
+            say=self.observer.say,
+            patience_s=self.patience_s,
+        ) as book:
             if not book.history():
                 cluster = place.cluster()
                 profile = framework.profile(self.job, assumed(self.job))
@@ -87,8 +112,13 @@ class Case:
                 folder=self.run,
                 job=self.job,
                 interrupts=self.interrupts,
+                observer=self.observer,
             )
             return reconcile.run(context)
+
+    def _tell(self, event: Event) -> None:
+        self.told(event)
+        self.world.tick()
 
     @property
     def history(self) -> History:
@@ -140,7 +170,7 @@ def test_the_folder_of_an_attempt(tmp_path: Path) -> None:
     case.drive()
     attempt = case.run.attempt(1)
     assert sorted(p.name for p in attempt.path.iterdir()) == [
-        "command.sh", "diagnosis.json", "outcome.json", "run.log", "samples.jsonl"
+        "command.sh", "diagnosis.json", "outcome.json", "run.log"
     ]  # fmt: skip
     assert all(p.stat().st_mode & 0o077 == 0 for p in case.run.path.rglob("*"))
     assert json.loads((attempt.path / "diagnosis.json").read_text())["cause"] == "gpu-oom"
@@ -241,6 +271,24 @@ def test_held_memory_ends_the_run_instead_of_launching_onto_it(tmp_path: Path, p
 
 
 @policies
+def test_a_node_that_a_drain_cannot_ask_does_not_end_the_run(tmp_path: Path, policy: Policy) -> None:
+    case = Case(tmp_path, World(tight_memory, unknown="no answer from gpu-03"), ROOMY, policy=policy)
+    assert isinstance(case.drive(), TrainingCompleted)
+    assert len(case.world.commands) >= 2
+    assert "attempt #1: whether all memory came back is unknown: no answer from gpu-03" in case.said
+
+
+@policies
+def test_what_a_runner_notes_is_passed_on(tmp_path: Path, policy: Policy) -> None:
+    noted = Observed(notes=("node gpu-03 answers again after 92 s",))
+    done = "builtin: done steps=4\n"
+    script = [*(step(n) for n in range(1, 5)), noted, done]
+    case = Case(tmp_path, World(lambda w, c: (list(script), Exit(code=0))), ROOMY, policy=policy)
+    assert isinstance(case.drive(), TrainingCompleted)
+    assert case.said.count("attempt #1: node gpu-03 answers again after 92 s") == 1
+
+
+@policies
 def test_a_resumed_attempt_that_begins_anew_is_an_error(tmp_path: Path, policy: Policy) -> None:
     lost = ([step(1), step(2), Observed(lost="node gone")], None)
     case = Case(
@@ -332,28 +380,33 @@ def test_nothing_left_to_try_gives_up(tmp_path: Path, policy: Policy) -> None:
     assert len(seen) == len(set(map(str, seen))), "a configuration was tried twice"
 
 
-def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(tmp_path, World(forever))
-    from autotune.orchestrator.driver import log_writer
+def test_a_full_disk_pauses_the_log_and_not_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, case, said = FullDisk(monkeypatch, "run.log"), Case(tmp_path, World(tight_memory)), Said()
+    case.observer, disk.full = said, True
+    assert case.drive() == TrainingCompleted()
+    assert len(said.texts) == 2 and all(
+        "no space left on device; logs and samples pause" in t for t in said.texts
+    )
+    assert {"Diagnosed", "GoalReached"} <= set(kinds(case.history))
 
-    written = log_writer.LogWriter.write
 
-    def until_full(self: log_writer.LogWriter, *args: object) -> object:
-        if any(isinstance(e, Progressed) for e in case.history):
-            with log_writer._writing(case.run.attempt(1).log):
-                raise OSError(28, "No space left on device")
-        return written(self, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(log_writer.LogWriter, "write", until_full)
+def test_a_full_disk_makes_the_journal_wait_and_then_leaves_the_attempt_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, case, said = FullDisk(monkeypatch, "events.jsonl"), Case(tmp_path, World(forever)), Said()
+    case.observer, case.patience_s = said, 0.01
+    case.told = lambda event: setattr(disk, "full", isinstance(event, Progressed))
     with pytest.raises(Failure, match="no space left on device") as raised:
         case.drive()
     assert raised.value.code == ExitCode.INFRASTRUCTURE and "resume" in raised.value.hint
-    assert not case.world.lives[1].running
-    assert isinstance(case.history[-1], Ended) and isinstance(case.history[-1].outcome, Lost)
-    monkeypatch.undo()
-    case.world.play = tight_memory
-    case.world.saved = 1
-    assert isinstance(case.drive(), TrainingCompleted)
+    assert case.world.lives[1].running, "the attempt was killed"
+    assert isinstance(case.history[-1], Progressed)
+    assert any("waiting" in text for text in said.texts)
+    assert any("left running" in text for text in said.texts)
+    disk.full, case.told = False, lambda _: None
+    case.interrupts.note(signal.SIGINT)
+    case.drive()
+    assert len(case.world.lives) == 1 and isinstance(case.history[-1], Finished)
 
 
 def test_what_earlier_jobs_taught_is_recorded_with_the_run(tmp_path: Path) -> None:

@@ -119,6 +119,30 @@ def test_samples_that_come_late_are_no_witness(tmp_path: Path) -> None:
     assert failures(player.events) == []
 
 
+def test_a_node_whose_samples_come_late_is_not_taken_for_idle(tmp_path: Path) -> None:
+    """The trainer's node is not heard of; on the driver's node only the main process waits."""
+    player = Player(tmp_path, "verl")
+    trainer = msgspec.structs.replace(sampled(working=(TRAINER,), alive=(TRAINER,)), node="10.0.0.2")
+    waiting = sampled(working=(), alive=(MAIN,))
+    player.show(samples=(trainer, waiting))
+    player.show(POOL, OOM)
+    player.turn(800, samples=always(waiting))
+    assert failures(player.events) == []
+    player.turn(200, samples=always(waiting))
+    assert failures(player.events)  # as long as a runner waits for a node
+
+
+def test_a_job_on_a_node_whose_samples_come_late_is_no_hang(tmp_path: Path) -> None:
+    player = training(tmp_path)
+    trainer = msgspec.structs.replace(sampled(working=(TRAINER,), alive=(TRAINER,)), node="10.0.0.2")
+    waiting = sampled(working=(), alive=(MAIN,))
+    player.show(samples=(trainer, waiting))
+    player.turn(1000, samples=always(waiting))
+    assert [event for event in player.events if isinstance(event, StopRequested)] == []
+    player.turn(1000, samples=always(waiting))
+    assert [event for event in player.events if isinstance(event, StopRequested)]
+
+
 def test_what_ended_before_an_attach_is_no_witness(tmp_path: Path) -> None:
     """All samples and lines arrive at once, the lines of a worker after those of the program."""
     player = Player(tmp_path, "verl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from click.testing import CliRunner, Result
@@ -96,3 +98,39 @@ def test_ascii_terminals_get_ascii() -> None:
         env={"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},
     )
     assert done.stdout.isascii() and b" | 1.41 cached | " in done.stdout
+
+
+def test_a_compressed_log_is_read_as_what_it_holds(tmp_path: Path) -> None:
+    plain = Path(TRAINING).read_bytes()
+    whole, torn = tmp_path / "run.log.gz", tmp_path / "torn.log.gz"
+    whole.write_bytes(gzip.compress(plain))
+    torn.write_bytes(gzip.compress(plain)[:-8])  # its writer died before the checksum
+    for path in (whole, torn):
+        seen = json.loads(call("--json", str(path)).output)
+        assert (seen["cause"], seen["evidence"][0]["line"]) == ("gpu-oom", 8)
+    program = [sys.executable, "-m", "autotune.orchestrator.cli", "explain", "--json", "-"]
+    piped = subprocess.run(program, input=whole.read_bytes(), capture_output=True, check=True)
+    assert json.loads(piped.stdout)["cause"] == "gpu-oom"
+    damaged = tmp_path / "damaged.gz"
+    damaged.write_bytes(whole.read_bytes()[:20] + b"\xff" * 200)
+    assert call(str(damaged)).exit_code == 2
+
+
+def test_zstd_is_read_where_a_library_is_there_and_said_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.log.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + Path(TRAINING).read_bytes())
+    for name in ("compression.zstd", "backports.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    seen = call(str(path))
+    assert seen.exit_code == 2 and f"`zstd -dc {path} | autotune explain -`" in seen.output
+
+    class Library:
+        @staticmethod
+        def open(file: BinaryIO, mode: str) -> BinaryIO:
+            file.seek(4)
+            return file
+
+    monkeypatch.setitem(sys.modules, "zstandard", Library)  # type: ignore[arg-type]
+    assert json.loads(call("--json", str(path)).output)["cause"] == "gpu-oom"

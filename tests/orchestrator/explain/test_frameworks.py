@@ -55,10 +55,40 @@ _AREAL_FRAMES = (
     '  File "areal/engine/fsdp_engine.py", line 368, in train_batch\n'
     '  File "torch/autograd/graph.py", line 824, in _engine_run_backward\n'
 )
+_SKYRL = (
+    "+ uv run -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen3-8B "
+    "trainer.max_tokens_per_microbatch=16384 generator.inference_engine.gpu_memory_utilization=0.8 "
+    "trainer.max_prompt_length=1024 "
+    "generator.sampling_params.max_generate_length=4096 generator.inference_engine.num_engines=8 "
+    "trainer.placement.policy_num_gpus_per_node=8\n"
+)
+_SKYRL_FRAMES = (
+    '(FSDPPolicyWorkerBase pid=9)   File "skyrl/backends/skyrl_train/workers/worker.py", line 1246, '
+    "in _forward_backward_micro\n"
+    '(FSDPPolicyWorkerBase pid=9)   File "torch/autograd/graph.py", line 841, in _engine_run_backward\n'
+    "(FSDPPolicyWorkerBase pid=9) "
+)
+_MILES_FRAMES = (
+    '  File "miles/backends/megatron_utils/model.py", line 402, in forward_step\n'
+    '  File "megatron/core/models/gpt/gpt_model.py", line 500, in forward\n'
+)
+_OPENRLHF = (
+    "namespace(actor=namespace(num_gpus_per_node=8), data=namespace(max_len=4096), "
+    "ckpt=namespace(max_mem=inf), "
+    "train=namespace(dynamic_batch_enable=True, max_tokens_per_gpu=16384, colocate_all=True), "
+    "vllm=namespace(num_engines=8, gpu_memory_utilization=0.6))\n"
+)
+_OPENRLHF_FRAMES = (
+    '(PolicyModelActor pid=1)   File "openrlhf/trainer/ray/ppo_actor.py", line 301, in training_step\n'
+    '(PolicyModelActor pid=1)   File "deepspeed/runtime/engine.py", line 2200, in backward\n'
+)
 CASES = {
     "verl": (_VERL, _VERL_FRAMES, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=6144"),
     "slime": (_SLIME, _SLIME_FRAMES, "--max-tokens-per-gpu 9216"),
+    "miles": (_SLIME, _MILES_FRAMES, "--max-tokens-per-gpu 9216"),
+    "openrlhf": (_OPENRLHF, _OPENRLHF_FRAMES, "--train.max_tokens_per_gpu 4096"),
     "areal": (_AREAL, _AREAL_FRAMES, "actor.mb_spec.max_tokens_per_mb=8192"),
+    "skyrl": (_SKYRL, _SKYRL_FRAMES, "trainer.max_tokens_per_microbatch=5120"),
 }
 KNOWN = sorted(CASES.keys() & FRAMEWORKS.keys())
 
@@ -101,3 +131,57 @@ def test_a_model_that_the_settings_name_is_known() -> None:
     found = of(_VERL + _VERL_FRAMES + _OOM)
     assert found.context.model is not None
     assert (found.context.model.hidden, found.context.model.vocab) == (4096, 151936)
+
+
+_FRAMES = {
+    "nemo-rl": (
+        "▶ Computing logprobs...\n(MegatronPolicyWorker pid=4411) Traceback (most recent call last):\n"
+        '(MegatronPolicyWorker pid=4411)   File "nemo_rl/models/policy/worker.py", line 8, in get_logprobs\n'
+    ),
+}
+_TYPED = {
+    "nemo-rl": "policy.train_micro_batch_size=...   (scoring, policy.logprob_batch_size)",
+}
+
+
+@pytest.mark.parametrize("name", _FRAMES)
+def test_a_framework_that_is_not_driven_is_answered_in_its_own_words(name: str) -> None:
+    found = of(_FRAMES[name] + _OOM)
+    assert [tool.name for tool in found.context.tools] == [name]
+    first = found.remedies[0].words
+    assert first == ((name, (_TYPED[name],)),)
+    every = [tool for remedied in found.remedies for tool, _ in remedied.words]
+    assert set(every) <= {name, "environment"}
+
+
+_TRL_FRAMES = '[rank0]:   File "trl/trainer/grpo_trainer.py", line 1, in _get_per_token_logps_and_entropies\n'
+_FACTOR = "gradient_accumulation_steps and steps_per_generation up by the same factor"
+
+
+def test_trl_is_answered_as_its_users_write_it() -> None:
+    found = of(_TRL_FRAMES + _OOM)
+    said = {remedied.cure.name: remedied.words for remedied in found.remedies}
+    assert said["reduce_micro_batch"] == (("trl", (f"per_device_train_batch_size=..., {_FACTOR}",)),)
+    assert said["recompute"] == (("trl", ("gradient_checkpointing=True",)),)
+
+
+def test_the_batch_of_a_printed_trl_job_stays() -> None:
+    command = (
+        "+ trl grpo --per_device_train_batch_size 16 --gradient_accumulation_steps 4 "
+        "--steps_per_generation 8 --gradient_checkpointing true\n"
+    )
+    found = of(command + _TRL_FRAMES + _OOM)
+    first = next(each for each in found.remedies if each.cure.name == "reduce_micro_batch")
+    (words,) = first.words
+    name, lines = words
+    assert name == "trl"
+    assert lines == (
+        "per_device_train_batch_size=4",
+        "gradient_accumulation_steps=16",
+        "steps_per_generation=32",
+    )
+
+
+def test_a_framework_that_is_built_of_trl_answers_for_itself() -> None:
+    found = of('  File "swift/trainers/rlhf_trainer/grpo.py", line 8, in compute_loss\n' + _TRL_FRAMES + _OOM)
+    assert found.context.framework is None and [tool.name for tool in found.context.tools] == ["ms-swift"]

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.script import script
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.events import Policy
+from autotune.policies.values.job import Job
 
 
 def test_runs_are_found_by_any_unique_beginning(tmp_path: Path) -> None:
@@ -43,7 +46,7 @@ def test_what_was_asked_of_a_run_is_kept(tmp_path: Path) -> None:
     request = directory.RunRequest(mode=directory.Mode.SEARCH, policy=Policy.LADDER)
     run = directory.create(tmp_path, job_text="name: x\n", request=request)
     assert directory.Run(run.path).request == request
-    assert (run.path / "asked.json").read_bytes() == b'{"mode":"search","policy":"ladder"}\n'
+    assert (run.path / "asked.json").read_bytes().startswith(b'{"mode":"search","policy":"ladder",')
     (run.path / "asked.json").unlink()
     assert run.request == directory.RunRequest()
 
@@ -55,6 +58,7 @@ def test_an_unwritable_runs_folder_is_told(tmp_path: Path) -> None:
     assert "--runs-dir" in raised.value.hint and raised.value.code == ExitCode.INFRASTRUCTURE
 
 
+JOB = Job(name="x", framework="command", python=sys.executable)
 COMMAND = Command(
     argv=("{python}", "-c", "import sys,os;print(sys.argv[1:],os.environ['A'],open(sys.argv[2]).read())",
           "a 'b' $HOME", "{attempt}/x.yaml", "--wandb-key", "s3cret", "hydra.api_key=abc", "tok=hf_1"),
@@ -67,18 +71,18 @@ COMMAND = Command(
 def test_command_sh_runs_by_hand_and_holds_no_secret(tmp_path: Path) -> None:
     attempt = directory.Attempt(tmp_path / "attempts" / "0001")
     attempt.create()
-    attempt.write_command(COMMAND, python=sys.executable)
-    script = attempt.path / "command.sh"
-    text = script.read_text()
+    attempt.write_command(COMMAND, JOB)
+    written = attempt.path / "command.sh"
+    text = written.read_text()
     assert "hf_1" not in text and "s3cret" not in text and "abc" not in text
-    assert script.stat().st_mode & 0o777 == 0o700
+    assert written.stat().st_mode & 0o777 == 0o700
     refused = subprocess.run(
-        ["bash", script], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
+        ["bash", written], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
     )
     assert refused.returncode != 0 and "HF_TOKEN" in refused.stderr
     secrets = {"HF_TOKEN": "hf_1", "WANDB_KEY": "s3cret", "HYDRA_API_KEY": "abc"}
     ran = subprocess.run(
-        ["bash", script],
+        ["bash", written],
         capture_output=True,
         text=True,
         env={"PATH": os.environ["PATH"], "HOME": "/home/x", **secrets},
@@ -97,9 +101,54 @@ def test_only_whole_words_are_secret() -> None:
         "DB_PASSWORD": "p",
         "EMPTY_KEY": "",
     }
-    text = directory.script(Command(argv=("x",), env=env), python=None)
+    text = script(Command(argv=("x",), env=env), JOB)
     assert 'WANDB_API_KEY="${WANDB_API_KEY:?}"' in text and 'DB_PASSWORD="${DB_PASSWORD:?}"' in text
     assert "TOKENIZERS_PARALLELISM=x" in text and "MAX_TOKENS=7" in text and "EMPTY_KEY=''" in text
-    assert directory.shown_argv(Command(argv=("x", "--input-key", "prompt", "eos_token_id=2"))) == (
+    plain = Command(argv=("x", "--input-key", "prompt", "eos_token_id=2"))
+    assert shown_command(plain, JOB).argv == (
         "x", "--input-key", "prompt", "eos_token_id=2"
     )  # fmt: skip
+
+
+def test_what_others_could_have_written_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    run = directory.create(root, job_text="name: x\n")
+    assert directory.find(root, run.id).id == run.id
+    assert root.stat().st_mode & 0o777 == 0o700
+    for path, mode in ((root, 0o777), (run.path, 0o770), (run.path / "job.yaml", 0o660)):
+        usual = path.stat().st_mode & 0o777
+        path.chmod(mode)
+        with pytest.raises(Failure, match="can be written by others") as raised:
+            directory.find(root, None)
+        assert raised.value.code == ExitCode.USAGE and "chmod go-w" in raised.value.hint
+        path.chmod(usual)
+    root.chmod(0o1777)  # as /tmp: nobody else can replace a run
+    assert directory.find(root, None).id == run.id
+    (tmp_path / "elsewhere").write_text("")
+    (run.path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Failure, match="a link that leaves") as raised:
+        directory.find(root, None)
+    assert raised.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"event":"finished"}',
+        b"[" * 200_000 + b"]" * 200_000,
+        b'{"event":' * 100_000,
+        b'{"event":"' + b"x" * 30_000_000 + b'"}',
+        b'{"event":"started","attempt":"one"}',
+        b'{"event":"progressed","attempt":1,"step":NaN}',
+        b"\xff\xfe",
+        b'{"event":"interrupted"}',
+        b"null",
+    ],
+)
+def test_a_hostile_journal_is_refused(line: bytes, tmp_path: Path) -> None:
+    run = directory.create(tmp_path / "runs", job_text="name: x\n")
+    (run.path / "events.jsonl").write_bytes(line + b"\n" + line + b"\n")
+    with pytest.raises(Failure) as raised:
+        directory.find(tmp_path / "runs", None)
+    assert raised.value.code == ExitCode.USAGE and "events.jsonl" in raised.value.message
+    assert len(raised.value.message) < 2000

@@ -12,7 +12,8 @@ import pytest
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
-from autotune.orchestrator.run.journal import Journal, Owner, owner
+from autotune.orchestrator.run.journal import Journal
+from autotune.orchestrator.run.lock import Owner, boot_id, owner
 from autotune.policies.values.events import Event, Progressed, Started, StopRequested
 from autotune.policies.values.knobs import Knobs
 
@@ -77,7 +78,7 @@ def test_a_newer_event_is_told(folder: Path) -> None:
 def test_a_second_writer_is_refused_and_named(folder: Path) -> None:
     with Journal(folder):
         found = owner(folder)
-        assert found == Owner(host=os.uname().nodename, pid=os.getpid(), boot_id=journal.boot_id())
+        assert found == Owner(host=os.uname().nodename, pid=os.getpid(), boot_id=boot_id())
         assert found is not None and found.is_here
         program = (
             "import sys, pathlib\n"

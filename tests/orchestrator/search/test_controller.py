@@ -11,16 +11,20 @@ from msgspec.structs import replace
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
+from autotune.orchestrator.cli.status import standing, table
+from autotune.orchestrator.config.job_changes import concerns_training, concerns_trials
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import export
+from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.search import controller
 from autotune.policies.search import trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
     Accepted,
+    Edited,
     Ended,
     Interrupted,
     Purpose,
@@ -29,6 +33,7 @@ from autotune.policies.values.events import (
     Started,
     Tried,
 )
+from autotune.policies.values.history import accepted_of, elapsed_s
 from autotune.policies.values.knobs import Knobs
 from tests.orchestrator.scripted import Killed, Script, World, phase, reported, settings
 from tests.orchestrator.search.test_scheduler import JOB, Night, formula, ran
@@ -326,3 +331,41 @@ def test_a_search_of_nothing_is_refused(vary: str, deny: str, message: str) -> N
         profile = frameworks.find("builtin").profile(job, assumed(job))
         controller.check(job, Accepted(run="r", job=job, profile=profile, cluster=assumed(job)))
     assert not isinstance(raised.value, Failure) or raised.value.code is ExitCode.USAGE
+
+
+def test_a_search_that_was_killed_has_the_time_that_it_had_left(tmp_path: Path) -> None:
+    text = JOB.replace("trials: 12,", "trials: 12, duration: 1h,")
+    night = Night(tmp_path, World(formula, kill_at=60), text)
+    with pytest.raises(Killed):
+        night.drive()
+    assert night.results and any(life.running for life in night.world.lives.values())
+    night.world.kill_at = None
+    night.clock.at += 24 * 3600
+    assert night.drive() == Stable()
+    assert len(ran(night.results)) >= 12 and elapsed_s(night.history) < 3600
+
+
+def test_status_lists_the_trials_of_a_search_and_sees_its_end(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula))
+    assert night.drive() == Stable()
+    seen = standing(night.run, now=night.clock.now())
+    assert not seen.running and seen.status == "STABLE"
+    tried = {r.trial for r in night.results}
+    assert {t.trial for t in seen.trials} == tried and len(tried) >= 12
+    shown = table([seen], now=night.clock.now(), attempts=True, width=120)
+    assert f"trial {max(tried)}" in shown and "probe: fits" in shown
+
+
+def test_a_search_that_is_over_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula), JOB.replace("trials: 12,", "trials: 4,"))
+    assert night.drive() == Stable()
+    before = night.history
+    accepted = accepted_of(before)
+    more = replace(night.job, search=replace(night.job.search, trials=12))
+    changes = {"search.trials": (4, 12)}
+    assert not concerns_trials(changes) and not concerns_training(changes, accepted.profile)
+    with Journal(night.run.path) as book:
+        book.append(Edited(job=more, profile=accepted.profile, cluster=accepted.cluster, changes=changes))
+    night.job = more
+    assert night.drive() == Stable()
+    assert len(ran(night.results)) > len([e for e in before if isinstance(e, Tried)])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.engine import kv_token_bytes
 from autotune.policies.estimate.host import node_of
 from autotune.policies.estimate.load import load_of
@@ -190,8 +191,8 @@ def test_the_fraction_means_what_the_engine_means():
         estimate(profile(layout, engine="vllm", **separate), CLUSTER, QWEN, KNOBS).phases[Phase.ROLLOUT].gpu
     )
     sglang = estimate(profile(layout, **separate), CLUSTER, QWEN, KNOBS).phases[Phase.ROLLOUT].gpu
-    # vLLM: half the device for weights, activations, contexts and pool; SGLang: half of what was free.
-    covered = vllm.weights + vllm.kv_pool + vllm.activations + vllm.outside
+    # vLLM: half the device for all but context and graphs; SGLang: half of what was free.
+    covered = vllm.weights + vllm.kv_pool + vllm.activations + vllm.outside - constant("context")
     assert covered == pytest.approx(0.5 * 80 * GIB)
     assert sglang.weights + sglang.kv_pool == pytest.approx(0.5 * (80 * GIB - sglang.outside))
 
@@ -217,14 +218,14 @@ def test_a_model_that_is_loaded_whole_fills_every_device():
     assert (found.gpu[later, 0] == found.gpu[later, 1]).all()
 
 
-def test_vllm_stays_within_its_share_and_captures_graphs_on_top():
+def test_vllm_stays_within_its_share_beside_its_context_and_captures_graphs_on_top():
     apart = Layout(ranks=8, engine_ranks=8, sequences=512, prompt_tokens=1024, response_tokens=3072)
     job = profile(apart, placement=Placement.SEPARATE, engine="vllm")
     graphs = Knobs(memory_fraction=0.5, concurrency=1024, max_batched_tokens=512)
     few_rows = replace(graphs, concurrency=16, max_batched_tokens=65536)
     found = estimates(job, CLUSTER, QWEN, [replace(graphs, cuda_graphs="off"), graphs, few_rows])
     peak = found.gpu[PHASES.index(Phase.ROLLOUT)]
-    assert peak[0] == pytest.approx(0.5 * CLUSTER.gpu_memory_bytes)
+    assert peak[0] == pytest.approx(0.5 * CLUSTER.gpu_memory_bytes + constant("context"))
     assert peak[1] == peak[2] > peak[0]
     assert (found.pool_tokens > 0).all()
     start = found.gpu[PHASES.index(Phase.ROLLOUT_INIT)]
@@ -240,6 +241,53 @@ def test_a_job_without_an_engine_has_no_pool():
     assert not found.gpu_parts[:, PARTS.index("residue")].any()
     assert (found.gpu == alone.gpu).all()
     assert np.isfinite(found.seconds).all()
+
+
+def kept_by_stages(knobs=KNOBS, **sizes):
+    """Return the parts of backward's largest instant on a pipeline's fullest stage, in bytes."""
+    job = profile(replace(MEGATRON, mini_batch=512, **sizes), engine="none")
+    found = estimates(job, CLUSTER, QWEN, [knobs]).gpu_parts[PHASES.index(Phase.BACKWARD), :, 0]
+    return dict(zip(PARTS, found.tolist(), strict=True))
+
+
+def test_a_pipelines_first_stage_holds_a_micro_batch_for_every_stage_and_no_logits():
+    one = Knobs(microbatch_size=1, recompute="full")
+    few = replace(one, fused_kernels=False)
+    last_is_largest = kept_by_stages(few, pipeline_parallel=2, ranks=2, shards=1)
+    assert last_is_largest["logits"] > 0
+    full = replace(one, recompute="off")
+    first_is_largest = kept_by_stages(full, pipeline_parallel=4, ranks=4, shards=1)
+    assert first_is_largest["logits"] == 0
+    # Four micro-batches of a quarter of the layers, as without stages.
+    whole = kept_by_stages(full, ranks=1, shards=1)
+    assert first_is_largest["activations"] == pytest.approx(whole["activations"], rel=0.1)
+
+
+def test_interleaved_stages_keep_more_in_flight():
+    full = Knobs(microbatch_size=1, recompute="off", fused_kernels=True)
+    four = {"pipeline_parallel": 4, "ranks": 4, "shards": 1}
+    plain, interleaved = (kept_by_stages(full, pipeline_chunks=chunks, **four) for chunks in (1, 7))
+    # 1 + 2 x 3 + 6 x 4 of 7 chunks a stage, where the plain schedule keeps four stages.
+    assert interleaved["activations"] / plain["activations"] == pytest.approx(31 / 28, rel=0.02)
+
+
+def test_fewer_micro_batches_than_stages_are_all_in_flight():
+    full = Knobs(microbatch_size=1, recompute="off")
+    many = kept_by_stages(full, pipeline_parallel=4, ranks=4, shards=1)["activations"]
+    job = replace(MEGATRON, pipeline_parallel=4, ranks=4, shards=1, sequences=2, mini_batch=2)
+    found = estimates(profile(job, engine="none"), CLUSTER, QWEN, [full])
+    two = found.gpu_parts[PHASES.index(Phase.BACKWARD), PARTS.index("activations"), 0]
+    assert two < 0.7 * many
+
+
+def test_a_sync_that_gathers_the_whole_model_needs_room_for_it():
+    adapters = replace(FSDP, lora_rank=32, parameter_bytes=4)
+    found = [
+        estimates(profile(layout), CLUSTER, QWEN, [KNOBS]).gpu_parts[PHASES.index(Phase.WEIGHT_SYNC)]
+        for layout in (adapters, replace(adapters, gathers_whole=True))
+    ]
+    weights = [parts[PARTS.index("weights"), 0] for parts in found]
+    assert weights[1] - weights[0] > 3.5 * parameters(QWEN).total
 
 
 def test_what_is_not_measured_is_less_certain():

@@ -46,3 +46,11 @@ def nvmlDeviceGetName(device: int) -> str:
 
 def nvmlDeviceGetUUID(device: int) -> str:
     return f"GPU-{device}"
+
+
+def nvmlSystemGetDriverVersion() -> str:
+    return "570.86.15"
+
+
+def nvmlSystemGetCudaDriverVersion() -> int:
+    return 12080

@@ -1,0 +1,79 @@
+"""A trainer's steps replayed through the caching allocator: what is reserved, and the least card."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from benchmarks.allocator.caching import CachingAllocator, Event, OutOfMemoryError
+from benchmarks.allocator.trace import Trace
+
+_STEPS, _MICRO_BATCHES = 3, 4
+_SPREAD = 0.5  # standard deviation of the logarithm of a micro-batch's tokens
+_EXACT = 1.004  # of the least card
+_TENSORS = 1 << 20  # numbers of one part's tensors
+
+
+class Loss(NamedTuple):
+    """Bytes beyond what is allocated at most, as shares of what a pass adds to the resident state."""
+
+    reserved: float  # on a card that is large enough
+    needed: float  # of the least card, where unused segments are released before a request fails
+    reserved_expandable: float
+    needed_expandable: float
+
+
+def lengths(longest: int, *, varied: bool, seed: int = 3) -> list[list[int]]:
+    """Return the tokens of each micro-batch of some steps; the last one is the longest."""
+    draw = random.Random(seed)
+
+    def tokens() -> int:
+        return int(longest * min(1.0, math.exp(draw.gauss(-_SPREAD, _SPREAD)))) if varied else longest
+
+    steps = [[tokens() for _ in range(_MICRO_BATCHES)] for _ in range(_STEPS)]
+    steps[-1][-1] = longest
+    return steps
+
+
+def steps(trace: Trace, tokens: Sequence[Sequence[int]]) -> Iterator[Event]:
+    """Yield the events of whole steps: scoring of all micro-batches, their training, the update."""
+    yield from (Event(number, size) for number, size in enumerate(trace.resident))
+    first = _TENSORS
+    for step in tokens:
+        for count in step:
+            yield from trace.events("scoring", count, first)
+            first += _TENSORS
+        own = first
+        for number, count in enumerate(step):
+            yield from trace.events("again" if number else "training", count, first if number else own)
+            first += _TENSORS
+        yield from trace.events("update", 0, own)  # it ends the gradients that the first pass made
+
+
+def loss(trace: Trace, tokens: Sequence[Sequence[int]]) -> Loss:
+    """Return what the allocator cannot use of a trainer's steps."""
+    events = tuple(steps(trace, tokens))
+    shares: list[float] = []
+    for expandable in (False, True):
+        free = CachingAllocator(expandable=expandable)
+        free.play(events)
+        added = free.most_allocated - sum(trace.resident)
+        least = _least(events, free, expandable=expandable)
+        shares += [(size - free.most_allocated) / added for size in (free.most_reserved, least)]
+    return Loss(*shares)
+
+
+def _least(events: Sequence[Event], free: CachingAllocator, *, expandable: bool) -> float:
+    """Return the bytes of the least card on which the events can be played."""
+    fails, holds = float(free.most_allocated), float(free.most_reserved)
+    while holds > fails * _EXACT:
+        middle = (fails + holds) / 2
+        try:
+            CachingAllocator(capacity=middle, expandable=expandable).play(events)
+        except OutOfMemoryError:
+            fails = middle
+        else:
+            holds = middle
+    return holds

@@ -1,0 +1,1 @@
+"""What releases of the frameworks take as settings, read from their packages into data files."""

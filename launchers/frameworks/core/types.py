@@ -1,0 +1,28 @@
+"""Whether a value is of the type that a framework declares for a setting."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def misfit(kind: str | None, value: Any) -> str:
+    """Return what a value should have been, empty where it fits or only the framework can tell.
+
+    `kind` is int, float or bool, with `?` where null is allowed; every other one takes any value. A text that
+    is a number stands for it, and one with `${` refers to another setting.
+    """
+    if kind is None or value is None or (isinstance(value, str) and "${" in value):
+        return ""
+    base = kind.rstrip("?")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    text_number = isinstance(value, str) and _NUMBER.fullmatch(value) is not None
+    if base == "int" and not (number and float(value).is_integer()) and not text_number:
+        return "a whole number"
+    if base == "float" and not number and not text_number:
+        return "a number"
+    if base == "bool" and not isinstance(value, bool) and str(value).lower() not in ("true", "false"):
+        return "true or false"
+    return ""

@@ -1,0 +1,31 @@
+"""The releases of a framework whose facts are known, and which of them stands for a job's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from packaging.version import InvalidVersion, Version
+
+
+class Release(NamedTuple):
+    """The known release that stands for a job's version."""
+
+    version: str
+    exact: bool  # whether it is the job's own
+
+
+def choose(wanted: str | None, known: Iterable[str]) -> Release:
+    """Return the known release for a version: itself, else the next older one, else the oldest.
+
+    The newest one where the version is not known or is none. A local version (`0.9.1+cu128`) is the release
+    that it was built from; a development version is not the release that it precedes.
+    """
+    releases = sorted(map(Version, known))
+    try:
+        own = Version(Version(wanted or "").public)
+    except InvalidVersion:
+        return Release(str(releases[-1]), exact=False)
+    older = [release for release in releases if release <= own]
+    nearest = older[-1] if older else releases[0]
+    return Release(str(nearest), exact=nearest == own)

@@ -1,0 +1,1 @@
+"""How frameworks spell settings and figures: flags, Hydra overrides, printed dictionaries, our own lines."""

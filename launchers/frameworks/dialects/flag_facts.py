@@ -1,0 +1,77 @@
+"""The flags of a program as a file of facts lists them: what of a job's settings it would refuse."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.dialects.flags import bare, parsed_value
+from autotune.policies.values.value import Value
+
+_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
+_KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
+
+
+class Flag(Value, frozen=True, kw_only=True):
+    """What argparse was told of a flag."""
+
+    action: str = "store"
+    type: str = "str"
+    choices: tuple[str | int, ...] = ()
+
+
+class FlagFacts(Value, frozen=True, kw_only=True):
+    """A file of `python -m benchmarks.facts.argparse_flags`."""
+
+    source: str
+    flags: dict[str, Flag]
+
+
+@cache
+def flag_facts(package: str, file: str) -> FlagFacts:
+    """Return the facts of a data file in a package."""
+    return msgspec.json.decode(resources.files(package).joinpath(file).read_bytes(), type=FlagFacts)
+
+
+def unknown(settings: Mapping[str, Any], facts: FlagFacts) -> tuple[str, ...]:
+    """Return the names that are no flag and are like none."""
+    return tuple(bare(key) for key in settings if bare(key) not in facts.flags and not _meant(key, facts))
+
+
+def problems_of(settings: Mapping[str, Any], facts: FlagFacts, *, program: str) -> Iterator[Problem]:
+    """Yield names that are given twice or misspelt, and values that are of no use."""
+    seen: dict[str, str] = {}
+    for key, value in settings.items():
+        name, path = bare(key), ("settings", key)
+        if name in seen:
+            message = f"unknown which of `{seen[name]}` and `{key}` counts: they are one flag"
+            yield Problem(path=path, message=message)
+        seen[name] = key
+        flag = facts.flags.get(name)
+        if flag is None and (near := _meant(key, facts)):
+            message = f"unknown flag --{name}, which {program} refuses"
+            yield Problem(path=path, message=message, hint=f"did you mean --{near}?")
+        if flag is not None and value is not None and (wrong := _misfit(flag, value)):
+            yield Problem(path=path, message=f"--{name} {wrong}, not {value!r}")
+
+
+def _meant(key: str, facts: FlagFacts) -> str:
+    near = difflib.get_close_matches(bare(key).replace("-", "_"), facts.flags, n=1, cutoff=_NEAR)
+    return near[0] if near else ""
+
+
+def _misfit(flag: Flag, value: Any) -> str:
+    if flag.action.startswith("store_"):
+        return "" if isinstance(parsed_value(str(value).capitalize()), bool) else "is a switch, true or false"
+    if flag.choices and value not in flag.choices:
+        return f"is one of {', '.join(map(str, flag.choices))}"
+    kinds = _KINDS.get(flag.type, ())
+    values = value if isinstance(value, list | tuple) else [value]
+    fitting = (isinstance(parsed_value(str(each)), kinds) and not isinstance(each, bool) for each in values)
+    return "" if not kinds or all(fitting) else "is a whole number" if flag.type == "int" else "is a number"

@@ -1,0 +1,139 @@
+"""Hydra's way of writing settings, and OmegaConf's: values to override words and back."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+import yaml
+
+_PREFIX = re.compile(r"^(\+\+|\+|~)")
+_PLAIN = re.compile(r"^[\w./\-@:%]+$")  # what Hydra's grammar takes without quotes
+_NUMBER = re.compile(r"^[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?$")
+_WORD = re.compile(r"^(\+\+|\+|~)?[A-Za-z_][\w@/\-]*(\.[\w@/\-]+)*(=.*)?$", re.DOTALL)
+_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
+_VARIABLES = ".env_vars."
+_CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
+
+
+def bare(key: str) -> str:
+    """Return a key without Hydra's prefix."""
+    return _PREFIX.sub("", key)
+
+
+def prefix(key: str) -> str:
+    """Return Hydra's prefix of a key, empty where it has none."""
+    match = _PREFIX.match(key)
+    return match[1] if match else ""
+
+
+def value_text(value: Any) -> str:
+    """Return a value as Hydra reads it after the `=`.
+
+    A text that is itself a number, a list or a mapping stands for that, as it does in a shell.
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value)
+        case int() | float():
+            return repr(value)
+        case Mapping():
+            return "{" + ",".join(f"{key}:{value_text(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(value_text(item) for item in value) + "]"
+    text = str(value)
+    if _PLAIN.match(text) or (text[:1] in "[{" and text[-1:] in "]}"):
+        return text
+    return _quoted(text)
+
+
+def value_of(written: Any) -> Any:
+    """Return the value that Hydra makes of what follows the `=`, where it is a text."""
+    if not isinstance(written, str):
+        return written
+    text = written.strip()
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()]
+    if _NUMBER.match(text):
+        number = float(text)
+        whole = not any(mark in text for mark in ".eE")
+        return int(text) if whole else number
+    if text[:1] in "[{'\"" and text[-1:] in "]}'\"":
+        try:
+            return _plain(yaml.safe_load(text))
+        except yaml.YAMLError:
+            return text
+    return text
+
+
+def override(key: str, value: Any) -> str:
+    """Return `key=value` as Hydra's command line takes it; a `~key` deletes.
+
+    Variables of an environment stay texts: Ray refuses to start with a number among them.
+    """
+    if prefix(key) == "~" and value is None:
+        return key
+    if _VARIABLES in key and value is not None and not isinstance(value_of(value), str | Mapping):
+        return f"{key}={_quoted(str(value))}"
+    return f"{key}={value_text(value)}"
+
+
+def overrides_in(words: Iterable[str], *, top: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the overrides among the words of a command line, under their keys as written.
+
+    `top`: keys without a section; every other word without a dot is a variable of the environment.
+    """
+    result: dict[str, Any] = {}
+    for word in words:
+        if word.startswith("-") or not _WORD.match(word) or ("=" not in word and word[:1] != "~"):
+            continue
+        key, _, text = word.partition("=")
+        if "." not in key and key not in top:
+            continue
+        result[key] = value_of(text)
+    return result
+
+
+def yaml_override(key: str, value: Any) -> str:
+    """Return `key=value` as OmegaConf's own command line takes it: what follows the `=` is YAML.
+
+    Texts that stand for a number, a list or a mapping are treated as in `value_text`.
+    """
+    if isinstance(value, str) and (_PLAIN.match(value) or (value[:1] in "[{" and value[-1:] in "]}")):
+        return f"{key}={value}"
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
+def _quoted(text: str) -> str:
+    # Between quotes Hydra takes a backslash as it is, except before a quote.
+    escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def _plain(value: Any) -> Any:
+    """Return texts inside lists and mappings as Hydra reads them."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value_of(value) if isinstance(value, str) and _NUMBER.match(value) else value
+
+
+def printed_overrides(text: str, known: Container[str]) -> dict[str, Any]:
+    """Return the overrides of known keys in the command lines that a log shows."""
+    result: dict[str, Any] = {}
+    for line in text.splitlines():
+        if "=" not in line or "." not in line:
+            continue
+        try:
+            words = shlex.split(line)
+        except ValueError:  # a quote in prose
+            continue
+        found = overrides_in(words)
+        result |= {bare(key): value for key, value in found.items() if bare(key) in known}
+    return result

@@ -1,0 +1,75 @@
+"""A job's settings by dotted keys, with what the framework fills in where the job says nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}$")
+_DEEPEST = 8  # references followed from one key
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that are written as sections under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            result |= flat({f"{key}.{inner}": each for inner, each in value.items()})
+        else:
+            result[key] = value
+    return result
+
+
+class Settings:
+    """The values of a job over the defaults of its framework; `${a.b}` is the value of another key."""
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._values = values
+        self._defaults = defaults
+
+    def has(self, key: str) -> bool:
+        """Return whether the job itself sets a key."""
+        return key in self._values
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
+        """Return the value of a key: the job's, else the framework's."""
+        value = self._values[key] if key in self._values else self._defaults.get(key)
+        reference = _REFERENCE.match(value) if isinstance(value, str) else None
+        if reference is None or depth >= _DEEPEST:
+            return value
+        return self.get(reference[1], depth=depth + 1)
+
+    def followed(self, key: str) -> str:
+        """Return the key whose value a key takes because the job does not set it; empty where none."""
+        default = None if self.has(key) else self._defaults.get(key)
+        reference = _REFERENCE.match(default) if isinstance(default, str) else None
+        return "" if reference is None else reference[1]
+
+    def flag(self, key: str) -> bool:
+        """Return a key's truth."""
+        return self.get(key) is True
+
+    def count(self, key: str) -> int:
+        """Return a key's whole number; 0 where it is none."""
+        value = self.get(key)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+    def share(self, key: str) -> float:
+        """Return a key's number; 0 where it is none."""
+        value = self.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+    def text(self, key: str) -> str:
+        """Return a key's text; empty where it is unset."""
+        value = self.get(key)
+        return "" if value is None else str(value)
+
+    def inside(self, node: str) -> dict[str, Any]:
+        """Return what a free-form setting holds, whether it is written whole or key by key."""
+        whole = self.get(node)
+        apart = {name.removeprefix(f"{node}."): name for name in self._values if name.startswith(f"{node}.")}
+        present = dict(whole) if isinstance(whole, Mapping) else {}
+        return present | {key: self.get(name) for key, name in apart.items()}

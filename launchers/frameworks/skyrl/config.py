@@ -1,0 +1,134 @@
+"""A SkyRL job's settings with the defaults of its release filled in."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
+from autotune.policies.values.job import Job
+
+ENGINE = "generator.inference_engine"
+POLICY = "trainer.policy"
+CPU_ADAM = f"{POLICY}.megatron_config.optimizer_config_kwargs"
+RECOMPUTE = f"{POLICY}.megatron_config.transformer_config_kwargs.recompute_granularity"
+PLACEMENT = "trainer.placement"
+TOKENS = "trainer.max_tokens_per_microbatch"
+TRAIN_SIZE, SCORE_SIZE = "trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"
+RELEASES = ("0.4.0",)
+# What MegatronConfig puts into its sections where a job leaves it out.
+_FILLED = {
+    f"{CPU_ADAM}.optimizer_offload_fraction": 0.0,
+    f"{CPU_ADAM}.optimizer_cpu_offload": False,
+    f"{CPU_ADAM}.overlap_cpu_optimizer_d2h_h2d": False,
+    f"{CPU_ADAM}.use_precision_aware_optimizer": False,
+}
+
+
+class Config(DeclaredSettings):
+    """What a job's overrides come to."""
+
+    engine = "vllm"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, __package__, RELEASES, entry="skyrl.train.entrypoints.", filled=_FILLED)
+        self.is_own = self.is_own and "trainer.override_entrypoint" not in self.given
+
+    @property
+    def megatron(self) -> bool:
+        """Whether the trainer is Megatron's."""
+        return self.text("trainer.strategy") == "megatron"
+
+    @property
+    def colocated(self) -> bool:
+        """Whether trainer and engines share their GPUs."""
+        return self.flag(f"{PLACEMENT}.colocate_all")
+
+    @property
+    def world(self) -> int:
+        """GPUs of the policy's trainer."""
+        return math.prod(
+            max(1, self.count(f"{PLACEMENT}.policy_num_{unit}")) for unit in ("nodes", "gpus_per_node")
+        )
+
+    @property
+    def engine_world(self) -> int:
+        """GPUs of all engines together."""
+        tensor = max(1, self.count(f"{ENGINE}.tensor_parallel_size"))
+        return self.count(f"{ENGINE}.num_engines") * self.engine_others * tensor
+
+    @property
+    def engine_others(self) -> int:
+        """GPUs of an engine beside those of its tensor parallelism: of pipeline and data parallelism."""
+        kinds = ("pipeline", "data")
+        return math.prod(max(1, self.count(f"{ENGINE}.{kind}_parallel_size")) for kind in kinds)
+
+    def ranks(self, kind: str) -> int:
+        """Return the size of one of Megatron's kinds of parallelism."""
+        return max(1, self.count(f"{POLICY}.megatron_config.{kind}_parallel_size"))
+
+    @property
+    def split(self) -> int:
+        """Ranks that share the sequences of one micro-batch."""
+        if self.megatron:
+            return self.ranks("tensor_model") * self.ranks("pipeline_model") * self.ranks("context")
+        return max(1, self.count(f"{POLICY}.sequence_parallel_size"))
+
+    @property
+    def samples(self) -> int:
+        """Answers to one prompt."""
+        return max(1, self.count("generator.n_samples_per_prompt"))
+
+    @property
+    def mini_batch(self) -> int:
+        """What a micro-batch divides: a rank's sequences of a mini-batch; 0 where they do not divide evenly.
+
+        With a critic it is the largest number that divides both models' sequences: they share the setting.
+        """
+        own = self._of_rank("policy", max(1, self.world // self.split))
+        if not self.critic:
+            return own
+        gpus = math.prod(self.count(f"{PLACEMENT}.critic_num_{unit}") for unit in ("nodes", "gpus_per_node"))
+        split = max(1, self.count("trainer.critic.sequence_parallel_size"))
+        critic = self._of_rank("critic", max(1, gpus // split))
+        return math.gcd(own, critic) if own and critic else 0
+
+    def _of_rank(self, model: str, ranks: int) -> int:
+        sequences = self.count(f"trainer.{model}_mini_batch_size") * self.samples
+        return 0 if sequences % ranks else sequences // ranks
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, all turns together."""
+        turns = self.count("generator.max_turns") > 1 and self.count("generator.max_input_length")
+        prompt = turns or self.count("trainer.max_prompt_length")
+        return prompt + self.answer
+
+    @property
+    def answer(self) -> int:
+        """Tokens of the longest answer of one turn."""
+        return self.count("generator.sampling_params.max_generate_length")
+
+    @property
+    def reference(self) -> bool:
+        """Whether a reference model is scored."""
+        return any(self.flag(f"trainer.algorithm.use_kl_{where}") for where in ("loss", "in_reward"))
+
+    @property
+    def entropy_loss(self) -> bool:
+        """Whether the entropy is part of the loss: as a mean over the tokens of each pass."""
+        return self.flag("trainer.algorithm.use_entropy_loss")
+
+    @property
+    def critic(self) -> bool:
+        """Whether a critic is trained."""
+        return bool(self.text("trainer.critic.model.path"))
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapters; 0: all weights are trained."""
+        return self.count(f"{POLICY}.model.lora.rank")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a relaunch goes on from the job's own checkpoints; null or none is said of the start."""
+        return self.text("trainer.resume_mode") != "from_path" and self.count("trainer.ckpt_interval") > 0

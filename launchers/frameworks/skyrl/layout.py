@@ -1,0 +1,91 @@
+"""How a SkyRL job is spread, and what holds device memory in which phase."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, Config
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.model import Layout
+from autotune.policies.values.profile import Placement
+
+_TRAINING = (Phase.INIT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
+_GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+
+
+def placement(config: Config) -> Placement:
+    """Return whether trainer and engines share their GPUs, and whether they work at the same time."""
+    if config.colocated:
+        return Placement.COLOCATED
+    ahead = config.flag("trainer.fully_async.enabled")
+    return Placement.ASYNCHRONOUS if ahead else Placement.SEPARATE
+
+
+def resident(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return who holds device memory in a phase.
+
+    Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate;
+    reference and critic come to the card for their own passes.
+    """
+    trainer, rollout = Component.TRAINER.value, Component.ROLLOUT.value
+    training = [trainer, *([Component.CRITIC.value] if config.critic else [])]
+    scoring = (*training, *([Component.REF.value] if config.reference else []))
+    result = {phase.value: tuple(training) for phase in _TRAINING} | {Phase.LOG_PROB.value: scoring}
+    away = config.flag(f"{POLICY}.fsdp_config.cpu_offload") or config.flag(
+        f"{POLICY}.optimizer_config.offload_after_step"
+    )
+    generating = (rollout,) if away or not config.colocated else (trainer, rollout)
+    result |= {phase.value: generating for phase in _GENERATION}
+    result[Phase.WEIGHT_SYNC.value] = (trainer, rollout) if config.colocated else (trainer,)
+    return result
+
+
+def layout(config: Config) -> Layout:
+    """Return every size that an estimate of the job's memory needs."""
+    megatron, offloaded = config.megatron, config.flag(f"{POLICY}.fsdp_config.cpu_offload")
+    stored = 2 if megatron else 4  # FSDP's mixed precision keeps fp32 parameters
+    on_host = config.flag(f"{CPU_ADAM}.optimizer_cpu_offload")
+    group = config.count(f"{POLICY}.fsdp_config.fsdp_size")
+    model = config.ranks("tensor_model") * config.ranks("pipeline_model")
+    sequences = config.count("trainer.train_batch_size") * config.samples
+    return Layout(
+        strategy="megatron" if megatron else "fsdp2",
+        ranks=config.world,
+        shards=config.world // model if megatron else (group if 0 < group < config.world else config.world),
+        pipeline_parallel=config.ranks("pipeline_model") if megatron else 1,
+        expert_parallel=config.ranks("expert_model") if megatron else 1,
+        engine_ranks=config.engine_world,
+        parameter_bytes=stored,
+        gradient_bytes=4,
+        reduce_bytes=0 if megatron else 4,
+        optimizer_bytes=megatron_state_bytes(
+            "adam",
+            parameter_bytes=2,
+            precise=config.flag(f"{CPU_ADAM}.use_precision_aware_optimizer"),
+            on_host=on_host,
+        )
+        if megatron
+        else torch_state_bytes("AdamW", parameter_bytes=stored),
+        engine_bytes=width(config.text(f"{ENGINE}.model_dtype")),
+        kv_bytes=width(config.text(f"{ENGINE}.model_dtype")),
+        reference=config.reference,
+        reference_bytes=2,
+        reference_offload=config.colocated,
+        critic=config.critic,
+        critic_offload=config.critic and config.colocated,
+        lora_rank=config.lora_rank,
+        entropy=True,
+        engine_sleeps=config.colocated,
+        engine_weights_on_host=config.lora_rank > 0,
+        expandable_segments=config.flag("trainer.use_expandable_segments"),
+        trainer_sleeps=config.colocated,
+        optimizer_stays_offloaded=offloaded or on_host,
+        parameters_stay_offloaded=offloaded,
+        tokens_before_split=True,
+        loss="softmax" if megatron else "pieces",
+        compiled_loss=False,
+        padded=not config.flag("trainer.remove_microbatch_padding"),
+        sequences=sequences,
+        mini_batch=min(config.count("trainer.policy_mini_batch_size") * config.samples, sequences),
+        prompt_tokens=config.longest - config.answer,
+        response_tokens=config.answer,
+    )

@@ -1,0 +1,1 @@
+"""Frameworks whose knobs, lines and settings stand in data files."""

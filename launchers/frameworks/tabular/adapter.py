@@ -1,0 +1,142 @@
+"""A framework of data files: what is left to its own adapter is what depends on the job."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.data import GuidedFramework, package_of
+from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.dialects.hydra import bare, override, overrides_in, printed_overrides
+from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
+from autotune.launchers.frameworks.tabular.lines import marker_of
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.observation import Marker
+from autotune.policies.values.profile import Constraint, Placement, Profile
+
+C = TypeVar("C", bound=DeclaredSettings)
+
+
+class TabularFramework(GuidedFramework, Generic[C]):
+    """Its folder holds `knobs.yaml`, `unsupported.yaml`, `lines.yaml` and `facts/RELEASE.json`."""
+
+    when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
+    entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
+    env: ClassVar[Mapping[str, str]]
+    model_key: ClassVar[str]
+    steps_key: ClassVar[str]
+    no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
+
+    @abstractmethod
+    def config(self, job: Job) -> C:
+        """Return what a job's settings come to."""
+
+    @abstractmethod
+    def refused(self, config: C) -> Iterator[Problem]:
+        """Yield what the framework refuses at its start."""
+
+    @abstractmethod
+    def sizes(self, config: C, shape: Model | None) -> dict[str, tuple[int, ...]]:
+        """Return the legal values that follow from the job, by knob, from more memory to less."""
+
+    @abstractmethod
+    def constraints(self, config: C) -> Iterator[Constraint]:
+        """Yield what binds the knobs beyond their grids; those of knobs that are not offered are left out."""
+
+    @abstractmethod
+    def warnings(self, config: C) -> Iterator[str]:
+        """Yield what the user should know before the launch."""
+
+    @abstractmethod
+    def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+        """Return the settings that an attempt needs beside the job's own, its checkpoints above all."""
+
+    @abstractmethod
+    def spread(self, config: C) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return the placement, who holds device memory in which phase, and every size of an estimate."""
+
+    def present(self, config: C) -> tuple[rows.Row, ...]:
+        """Return the rows of the knobs that a job offers."""
+        return rows.applying(package_of(self), lambda name: not name or self.when[name](config))
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's settings."""
+        if job.config is not None and self.no_file:
+            message = f"{self.name} reads no file of settings"
+            return (Problem(path=("config",), message=message, hint=self.no_file),)
+        config = self.config(job)
+        if not config.is_own:
+            return ()
+        unknown = tuple(config.facts.unknown(config.given)) if config.release.exact else ()
+        misfits = tuple(config.facts.misfits(config, config.given))
+        return unknown + (misfits or tuple(self.refused(config)))
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs with the defaults filled in, and what limits them."""
+        config = self.config(job)
+        present = self.present(config)
+        knobs = {row.knob for row in present}
+        bounds = (*self.constraints(config), *rows.fixed(present))
+        placement, resident, layout = self.spread(config)
+        return Profile(
+            framework=self.name,
+            knobs=rows.read(present, config),
+            supported=rows.offered(present, self.sizes(config, job.shape)),
+            unsupported=rows.declined(package_of(self), lambda name: not name or self.when[name](config)),
+            constraints=tuple(bound for bound in bounds if bound.knob in knobs),
+            placement=placement,
+            resident=resident,
+            engine=config.engine,
+            longest_sequence=config.longest,
+            resumable=config.resumes,
+            layout=with_lengths(layout, job),
+            warnings=(*job.notes, *self.warnings(config), *self._passed_on(config)),
+        )
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt: the program, the job's own settings, what its knobs change, what a run needs."""
+        config = self.config(job)
+        own = self.started(config, job, run=run, resume=resume)
+        changed = self.settings(job, knobs)
+        kept = {key: value for key, value in config.given.items() if bare(key) not in changed.keys() | own}
+        entry = tuple(word for word in job.command if not overrides_in([word])) or self.entry
+        words = self.words({**kept, **changed, **own})
+        return Command(argv=(*entry, *words), env={**self.env, **job.env}, cwd=job.workdir)
+
+    def model_path(self, job: Job) -> str | None:
+        """Return the model that the settings name."""
+        config = self.config(job)
+        return config.text(self.model_key) if config.has(self.model_key) else None
+
+    def last_step(self, job: Job) -> int | None:
+        """Return the step that ends the training; without it the length of the data decides."""
+        config = self.config(job)
+        return config.count(self.steps_key) or None if config.has(self.steps_key) else None
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as the framework's command line takes them."""
+        return tuple(override(key, value) for key, value in settings.items())
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the overrides of the command line, where a log shows one."""
+        return printed_overrides(text, facts(package_of(self), self.releases[-1]).types)
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what a line of the log says about progress."""
+        return marker_of(package_of(self), line)
+
+    def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
+        """Return the settings of the rows in which a job does not use `knobs` already."""
+        return rows.written(self.present(config), config, knobs)
+
+    def _passed_on(self, config: C) -> Iterator[str]:
+        if config.release.exact and config.is_own:
+            return  # an error
+        for problem in config.facts.unknown(config.given):
+            yield f"{self.name} {config.release.version} has no setting {problem.path[-1]}; it is passed on"

@@ -1,0 +1,96 @@
+"""The settings that a release of a framework declares: which of a job's are unknown or of a wrong type."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.types import misfit
+from autotune.launchers.frameworks.core.versions import choose
+from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, value_of
+from autotune.launchers.frameworks.dialects.settings import Settings, flat
+from autotune.policies.values.job import Job
+from autotune.policies.values.value import Value
+
+FREE = "any"  # the type of a setting that takes any value, sections of any names among them
+
+
+class Facts(Value, frozen=True):
+    """Types and defaults by key; a default of None is left out."""
+
+    types: dict[str, str]
+    defaults: dict[str, Any]
+
+    def unknown(self, given: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield the settings that the release does not have, with the nearest that it has."""
+        free = tuple(f"{key}." for key, kind in self.types.items() if kind == FREE)
+        for spelled in given:
+            key = bare(spelled)
+            if key in self.types or key.startswith(free):
+                continue
+            near = difflib.get_close_matches(key, self.types, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else ""
+            yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
+
+    def misfits(self, settings: Settings, given: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield the settings whose value is of a wrong type."""
+        for spelled in given:
+            key = bare(spelled)
+            wanted = misfit(self.types.get(key), settings.get(key))
+            if wanted:
+                message = f"{key} must be {wanted}, not {settings.get(key)!r}"
+                yield Problem(path=("settings", spelled), message=message)
+
+
+@cache
+def facts(package: str, version: str) -> Facts:
+    """Return the settings of a known release of a framework."""
+    file = resources.files(package).joinpath("facts", f"{version}.json")
+    return msgspec.json.decode(file.read_bytes(), type=Facts)
+
+
+class DeclaredSettings(Settings, ABC):
+    """A job's settings beside those that the release which stands for its own declares."""
+
+    def __init__(
+        self,
+        job: Job,
+        package: str,
+        releases: tuple[str, ...],
+        *,
+        entry: str,
+        document: Mapping[str, Any] | None = None,
+        filled: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Read a job whose own program is `entry`, a part of a word of the command.
+
+        `document`: what its file of settings holds; `filled`: defaults that the declaration does not tell.
+        """
+        self.release = choose(job.framework_version, releases)
+        self.facts = facts(package, self.release.version)
+        self.given = {**overrides_in(job.command), **flat(job.settings)}
+        self.is_own = not job.command or any(entry in word for word in job.command)
+        written = flat(document or {}) | {bare(key): value_of(value) for key, value in self.given.items()}
+        super().__init__(written, self.facts.defaults | dict(filled or {}))
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Tokens of the longest sequence, all turns together."""
+
+    @property
+    @abstractmethod
+    def resumes(self) -> bool:
+        """Whether the job writes checkpoints and would go on from them."""
+
+    @property
+    @abstractmethod
+    def engine(self) -> str:
+        """The inference engine."""

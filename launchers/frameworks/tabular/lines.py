@@ -1,0 +1,86 @@
+"""What the lines of a log say about progress, by the rows of a data file."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal, NamedTuple
+
+from autotune.launchers.frameworks.core.data import document
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.observation import (
+    Marker,
+    PhaseEnded,
+    PhaseStarted,
+    Resumed,
+    Saved,
+    StepDone,
+    StepTokens,
+    TrainingDone,
+)
+from autotune.policies.values.value import Value
+
+
+class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line and what it says; its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`."""
+
+    says: Literal["starts", "ends", "step", "tokens", "resumed", "saved", "done"]
+    pattern: str
+    phase: Phase | None = None  # that starts or ends
+    names: dict[str, Phase] = {}  # ... by what the group `name` holds
+
+
+class Lines(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a `lines.yaml` holds; `traces`: texts that only logs of the framework contain."""
+
+    traces: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+class _Read(NamedTuple):
+    line: Line
+    pattern: re.Pattern[str]
+
+
+@cache
+def lines(package: str) -> Lines:
+    """Return a framework's `lines.yaml`."""
+    return document(package, "lines.yaml", Lines)
+
+
+@cache
+def _rows(package: str) -> tuple[_Read, ...]:
+    return tuple(_Read(line, re.compile(line.pattern)) for line in lines(package).lines)
+
+
+def marker_of(package: str, text: str) -> Marker | None:
+    """Return what a line of a framework's log says: the first row that matches answers."""
+    for line, pattern in _rows(package):
+        match = pattern.search(text)
+        if match is not None:
+            return _said(line, match.groupdict())
+    return None
+
+
+def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
+    step, seconds = int(groups.get("step") or 0), groups.get("seconds")
+    match line.says:
+        case "step":
+            of = groups.get("of")
+            return StepDone(
+                step=step, of=int(of) if of else None, seconds=float(seconds) if seconds else None
+            )
+        case "tokens":
+            return StepTokens(tokens=float(groups["tokens"] or 0))
+        case "resumed":
+            return Resumed(step=step)
+        case "saved":
+            return Saved(step=step or None)
+        case "done":
+            return TrainingDone(step=step)
+    phase = line.phase or line.names.get(groups.get("name") or "")
+    if phase is None:
+        return None
+    if line.says == "starts":
+        return PhaseStarted(phase=phase, step=step)
+    return PhaseEnded(phase=phase, step=step, seconds=float(seconds or 0))

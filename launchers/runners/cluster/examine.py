@@ -1,0 +1,76 @@
+"""Examines all nodes of a cluster at once; one that does not answer keeps nobody waiting."""
+
+from __future__ import annotations
+
+from autotune.launchers.base import Unreachable
+from autotune.launchers.runners.cluster.actors import living_nodes, name_of, on_node
+from autotune.launchers.runners.cluster.survey import first_line
+from autotune.launchers.runners.cluster.waits import WAITS
+from autotune.launchers.runners.node.examination import Examination, NodeFacts, examine
+from autotune.policies.values.value import Value
+
+
+class Answer(Value, frozen=True, kw_only=True):
+    """What is known of a node of the cluster."""
+
+    node: str  # its address; with its id where several share one
+    gpus: int  # that Ray offers of it
+    facts: NodeFacts | None = None
+    silence: str = ""  # why there are no facts
+
+
+def examine_nodes(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
+    """Return what every node that is alive is and has, the head first, after `timeout_s` at most.
+
+    To be called while this process is connected to the cluster; raises Unreachable where that is lost.
+    """
+    import ray
+
+    try:
+        return _examined(wanted, timeout_s=timeout_s)
+    except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
+        raise Unreachable(
+            f"the Ray cluster answers no more: {first_line(error)}",
+            hint="look at `ray status` and at the head",
+        ) from error
+
+
+def _examined(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
+    import ray
+
+    nodes = living_nodes()
+    probe = ray.remote(num_cpus=0, max_retries=0)(examine)
+    asked = [probe.options(**on_node(node)).remote(wanted) for node in nodes]
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+    answered = set(done)
+    addresses = [name_of(node) for node in nodes]
+    found = []
+    for node, address, reference in zip(nodes, addresses, asked, strict=True):
+        facts, silence = None, ""
+        if reference not in answered:
+            silence = f"did not answer within {timeout_s:.0f} s"
+            ray.cancel(reference, force=True)
+        else:
+            try:
+                facts = ray.get(reference, timeout=WAITS.answer)
+            except ray.exceptions.RayError as error:
+                silence = _reason(error)
+        shared = addresses.count(address) > 1
+        found.append(
+            Answer(
+                node=f"{address} ({node['NodeID'][:6]})" if shared else address,
+                gpus=int(node["Resources"].get("GPU", 0)),
+                facts=facts,
+                silence=silence,
+            )
+        )
+    return tuple(found)
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line why a node could not be examined."""
+    cause = getattr(error, "cause", None)
+    text = str(cause or error)
+    if "No module named 'autotune" in text:
+        return "its Ray has no autotune, or another version of it"
+    return first_line(cause if isinstance(cause, Exception) else error)

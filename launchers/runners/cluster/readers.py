@@ -1,0 +1,145 @@
+"""The nodes of an attempt as their reader sees them: asked all at once, waited for together."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from autotune.launchers.base import Chunk, Unreachable
+from autotune.launchers.runners.cluster.jobs import Claim
+from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.node.agent import Report, Start
+from autotune.policies.values.observation import Sample
+
+
+class NodeReader:
+    """The reader's place on one node, and whether the node answers."""
+
+    def __init__(self, *, name: str, actor: Any, start: Start | None = None) -> None:
+        self.name = name
+        self.actor = actor  # None once it has died, until another takes its place
+        self.start = start  # None until a new actor has told it
+        self.answered_at = time.monotonic()
+        self.late = False  # did not answer in the last round: the others are not kept waiting for it
+        self.used = False  # whether the attempt ever had a process or a card here
+        self.claim: Claim | None = None  # GPUs of the attempt's jobs that the actor knows
+        self.died_at = float("-inf")  # the actor before, on the monotonic clock
+        self.deaths = 0
+        self._asked: Any = None  # at most one question at a time
+        self._cursor: dict[str, int] = {}
+        self._taken = 0
+        self._faults: set[str] = set()
+
+    @property
+    def silent_s(self) -> float:
+        """How long it has not answered."""
+        return time.monotonic() - self.answered_at
+
+    def ask(self, *, jobs: tuple[str, ...], read: bool) -> Any:
+        """Return the reference of the question under way, a new one if there is none."""
+        if self._asked is None and self.actor is not None:
+            self._asked = (
+                self.actor.begun.remote()
+                if self.start is None
+                else self.actor.poll.remote(self._cursor, taken=self._taken, jobs=jobs, read=read)
+            )
+        return self._asked
+
+    def replace(self, actor: Any) -> None:
+        """Read on from another actor."""
+        self.actor, self.claim, self._asked, self._taken = actor, None, None, 0
+        self.late = True
+
+    def rejoin(self, actor: Any) -> None:
+        """Go on with the same actor, found again by another connection; None: it has died meanwhile."""
+        self._asked, self.late = None, True
+        if actor is None:
+            self.lose()
+        self.actor = actor
+
+    def lose(self) -> None:
+        """Take note that the actor has died."""
+        self.actor = self._asked = None
+        self.died_at = time.monotonic()
+        self.deaths += 1
+
+    def answered(self, answer: Start | Report | Exception) -> None:
+        """Take note of the answer to the question under way; an exception is none."""
+        self._asked = None
+        if isinstance(answer, Exception):
+            self.late = True
+            return
+        self.late, self.answered_at, self.deaths = False, time.monotonic(), 0
+        if isinstance(answer, Start):
+            self.start = answer
+            self.used = self.used or bool(answer.cards)
+            return
+        self.used = self.used or answer.touched
+        self._taken = answer.taken
+        self._cursor.update((piece.path, piece.end) for piece in answer.pieces)
+
+    def news(self, report: Report, *, supervisor: bool) -> tuple[list[Chunk], tuple[Sample, ...], list[str]]:
+        """Return what a report brings: logs, samples, and what could not be read for the first time."""
+        suffix = "" if supervisor else f"@{self.name}"
+        chunks = [Chunk(source=piece.source + suffix, data=piece.data) for piece in report.pieces]
+        faults = [f"node {self.name}: {fault}" for fault in report.faults if fault not in self._faults]
+        self._faults.update(report.faults)
+        return chunks, report.samples, faults
+
+
+def wait_once(
+    asked: dict[str, Any], *, late: set[str], first: str, timeout_s: float, waits: Waits
+) -> dict[str, Any]:
+    """Return who answered what, or the exception that came instead, within one time-out for all.
+
+    Once `first` has answered, the others have `waits.others` seconds. Those in `late` are not waited for
+    unless there is nobody else; what they answered meanwhile is returned too.
+    """
+    import ray
+
+    nodes = {reference: node for node, reference in asked.items()}
+    if not asked:
+        return {}
+    pending = list(nodes)
+    awaited = {node for node in asked if node not in late} or set(asked)
+    until = time.monotonic() + (timeout_s if awaited - late else min(timeout_s, waits.others))
+    answers: dict[str, Any] = {}
+    while pending:
+        left = until - time.monotonic() if awaited else 0.0
+        done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, left))
+        for reference in done:
+            node = nodes[reference]
+            awaited.discard(node)
+            try:
+                answers[node] = ray.get(reference, timeout=waits.answer)
+            except ray.exceptions.RayError as error:
+                answers[node] = error
+            if node == first:
+                until = min(until, time.monotonic() + waits.others)
+        if not done and left <= 0:
+            break
+    return {node: answers[node] for node in asked if node in answers}
+
+
+def has_died(answer: object) -> bool:
+    """Return whether an answer says that the actor is dead, not merely out of reach."""
+    import ray
+
+    errors = ray.exceptions
+    dead = isinstance(answer, (errors.RayActorError, errors.ActorUnschedulableError))
+    return dead and not isinstance(answer, errors.ActorUnavailableError)
+
+
+def answers_of(asked: list[tuple[str, Any]], *, timeout_s: float) -> list[Any]:
+    """Return the answer to every question, asked of somebody by name.
+
+    Raises Unreachable, which names those that did not answer in time, or what one of them raised.
+    """
+    import ray
+
+    references = [reference for _, reference in asked]
+    _, pending = ray.wait(references, num_returns=len(references), timeout=timeout_s)
+    silent = [name for name, reference in asked if reference in pending]
+    if silent:
+        raise Unreachable(f"{', '.join(dict.fromkeys(silent))} did not answer within {timeout_s:.0f} s")
+    return list(ray.get(references))

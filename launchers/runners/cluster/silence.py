@@ -1,0 +1,63 @@
+"""What the user reads when parts of a cluster fall silent and answer again."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from autotune.launchers.runners.cluster.waits import Waits
+from autotune.policies.values.value import Value
+
+
+class State(StrEnum):
+    """Why a node does not answer, as far as can be seen from outside."""
+
+    BUSY = "busy"  # Ray's process there answers, the attempt's actor does not
+    FROZEN = "frozen"  # neither does; Ray itself gives such a node up after about a minute
+    UNKNOWN = "unknown"  # nor do Ray's tables
+
+
+class Silence(Value, frozen=True, kw_only=True):
+    """A node, or the head, that has not answered for a while."""
+
+    name: str
+    state: State
+    seconds: float
+    supervisor: bool = False
+    head: bool = False  # not a node of the attempt: the cluster's head
+    reason: str = ""  # as Ray says it
+
+
+class Silences:
+    """What of it the user knows already."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._told: dict[str, tuple[State, float]] = {}  # name -> state, longest silence
+
+    def lines(self, silences: tuple[Silence, ...], *, blind: bool = False) -> tuple[str, ...]:
+        """Return a line for each change since the last call; all other parts answer.
+
+        `blind`: nobody else could be asked.
+        """
+        lines = []
+        now = {silence.name: silence for silence in silences if silence.seconds >= self._waits.notice}
+        for name in [name for name in self._told if name not in now and not blind]:
+            _, seconds = self._told.pop(name)
+            lines.append(f"{name} answers again after {seconds:.0f} s")
+        for name, silence in now.items():
+            if name not in self._told or self._told[name][0] is not silence.state:
+                lines.append(self._line(silence))
+            self._told[name] = silence.state, silence.seconds
+        return tuple(lines)
+
+    def _line(self, silence: Silence) -> str:
+        text = f"{silence.name} has not answered for {silence.seconds:.0f} s"
+        if silence.state is State.FROZEN:
+            text += ", nor has Ray's own process there"
+        if silence.head and silence.state is State.BUSY:
+            reason = f" ({silence.reason})" if silence.reason else ""
+            return f"{text} although it takes connections{reason}; training goes on, and is followed"
+        if silence.head or silence.supervisor:
+            longest = self._waits.head if silence.head else self._waits.supervisor
+            return f"{text}; training goes on, waiting up to {longest:.0f} s"
+        return f"{text}; training goes on, its logs and memory are read once it answers"

@@ -1,0 +1,126 @@
+"""What Ray's tables say of a cluster, read by a thread: their head may take a minute to answer, or never."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, NamedTuple
+
+from autotune.launchers.runners.cluster.actors import Posts, living_nodes
+from autotune.launchers.runners.cluster.connection import Head
+from autotune.launchers.runners.cluster.jobs import Claim, claims_of, jobs_of
+from autotune.launchers.runners.cluster.waits import WAITS, Waits
+
+_HEALTH = "/grpc.health.v1.Health/Check"  # served by Ray's process on every node: Ray's own head asks it too
+
+_KNOCKS = 4  # per reading: each may take its whole time
+
+
+class Survey(NamedTuple):
+    """The tables at one moment."""
+
+    at: float  # on the monotonic clock, when the reading began
+    nodes: dict[str, dict[str, Any]]  # that are alive, by id
+    actors: frozenset[str]  # names of the attempt's, the dead left out
+    jobs: tuple[str, ...]  # of the attempt
+    claims: dict[str, Claim]  # node -> GPUs that Ray gave to these jobs
+    deaf: frozenset[str]  # silent nodes where Ray's own process does not answer either
+
+
+class Surveyor:
+    """Reads the tables every few seconds until it is closed."""
+
+    def __init__(self, posts: Posts, link: Head, *, waits: Waits = WAITS) -> None:
+        self._posts, self._link, self._waits = posts, link, waits
+        self._latest: Survey | None = None
+        self._answered_at = time.monotonic()
+        self._news = threading.Condition()
+        self._hurried = self._closed = False
+        self.suspects: frozenset[str] = frozenset()  # nodes that do not answer, by id
+        self.trouble = ""  # why the last reading failed
+        self._thread = threading.Thread(target=self._follow, name="autotune-survey", daemon=True)
+        self._thread.start()
+
+    @property
+    def latest(self) -> Survey | None:
+        """The last complete reading."""
+        return self._latest
+
+    @property
+    def silent_s(self) -> float:
+        """How long the tables have not answered."""
+        return time.monotonic() - self._answered_at
+
+    def hurry(self) -> None:
+        """Read anew at once."""
+        with self._news:
+            self._hurried = True
+            self._news.notify_all()
+
+    def fresh(self, *, within_s: float) -> Survey | None:
+        """Return a reading that begins now; None when the tables do not answer in time."""
+        asked_at = time.monotonic()
+        self.hurry()
+        with self._news:
+            answered = self._news.wait_for(
+                lambda: self._latest is not None and self._latest.at >= asked_at, timeout=within_s
+            )
+        return self._latest if answered else None
+
+    def close(self) -> None:
+        """Read no more; does not wait for a reading that is under way."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+    def _follow(self) -> None:
+        import ray
+
+        while not self._closed:
+            try:
+                if ray.is_initialized() and not self._link.gone:
+                    self._read()
+            except Exception as error:  # whatever Ray raises with its head away: the tables did not answer
+                self.trouble = first_line(error)
+            latest = self._latest
+            with self._news:
+                self._news.wait_for(
+                    lambda: self._hurried or self._closed,
+                    timeout=self._waits.survey[bool(latest and (latest.claims or latest.jobs))],
+                )
+                self._hurried = False
+
+    def _read(self) -> None:
+        begun = time.monotonic()
+        nodes = {str(node["NodeID"]): node for node in living_nodes()}
+        jobs = jobs_of(f"{self._posts.run}/{self._posts.attempt}")
+        actors, claims = self._posts.names(), claims_of(jobs)
+        self._answered_at = time.monotonic()
+        knocked = sorted(node for node in self.suspects if node in nodes)[:_KNOCKS]
+        deaf = frozenset(node for node in knocked if not _healthy(nodes[node], self._waits))
+        with self._news:
+            self._latest, self.trouble = Survey(begun, nodes, actors, jobs, claims, deaf), ""
+            self._news.notify_all()
+
+
+def first_line(error: Exception) -> str:
+    """Return an error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _healthy(node: dict[str, Any], waits: Waits) -> bool:
+    """Return whether Ray's process on a node answers; true where that cannot be asked."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return True
+    try:
+        import grpc
+    except ImportError:
+        return True
+    with grpc.insecure_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}") as channel:
+        try:
+            channel.unary_unary(_HEALTH)(b"", timeout=waits.knock)
+        except grpc.RpcError as error:
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return True

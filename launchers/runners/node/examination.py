@@ -1,0 +1,317 @@
+"""What a node offers a job, read before anything is started on it; nothing of the node is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from autotune.launchers.runners.node import host
+from autotune.launchers.runners.node.child import initial_environment, outside_ray_worker
+from autotune.launchers.runners.node.drain import ProcessHold, hold_of
+from autotune.launchers.runners.node.model_folder import CONFIG, find_folder
+from autotune.policies.values.value import Value
+
+SHM = "/dev/shm"  # noqa: S108 - where NCCL and Ray share memory on Linux
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.distcp")
+_LONGEST = 300  # characters of an error
+_TAIL_BYTES = 65536  # of what the interpreter printed
+IMPORT_S = 60.0  # for the imports, which read gigabytes where the file system is cold
+_KILLED_S = 2.0  # for a killed interpreter to end; one in the kernel's hands, on a hung mount, does not
+_ALARM_S = 5.0  # beyond the limit, after which an interpreter that nobody waits for ends itself
+# Runs in the job's interpreter: prints versions first, so that an import that hangs loses none of them. It
+# ends with the process that started it (PR_SET_PDEATHSIG), which Ray kills where a node answers too late.
+_PROGRAM = """\
+import importlib, json, platform, signal, sys
+from importlib.metadata import PackageNotFoundError, version
+modules, names, limit = json.loads(sys.argv[1])
+signal.alarm(limit)
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+except (ImportError, AttributeError, OSError):
+    pass
+versions = {}
+for name in names:
+    try:
+        versions[name] = version(name)
+    except PackageNotFoundError:
+        pass
+print(json.dumps([platform.python_version(), versions]), flush=True)
+for name in modules:
+    importlib.import_module(name)
+"""
+
+
+class Examination(Value, frozen=True, kw_only=True):
+    """What to look at on a node; everything beyond the machine itself is a job's."""
+
+    python: str | None = None  # the job's interpreter; None: the one that runs autotune
+    modules: tuple[str, ...] = ()  # that the interpreter must be able to import
+    distributions: tuple[str, ...] = ()  # whose versions are asked
+    import_s: float = IMPORT_S
+    workdir: str | None = None
+    env: dict[str, str] = {}
+    model: str | None = None  # a path or a hub name
+    folders: tuple[str, ...] = ()  # that are written to, there already or not
+    libraries: tuple[str, ...] = ()  # that a process may preload
+
+
+class CardFacts(Value, frozen=True, kw_only=True):
+    """A card as NVML sees it."""
+
+    index: int
+    name: str
+    used_bytes: int
+    total_bytes: int
+    holders: tuple[ProcessHold, ...] = ()  # empty in a container that hides processes
+
+
+class FolderFacts(Value, frozen=True, kw_only=True):
+    """A folder that a job writes to, or the nearest folder above it that is there."""
+
+    path: str
+    nearest: str
+    writable: bool
+    free_bytes: int
+    total_bytes: int
+
+
+class ModelFacts(Value, frozen=True, kw_only=True):
+    """A model as it can be read on the node."""
+
+    place: str = ""  # empty where it is not there
+    error: str = ""
+    weights_bytes: int = 0
+
+
+class ProgramFacts(Value, frozen=True, kw_only=True):
+    """The job's interpreter."""
+
+    path: str
+    python: str = ""  # its version
+    versions: dict[str, str] = {}  # by distribution
+    error: str = ""  # why it cannot import what the job needs
+    late: bool = False  # the import was given up
+
+
+class NodeFacts(Value, frozen=True, kw_only=True):
+    """What a node is and has."""
+
+    python: str
+    ray: str
+    autotune: str
+    driver: str = ""  # of the cards
+    cuda: str = ""  # the newest that the driver runs
+    cards: tuple[CardFacts, ...] = ()
+    faults: tuple[str, ...] = ()  # cards that cannot be read, and why
+    host_used_bytes: int
+    host_total_bytes: int
+    shm_free_bytes: int
+    shm_total_bytes: int
+    temporary: FolderFacts  # where Ray keeps its sessions and what spills over
+    workdir_there: bool = True
+    folders: tuple[FolderFacts, ...] = ()
+    model: ModelFacts | None = None
+    program: ProgramFacts | None = None
+    libraries: dict[str, bool] = {}  # whether the loader finds it
+
+
+def examine(wanted: Examination) -> NodeFacts:
+    """Return what this node is and has; the job's interpreter is started for `import_s` seconds at most."""
+    memory = host.read_host()
+    shm = os.statvfs(SHM) if Path(SHM).is_dir() else None
+    faults: list[str] = []
+    return NodeFacts(
+        python=platform.python_version(),
+        ray=_version("ray"),
+        autotune=_version("autotune"),
+        driver=host.driver_version(),
+        cuda=host.cuda_version(),
+        cards=tuple(_card(card) for card in host.read_cards(faults.append)),
+        faults=tuple(faults),
+        host_used_bytes=memory.used_bytes,
+        host_total_bytes=memory.total_bytes,
+        shm_free_bytes=shm.f_bavail * shm.f_frsize if shm is not None else 0,
+        shm_total_bytes=shm.f_blocks * shm.f_frsize if shm is not None else 0,
+        temporary=folder_facts(_temporary()),
+        workdir_there=wanted.workdir is None or _can_enter(wanted.workdir),
+        folders=tuple(folder_facts(folder) for folder in wanted.folders),
+        model=_model(wanted),
+        program=_program(wanted),
+        libraries={name: _preloads(name) for name in wanted.libraries},
+    )
+
+
+def folder_facts(path: str) -> FolderFacts:
+    """Return what is known of a folder on this machine, or of the nearest one above it that is there."""
+    folder = _expanded(path).absolute()
+    nearest = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
+    status = os.statvfs(nearest)
+    return FolderFacts(
+        path=str(folder),
+        nearest=str(nearest),
+        writable=nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
+        free_bytes=status.f_bavail * status.f_frsize,
+        total_bytes=status.f_blocks * status.f_frsize,
+    )
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:  # none can be written
+        return os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - the folder that is examined
+
+
+def _expanded(path: str) -> Path:
+    """Return a path with the home of `~`, as it stands where the user has none."""
+    with contextlib.suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
+def _can_enter(folder: str) -> bool:
+    return os.access(folder, os.R_OK | os.X_OK)
+
+
+def _card(card: host.Card) -> CardFacts:
+    return CardFacts(
+        index=card.index,
+        name=host.card_name(card.index),
+        used_bytes=host.held_bytes(card),
+        total_bytes=card.total_bytes,
+        holders=tuple(hold_of(holder.pid, holder.used_bytes) for holder in card.holders),
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _program(wanted: Examination) -> ProgramFacts | None:
+    """Return what the job's interpreter can import, None where the job has none to ask."""
+    if wanted.python is None and not wanted.modules and not wanted.distributions:
+        return None
+    named = _interpreter(wanted)
+    environment = {**outside_ray_worker(dict(os.environ), initial=initial_environment()), **wanted.env}
+    path = shutil.which(named, path=environment.get("PATH"))
+    if path is None:
+        return ProgramFacts(path=named, error="no such interpreter")
+    try:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            code = _run(path, wanted, environment=environment, out=out, err=err)
+            out.seek(0)
+            python, versions = _told(out.readline(_TAIL_BYTES))
+            error = _last_line(_tail(err)) or f"exit code {code}" if code else ""
+    except OSError as failure:  # such as `Exec format error`, or a script whose `#!` names nothing
+        return ProgramFacts(path=path, error=(failure.strerror or str(failure)).lower())
+    return ProgramFacts(path=path, python=python, versions=versions, error=error, late=code is None)
+
+
+def _interpreter(wanted: Examination) -> str:
+    """Return the interpreter as an attempt would start it: by PATH, or a path seen from `workdir`."""
+    if wanted.python is None:
+        return sys.executable
+    named = str(_expanded(wanted.python))
+    return str(Path(wanted.workdir or ".") / named) if "/" in named else named
+
+
+def _run(
+    path: str, wanted: Examination, *, environment: dict[str, str], out: BinaryIO, err: BinaryIO
+) -> int | None:
+    """Return how the imports ended, None where they were given up.
+
+    They write to files: a process that an import leaves behind would hold pipes open.
+    """
+    asked = [wanted.modules, wanted.distributions, math.ceil(wanted.import_s + _ALARM_S)]
+    there = wanted.workdir is not None and _can_enter(wanted.workdir)
+    child = subprocess.Popen(
+        [path, "-c", _PROGRAM, msgspec.json.encode(asked).decode()],
+        cwd=wanted.workdir if there else None,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+    )
+    code = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = child.wait(wanted.import_s)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)  # with what the imports started
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_KILLED_S)
+    return code
+
+
+def _tail(file: BinaryIO) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    return file.read()
+
+
+def _told(output: bytes) -> tuple[str, dict[str, str]]:
+    """Return the Python version and the distributions' that the interpreter printed first."""
+    try:
+        return msgspec.json.decode(output, type=tuple[str, dict[str, str]])
+    except msgspec.DecodeError:
+        return "", {}
+
+
+def _last_line(data: bytes) -> str:
+    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")[:_LONGEST]
+
+
+def _model(wanted: Examination) -> ModelFacts | None:
+    """Return the model as this node can read it; None where the job names none."""
+    if wanted.model is None:
+        return None
+    place = None
+    try:
+        place = find_folder(wanted.model, wanted.workdir or ".", {**os.environ, **wanted.env})
+        if place is None:
+            return ModelFacts()
+        with (place / CONFIG if place.is_dir() else place).open("rb") as file:
+            file.read(1)
+        files = {file for kind in _WEIGHTS for file in place.glob(kind)}
+        unreadable = next((file for file in sorted(files) if not os.access(file, os.R_OK)), None)
+        weights = sum(file.stat().st_size for file in files)
+    except OSError as error:
+        return ModelFacts(
+            place=str(place or wanted.model), error=f"{error.filename}: {(error.strerror or '').lower()}"
+        )
+    except RuntimeError as error:  # of a user without a home
+        return ModelFacts(place=wanted.model, error=str(error))
+    if unreadable is not None:
+        return ModelFacts(place=str(place), error=f"{unreadable}: permission denied")
+    return ModelFacts(place=str(place), weights_bytes=weights)
+
+
+def _preloads(library: str) -> bool:
+    """Return whether a process of this node can preload a library, by preloading it."""
+    try:
+        done = subprocess.run(
+            ["true"],
+            env={"PATH": os.environ.get("PATH", os.defpath), "LD_PRELOAD": library, "LC_ALL": "C"},
+            capture_output=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and b"cannot be preloaded" not in done.stderr

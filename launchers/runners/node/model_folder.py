@@ -1,0 +1,47 @@
+"""Where on this machine a model is, by its path or its hub name; never asks the network."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CONFIG = "config.json"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def find_folder(name: str, workdir: str | Path, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder or config.json that a model's path or hub name stands for on this machine."""
+    local = Path(workdir) / Path(name).expanduser()
+    if local.is_file() or (local / CONFIG).is_file():
+        return local
+    if not _HUB_NAME.fullmatch(name):
+        return None
+    return _snapshot(_cache(environment) / f"models--{name.replace('/', '--')}")
+
+
+def _cache(environment: Mapping[str, str]) -> Path:
+    # The order of huggingface_hub's own constants.py.
+    for variable, below in (
+        ("HF_HUB_CACHE", ""),
+        ("HUGGINGFACE_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+    ):
+        value = environment.get(variable)
+        if value:
+            return Path(value).expanduser() / below
+    return Path.home() / ".cache" / "huggingface" / "hub"
+
+
+def _snapshot(repository: Path) -> Path | None:
+    try:
+        revision = (repository / "refs" / "main").read_text().strip()
+    except OSError:
+        revision = ""
+    named = repository / "snapshots" / revision
+    if revision and (named / CONFIG).is_file():
+        return named
+    complete = (path.parent for path in repository.glob(f"snapshots/*/{CONFIG}"))
+    return max(complete, key=lambda folder: folder.stat().st_mtime, default=None)

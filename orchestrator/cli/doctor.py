@@ -1,0 +1,66 @@
+"""`autotune doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from autotune.orchestrator.cli.shared.options import Options, given, global_options
+from autotune.orchestrator.errors import ExitCode
+
+if TYPE_CHECKING:
+    from autotune.orchestrator.doctor.check import Examined
+
+_CODES = """\b
+Exit codes:
+  0    every check passed, warnings apart
+  1    a check failed: a launch would not begin, or fail
+  2    the job file or an option is wrong
+  3    no cluster answers
+  101  a bug in autotune"""
+
+
+def examine(job_file: Path | None, *, options: Options) -> ExitCode:
+    """Print all checks of this machine, its cluster and a job file; returns the exit code."""
+    from autotune.orchestrator.config.loader import load
+    from autotune.orchestrator.doctor.examine import examine_all
+    from autotune.orchestrator.doctor.text_output import render
+    from autotune.orchestrator.terminal.widgets import echo
+
+    job = load(job_file) if job_file is not None else None
+    found = _shown(examine_all(job, runs_dir=options.runs_dir))
+    if options.json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        text = render(found, quiet=bool(options.quiet), verbose=bool(options.verbose))
+        if text:
+            echo(text, color=options.color)
+    return found.code
+
+
+def _shown(found: Examined) -> Examined:
+    """Return the checks as they may be printed: names of processes and errors are others' text."""
+    from autotune.orchestrator.explain.sanitize import plain
+
+    checks = (
+        msgspec.structs.replace(check, what=plain(check.what), hint=plain(check.hint))
+        for check in found.checks
+    )
+    return msgspec.structs.replace(found, checks=tuple(checks))
+
+
+@click.command("doctor", epilog=_CODES)
+@click.argument("job_file", metavar="[job.yaml]", required=False, type=click.Path(path_type=Path))
+@global_options
+@click.pass_context
+def command(context: click.Context, job_file: Path | None) -> None:
+    """Check this machine, its cluster and a job before GPUs are spent. Starts nothing on them.
+
+    \b
+    Example:
+      autotune doctor job.yaml
+    """  # noqa: D301 - click reads the backspace
+    context.exit(examine(job_file, options=given(context)))

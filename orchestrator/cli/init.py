@@ -1,0 +1,170 @@
+"""`autotune init`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from autotune.orchestrator.cli.shared.options import Options, given, global_options, option
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.init.bash.state import Note
+from autotune.policies.values.value import Value
+
+_CODES = """\b
+Exit codes:
+  0    the job file is written, and `autotune launch` would take it
+  1    it is written, but has to be edited first; or no training was found
+  2    an option is wrong, or the file exists already"""
+_SHOWN = 12  # notes on the terminal; the file holds more
+
+
+class JobDraft(Value, frozen=True, kw_only=True):
+    """The answer of `autotune init --json`."""
+
+    schema: int = 1
+    file: str  # that was written
+    framework: str
+    recognised: str  # a framework without an adapter too; empty for none
+    settings: int
+    notes: list[Note]
+    errors: list[str]  # what has to be edited before a launch
+
+
+@click.command("init", epilog=_CODES, context_settings={"ignore_unknown_options": True})
+@click.argument("source", metavar="SCRIPT.sh | CONFIG.yaml | -- COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    default=Path("job.yaml"),
+    help="File to write (default: job.yaml); - is stdout.",
+)
+@option("--gpus", metavar="8xH100", help="Cards of the cluster, for the prediction: 8xH100, 2x8xH100-80GB.")
+@option("--force", is_flag=True, help="Overwrite the file.")
+@global_options
+@click.pass_context
+def command(
+    context: click.Context, source: tuple[str, ...], output: Path, gpus: str | None, force: bool
+) -> None:
+    """Make a job file from the command, launch script or framework file that you have; run nothing.
+
+    \b
+    Example:
+      autotune init run_grpo.sh
+      autotune init -- python3 -m verl.trainer.main_ppo data.train_batch_size=512
+    """  # noqa: D301 - click reads the backspace
+    if not source:
+        raise click.UsageError("name a script, a configuration file, or `--` and a command")
+    context.exit(write(source, output=output, gpus=gpus, force=force, options=given(context)))
+
+
+def write(
+    source: tuple[str, ...], *, output: Path, gpus: str | None, force: bool, options: Options
+) -> ExitCode:
+    """Write the job file of a source and say what is in it."""
+    from autotune.orchestrator.cli.plan import cards_of
+    from autotune.orchestrator.config.loader import parse_elsewhere
+    from autotune.orchestrator.init.draft import draft_of
+    from autotune.orchestrator.init.job_text import job_text
+
+    if source[0] == "--":
+        source = source[1:]
+    cards = cards_of(gpus)
+    now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    draft = draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now)
+    text = job_text(draft, gpus=cards)
+    to_stdout = str(output) == "-"
+    if not to_stdout:
+        _put(output, text, force=force, private=draft.is_private)
+    errors: JobErrors | None = None
+    try:
+        job, missing = parse_elsewhere(text, file=str(output))
+    except JobErrors as error:
+        errors, job, missing = error, None, ()
+    if options.json:
+        found = JobDraft(
+            file=str(output),
+            framework=draft.framework,
+            recognised=draft.other or (draft.framework if draft.framework != "command" else ""),
+            settings=len(draft.settings),
+            notes=list(draft.notes),
+            errors=[c.message for c in errors.complaints] if errors else [],
+        )
+        click.echo(msgspec.json.encode(found))
+    else:
+        _say(draft, output=output, missing=missing, options=options)
+        if job is not None:
+            _predict(job, output, options)
+        click.echo(text if to_stdout else str(output), nl=not to_stdout)
+    if errors is not None:
+        if not options.json:
+            click.echo(f"\n{errors.message}\n", err=True)
+            click.echo("The file is written, but these have to be changed before it can run.", err=True)
+        return ExitCode.NO
+    return ExitCode.OK
+
+
+def _put(output: Path, text: str, *, force: bool, private: bool) -> None:
+    mode = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        descriptor = os.open(output, mode, 0o600 if private else 0o644)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        if private:
+            output.chmod(0o600)
+    except FileExistsError:
+        raise Failure(
+            f"`{output}` exists already",
+            hint="-o OTHER.yaml, or --force to overwrite it",
+            code=ExitCode.USAGE,
+        ) from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise Failure(f"cannot write `{output}`: {reason}", code=ExitCode.USAGE) from None
+
+
+def _say(draft: object, *, output: Path, missing: tuple[str, ...], options: Options) -> None:
+    from autotune.orchestrator.init.draft import Draft
+    from autotune.orchestrator.init.job_text import place
+
+    assert isinstance(draft, Draft)
+    what = draft.framework
+    if draft.framework == "command":
+        what = (
+            f"{draft.other}, which autotune runs as any command: no adapter yet"
+            if draft.other
+            else "no framework recognised, run as any command"
+        )
+    count = len(draft.settings)
+    kept = f", {count} setting{'' if count == 1 else 's'} kept" if count else ""
+    click.echo(f"{output}: {what}{kept}", err=True)
+    if options.quiet:
+        return
+    shown = draft.notes if options.verbose else draft.notes[:_SHOWN]
+    for note in shown:
+        click.echo(f"  {place(note)}: {note.message}", err=True)
+    if len(shown) < len(draft.notes):
+        click.echo(f"  and {len(draft.notes) - len(shown)} more in the file's head", err=True)
+    for warning in missing:
+        click.echo(f"  warning: {warning}", err=True)
+    if draft.is_private:
+        click.echo("  a setting holds a secret: the file is readable by you alone", err=True)
+
+
+def _predict(job: object, output: Path, options: Options) -> None:
+    from autotune.orchestrator.cli.plan import outcome_of
+    from autotune.orchestrator.terminal.plan_table import summary
+    from autotune.policies.values.job import Job
+
+    assert isinstance(job, Job)
+    if not options.quiet:
+        click.echo("", err=True)
+        for line in summary(outcome_of(job)):
+            click.echo(line, err=True)
+    file = shlex.quote(str(output))
+    click.echo(f"\nnext: autotune plan {file}   or   autotune launch {file}", err=True)

@@ -1,0 +1,189 @@
+"""`autotune logs`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.sanitize import plain
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.lock import owner
+from autotune.orchestrator.run.log_parts import Line, read
+from autotune.orchestrator.run.log_reader import LogReader
+from autotune.policies.explain.secrets import masked
+from autotune.policies.values.events import Ended, Finished, History, Started
+from autotune.policies.values.value import Value
+
+_CODES = """\b
+Exit codes:
+  0    the log is printed; with --follow: the run has ended
+  1    no attempt has begun
+  2    there is no such run or attempt, or an option is wrong
+  130  interrupted; the run goes on"""
+_POLL_S = 0.3
+_OWNER_S = 5.0  # between looks at whether the run has a driver
+
+
+class LogLine(Value, frozen=True, kw_only=True):
+    """A recorded line in `autotune logs --json`."""
+
+    attempt: int
+    line: int  # from 1, lines that are not recorded counted
+    source: str  # empty: the output of the job's own command; else one of Ray's logs
+    text: str  # secrets masked
+
+
+def print_log(run: directory.Run, *, attempt: int | None, options: Options) -> None:
+    """Print what is recorded of an attempt, the last one if None; raises Failure where there is none."""
+    number = _chosen(run, run.history(), attempt)
+    if number is None:
+        raise _none_begun(run)
+    _Printer(number, options).show(read(run.attempt(number).log))
+
+
+class _Watch:
+    """A run as another process drives it; its journal is read again only once it has grown."""
+
+    def __init__(self, run: directory.Run) -> None:
+        self._run = run
+        self._journal = run.path / "events.jsonl"
+        self._seen: tuple[int, int] | None = None
+        self._history: History = ()
+        self._looked_at = -math.inf
+        self._driven = False
+
+    def look(self) -> tuple[bool, History]:
+        """Return whether the run has a driver, as of a few seconds ago, and its events."""
+        now = time.monotonic()
+        if now - self._looked_at >= _OWNER_S:
+            self._looked_at, self._driven = now, owner(self._run.path) is not None
+        seen = self._stamp()
+        if seen is None or seen != self._seen:
+            self._seen, self._history = seen, self._run.history()
+        return self._driven, self._history
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            status = self._journal.stat()
+        except OSError:
+            return None
+        return status.st_size, status.st_mtime_ns
+
+
+def follow(run: directory.Run, *, attempt: int | None, options: Options) -> None:
+    """Print an attempt's log as it grows, and with `attempt` None those after it, until the run has ended.
+
+    Raises Failure where no attempt has begun by then.
+    """
+    watch = _Watch(run)
+    number, reader, printer = attempt, None, None
+    while True:
+        driven, history = watch.look()
+        finished = bool(history) and isinstance(history[-1], Finished)
+        if reader is None or printer is None:
+            number = _chosen(run, history, number)
+            if number is not None:
+                reader, printer = LogReader(run.attempt(number).log), _Printer(number, options)
+        if reader is not None and printer is not None:
+            printer.show(reader.new())
+        ended = any(isinstance(event, Ended) and event.attempt == number for event in history)
+        following = _after(history, number) if ended and attempt is None else None
+        if reader is not None and following is not None:
+            reader.close()
+            number, reader = following, None
+            if not options.json and not options.quiet:
+                click.echo(f"attempt #{number}", err=True)
+        elif finished or not driven or (ended and attempt is not None):
+            break
+        else:
+            time.sleep(_POLL_S)
+    if not finished and not driven:
+        click.echo(f"run {run.id} has no driver; `autotune resume {run.id}` continues it", err=True)
+    if number is None:
+        raise _none_begun(run)
+
+
+def _none_begun(run: directory.Run) -> Failure:
+    return Failure(
+        f"no attempt of run {run.id} has begun", hint=f"`autotune status {run.id}`", code=ExitCode.NO
+    )
+
+
+def _chosen(run: directory.Run, history: History, attempt: int | None) -> int | None:
+    """Return the attempt that is asked for, the last one if None; raises Failure for one that never began."""
+    begun = [event.attempt for event in history if isinstance(event, Started)]
+    if attempt is None:
+        return begun[-1] if begun else None
+    if attempt not in begun:
+        known = f"it has 1 to {max(begun)}" if begun else "none has begun"
+        raise Failure(f"run {run.id} has no attempt {attempt}: {known}", code=ExitCode.USAGE)
+    return attempt
+
+
+def _after(history: History, number: int | None) -> int | None:
+    later = [e.attempt for e in history if isinstance(e, Started) and e.attempt > (number or 0)]
+    return min(later, default=None)
+
+
+class _Printer:
+    """Prints the lines of one attempt, and where some are not recorded.
+
+    Into a file or a pipe they go as they are recorded; on a terminal without secrets and control characters.
+    """
+
+    def __init__(self, attempt: int, options: Options) -> None:
+        self._attempt, self._json = attempt, options.json
+        self._plain = sys.stdout.isatty()
+        self._number = 0
+
+    def show(self, lines: Iterator[Line]) -> None:
+        """Print lines as they come."""
+        out = sys.stdout.buffer
+        for line in lines:
+            missing = line.number - self._number - 1
+            self._number = line.number
+            if self._json:
+                out.write(self._encoded(line))
+                continue
+            if missing:
+                out.write(f"... {missing:,} lines are not recorded here ...\n".encode())
+            written = (f"[{line.source}] ".encode() if line.source else b"") + line.data
+            if self._plain:
+                written = plain(written.decode("utf-8", "replace")).encode()
+            out.write(written + b"\n")
+        out.flush()
+
+    def _encoded(self, line: Line) -> bytes:
+        text = masked(line.data.decode("utf-8", "replace"))
+        shown = LogLine(attempt=self._attempt, line=line.number, source=line.source, text=text)
+        return msgspec.json.encode(shown) + b"\n"
+
+
+@click.command("logs", epilog=_CODES)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
+@option(
+    "-f", "--follow", "following", is_flag=True, envvar="AUTOTUNE_FOLLOW", help="Go on until the run ends."
+)
+@option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt's log (default: the last).")
+@global_options
+@click.pass_context
+def command(context: click.Context, run: str | None, following: bool, attempt: int | None) -> None:
+    """Print the log of a run's running or last attempt. RUN is an id or the start of one.
+
+    Lines of Ray's workers carry their log's name in brackets; `autotune explain` reads the same files.
+
+    \b
+    Example:
+      autotune logs 7c1e --follow
+      autotune logs --attempt 2 | less
+    """  # noqa: D301 - click reads the backspace
+    options = given(context)
+    show = follow if following else print_log
+    show(directory.find(options.runs_dir, run), attempt=attempt, options=options)

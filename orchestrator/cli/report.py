@@ -1,0 +1,50 @@
+"""`autotune report`."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import click
+import msgspec
+
+from autotune.orchestrator.cli.shared.options import given, global_options, option, run_ids
+from autotune.orchestrator.run import directory
+
+_CODES = """\b
+Exit codes:
+  0    the report is written; its path is on stdout
+  2    there is no such run, it has nothing to report yet, or an option is wrong
+  3    the file cannot be written"""
+
+
+@click.command("report", epilog=_CODES)
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
+@option("--open", "opened", is_flag=True, envvar="AUTOTUNE_OPEN", help="Open it in the browser.")
+@option("--force", is_flag=True, help="Replace a report.html that autotune did not write.")
+@global_options
+@click.pass_context
+def command(context: click.Context, run: str | None, opened: bool, force: bool) -> None:
+    """Write a run's report as one HTML file: verdict, story, memory, search, evidence.
+
+    Every launch and search writes it at its end, as report.html in the run's folder. RUN is an id or the
+    start of one; the latest by default.
+
+    \b
+    Example:
+      autotune report 7c1e --open
+    """  # noqa: D301 - click reads the backspace
+    from autotune.orchestrator.report.page import NAME, write_new
+
+    options = given(context)
+    found = directory.find(options.runs_dir, run)
+    report = write_new(found, force=force)
+    path = found.path / NAME
+    click.echo(msgspec.json.encode(report) if options.json else str(path))
+    if opened and not opens(path):
+        click.echo(f"hint: no browser was found here; open {path.resolve()} in one", err=True)
+
+
+def opens(path: Path) -> bool:
+    """Return whether a browser was found for a file."""
+    return webbrowser.open(path.resolve().as_uri())

@@ -1,0 +1,390 @@
+"""Drives a run for `launch`, `search` and `resume`: opens the cluster, runs the loop, prints the result."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Framework, Runner, Unreachable
+from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
+from autotune.orchestrator.cli.shared.options import Options
+from autotune.orchestrator.clock import Clock
+from autotune.orchestrator.cluster_fit import misfits
+from autotune.orchestrator.config import secrets
+from autotune.orchestrator.config.job_changes import concerns_training
+from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.report import at_end
+from autotune.orchestrator.run import calibration_cache, certificate, directory, export
+from autotune.orchestrator.run.driver_log import DriverLog
+from autotune.orchestrator.run.full_disk import PATIENCE_S
+from autotune.orchestrator.run.journal import Journal
+from autotune.orchestrator.terminal.console import Console
+from autotune.orchestrator.terminal.views import Views
+from autotune.policies.estimate.belief.calibration import learned
+from autotune.policies.values.events import (
+    Edited,
+    Finished,
+    GaveUp,
+    History,
+    Infrastructure,
+    Interrupted,
+    NeedsHuman,
+    Progressed,
+    Stable,
+    Started,
+    TrainingCompleted,
+    Verdict,
+)
+from autotune.policies.values.history import accepted_of, fold, unended
+from autotune.policies.values.job import Cluster, Job
+
+
+def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
+    """Return the cluster of a job, the same one as `before`; raises Unreachable."""
+    from autotune.launchers.runners.cluster.runner import RayRunner
+
+    spec = job.cluster
+    address = spec.address
+    if address is None and before is not None:
+        address = "local" if before.address == "local" else "auto"
+    return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+
+
+def drive(
+    run: directory.Run,
+    *,
+    options: Options,
+    job: Job | None = None,
+    edit: EditedJob | None = None,
+    fixed: bool = False,
+) -> ExitCode:
+    """Drive a run from wherever it stands to its end; returns the exit code.
+
+    `job` is what a new run's job file says, where it is known already; `edit` is what the user changed since
+    the run ended, and with `fixed` a failed run goes on although nothing of its job differs.
+    """
+    log = DriverLog(run.path)
+    console = Console(
+        sys.stderr,
+        runs_dir=options.runs_dir,
+        color=options.color,
+        quiet=bool(options.quiet),
+        verbose=bool(options.verbose),
+    )
+    exported = {"stable.yaml": lambda: _export(run, current()), certificate.NAME: lambda: _certify(run)}
+    views = Views(console, log, as_json=options.json, exported=exported)
+
+    def current() -> Job:
+        assert job is not None
+        return job
+
+    try:
+        with (
+            Journal(run.path, tell=views.tell, say=views.say) as journal,
+            listening(run.path / "stop", hung_up=views.hang_up) as interrupts,
+        ):
+            journal.interrupted = lambda: bool(interrupts.by)
+            if note := directory.owner_note(run):
+                views.say(note)
+            before = journal.history()
+            if before or job is None:
+                job = _job(run, before)
+            if edit is not None:
+                job = edit.job
+            console.replay(before)
+            if before:
+                count = sum(isinstance(e, Started) for e in before)
+                views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
+            try:
+                verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
+            except (Failure, ForcedExit):
+                raise
+            except Exception as error:
+                _tell_bug(error, run, journal, log)
+                raise
+            _summarise(run, job, verdict, views)
+            told = bool(journal.history())
+    finally:
+        views.close()
+    code = exit_code(verdict)
+    with listening(hung_up=views.hang_up) as after:
+        if code is ExitCode.OK and not options.json and (run.path / "stable.yaml").exists():
+            views.print_line(str(options.runs_dir / run.id / "stable.yaml"))
+        if told:
+            limit_s = at_end.HURRIED_S if isinstance(verdict, Interrupted) else at_end.LIMIT_S
+            views.write_view(
+                "report.html",
+                lambda: at_end.write(run, limit_s=limit_s, cut=lambda: interrupts.impatient or after.by),
+            )
+    return code
+
+
+def resume(
+    run: directory.Run, *, options: Options, edited: bool = False, job_file: Path | None = None
+) -> ExitCode:
+    """Drive a run on; with `edited` also one that failed, with what the user changed or fixed elsewhere."""
+    history = run.history()
+    if not edited or not history:
+        return drive(run, options=options)
+    edit = changed_job(run, job_file=job_file)
+    check(edit, run)
+    return drive(run, options=options, edit=edit, fixed=True)
+
+
+def end(run: directory.Run, *, options: Options) -> None:
+    """Stop what a dead driver left running, and record that the run was stopped; raises Failure."""
+    console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
+    views = Views(console, DriverLog(run.path))
+    with Journal(run.path) as journal, listening() as interrupts:
+        interrupts.note(signal.SIGTERM)
+        history = journal.history()
+        job = _job(run, history)
+        _drive(run, job, journal, views, interrupts)
+
+
+def _drive(
+    run: directory.Run,
+    job: Job,
+    journal: Journal,
+    views: Views,
+    interrupts: Interrupts,
+    *,
+    edit: EditedJob | None = None,
+    fixed: bool = False,
+) -> Verdict:
+    history = journal.history()
+    finished = history[-1] if history else None
+    if isinstance(finished, Finished) and edit is None:
+        if isinstance(finished.verdict, (TrainingCompleted, Stable)):
+            return finished.verdict
+        if isinstance(finished.verdict, (GaveUp, NeedsHuman)) and not fixed:
+            views.show_end(finished, hint=how_to_go_on(run))
+            return finished.verdict
+    accepted = accepted_of(history) if history else None
+    framework = frameworks.find(job.framework)
+    runner: Runner | None = None
+    try:
+        with interrupts.cutting():
+            with hangups_ignored():  # the processes of our own local Ray go on without the terminal too
+                runner = open_runner(job, before=accepted.cluster if accepted is not None else None)
+            note = getattr(runner, "note", "")
+            if note:
+                views.say(note)
+            if not history:
+                _accept(run, journal, runner, framework, job)
+        ours = accepted_of(journal.history()).cluster.address == "local"
+        journal.patience_s = math.inf if ours else PATIENCE_S  # our own Ray ends with this process
+        context = RunContext(
+            journal=journal,
+            framework=framework,
+            runner=runner,
+            clock=Clock(),
+            folder=run,
+            job=job,
+            interrupts=interrupts,
+            observer=views,
+        )
+        if edit is not None:
+            context = _take_edit(context, edit)
+        elif fixed and isinstance(finished, Finished):
+            views.say("nothing differs in the job file: the run goes on after a fix elsewhere")
+            context.record(reconcile.resumed(finished.attempt))
+        verdict = _conduct(context, views)
+    except ForcedExit:
+        return _not_started(run, journal, views, interrupts)
+    except Unreachable as unreachable:
+        if runner is None and interrupts.by:
+            return _not_started(run, journal, views, interrupts)
+        raise _unreachable(unreachable, run) from None
+    finally:
+        if runner is not None:
+            runner.close()
+    views.write_view("the calibration of the estimate", lambda: _learn(journal))
+    return verdict
+
+
+def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts) -> Verdict:
+    """Return the verdict of a driver that was ended before it drove anything, and say what is left."""
+    left = unended(journal.history())
+    if left:
+        numbers = ", ".join(f"#{number}" for number in left)
+        views.warn(f"attempt {numbers} may still run; `autotune stop {run.id}` ends it")
+    else:
+        views.say(f"stopped by {interrupts.by} before anything was started")
+    views.say(f"hint: `autotune resume {run.id}` continues the run")
+    return Interrupted(by=interrupts.by)
+
+
+def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:
+    """Say in driver.log, and in the traceback that the user sees, what became of the run."""
+    left = unended(journal.history())
+    fate = f"attempt #{left[-1]} goes on under its supervisor" if left else "nothing of it is left running"
+    error.add_note(f"run {run.id}: {fate}; `autotune resume {run.id}` continues the run")
+    log.note("".join(traceback.format_exception(error)).rstrip())
+
+
+def _learn(journal: Journal) -> None:
+    """Store the run's calibration of the memory estimate for later runs of such jobs."""
+    history = journal.history()
+    if not any(isinstance(event, Progressed) for event in history):
+        return
+    calibration = learned(fold(history))
+    if calibration is not None:
+        calibration_cache.keep(calibration)
+
+
+def _conduct(context: RunContext, views: Views) -> Verdict:
+    """Launch or search, as the run was asked for."""
+    if context.folder.request.mode is directory.Mode.LAUNCH:
+        return reconcile.run(context)
+    from autotune.orchestrator.search import controller
+
+    return controller.search(context, exported=views.export)
+
+
+def _job(run: directory.Run, history: History) -> Job:
+    """Return a run's job with its secrets again: from its own job file, else from the environment."""
+    lookup = known_to(run)
+    if not history:
+        return parse(run.job_text, file=str(run.path / "job.yaml"), lookup=lookup)
+    job, missing = secrets.filled(accepted_of(history).job, lookup)
+    if missing:
+        names = " ".join(dict.fromkeys(f"{each.variable}=..." for each in missing))
+        needed = ", ".join(dict.fromkeys(f"`{each.variable}`" for each in missing))
+        raise Failure(
+            f"the job needs {needed}, which is not set", hint=f"export {names}", code=ExitCode.USAGE
+        )
+    return job
+
+
+def _take_edit(context: RunContext, edit: EditedJob) -> RunContext:
+    """Record what the user changed; returns the context with the changed job."""
+    cluster = context.runner.cluster()
+    _match(edit.job, cluster)
+    job, before = _measured(edit.job, cluster), accepted_of(context.journal.history()).profile
+    profile = context.framework.profile(job, cluster)
+    context.record(
+        Edited(
+            attempt=max((e.attempt for e in context.journal.history() if isinstance(e, Started)), default=0),
+            job=secrets.masked(job),
+            profile=profile,
+            cluster=cluster,
+            file=edit.file,
+            changes=edit.changes,
+            knobs=profile.knobs != before.knobs,
+            forgets=concerns_training(edit.changes, profile),
+        )
+    )
+    context.folder.change(secrets.masked_job_text(edit.text, job), edit.request)
+    return msgspec.structs.replace(context, job=job)
+
+
+def _measured(job: Job, cluster: Cluster) -> Job:
+    """Return the job with the size of the cards, which some defaults of a framework follow."""
+    if job.cluster.gpu_memory_bytes is not None or not cluster.gpu_memory_bytes:
+        return job
+    spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
+    return msgspec.structs.replace(job, cluster=spec)
+
+
+def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
+    cluster = runner.cluster()
+    _match(job, cluster)
+    job = _measured(job, cluster)
+    reconcile.accept(
+        journal,
+        run=run.id,
+        job=job,
+        profile=framework.profile(job, cluster),
+        cluster=cluster,
+        versions=versions(),
+        mode=run.request.mode,
+        policy=run.request.policy,
+        recall=calibration_cache.recall,
+        now=Clock().now(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, autotune, Ray, torch and SGLang, for the journal."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    by_name = {"python": platform.python_version()}
+    for name in ("autotune", "ray", "torch", "sglang"):
+        try:
+            by_name[name] = version(name)
+        except PackageNotFoundError:
+            by_name[name] = "not installed"
+    return by_name
+
+
+def _match(job: Job, cluster: Cluster) -> None:
+    """Raise Failure where the cluster is smaller than the job says, or its GPUs differ."""
+    for failure in misfits(job, cluster):
+        raise failure
+
+
+def _export(run: directory.Run, job: Job) -> None:
+    """Write the stable configuration of a run whose job is `job`."""
+    history = run.history()
+    knobs = export.stable_knobs(history)
+    if knobs is not None:
+        accepted = msgspec.structs.replace(
+            accepted_of(history).job,
+            env=job.env,
+            settings=job.settings,
+            command=job.command,
+            document=job.document,
+            variables=job.variables,
+        )
+        export.write(run, history, frameworks.find(job.framework), accepted, knobs)
+
+
+def _certify(run: directory.Run) -> None:
+    """Write the certificate of the stable configuration."""
+    history = run.history()
+    knobs = export.stable_knobs(history)
+    if knobs is not None:
+        certificate.write(run, history, frameworks.find(accepted_of(history).job.framework), knobs)
+
+
+def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> None:
+    """Write the stable configuration of a run that succeeded, and say what changed."""
+    if not isinstance(verdict, (TrainingCompleted, Stable)):
+        return
+    views.export()
+    history = run.history()
+    knobs = export.stable_knobs(history)
+    if knobs is not None:
+        framework = frameworks.find(job.framework)
+        views.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
+
+
+def exit_code(verdict: Verdict) -> ExitCode:
+    """Return the exit code of a verdict."""
+    match verdict:
+        case TrainingCompleted() | Stable():
+            return ExitCode.OK
+        case GaveUp() | NeedsHuman():
+            return ExitCode.NO
+        case Infrastructure():
+            return ExitCode.INFRASTRUCTURE
+        case Interrupted(by=by):
+            return ExitCode.INTERRUPTED if by in ("user", "SIGINT") else ExitCode.TERMINATED
+
+
+def _unreachable(error: Unreachable, run: directory.Run) -> Failure:
+    resume = f"`autotune resume {run.id}`"
+    hint = f"{error.hint}, then run {resume}" if error.hint else f"{resume} continues the run"
+    return Failure(error.message, hint=hint)

@@ -1,0 +1,173 @@
+"""A job that the user changed after its run ended: where the change stands, whether the run can take it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from autotune.orchestrator.config import secrets
+from autotune.orchestrator.config.job_changes import concerns_trials, differences
+from autotune.orchestrator.config.loader import parse, parse_elsewhere, read_text, written
+from autotune.orchestrator.config.overrides import override, with_edits
+from autotune.orchestrator.config.schema import LITERAL
+from autotune.orchestrator.config.yaml_edit import Edit, edited
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import directory
+from autotune.policies.search.trial_history import has_trials
+from autotune.policies.values.events import Finished, GaveUp, History, Stable, TrainingCompleted
+from autotune.policies.values.history import accepted_of, unended
+from autotune.policies.values.job import Job
+from autotune.policies.values.value import Value
+
+
+class EditedJob(Value, frozen=True, kw_only=True):
+    """A changed job, and what differs from the one that ran."""
+
+    text: str
+    job: Job
+    file: str
+    request: directory.RunRequest
+    changes: dict[str, tuple[Any, Any]]
+
+
+def digest(text: str) -> str:
+    """Return what tells two job files apart."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_options(
+    text: str,
+    *,
+    file: str,
+    request: directory.RunRequest,
+    lookup: secrets.Lookup = os.environ.get,
+    elsewhere: bool = False,
+) -> tuple[str, Job]:
+    """Return a job file's text with the options of the command line in place, and what it says.
+
+    `lookup` gives the values of the variables that it names; `elsewhere`: its files need not be here.
+    """
+    if elsewhere:
+        job, _ = parse_elsewhere(text, file=file, lookup=lookup)
+    else:
+        job = parse(text, file=file, lookup=lookup)
+    edits = [
+        Edit(("settings", key), value, "--set") for key, value in override(job, request.overrides).items()
+    ]
+    edits += [
+        Edit((section, key), value, f"--{key}")
+        for section, key, value in (
+            ("recovery", "relaunches", request.relaunches),
+            ("search", "trials", request.trials),
+            ("search", "duration", request.duration),
+        )
+        if value is not None
+    ]
+    changed = msgspec.structs.replace(with_edits(job, edits), variables=job.variables)
+    return edited(text, edits, literal=LITERAL), changed
+
+
+def known_to(run: directory.Run) -> secrets.Lookup:
+    """Return what gives the values of a run's variables: its own job file first, then the environment."""
+    original = secrets.of_file(run.request.job_file)
+    return lambda name: original.get(name) or os.environ.get(name)
+
+
+def changed_job(run: directory.Run, *, job_file: Path | None = None, ask: bool = True) -> EditedJob | None:
+    """Return the changed job of a run: `job_file`, the file it was launched from, or its own copy.
+
+    With `ask`, and on a terminal, an unchanged copy opens in the user's editor. None: nothing differs.
+    """
+    history, request = run.history(), run.request
+    if job_file is not None:
+        file = str(job_file.absolute())
+        request = msgspec.structs.replace(request, job_file=file)
+        return _edit(run, history, read_text(job_file), file=file, request=request, options=True)
+    original = Path(request.job_file) if request.job_file else None
+    if original is not None and original.is_file() and digest(read_text(original)) != request.job_digest:
+        found = _edit(run, history, read_text(original), file=str(original), request=request, options=True)
+        if found is not None:
+            return found
+    copy = str(run.path / "job.yaml")
+    found = _edit(run, history, run.job_text, file=copy, request=request, options=False)
+    if found is None and ask and sys.stdin.isatty() and sys.stderr.isatty():
+        text = click.edit(run.job_text, extension=".yaml")
+        if text is not None:
+            return _edit(run, history, text, file=copy, request=request, options=False)
+    return found
+
+
+def check(edit: EditedJob | None, run: directory.Run) -> None:
+    """Refuse an edit that the run cannot go on with; raises Failure."""
+    history = run.history()
+    last = history[-1]
+    verdict = last.verdict if isinstance(last, Finished) else None
+    launch_again = f"`autotune {run.request.mode} {run.request.job_file or 'job.yaml'}` starts a new run"
+    if edit is None:
+        if isinstance(verdict, GaveUp):
+            raise Failure(
+                f"nothing differs from the job with which run {run.id} gave up: {verdict.reason}",
+                hint=f"change {_where(run)}, or name another file: `autotune resume {run.id} --job FILE`",
+                code=ExitCode.USAGE,
+            )
+        return
+    left = unended(history)
+    if left:
+        raise Failure(
+            f"attempt #{left[-1]} of run {run.id} may still run with the job as it was",
+            hint=f"`autotune stop {run.id}`, then again",
+            code=ExitCode.USAGE,
+        )
+    if has_trials(history) and concerns_trials(edit.changes):
+        raise Failure(
+            f"run {run.id} compares trials of one job; only `search`, `goal` and `recovery` can change",
+            hint=launch_again,
+            code=ExitCode.USAGE,
+        )
+    if isinstance(verdict, (TrainingCompleted, Stable)) and not has_trials(history):
+        raise Failure(f"run {run.id} is complete", hint=launch_again, code=ExitCode.USAGE)
+    if edit.job.framework != accepted_of(history).job.framework:
+        raise Failure("`framework` cannot change within a run", hint=launch_again, code=ExitCode.USAGE)
+
+
+def how_to_go_on(run: directory.Run) -> str:
+    """Return what a user does about a run that failed."""
+    return f"fix the cause or change {_where(run)}, then `autotune resume {run.id} --edit`"
+
+
+def _where(run: directory.Run) -> str:
+    original = run.request.job_file
+    return f"`{original if original and Path(original).is_file() else run.path / 'job.yaml'}`"
+
+
+def _edit(
+    run: directory.Run,
+    history: History,
+    text: str,
+    *,
+    file: str,
+    request: directory.RunRequest,
+    options: bool,
+) -> EditedJob | None:
+    before = accepted_of(history).job
+    lookup = known_to(run)
+    if options:
+        given, job = with_options(text, file=file, request=request, lookup=lookup)
+    else:
+        given, job = text, parse(text, file=file, lookup=lookup)
+    base = written(given)
+    if base is not None and base.workdir == ".":  # where the command stands: no change of the job
+        job = msgspec.structs.replace(job, workdir=before.workdir)
+    changes = differences(before, secrets.masked(job))
+    if not changes:
+        return None
+    original = Path(request.job_file)
+    if request.job_file and original.is_file():
+        request = msgspec.structs.replace(request, job_digest=digest(read_text(original)))
+    return EditedJob(text=given, job=job, file=file, request=request, changes=changes)

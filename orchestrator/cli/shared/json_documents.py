@@ -1,0 +1,82 @@
+"""What `--json` prints, by command, and the JSON Schema of each document, made from the types that write it.
+
+`python -m autotune.orchestrator.cli.shared.json_documents configs/schemas` writes them all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autotune.orchestrator.certificate.verification import VerificationDocument
+from autotune.orchestrator.cli.init import JobDraft
+from autotune.orchestrator.cli.logs import LogLine
+from autotune.orchestrator.cli.plan import StartingJob
+from autotune.orchestrator.cli.status import RunStatus
+from autotune.orchestrator.doctor.check import Examined
+from autotune.orchestrator.explain.json_output import ExplanationDocument
+from autotune.orchestrator.explain.snapshot import SnapshotDocument
+from autotune.orchestrator.planner import Plan
+from autotune.orchestrator.report.document import Report
+from autotune.orchestrator.terminal.remedy_table import RemedyTable
+from autotune.policies.values.events import Event
+
+# By file name: what is printed, and its type.
+DOCUMENTS: Mapping[str, tuple[str, Any]] = {
+    "init": ("`autotune init --json`", JobDraft),
+    "events": ("a line of `launch`, `search` and `resume` with --json, and of events.jsonl", Event),
+    "plan": ("`autotune plan job.yaml --json`", Plan),
+    "starting-job": ("`autotune plan --model NAME --gpus 8xH100 --json`", StartingJob),
+    "doctor": ("`autotune doctor --json`", Examined),
+    "explain": ("a line of `autotune explain LOG... --json`", ExplanationDocument),
+    "explain-snapshot": ("a line of `autotune explain SNAPSHOT.pickle --json`", SnapshotDocument),
+    "status": ("`autotune status --json`", list[RunStatus]),
+    "status-run": ("`autotune status RUN --json`", RunStatus),
+    "report": ("`autotune report RUN --json`", Report),
+    "logs": ("a line of `autotune logs --json`", LogLine),
+    "verify": ("`autotune verify FILE --json`", VerificationDocument),
+    "remedies": ("`autotune remedies FRAMEWORK --json`", RemedyTable),
+}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a document; raises KeyError for an unknown one."""
+    title, type_ = DOCUMENTS[name]
+    made = msgspec.json.schema(type_)
+    # Events on record may be of an older autotune, which knew fewer fields; elsewhere defaults are printed.
+    _complete(made, required=name != "events")
+    return {"$schema": _DIALECT, "title": title, **made}
+
+
+def _complete(node: Any, *, required: bool) -> None:
+    """Make docstrings what every Python makes of them, and with `required` every field of every object."""
+    if isinstance(node, list):
+        for each in node:
+            _complete(each, required=required)
+    if not isinstance(node, dict):
+        return
+    if isinstance(node.get("description"), str):
+        node["description"] = inspect.cleandoc(node["description"])
+    if required and "properties" in node:
+        node["required"] = list(node["properties"])
+    for each in node.values():
+        _complete(each, required=required)
+
+
+def files() -> dict[str, str]:
+    """Return the texts of all schemas by file name."""
+    return {f"{name}.schema.json": json.dumps(schema(name), indent=1) + "\n" for name in DOCUMENTS}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files().items():
+        (folder / name).write_text(text)

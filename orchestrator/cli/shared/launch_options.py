@@ -1,0 +1,110 @@
+"""What a call that begins a run says: the options that `launch` and `search` share, as one value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from autotune.orchestrator.cli.shared.options import knob_settings, option
+
+if TYPE_CHECKING:
+    from autotune.orchestrator.run.directory import RunRequest
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of `launch` or `search`, beside the global options."""
+
+    job_file: Path
+    request: RunRequest
+    dry_run: bool = False
+    detach: bool = False
+    submit: str | None = None
+    continued: bool = False
+
+
+_OPTIONS = (
+    click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path)),
+    option(
+        "-n",
+        "--dry-run",
+        is_flag=True,
+        help="Print the first command and start nothing.",
+    ),
+    option(
+        "--detach",
+        is_flag=True,
+        help="Return at once; the run continues in the background.",
+    ),
+    option(
+        "--submit",
+        metavar="URL",
+        help="Submit as a Ray job to the cluster whose dashboard is at URL.",
+    ),
+    option(
+        "--set",
+        "overrides",
+        metavar="knob=value",
+        multiple=True,
+        envvar="AUTOTUNE_SET",
+        shell_complete=knob_settings,
+        help="Set a knob of the job; can be repeated.",
+    ),
+    option(
+        "--continue",
+        "continued",
+        is_flag=True,
+        envvar="AUTOTUNE_CONTINUE",
+        help="Continue this job's newest run, or begin one: what a requeued or restarted job repeats.",
+    ),
+    option(
+        "--relaunches",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Maximum number of relaunches after failures of the job.",
+    ),
+    option(
+        "--policy",
+        type=click.Choice(["estimate", "ladder"]),
+        default="estimate",
+        help="How the next configuration is chosen: by the memory estimate, or by the remedies' fixed order.",
+    ),
+)
+
+
+def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options that `launch` and `search` share; the command receives them as one `LaunchOptions`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wished(
+            *,
+            policy: str,
+            overrides: tuple[str, ...],
+            relaunches: int | None,
+            trials: int | None = None,
+            duration: str | None = None,
+            **written: Any,
+        ) -> None:
+            from autotune.orchestrator.run.directory import Mode, RunRequest
+            from autotune.policies.values.events import Policy
+
+            request = RunRequest(
+                mode=Mode(mode),
+                policy=Policy(policy),
+                overrides=overrides,
+                relaunches=relaunches,
+                trials=trials,
+                duration=duration,
+            )
+            command(launch_options=LaunchOptions(request=request, **written))
+
+        for add in reversed(_OPTIONS):
+            wished = add(wished)
+        return wished
+
+    return decorate

@@ -1,0 +1,115 @@
+"""The options that every command has. Each one reads AUTOTUNE_<OPTION>, like every option of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+ENVIRONMENT_PREFIX = "AUTOTUNE"
+_META = "autotune.options"
+
+
+class Options(msgspec.Struct):
+    """The global options, wherever they were written: before the command or after it."""
+
+    json: bool = False
+    color: str = "auto"
+    quiet: int = 0
+    verbose: int = 0
+    runs_dir: Path = Path("runs")
+
+
+def given(context: click.Context) -> Options:
+    """Return the global options of this call."""
+    options: Options = context.meta.setdefault(_META, Options())
+    return options
+
+
+def option(*names: str, **attributes: Any) -> Callable[[_F], _F]:
+    """Return an option whose help names its environment variable."""
+    return click.option(*names, show_envvar=True, **attributes)
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Store the value of a global option; a flag wins over the environment wherever it stands."""
+    assert parameter.name is not None
+    source = context.get_parameter_source(parameter.name)
+    flags: set[str] = context.meta.setdefault(f"{_META}.flags", set())
+    if source is ParameterSource.COMMANDLINE:
+        flags.add(parameter.name)
+    elif source is not ParameterSource.ENVIRONMENT or parameter.name in flags:
+        return
+    setattr(given(context), parameter.name, value)
+
+
+def global_options(command: _F) -> _F:
+    """Add the options that every command has."""
+    shared: dict[str, Any] = {"expose_value": False, "callback": _keep, "show_envvar": True}
+    for decorator in (
+        click.option(
+            "--runs-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            help="Folder of the runs (default: runs).",
+            **shared,
+        ),
+        click.option(
+            "--color",
+            type=click.Choice(["auto", "always", "never"]),
+            help="When to use colour (default: auto).",
+            **shared,
+        ),
+        click.option("--json", is_flag=True, help="Print JSON on stdout.", **shared),
+        click.option("-q", "--quiet", count=True, help="Print errors only.", **shared),
+        click.option(
+            "-v",
+            "--verbose",
+            count=True,
+            help="Also print every step and the log lines behind each diagnosis.",
+            **shared,
+        ),
+        click.version_option(
+            None,
+            "-V",
+            "--version",
+            package_name="autotune",
+            message="autotune %(version)s",
+            allow_from_autoenv=False,  # AUTOTUNE_VERSION in an image must not print it
+        ),
+    ):
+        command = decorator(command)
+    return command
+
+
+def run_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the run ids that start with `incomplete`, the latest first; for shell completion."""
+    folder = context.params.get("runs_dir") or given(context).runs_dir
+    entries = sorted(folder.glob("*/job.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [file.parent.name for file in entries if file.parent.name.startswith(incomplete)]
+
+
+def framework_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the frameworks that start with `incomplete`; for shell completion."""
+    from autotune.launchers.frameworks import FRAMEWORKS
+
+    return [name for name in FRAMEWORKS if name.startswith(incomplete)]
+
+
+def rule_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the rules and causes that start with `incomplete`; for shell completion."""
+    from autotune.policies.diagnosis.rules.catalogue import BY_NAME
+    from autotune.policies.values.failure import Cause
+
+    return [name for name in (*map(str, Cause), *BY_NAME) if name.startswith(incomplete)]
+
+
+def knob_settings(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return `knob=` for every knob that starts with `incomplete`; for shell completion."""
+    from autotune.policies.values.knobs import KNOBS
+
+    return [f"{name}=" for name in KNOBS if name.startswith(incomplete)]

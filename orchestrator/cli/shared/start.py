@@ -1,0 +1,298 @@
+"""The ways a run begins: here, in the background, or as a Ray job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from autotune.launchers import frameworks
+from autotune.orchestrator.cli.shared.edit import changed_job, check, digest, with_options
+from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
+from autotune.orchestrator.cli.shared.options import Options
+from autotune.orchestrator.config import secrets
+from autotune.orchestrator.config.loader import assumed, read_text, written
+from autotune.orchestrator.config.schema import LITERAL
+from autotune.orchestrator.config.yaml_edit import Edit, edited
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.lock import BEAT_S, Driven, owner
+from autotune.orchestrator.run.script import script
+from autotune.policies.values.command import Command
+from autotune.policies.values.events import Finished, GaveUp, NeedsHuman
+from autotune.policies.values.job import Job
+from autotune.policies.values.value import Value
+
+_DRIVER_START_S = 30.0
+
+
+class Prepared(Value, frozen=True, kw_only=True):
+    """A job that is ready to run: its text with the command line's options in place, and what it says."""
+
+    text: str
+    job: Job
+    request: directory.RunRequest
+
+
+def prepare(launch_options: LaunchOptions) -> Prepared:
+    """Return the job of a file with the options of the command line applied."""
+    path = launch_options.job_file
+    text = read_text(path)
+    request = msgspec.structs.replace(
+        launch_options.request,
+        job_file=path.name if under_ray_job() else str(path.absolute()),
+        job_digest=digest(text),
+    )
+    lookup = os.environ.get if launch_options.submit is None else _assumed
+    text, job = with_options(
+        text, file=str(path), request=request, lookup=lookup, elsewhere=launch_options.dry_run
+    )
+    return Prepared(text=text, job=job, request=request)
+
+
+def _assumed(variable: str) -> str:
+    """Return a stand-in for a variable that only the cluster defines."""
+    return os.environ.get(variable) or variable
+
+
+def first_command(job: Job) -> Command:
+    """Return the command of the first attempt, as far as it is known before a cluster is."""
+    framework = frameworks.find(job.framework)
+    knobs = framework.profile(job, assumed(job)).knobs
+    return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume)
+
+
+def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
+    """Begin a run in the way that the command line asks for."""
+    prepared = prepare(launch_options)
+    if launch_options.submit and launch_options.detach:
+        raise click.UsageError("--submit runs elsewhere already; leave out --detach")
+    if launch_options.dry_run:
+        show(prepared, as_json=options.json)
+    elif launch_options.submit:
+        submit(prepared, url=launch_options.submit, options=options, continued=launch_options.continued)
+    elif launch_options.detach:
+        if launch_options.continued:
+            raise click.UsageError("--continue waits for the run's end; leave out --detach")
+        detach(prepared, options=options)
+    elif launch_options.continued:
+        return proceed(prepared, options=options)
+    else:
+        return launch(prepared, options=options)
+    return ExitCode.OK
+
+
+def show(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the first command without any effect."""
+    command = first_command(prepared.job)
+    if as_json:
+        click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
+    else:
+        click.echo(script(command, prepared.job), nl=False)
+        click.echo("Nothing was launched.", err=True)
+
+
+def launch(prepared: Prepared, *, options: Options) -> ExitCode:
+    """Run a job here, to its end."""
+    from autotune.orchestrator.cli.shared import drive
+
+    if under_ray_job() and not options.runs_dir.is_absolute():
+        raise Failure(
+            "the runs folder must be absolute under `ray job submit`: a job's working directory vanishes",
+            hint="pass --runs-dir /shared/runs",
+            code=ExitCode.USAGE,
+        )
+    run = _create(prepared, options=options)
+    return drive.drive(run, options=options, job=prepared.job)
+
+
+def _create(prepared: Prepared, *, options: Options) -> directory.Run:
+    """Return a new run's folder; the copy of the job file in it holds no secret."""
+    text = secrets.masked_job_text(prepared.text, prepared.job)
+    return directory.create(options.runs_dir, job_text=text, request=prepared.request)
+
+
+def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
+    """Continue the newest run of a job, or begin one where there is none; returns the run's exit code."""
+    from autotune.orchestrator.cli.shared import drive
+
+    if not options.runs_dir.is_absolute():
+        raise Failure(
+            "the runs folder must be absolute with --continue: a restarted job may begin in another folder",
+            hint="pass --runs-dir /shared/runs",
+            code=ExitCode.USAGE,
+        )
+    run = newest_of(prepared, root=options.runs_dir)
+    if run is None:
+        return launch(prepared, options=options)
+    history = run.history()
+    edit = None
+    if history and run.request.job_digest != prepared.request.job_digest:
+        verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
+        if isinstance(verdict, (GaveUp, NeedsHuman)):
+            request = msgspec.structs.replace(prepared.request, mode=run.request.mode)
+            edit = changed_job(run, job_file=Path(request.job_file), ask=False)
+            check(edit, run)
+        else:
+            click.echo(
+                f"warning: run {run.id} goes on with the job as it was; "
+                f"`{prepared.request.job_file}` has changed since",
+                err=True,
+            )
+    try:
+        return drive.drive(run, options=options, edit=edit)
+    except Driven as busy:
+        if busy.free_in_s is None:
+            raise
+        wait_s = busy.free_in_s + BEAT_S
+        click.echo(f"{busy.message}; waiting {wait_s:.0f} s for a sign of life", err=True)
+        time.sleep(wait_s)
+        return drive.drive(run, options=options, edit=edit)
+
+
+def newest_of(prepared: Prepared, *, root: Path) -> directory.Run | None:
+    """Return the newest run of a job: of the same name, and begun by the same command from the same file."""
+    asked = prepared.request
+    for run in reversed(directory.runs(root)):
+        request, job = run.request, written(run.job_text)
+        same = (request.job_file, request.mode) == (asked.job_file, asked.mode)
+        if same and job is not None and job.name == prepared.job.name:
+            return run
+    return None
+
+
+def under_ray_job() -> bool:
+    """Return whether this process is the entry point of a Ray job, whose working directory is temporary."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def detach(prepared: Prepared, *, options: Options) -> None:
+    """Start a run that goes on without this terminal: a daemon, or a job of an external cluster."""
+    address = prepared.job.cluster.address
+    if address not in (None, "local"):
+        submit(prepared, url=dashboard(address), options=options)
+        return
+    run = _create(prepared, options=options)
+    log = run.path / "driver.log"
+    argv = [
+        sys.executable,
+        "-P",  # a folder named autotune where the user stands is not this package
+        "-m",
+        "autotune.orchestrator.cli",
+        "--runs-dir",
+        str(options.runs_dir),
+        "resume",
+        run.id,
+    ]
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            env={**os.environ, **{each.variable: each.value for each in secrets.written_out(prepared.job)}},
+        )
+    finally:
+        os.close(descriptor)
+    until = time.monotonic() + _DRIVER_START_S
+    while owner(run.path) is None:
+        if child.poll() is not None or time.monotonic() > until:
+            raise Failure(
+                f"the background driver did not start; see `{log}`", hint=f"`autotune resume {run.id}`"
+            )
+        time.sleep(0.05)
+    _follow_up(run.id, f"run {run.id} goes on in the background (pid {child.pid})", options)
+
+
+def dashboard(address: str) -> str:
+    """Return the URL of a cluster's Ray Jobs API, asking the cluster itself."""
+    from autotune.launchers.runners.cluster.internals import dashboard_url
+
+    try:
+        return dashboard_url(address)
+    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+        raise Failure(
+            f"cannot reach Ray at {address}: {_first_line(error)}",
+            hint="start the cluster, or pass --submit URL",
+        ) from None
+
+
+def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = False) -> None:
+    """Start a run as a Ray job."""
+    if not options.runs_dir.is_absolute():
+        raise Failure(
+            "the runs folder must be absolute with --submit: a job's working directory vanishes",
+            hint="pass --runs-dir /shared/runs",
+            code=ExitCode.USAGE,
+        )
+    _refuse_secrets(prepared.job)
+    from ray.exceptions import RayError
+    from ray.job_submission import JobSubmissionClient
+
+    logging.getLogger("ray").setLevel(logging.WARNING)  # it tells about uploads
+    here = Edit(("workdir",), prepared.job.workdir, "where it was submitted")
+    text = edited(prepared.text, [here], literal=LITERAL)
+    python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
+    request = prepared.request
+    arguments = f"--runs-dir {runs_dir} {request.mode} job.yaml --policy {request.policy}"
+    arguments += " --continue" if continued else ""
+    entrypoint = (
+        f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "
+        f"then exec {python} -P -m autotune.orchestrator.cli {arguments}; else exec autotune {arguments}; fi"
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+            (Path(folder) / "job.yaml").write_text(text)
+            client = JobSubmissionClient(url)
+            submission = client.submit_job(
+                entrypoint=entrypoint,
+                runtime_env={"working_dir": folder},
+                metadata={"name": prepared.job.name},
+            )
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        raise Failure(
+            f"cannot submit to {url}: {_first_line(error)}", hint="is this the cluster's dashboard?"
+        ) from None
+    if prepared.job.variables:
+        names = ", ".join(sorted(prepared.job.variables))
+        click.echo(f"the cluster must define {names}: `env_vars` of its runtime environment do", err=True)
+    click.echo(f"submitted as Ray job {submission}; its run will be in {options.runs_dir}", err=True)
+    click.echo(f"  ray job logs --address {url} --follow {submission}   follows it", err=True)
+    click.echo(f"  autotune --runs-dir {options.runs_dir} status   shows it", err=True)
+    click.echo(msgspec.json.encode({"submission": submission}) if options.json else submission)
+
+
+def _refuse_secrets(job: Job) -> None:
+    """Raise Failure where a job that is uploaded holds secrets."""
+    found = secrets.written_out(job)
+    if found:
+        places = "\n".join(f"  {'.'.join(map(str, each.path))}: {{env: {each.variable}}}" for each in found)
+        raise Failure(
+            "--submit uploads the job file, and secrets are written out in it",
+            hint=f"name the cluster's variables instead:\n{places}",
+            code=ExitCode.USAGE,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _follow_up(run: str, words: str, options: Options) -> None:
+    click.echo(words, err=True)
+    for verb, what in (("status", "shows it"), ("logs -f", "follows its log"), ("stop", "ends it")):
+        click.echo(f"  autotune {verb} {run}   {what}", err=True)
+    if options.json:
+        click.echo(msgspec.json.encode({"run": run}))
+    else:
+        click.echo(run)

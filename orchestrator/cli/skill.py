@@ -1,0 +1,64 @@
+"""`autotune skill`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from autotune.orchestrator.cli.shared.options import Options, given, global_options
+from autotune.orchestrator.errors import ExitCode, Failure
+
+_CODES = """\b
+Exit codes:
+  0    the skill is written
+  2    a file of the same name is not ours, the folder cannot be written, or an option is wrong"""
+_NAME = "autotune"
+_TEXT = Path(__file__).with_name("shared") / "SKILL.md"
+_OURS = "\nname: autotune\n"  # in the head of every SKILL.md that this command wrote
+
+
+def write(folder: Path, *, options: Options) -> None:
+    """Write the skill and the schemas that it names below `folder`, and print where it is."""
+    from autotune.orchestrator.cli.shared.json_documents import files
+
+    home = folder / _NAME
+    target = home / "SKILL.md"
+    texts = {target: _TEXT.read_text(encoding="utf-8")}
+    texts |= {home / "references" / name: text for name, text in files().items()}
+    try:
+        if target.exists() and _OURS not in target.read_text(encoding="utf-8", errors="replace"):
+            raise Failure(
+                f"`{target}` exists and was not written by autotune",
+                hint="name another folder, or move it",
+                code=ExitCode.USAGE,
+            )
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise Failure(f"cannot write `{error.filename}`: {reason}", code=ExitCode.USAGE) from None
+    if options.json:
+        click.echo(msgspec.json.encode({"schema": 1, "skill": str(target), "files": list(map(str, texts))}))
+    else:
+        click.echo(str(target))
+
+
+@click.command("skill", epilog=_CODES)
+@click.argument(
+    "folder", metavar="[DIR]", default=".agents/skills", type=click.Path(path_type=Path, file_okay=False)
+)
+@global_options
+@click.pass_context
+def command(context: click.Context, folder: Path) -> None:
+    """Write the instructions by which a coding agent uses autotune, in the Agent Skills format.
+
+    DIR is the folder of the skills; default: .agents/skills. A skill that autotune wrote before is replaced.
+
+    \b
+    Example:
+      autotune skill .claude/skills
+    """  # noqa: D301 - click reads the backspace
+    write(folder, options=given(context))

@@ -1,0 +1,109 @@
+"""`autotune verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autotune.orchestrator.cli.shared.options import given, global_options
+
+if TYPE_CHECKING:
+    from autotune.orchestrator.certificate.verification import Verification
+    from autotune.policies.certificate.contents import Training
+
+_CODES = """\b
+Exit codes:
+  0    the certificate agrees with everything that it was compared with
+  1    something differs; each difference is named
+  2    the file is no certificate, or something beside it cannot be read"""
+
+
+@click.command("verify", epilog=_CODES)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@global_options
+@click.pass_context
+def command(context: click.Context, file: Path) -> None:
+    """Check a run's certificate.json: whether its stable settings train what the job says.
+
+    The certificate is compared with what its framework says of the settings, with the files beside it
+    (events.jsonl, job.yaml, stable.yaml) and, for the built-in job, with one update that is computed twice.
+    Nothing that the files name is executed.
+
+    \b
+    Example:
+      autotune verify runs/7c1e/certificate.json
+    """  # noqa: D301 - click reads the backspace
+    import msgspec
+
+    from autotune.orchestrator.certificate.verification import document, verify
+    from autotune.orchestrator.errors import ExitCode, Failure
+    from autotune.orchestrator.explain.sanitize import plain
+    from autotune.orchestrator.terminal.widgets import echo
+
+    options = given(context)
+    try:
+        found = verify(file)
+    except Failure as failure:
+        raise Failure(plain(failure.message), hint=plain(failure.hint), code=failure.code) from None
+    if options.json:
+        click.echo(msgspec.json.encode(document(found)))
+    else:
+        echo("\n".join(plain(line) for line in _lines(found)), color=options.color)
+    context.exit(ExitCode.NO if found.differences else ExitCode.OK)
+
+
+def _lines(found: Verification) -> list[str]:
+    from autotune.orchestrator.messages import arrow
+
+    certificate = found.certificate
+    stable = certificate.stable
+    runs = f"{stable.confirmations} run{'' if stable.confirmations == 1 else 's'} of {stable.steps} steps"
+    lines = [
+        f"certificate of run {certificate.run} · {certificate.job.name} · {certificate.job.framework}",
+        f"  stable     by {stable.by}, {runs}",
+        f"  trained    {_trained(certificate.training) or 'the settings do not say'}",
+    ]
+    lines += [
+        f"  changed    {arrow(change.knob, change.before, change.after)}   {change.effect.value}"
+        for change in certificate.changes
+    ]
+    if not certificate.changes:
+        lines.append("  changed    nothing")
+    absent = f" (not here: {', '.join(found.missing)})" if found.missing else ""
+    lines.append(f"  compared   {', '.join(found.compared) or 'the certificate alone'}{absent}")
+    lines.append(f"  replayed   {found.replayed.value.replace('_', ' ')}: {found.replay}")
+    return [*lines, "", *_verdict(found)]
+
+
+def _verdict(found: Verification) -> list[str]:
+    from autotune.policies.certificate.contents import Replayed
+
+    if found.differences:
+        return [
+            "✗ differs",
+            *(f"  {sentence}" for sentence in found.differences),
+        ]
+    agrees = "✓ agrees: only the declared changes differ"
+    if found.replayed is not Replayed.AGREED:
+        return [f"{agrees}, and none is of what is trained (not replayed)"]
+    if found.by == "update":
+        return [f"{agrees}; proven by an update that is the same with both settings"]
+    return [f"{agrees}; the losses of the steps that both settings trained stay in their band"]
+
+
+def _trained(training: Training) -> str:
+    parts = (
+        (training.samples_per_step, "{:,} samples a step"),
+        (training.global_batch, "updates of {:,}"),
+        (training.updates_per_step, "{:,} a step"),
+        (training.steps, "{:,} steps"),
+        (training.epochs, "{:,} epochs"),
+        (training.prompt_tokens, "prompts to {:,} tokens"),
+        (training.response_tokens, "answers to {:,}"),
+        (training.learning_rate, "learning rate {:g}"),
+    )
+    shown = [form.format(value) for value, form in parts if value is not None]
+    shown += [f"{name} {seed}" for name, seed in training.seeds.items()]
+    return " · ".join([*shown, *([training.data_order] if training.data_order else [])])

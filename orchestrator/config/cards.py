@@ -1,0 +1,95 @@
+"""Cards by the names that people write: what a driver reports of each, for plans made away from a cluster."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.policies.values.value import Value
+
+_MIB = 1 << 20
+
+
+class Card(Value, frozen=True, kw_only=True):
+    """A card; its speed and links stand in `policies/estimate/constants.py` under its device name."""
+
+    name: str  # as it is written in `cluster.gpu`
+    device: str  # as NVML names it
+    memory_bytes: int  # NVML's total, which is what `nvidia-smi` prints; what a process can have is less
+    also: tuple[str, ...] = ()  # other ways to write it
+
+
+def _card(name: str, device: str, mib: int, *also: str) -> Card:
+    return Card(name=name, device=device, memory_bytes=mib * _MIB, also=also)
+
+
+# Total memory as `nvidia-smi` of drivers 525 and newer prints it. Older drivers subtract what they reserve
+# (A100-80GB 81251, A100-40GB 40536, V100 32510): up to 1 % less. The first of a family is the one that its
+# name alone stands for.
+CARDS: tuple[Card, ...] = (
+    _card("A100-80GB", "NVIDIA A100-SXM4-80GB", 81920, "A100"),
+    _card("A100-40GB", "NVIDIA A100-SXM4-40GB", 40960),
+    _card("A100-PCIe-80GB", "NVIDIA A100 80GB PCIe", 81920, "A100-PCIe"),
+    _card("A100-PCIe-40GB", "NVIDIA A100-PCIE-40GB", 40960),
+    _card("A800-80GB", "NVIDIA A800-SXM4-80GB", 81920, "A800"),
+    _card("H100-80GB", "NVIDIA H100 80GB HBM3", 81559, "H100", "H100-SXM", "H100-SXM5", "H100-SXM-80GB"),
+    _card("H100-PCIe", "NVIDIA H100 PCIe", 81559, "H100-PCIe-80GB"),
+    _card("H100-NVL", "NVIDIA H100 NVL", 95830, "H100-NVL-94GB"),
+    _card("H800-80GB", "NVIDIA H800", 81559, "H800"),
+    _card("H200", "NVIDIA H200", 143771, "H200-141GB", "H200-SXM"),
+    _card("H20", "NVIDIA H20", 97871, "H20-96GB"),
+    _card("GH200", "NVIDIA GH200 480GB", 97871, "GH200-96GB"),
+    _card("B200", "NVIDIA B200", 183359, "B200-180GB", "B200-192GB"),
+    _card("GB200", "NVIDIA GB200", 189471, "GB200-186GB", "GB200-192GB"),
+    _card("L40S", "NVIDIA L40S", 46068, "L40S-48GB"),
+    _card("L40", "NVIDIA L40", 46068, "L40-48GB"),
+    _card("L4", "NVIDIA L4", 23034, "L4-24GB"),
+    _card("A10G", "NVIDIA A10G", 23028, "A10G-24GB"),
+    _card("A10", "NVIDIA A10", 23028, "A10-24GB"),
+    _card("A40", "NVIDIA A40", 46068, "A40-48GB"),
+    _card("RTX-4090", "NVIDIA GeForce RTX 4090", 24564, "4090"),
+    _card("RTX-5090", "NVIDIA GeForce RTX 5090", 32607, "5090"),
+    _card("RTX-3090", "NVIDIA GeForce RTX 3090", 24576, "3090"),
+    _card("RTX-A6000", "NVIDIA RTX A6000", 49140, "A6000"),
+    _card("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000", "6000-Ada"),
+    _card("V100-32GB", "Tesla V100-SXM2-32GB", 32768, "V100"),
+    _card("V100-16GB", "Tesla V100-SXM2-16GB", 16384),
+)
+
+
+def find_card(written: str) -> Card | None:
+    """Return the card of a name, whatever its case, dashes and spaces; None for an unknown one."""
+    wanted = _plain(written)
+    return next((c for c in CARDS if wanted in {_plain(each) for each in (c.name, c.device, *c.also)}), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name.lower()).removeprefix("nvidia").removesuffix("gb")
+
+
+class Gpus(Value, frozen=True, kw_only=True):
+    """Cards of a cluster as a person writes them: `8xH100`, `2x8xH100-80GB`, or only `H100`."""
+
+    card: Card
+    per_node: int | None = None
+    nodes: int | None = None
+
+
+def parse_gpus(written: str) -> Gpus:
+    """Return the cards that a text stands for; raises ValueError saying what it should be."""
+    found = re.fullmatch(
+        r"(?:(\d+)\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(\S.*?)\s*", written.strip(), re.IGNORECASE
+    )
+    card = find_card(found[3]) if found else None
+    if found is None or card is None:
+        known = ", ".join(each.name for each in CARDS)
+        raise ValueError(
+            f"`{written}` is no card of the table, such as `8xH100` or `2x8xH100-80GB`; known: {known}"
+        )
+    counts = [int(text) for text in (found[1], found[2]) if text is not None]
+    if 0 in counts:
+        raise ValueError(f"`{written}`: at least one card")
+    return Gpus(
+        card=card,
+        per_node=counts[-1] if counts else None,
+        nodes=(counts[0] if len(counts) > 1 else 1) if counts else None,
+    )

@@ -1,0 +1,167 @@
+"""Examines a machine, its cluster and a job, and collects the checks."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Unreachable
+from autotune.launchers.runners.cluster.connection import connect, disconnect, existing
+from autotune.launchers.runners.cluster.examine import Answer, examine_nodes
+from autotune.launchers.runners.cluster.waits import WAITS
+from autotune.launchers.runners.node.examination import IMPORT_S, Examination, examine, folder_facts
+from autotune.orchestrator.config.loader import assumed
+from autotune.orchestrator.doctor.check import Check, Examined, Status
+from autotune.orchestrator.doctor.job import (
+    cluster_checks,
+    cluster_of,
+    examination_of,
+    first_command,
+    node_checks,
+    settings_checks,
+)
+from autotune.orchestrator.doctor.machine import machine_checks
+from autotune.orchestrator.doctor.placement import NodeChecks, weighed
+from autotune.orchestrator.run.log_parts import LIMIT_BYTES
+from autotune.orchestrator.units import show_gib
+from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Profile
+
+NODE_S = WAITS.start + IMPORT_S  # for a node's answer
+
+
+def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> Examined:
+    """Return all checks of this machine, its cluster and a job; nothing is started on a GPU.
+
+    A node that does not answer within `node_s` seconds is a failed check.
+    """
+    profile = None
+    wanted = Examination()
+    if job is not None:
+        framework = frameworks.find(job.framework)
+        profile = framework.profile(job, assumed(job))
+        wanted = examination_of(job, framework, profile)
+    address, answers, found = _ask(job, wanted, node_s=node_s)
+    checks = [*found, _logs(runs_dir, job)]
+    checks += _of_nodes(answers, job, profile)
+    if job is not None and profile is not None:
+        checks += settings_checks(job, frameworks.find(job.framework), profile)
+        facts = tuple((each.facts, each.gpus) for each in answers if each.facts is not None)
+        if address and facts:
+            checks += cluster_checks(job, cluster_of(address, facts))
+    return Examined(
+        job=job.name if job is not None else "",
+        address=address,
+        nodes=len(answers) if address else 0,
+        checks=tuple(checks),
+    )
+
+
+def _ask(
+    job: Job | None, wanted: Examination, *, node_s: float
+) -> tuple[str, tuple[Answer, ...], tuple[Check, ...]]:
+    """Return the address of the cluster, its nodes' answers and the check of the cluster itself."""
+    address = job.cluster.address if job is not None else "auto"
+    if address == "local":
+        return "local", _here(wanted), (Check(name="cluster", what="a launch starts a Ray of its own here"),)
+    if address is None and existing(any_running=False) is None:
+        note = Check(
+            name="cluster",
+            status=Status.WARNING,
+            what="no Ray cluster is running here: a launch would use this machine alone",
+            hint="write `cluster: {address: local}` if that is meant, else start the cluster",
+        )
+        return "local", _here(wanted), (note,)
+    try:
+        connection = connect(address)
+        try:
+            answers = examine_nodes(wanted, timeout_s=node_s)
+        finally:
+            disconnect(connection)
+    except Unreachable as unreachable:
+        failed = Check(name="cluster", status=Status.FAILED, what=unreachable.message, hint=unreachable.hint)
+        return "", _here(Examination()), (failed,)  # which need not be a node of the job's
+    count = f"{len(answers)} node{'' if len(answers) == 1 else 's'}"
+    found = Check(name="cluster", what=f"{connection.address} answers, {count}")
+    return connection.address, answers, (found,)
+
+
+def _here(wanted: Examination) -> tuple[Answer, ...]:
+    """Return what this machine is and has."""
+    facts = examine(wanted)
+    return (Answer(node=socket.gethostname(), gpus=len(facts.cards), facts=facts),)
+
+
+def _of_nodes(answers: tuple[Answer, ...], job: Job | None, profile: Profile | None) -> Iterator[Check]:
+    nodes = [NodeChecks(each.gpus, tuple(_of_node(each, job, profile))) for each in answers]
+    if job is None or profile is None:
+        yield from (check for node in nodes for check in node.checks)
+    else:
+        placed = any(node.gpus for node in nodes)
+        native = first_command(job, frameworks.find(job.framework), profile).ray_native
+        # As the runner does: the head's, or the first of the nodes that Ray reserves.
+        yield from weighed(nodes, needed=job.cluster.nodes, supervisor=None if placed and not native else 0)
+    yield from _differing(answers)
+
+
+def _differing(answers: tuple[Answer, ...]) -> Iterator[Check]:
+    """Yield what the cards of the nodes do not have in common."""
+    cards = {card.name for each in answers if each.facts for card in each.facts.cards}
+    drivers = {each.facts.driver for each in answers if each.facts and each.facts.cards}
+    for name, found in (("gpus", cards), ("driver", drivers)):
+        if len(found) > 1:
+            yield Check(
+                name=name,
+                status=Status.WARNING,
+                what=f"the nodes differ: {', '.join(sorted(found))}",
+                hint="collectives run at the pace of the slowest; the smallest memory counts for all",
+            )
+
+
+def _of_node(answer: Answer, job: Job | None, profile: Profile | None) -> Iterator[Check]:
+    if answer.facts is None:
+        yield Check(
+            name="node",
+            node=answer.node,
+            status=Status.FAILED,
+            what=answer.silence,
+            hint="look at `ray status` and at the node; an attempt there would not start",
+        )
+        return
+    driver = (platform.python_version(), _version("ray"), _version("autotune"))
+    yield from machine_checks(answer.node, answer.facts, driver=driver, gpus=answer.gpus)
+    if job is not None and profile is not None:
+        yield from node_checks(answer.node, answer.facts, job, frameworks.find(job.framework), profile)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _logs(runs_dir: Path, job: Job | None) -> Check:
+    """Return whether a run's journal and logs can be written here."""
+    folder = folder_facts(str(runs_dir))
+    what = f"runs go to {folder.path}: {show_gib(folder.free_bytes)} free"
+    if not folder.writable:
+        return Check(
+            name="runs",
+            status=Status.FAILED,
+            what=f"{folder.nearest} cannot be written, where runs would go",
+            hint="pass another --runs-dir",
+        )
+    limit = job.log_limit_bytes if job is not None else LIMIT_BYTES
+    if folder.free_bytes < limit:
+        return Check(
+            name="runs",
+            status=Status.WARNING,
+            what=f"{what}; the logs of a run may take {show_gib(limit)}",
+            hint="make room, pass another --runs-dir, or lower `log_limit`",
+        )
+    return Check(name="runs", what=what)

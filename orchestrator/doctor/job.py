@@ -1,0 +1,289 @@
+"""Checks of a job on one node, and of a job and the whole cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from autotune.launchers.base import Framework
+from autotune.launchers.frameworks.core.host_allocators import SONAMES
+from autotune.launchers.runners.cluster.runner import summarize
+from autotune.launchers.runners.node.examination import Examination, FolderFacts, NodeFacts, ProgramFacts
+from autotune.launchers.runners.node.host import Card, Machine
+from autotune.orchestrator.cluster_fit import misfits
+from autotune.orchestrator.config.cards import find_card
+from autotune.orchestrator.doctor.check import Check, Status
+from autotune.orchestrator.units import show_gib
+from autotune.policies.estimate.shapes import parameters
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.profile import Profile
+
+_SAVED_BYTES = 12  # of a parameter in a checkpoint: fp32 weights and Adam's two averages
+_ANEW = "step 0"  # in the frameworks' own words about a job that cannot be continued
+# In the frameworks' own words about what is as it should be, and only good to know.
+_NEWS = (
+    "checkpoints go to ",
+    "finds its checkpoints by itself",
+    "is read as start weights",
+    "is left out: ",
+    " is added.",
+)
+_INTERPRETERS = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def model_of(job: Job, framework: Framework) -> str | None:
+    """Return the path or hub name of the model that an attempt would read; None where there is none."""
+    return framework.model_path(job) or (job.model if isinstance(job.model, str) else None)
+
+
+def first_command(job: Job, framework: Framework, profile: Profile) -> Command:
+    """Return what a first attempt would start."""
+    return framework.command(job, profile.knobs, run="doctor", attempt=1, resume=job.resume)
+
+
+def _launcher(command: Command) -> str:
+    """Return the program that chooses a job's interpreter; empty where the command names that itself."""
+    first = command.argv[0] if command.argv else ""
+    return "" if first == "{python}" or _INTERPRETERS.fullmatch(first) else first
+
+
+def examination_of(job: Job, framework: Framework, profile: Profile) -> Examination:
+    """Return what to look at on every node for a job."""
+    command = first_command(job, framework, profile)
+    named = command.argv[0] if command.argv and command.argv[0] != "{python}" else job.python
+    imports = framework.modules and not _launcher(command)
+    engine = () if job.framework in ("builtin", "command") else (profile.engine,)
+    folder = framework.checkpoint_folder(job) if profile.resumable else None
+    return Examination(
+        python=named if imports else None,
+        modules=framework.modules if imports else (),
+        distributions=tuple(
+            name
+            for name in (framework.distribution, *framework.modules, *engine)
+            if imports and name and "." not in name
+        ),
+        workdir=job.workdir,
+        env={name: value for name, value in job.env.items() if isinstance(value, str)},
+        model=model_of(job, framework),
+        folders=(folder,) if folder is not None and folder.startswith("/") else (),
+        libraries=tuple(SONAMES.values()) if "host_allocator" in profile.supported else (),
+    )
+
+
+def cluster_of(address: str, nodes: tuple[tuple[NodeFacts, int], ...]) -> Cluster:
+    """Return the cluster that nodes make, each with the GPUs that it offers."""
+    machines = [
+        Machine(
+            host_total_bytes=facts.host_total_bytes,
+            cards=tuple(
+                Card(index=c.index, used_bytes=c.used_bytes, total_bytes=c.total_bytes, utilisation=0.0)
+                for c in facts.cards
+            ),
+            card_name=facts.cards[0].name if facts.cards else "",
+        )
+        for facts, _ in nodes
+    ]
+    return summarize(address, machines, [gpus for _, gpus in nodes])
+
+
+def cluster_checks(job: Job, cluster: Cluster) -> Iterator[Check]:
+    """Yield whether the cluster is what the job says of it."""
+    problems = list(misfits(job, cluster))
+    for problem in problems:
+        yield Check(name="cluster", status=Status.FAILED, what=problem.message, hint=problem.hint)
+    spec = job.cluster
+    wanted = find_card(spec.gpu) if spec.gpu is not None else None
+    if wanted is not None and cluster.gpu_name and find_card(cluster.gpu_name) != wanted:
+        yield Check(
+            name="cluster",
+            status=Status.WARNING,
+            what=f"`cluster.gpu` is {wanted.name} in the job; the cluster has {cluster.gpu_name}",
+            hint="remove it from the job; autotune then measures it",
+        )
+    stated, measured = spec.gpu_memory_bytes, cluster.gpu_memory_bytes
+    if not problems and stated and measured and stated != measured:
+        yield Check(
+            name="cluster",
+            status=Status.WARNING,
+            what=f"`cluster.gpu_memory` is {show_gib(stated)} in the job; NVML says {show_gib(measured)}",
+            hint="remove it from the job; autotune then measures it",
+        )
+    if not problems and cluster.gpus_per_node:
+        gpus = spec.gpus_per_node or cluster.gpus_per_node
+        yield Check(name="cluster", what=f"the job's {spec.nodes} × {gpus} GPUs are there")
+
+
+def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterator[Check]:
+    """Yield what the job itself tells: its settings, what cannot be looked at, whether it can be resumed."""
+    release = f" of {framework.name} {job.framework_version}" if job.framework_version else ""
+    yield Check(name="settings", what=f"the job's {len(job.settings)} settings{release} are legal")
+    if not framework.modules:
+        yield Check(
+            name="framework", status=Status.SKIPPED, what="what a command of your own imports is not known"
+        )
+    elif launcher := _launcher(first_command(job, framework, profile)):
+        yield Check(
+            name="framework",
+            status=Status.SKIPPED,
+            what=f"`{launcher}` starts the job, and which interpreter it takes is not known",
+        )
+    if model_of(job, framework) is None:
+        yield Check(name="model", status=Status.SKIPPED, what="the job names no model")
+    of_resume = [warning for warning in profile.warnings if not profile.resumable and _ANEW in warning]
+    for warning in profile.warnings:
+        name = "resume" if warning in of_resume else "settings"
+        is_news = any(words in warning for words in _NEWS)
+        yield Check(name=name, status=Status.OK if is_news else Status.WARNING, what=warning)
+    if profile.resumable:
+        yield Check(name="resume", what="a relaunch continues the last checkpoint")
+    elif not of_resume:
+        yield Check(
+            name="resume",
+            status=Status.WARNING,
+            what="the job saves nothing to continue from: every relaunch begins at step 0",
+            hint="let the job write checkpoints",
+        )
+
+
+def node_checks(
+    node: str, facts: NodeFacts, job: Job, framework: Framework, profile: Profile
+) -> Iterator[Check]:
+    """Yield what is found on a node of what a job needs there."""
+    if not facts.workdir_there:
+        yield Check(
+            name="workdir",
+            node=node,
+            status=Status.FAILED,
+            what=f"{job.workdir} is not there, or cannot be entered",
+            hint="put it on storage that every node mounts, or change `workdir`",
+        )
+    if facts.program is not None:
+        yield _framework(node, facts.program, job, framework)
+    yield from _model(node, facts, job, framework)
+    for folder in facts.folders:
+        yield _checkpoints(node, folder, job)
+    if facts.libraries:
+        yield _allocators(node, facts.libraries, str(profile.knobs.host_allocator or "default"))
+
+
+def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework) -> Check:
+    shown = ", ".join(f"{name} {version}" for name, version in program.versions.items())
+    by = f"{program.path} (python {program.python})" if program.python else program.path
+    if program.error:
+        needed = " and ".join(f"`{module}`" for module in framework.modules)
+        return Check(
+            name="framework",
+            node=node,
+            status=Status.FAILED,
+            what=f"{by} cannot import {needed}: {program.error}"
+            if program.python
+            else f"{by}: {program.error}",
+            hint="write the interpreter that has the framework as `python:` of the job",
+        )
+    if program.late:
+        return Check(
+            name="framework",
+            node=node,
+            status=Status.WARNING,
+            what=f"{by} did not finish importing {', '.join(framework.modules)}",
+            hint="an environment on a slow network file system delays every start of the job",
+        )
+    found = program.versions.get(framework.distribution)
+    if found and job.framework_version and found != job.framework_version:
+        return Check(
+            name="framework",
+            node=node,
+            status=Status.WARNING,
+            what=f"{framework.distribution} {found} is installed; "
+            f"the settings are those of {job.framework_version}",
+            hint=f"write `framework_version: {found}` into the job, or install that release",
+        )
+    return Check(name="framework", node=node, what=f"{shown or 'importable'} by {by}")
+
+
+def _model(node: str, facts: NodeFacts, job: Job, framework: Framework) -> Iterator[Check]:
+    name, model = model_of(job, framework), facts.model
+    if name is None or model is None:
+        return
+    if model.error:
+        yield Check(
+            name="model",
+            node=node,
+            status=Status.FAILED,
+            what=f"the model cannot be read: {model.error}",
+            hint="make it readable for the user that Ray runs as",
+        )
+    elif model.place:
+        weights = f", {show_gib(model.weights_bytes)} of weights" if model.weights_bytes else ""
+        yield Check(name="model", node=node, what=f"{model.place} is readable{weights}")
+    elif name.startswith(("/", ".", "~")):
+        yield Check(
+            name="model",
+            node=node,
+            status=Status.FAILED,
+            what=f"no model at {name}",
+            hint="put it on storage that every node mounts",
+        )
+    elif any(job.env.get(variable) in ("1", "true", "True", "ON", "YES") for variable in _OFFLINE):
+        yield Check(
+            name="model",
+            node=node,
+            status=Status.FAILED,
+            what=f"{name} is not in the Hugging Face cache, and the job is offline",
+            hint=f"`hf download {name}` on the node",
+        )
+    else:
+        yield Check(
+            name="model",
+            node=node,
+            status=Status.WARNING,
+            what=f"{name} is not on this node: the job has to download it",
+            hint=f"`hf download {name}` first",
+        )
+
+
+def _checkpoints(node: str, folder: FolderFacts, job: Job) -> Check:
+    what = f"checkpoints below {folder.path}: {show_gib(folder.free_bytes)} free"
+    if not folder.writable:
+        return Check(
+            name="checkpoints",
+            node=node,
+            status=Status.FAILED,
+            what=f"{folder.nearest} cannot be written, where checkpoints would go",
+            hint="make it writable for the user that Ray runs as",
+        )
+    if job.shape is not None:
+        needed = _SAVED_BYTES * parameters(job.shape).total
+        what += f", about {show_gib(needed)} each"
+        if folder.free_bytes < needed:
+            return Check(
+                name="checkpoints",
+                node=node,
+                status=Status.WARNING,
+                what=what,
+                hint="make room, or save on another disk",
+            )
+    return Check(name="checkpoints", node=node, what=what)
+
+
+def _allocators(node: str, libraries: dict[str, bool], wanted: str) -> Check:
+    found = [name for name, library in SONAMES.items() if libraries.get(library)]
+    if wanted != "default" and wanted not in found:
+        return Check(
+            name="allocator",
+            node=node,
+            status=Status.WARNING,
+            what=f"the job preloads {wanted}, which is not on this node",
+            hint=f"install the package that has {SONAMES.get(wanted, wanted)}",
+        )
+    if not found:
+        return Check(
+            name="allocator",
+            node=node,
+            status=Status.WARNING,
+            what="neither jemalloc nor tcmalloc: the remedy for host memory that glibc keeps has no effect",
+            hint="install libjemalloc2 (Debian, Ubuntu) or jemalloc (Fedora, RHEL)",
+        )
+    return Check(name="allocator", node=node, what=f"{' and '.join(found)} can be preloaded")

@@ -1,0 +1,161 @@
+"""Checks of one node, with or without a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.launchers.runners.node.drain import CARD_TOLERANCE_BYTES
+from autotune.launchers.runners.node.examination import SHM, CardFacts, FolderFacts, NodeFacts
+from autotune.orchestrator.doctor.check import Check, Status
+from autotune.orchestrator.units import GIB, show_gib
+
+# NCCL's guide asks containers for --shm-size=1g at least; Docker's own default is 64 MiB.
+_LEAST_SHM_BYTES = GIB
+# Ray's local_fs_capacity_threshold: above it a node stores no object on its disk.
+_FULLEST_DISK = 0.95
+_SHM_HINT = (
+    "start the container with `--shm-size=16g` or `--ipc=host`; on Kubernetes mount a `medium: Memory` volume"
+)
+
+
+def machine_checks(
+    node: str, facts: NodeFacts, *, driver: tuple[str, str, str], gpus: int
+) -> Iterator[Check]:
+    """Yield what is found of a node that offers `gpus` to Ray.
+
+    `driver` is the Python, Ray and autotune of the process that would drive a run.
+    """
+    yield from _versions(node, facts, driver)
+    yield from _gpus(node, facts, gpus)
+    yield from _held(node, facts.cards)
+    yield _shm(node, facts)
+    yield _host(node, facts)
+    yield _temporary(node, facts.temporary)
+
+
+def _versions(node: str, facts: NodeFacts, driver: tuple[str, str, str]) -> Iterator[Check]:
+    found = (facts.python, facts.ray, facts.autotune)
+    for name, here, there in zip(("python", "ray", "autotune"), driver, found, strict=True):
+        unknown = "version unknown" if name == "autotune" else "not installed"  # it runs there all the same
+        if here == there:
+            yield Check(name=name, node=node, what=there or unknown)
+        elif name == "autotune" and not there:
+            yield Check(
+                name=name,
+                node=node,
+                status=Status.WARNING,
+                what=f"{unknown}; here it is {here}",
+                hint=f"install autotune {here} on the node, so that it is known to be the same",
+            )
+        elif name == "python" and _release(here) == _release(there):
+            yield Check(
+                name=name,
+                node=node,
+                status=Status.WARNING,
+                what=f"{there}; here it is {here}",
+                hint="install the same: Ray takes it only by RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor",
+            )
+        else:
+            yield Check(
+                name=name,
+                node=node,
+                status=Status.FAILED,
+                what=f"{there or 'not installed'}; here it is {here or 'not installed'}",
+                hint=f"install {name} {here} on the node, or launch from a machine with {name} {there}"
+                if here and there
+                else f"install {name} on the node",
+            )
+
+
+def _release(python: str) -> list[str]:
+    """Return the major and the minor version of a Python, which Ray compares."""
+    return python.split(".")[:2]
+
+
+def _gpus(node: str, facts: NodeFacts, offered: int) -> Iterator[Check]:
+    for fault in facts.faults:
+        yield Check(
+            name="gpus", node=node, status=Status.FAILED, what=fault, hint="look at `nvidia-smi` on the node"
+        )
+    cards = facts.cards
+    names = sorted({card.name or "unnamed" for card in cards})
+    shown = f"{len(cards)} × {' and '.join(names)}" if cards else "no GPUs"
+    if len(names) == 1:
+        shown += f", {show_gib(min(card.total_bytes for card in cards))} each"
+    if offered > len(cards) + len(facts.faults):
+        yield Check(
+            name="gpus",
+            node=node,
+            status=Status.FAILED,
+            what=f"Ray offers {offered} GPUs, NVML sees {shown}",
+            hint="look at `nvidia-smi` on the node, then restart Ray there",
+        )
+    elif offered < len(cards):
+        yield Check(name="gpus", node=node, what=f"{shown}; Ray offers {offered} of them")
+    else:
+        yield Check(name="gpus", node=node, what=shown)
+    if cards:
+        yield Check(name="driver", node=node, what=f"driver {facts.driver or '?'}, CUDA {facts.cuda or '?'}")
+
+
+def _held(node: str, cards: tuple[CardFacts, ...]) -> Iterator[Check]:
+    free = True
+    for card in cards:
+        if card.used_bytes <= CARD_TOLERANCE_BYTES:
+            continue
+        free = False
+        by = "; ".join(f"pid {h.pid} ({h.name}) of {h.user}" for h in card.holders)
+        yield Check(
+            name="held-memory",
+            node=node,
+            status=Status.WARNING,
+            what=f"GPU {card.index} already holds {show_gib(card.used_bytes)} "
+            f"({by or 'no visible process holds it'})",
+            hint="end what holds it: a job there has so much less",
+        )
+    if cards and free:
+        yield Check(name="held-memory", node=node, what="no GPU holds memory yet")
+
+
+def _shm(node: str, facts: NodeFacts) -> Check:
+    what = f"{SHM} {show_gib(facts.shm_free_bytes)} free of {show_gib(facts.shm_total_bytes)}"
+    if facts.shm_free_bytes < _LEAST_SHM_BYTES:
+        full = facts.shm_total_bytes >= _LEAST_SHM_BYTES
+        return Check(
+            name="shm",
+            node=node,
+            status=Status.WARNING,
+            what=f"{what}; NCCL, data loaders and Ray's objects share memory there",
+            hint=f"see what fills it: `ls -lS {SHM}`" if full else _SHM_HINT,
+        )
+    return Check(name="shm", node=node, what=what)
+
+
+def _host(node: str, facts: NodeFacts) -> Check:
+    free = facts.host_total_bytes - facts.host_used_bytes
+    return Check(
+        name="host-memory",
+        node=node,
+        what=f"{show_gib(free)} free of {show_gib(facts.host_total_bytes)}",
+    )
+
+
+def _temporary(node: str, folder: FolderFacts) -> Check:
+    what = f"{folder.path} {show_gib(folder.free_bytes)} free of {show_gib(folder.total_bytes)}"
+    if not folder.writable:
+        return Check(
+            name="disk",
+            node=node,
+            status=Status.FAILED,
+            what=f"{folder.path} cannot be written",
+            hint="set TMPDIR to a folder that can",
+        )
+    if folder.total_bytes and folder.free_bytes < (1 - _FULLEST_DISK) * folder.total_bytes:
+        return Check(
+            name="disk",
+            node=node,
+            status=Status.WARNING,
+            what=f"{what}; Ray stores no objects on a disk that is more than {_FULLEST_DISK:.0%} full",
+            hint="make room, or start Ray with `--temp-dir` on another disk",
+        )
+    return Check(name="disk", node=node, what=what)

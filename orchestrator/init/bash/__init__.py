@@ -1,0 +1,1 @@
+"""Reads bash scripts without running them."""

@@ -1,0 +1,207 @@
+"""What bash does itself: folders, files read in, variables set and conditions."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tree_sitter import Node
+
+from autotune.orchestrator.init.bash import conditions
+from autotune.orchestrator.init.bash.state import State, is_unknown, unknown
+from autotune.orchestrator.init.bash.syntax import first_line, parse, text_of
+from autotune.orchestrator.init.bash.text_commands import is_known
+from autotune.policies.values.value import Value
+
+_DEPTH = 25  # of files and functions inside each other
+
+
+class Call(Value, frozen=True, kw_only=True):
+    """The words behind a command's name, its input, and the variables set before it."""
+
+    words: list[str]
+    stdin: str | None = ""
+    own: dict[str, str] = {}
+
+
+class Shell(Protocol):
+    """What a builtin needs of whoever reads the script."""
+
+    state: State
+    depth: int
+
+    def statements(self, node: Node) -> bool | None:
+        """Read what a node contains, in order; returns the status of the last."""
+
+    def run(
+        self, node: Node, words: list[str], own: dict[str, str], stdin: str | None
+    ) -> tuple[bool | None, str | None]:
+        """Read a command by its words; returns its status and what it prints."""
+
+    def text_command(self, node: Node, words: list[str], stdin: str | None) -> tuple[bool | None, str | None]:
+        """Return the status and output of a program whose output follows from its words."""
+
+
+class Leave(Exception):  # noqa: N818 - control flow of the script
+    """The script leaves a loop, a function, a file or itself."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what  # exit | return | break | continue
+
+
+def _cd(shell: Shell, node: Node, call: Call) -> bool | None:
+    places = [word for word in call.words if word not in ("--", "-P", "-L", "-e")]
+    to = places[0] if places else shell.state.text("HOME") or "/"
+    if is_unknown(to) or to == "-":
+        shell.state.note(node, f"folder not known: `{first_line(text_of(node))}`")
+        return None
+    shell.state.cwd = posixpath.normpath(posixpath.join(shell.state.cwd, to))
+    return True
+
+
+def _pwd(shell: Shell, node: Node, call: Call) -> bool:
+    return True
+
+
+def _source(shell: Shell, node: Node, call: Call) -> bool | None:
+    name = call.words[0] if call.words else ""
+    places = [Path(shell.state.cwd, name), Path(shell.state.file).parent / name]
+    text = shell.state.files.get(name)
+    places += [] if is_unknown(name) else _same_ending(name, Path(shell.state.file))
+    path = next((place for place in places if not is_unknown(name) and place.is_file()), None)
+    if text is None and path is not None:
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError):
+            text = None
+    if text is None or shell.depth >= _DEPTH:
+        shell.state.note(node, f"not read: `{first_line(text_of(node))}`")
+        return None
+    shell.depth += 1
+    try:
+        with shell.state.inside(str(path or name)):
+            shell.statements(parse(text))
+    except Leave as leave:
+        if leave.what != "return":
+            raise
+    finally:
+        shell.depth -= 1
+    return True
+
+
+def _leave(shell: Shell, node: Node, call: Call) -> bool:
+    verb = text_of(node).split()[0]
+    if verb == "exit" and call.words[:1] not in ([], ["0"]):
+        shell.state.note(node, f"the script ends here: `{first_line(text_of(node))}`")
+    raise Leave(verb)
+
+
+def _set(shell: Shell, node: Node, call: Call) -> bool:
+    if "--" in call.words:
+        shell.state.positional = call.words[call.words.index("--") + 1 :]
+    return True
+
+
+def _false(shell: Shell, node: Node, call: Call) -> bool:
+    return False
+
+
+def _shift(shell: Shell, node: Node, call: Call) -> bool:
+    count = int(call.words[0]) if call.words and call.words[0].isdigit() else 1
+    shell.state.positional = shell.state.positional[count:]
+    return True
+
+
+def _test(shell: Shell, node: Node, call: Call) -> bool | None:
+    return conditions.of_words(shell.state, [word for word in call.words if word != "]"])
+
+
+def _read(shell: Shell, node: Node, call: Call) -> bool | None:
+    names = [word for word in call.words if not word.startswith("-") and re.fullmatch(r"\w+", word)]
+    if not call.stdin or is_unknown(call.stdin):
+        shell.state.note(node, f"not known: `{first_line(text_of(node))}`")
+        for name in names:
+            shell.state.assign(name, unknown(f"${name}"))
+        return None
+    separators = call.own.get("IFS", shell.state.text("IFS") or " \t\n")
+    parts = [part for part in re.split(f"[{re.escape(separators)}]+", call.stdin.split("\n")[0]) if part]
+    if any(word.startswith("-") and "a" in word for word in call.words):
+        shell.state.assign(names[-1], parts)
+    else:
+        for at, name in enumerate(names):
+            last = at == len(names) - 1
+            shell.state.assign(name, " ".join(parts[at:]) if last else parts[at] if at < len(parts) else "")
+    return True
+
+
+def _eval(shell: Shell, node: Node, call: Call) -> bool | None:
+    source = " ".join(call.words)
+    if is_unknown(source) or shell.depth >= _DEPTH:
+        shell.state.note(node, f"not read: `{first_line(text_of(node))}`")
+        return None
+    shell.depth += 1
+    try:
+        return shell.statements(parse(source))
+    finally:
+        shell.depth -= 1
+
+
+def printf_into(shell: Shell, node: Node, call: Call) -> bool | None:
+    """Set a variable as `printf -v NAME` does."""
+    _, output = shell.text_command(node, ["printf", *call.words[2:]], "")
+    shell.state.assign(call.words[1], shell.state.untold(node) if output is None else output)
+    return True
+
+
+def _export(shell: Shell, node: Node, call: Call) -> bool:
+    for word in call.words:
+        name, equals, value = word.partition("=")
+        if equals:
+            shell.state.assign(name, value)
+        shell.state.exported.add(name)
+    return True
+
+
+def _command(shell: Shell, node: Node, call: Call) -> bool | None:
+    if call.words[:1] in (["-v"], ["-V"]):
+        return True if call.words[-1] in shell.state.functions or is_known(call.words[-1]) else None
+    return shell.run(node, call.words, call.own, call.stdin)[0] if call.words else True
+
+
+def _exec(shell: Shell, node: Node, call: Call) -> bool | None:
+    return shell.run(node, call.words, call.own, call.stdin)[0] if call.words else True
+
+
+def _same_ending(name: str, script: Path) -> list[Path]:
+    """Return where a file of an absolute path lies when the script's repository was moved."""
+    parts = Path(name).parts[1:] if name.startswith("/") else ()
+    return [
+        folder.joinpath(*parts[at:]) for at in range(len(parts) - 1) for folder in script.resolve().parents
+    ]
+
+
+BUILTINS: Mapping[str, Callable[[Shell, Node, Call], bool | None]] = {
+    "cd": _cd,
+    "pushd": _cd,
+    "pwd": _pwd,
+    "source": _source,
+    ".": _source,
+    "exit": _leave,
+    "return": _leave,
+    "break": _leave,
+    "continue": _leave,
+    "false": _false,
+    "set": _set,
+    "shift": _shift,
+    "test": _test,
+    "[": _test,
+    "read": _read,
+    "eval": _eval,
+    "export": _export,
+    "command": _command,
+    "exec": _exec,
+}

@@ -1,0 +1,308 @@
+"""Commands of a script: what they print where that can be told, and which programs they would start."""
+
+from __future__ import annotations
+
+import posixpath
+from abc import ABC, abstractmethod
+
+from tree_sitter import Node
+
+from autotune.orchestrator.init.bash import expansion
+from autotune.orchestrator.init.bash.builtins import BUILTINS, Call, Leave, printf_into
+from autotune.orchestrator.init.bash.state import Invocation, State, is_unknown, shown
+from autotune.orchestrator.init.bash.syntax import first_line, line_of, text_of
+from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of
+
+_DEPTH = 25  # of files and functions inside each other
+_IGNORED = frozenset(
+    [
+        "shopt",
+        "trap",
+        "ulimit",
+        "wait",
+        "jobs",
+        "hash",
+        "complete",
+        "umask",
+        ":",
+        "true",
+        "enable",
+        "disown",
+        "conda",
+        "module",
+    ]
+)
+WORDS = frozenset(
+    [
+        "word",
+        "number",
+        "string",
+        "raw_string",
+        "ansi_c_string",
+        "translated_string",
+        "concatenation",
+        "simple_expansion",
+        "expansion",
+        "command_substitution",
+        "arithmetic_expansion",
+        "process_substitution",
+        "brace_expression",
+        "extglob_pattern",
+        "regex",
+        "special_variable_name",
+        "test_operator",
+        "=",
+        "==",
+    ]
+)
+
+
+class Commands(ABC):
+    """Reads commands; statements are read by whoever builds on it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        state.capture = self.capture
+        self.depth = 0
+
+    @abstractmethod
+    def statement(self, node: Node) -> bool | None:
+        """Read one statement; returns whether it succeeds, None where only running it would tell."""
+
+    @abstractmethod
+    def statements(self, node: Node) -> bool | None:
+        """Read what a node contains, in order; returns the status of the last."""
+
+    def capture(self, node: Node) -> str:
+        """Return what a command substitution prints."""
+        inner = [child for child in node.children if child.is_named and child.type != "comment"]
+        printed = ""
+        with self.state.subshell():
+            before = len(self.state.invocations)
+            for child in inner:
+                try:
+                    _, output = self.printing(child, "")
+                except Leave:
+                    break
+                if output is None:
+                    del self.state.invocations[before:]
+                    return self.state.untold(node)
+                printed += output
+            del self.state.invocations[before:]
+        return printed
+
+    def printing(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
+        """Read a statement; returns its status and what it prints, None where that is unknown."""
+        match node.type:
+            case "command":
+                return self.command(node, stdin)
+            case "redirected_statement":
+                return self.redirected(node, stdin)
+            case "pipeline":
+                return self.pipeline(node)
+            case "list":
+                return self._printing_list(node)
+            case "compound_statement" | "subshell":
+                with self.state.subshell():
+                    results = [self.printing(child, stdin) for child in node.children if child.is_named]
+                if not results:
+                    return True, ""
+                outputs = [output for _, output in results]
+                return results[-1][0], None if None in outputs else "".join(map(str, outputs))
+            case "file_redirect":
+                return True, self._content(node)
+        return self.statement(node), ""
+
+    def _content(self, node: Node) -> str | None:
+        """Return the content of `$(< file)`, where the script itself wrote it."""
+        name = expansion.text(self.state, node.children[-1])
+        return self.state.files.get(name)
+
+    def _printing_list(self, node: Node) -> tuple[bool | None, str | None]:
+        parts = [child for child in node.children if child.type != "comment"]
+        left, operator, right = parts[0], parts[1].type, parts[-1]
+        status, output = self.printing(left, "")
+        if left.type != "list" and status is None and operator == "&&":
+            self.state.note(left, f"taken to fail: `{first_line(text_of(left))}`")
+            status, output = False, ""
+        if status is None and operator == "||":
+            return None, output
+        if (status is not False) == (operator == "||"):
+            return status, output
+        after, more = self.printing(right, "")
+        return after, None if output is None or more is None else output + more
+
+    def pipeline(self, node: Node) -> tuple[bool | None, str | None]:
+        """Read the parts of a pipeline, each fed by the one before."""
+        output: str | None = ""
+        status: bool | None = True
+        with self.state.subshell():
+            for child in node.children:
+                if child.is_named and child.type != "comment":
+                    status, output = self.printing(child, output)
+        return status, output
+
+    def redirected(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
+        """Read a statement with redirections; what it writes into a file is kept for later readers."""
+        target, append, to_errors = "", False, False
+        behind: list[Node] = []  # `cat <<EOF | tee file`: the grammar puts the pipe into the redirection
+        for redirect in node.children:
+            if redirect.type == "heredoc_redirect":
+                stdin = self._here_document(redirect)
+                behind += [child for child in redirect.children if child.type in ("pipeline", "list")]
+            elif redirect.type == "herestring_redirect":
+                stdin = expansion.text(self.state, redirect.children[-1]) + "\n"
+            for piece in _file_redirects(redirect):
+                to, kinds = expansion.text(self.state, piece.children[-1]), {c.type for c in piece.children}
+                if "<" in kinds:
+                    stdin = self.state.files.get(to)
+                elif _is_output(piece) and ">&" in kinds:
+                    to_errors = to == "2"
+                elif _is_output(piece):
+                    target, append = to, bool(kinds & {">>", "&>>"})
+        body = node.child_by_field_name("body")
+        if body is None:
+            return True, ""
+        status, output = self.printing(body, stdin)
+        for more in behind:
+            status, output = self.printing(more, output)
+        if target and not target.startswith("/dev/"):
+            present = self.state.files.get(target, "") if append else ""
+            self.state.files[target] = present + shown(output or "")
+        return status, "" if target or to_errors else output
+
+    def _here_document(self, redirect: Node) -> str:
+        found = {child.type: child for child in redirect.children}
+        body, start = found.get("heredoc_body"), found.get("heredoc_start")
+        if body is None:
+            return ""
+        is_quoted = start is not None and text_of(start)[:1] in "'\"\\"
+        return text_of(body) if is_quoted else expansion.joined(self.state, body)
+
+    def command(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
+        """Read one command; returns its status and what it prints."""
+        own: dict[str, str] = {}
+        for child in node.children:
+            if child.type == "variable_assignment":
+                name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
+                if name is not None:
+                    own[text_of(name)] = "" if value is None else expansion.text(self.state, value)
+        nodes = [
+            child.children[0] if child.type == "command_name" else child
+            for child in node.children
+            if child.type == "command_name" or child.type in WORDS
+        ]
+        for child in node.children:
+            if child.type == "herestring_redirect":
+                stdin = expansion.text(self.state, child.children[-1]) + "\n"
+        words = expansion.words(self.state, nodes)
+        if not words:
+            return True, ""
+        return self.run(node, words, own, stdin)
+
+    def run(
+        self, node: Node, words: list[str], own: dict[str, str], stdin: str | None
+    ) -> tuple[bool | None, str | None]:
+        """Read a command by its words; returns its status and what it prints."""
+        name = words[0]
+        if own and (name in self.state.functions or name in ("source", ".", "eval")):
+            before = {key: self.state.variables.get(key) for key in own}
+            self.state.variables |= own
+            try:
+                return self.run(node, words, {}, stdin)
+            finally:
+                for key, value in before.items():
+                    if value is None:
+                        self.state.variables.pop(key, None)
+                    else:
+                        self.state.variables[key] = value
+        if name in self.state.functions:
+            return self._call(node, name, words[1:], stdin)
+        if name in ("bash", "sh") and len(words) > 1 and not words[1].startswith("-"):
+            with self.state.subshell():
+                self.state.positional = words[2:]
+                if BUILTINS["source"](self, node, Call(words=words[1:2])):
+                    return True, None
+        if name == "printf" and words[1:2] == ["-v"]:
+            return printf_into(self, node, Call(words=words[1:])), ""
+        if name in BUILTINS:
+            status = BUILTINS[name](self, node, Call(words=words[1:], stdin=stdin, own=own))
+            return status, f"{self.state.cwd}\n" if name == "pwd" else ""
+        if name in _IGNORED:
+            return True, ""
+        if is_known(name) and not any(is_unknown(word) for word in words[:1]):
+            return self.text_command(node, words, stdin)
+        if name in ("realpath", "readlink") and words[1:] and not words[-1].startswith("-"):
+            return True, posixpath.normpath(posixpath.join(self.state.cwd, words[-1])) + "\n"
+        self._start(node, words, own)
+        return None, None
+
+    def text_command(self, node: Node, words: list[str], stdin: str | None) -> tuple[bool | None, str | None]:
+        """Return the status and output of a program whose output follows from its words."""
+        takes_input = words[0] in ("cat", "tr", "wc", "cut", "head") and words[1:2] != ["-d"]
+        if words[0] == "cat" and len(words) == 2 and words[1] in self.state.files:
+            return True, self.state.files[words[1]]
+        if words[0] in ("cat", "tr", "wc", "cut", "head") and stdin is None:
+            return None, None
+        held = [word for word in words if is_unknown(word)]
+        if (held and words[0] not in ("echo", "printf")) or (
+            is_unknown(stdin or "") and takes_input and words[0] != "cat"
+        ):
+            return None, None
+        try:
+            return True, output_of(words, stdin or "", now=self.state.now)
+        except (CannotTell, ValueError, IndexError):
+            return None, None
+
+    def _start(self, node: Node, words: list[str], own: dict[str, str]) -> None:
+        exported = {name: self.state.text(name) or "" for name in sorted(self.state.exported, key=self._age)}
+        self.state.invocations.append(
+            Invocation(
+                argv=tuple(words),
+                env={**exported, **own},
+                cwd=self.state.cwd,
+                file=self.state.file,
+                line=line_of(node),
+            )
+        )
+
+    def _age(self, name: str) -> int:
+        names = list(self.state.variables)
+        return names.index(name) if name in self.state.variables else len(names)
+
+    def _call(
+        self, node: Node, name: str, arguments: list[str], stdin: str | None
+    ) -> tuple[bool | None, str | None]:
+        file, body = self.state.functions[name]
+        if self.depth >= _DEPTH:
+            self.state.note(node, f"`{name}` is called too deeply to be read")
+            return None, None
+        before, self.state.positional = self.state.positional, arguments
+        self.depth += 1
+        try:
+            with self.state.inside(file):
+                parts = [child for child in body.children if child.is_named and child.type != "comment"]
+                status: bool | None = True
+                output: str | None = ""
+                for part in parts:
+                    status, more = self.printing(part, stdin)
+                    output = None if output is None or more is None else output + more
+                return status, output
+        except Leave as leave:
+            if leave.what != "return":
+                raise
+            return True, output
+        finally:
+            self.depth -= 1
+            self.state.positional = before
+
+
+def _file_redirects(redirect: Node) -> list[Node]:
+    pieces = redirect.children if redirect.type == "heredoc_redirect" else [redirect]
+    return [piece for piece in pieces if piece.type == "file_redirect"]
+
+
+def _is_output(piece: Node) -> bool:
+    """Return whether a redirection is of what a program prints, and not of its errors."""
+    first = piece.children[0]
+    return first.type != "file_descriptor" or text_of(first) == "1"

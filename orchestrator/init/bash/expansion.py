@@ -1,0 +1,373 @@
+"""Words of a script to the texts that its programs are given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tree_sitter import Node
+
+from autotune.orchestrator.init.bash.arithmetic import arithmetic
+from autotune.orchestrator.init.bash.patterns import braces, changed, has_braces, sliced, sliced_text
+from autotune.orchestrator.init.bash.state import CLOSE, OPEN, State, is_unknown, shown, unknown
+from autotune.orchestrator.init.bash.syntax import pieces, text_of
+from autotune.orchestrator.init.bash.text_commands import unescaped
+
+_FIELD = re.compile(f"(?:{OPEN}[^{CLOSE}]*{CLOSE}|[^ \t\n])+")
+_QUOTES = ("'", '"')
+
+_PLAIN_PARTS = {"word", "number", "brace_expression"}
+
+# A piece of a word: a text that stays whole, a text that is split at blanks, or the items of an array.
+Piece = tuple[str, str | list[str]]
+
+
+def words(state: State, nodes: Iterable[Node]) -> list[str]:
+    """Return the words that several words of a script become."""
+    result: list[str] = []
+    torn: Node | None = None  # `*$N` is torn apart by the grammar, behind its `$`
+    for node in nodes:
+        if torn is not None and torn.end_byte == node.start_byte:
+            result += _mended(state, torn, node).split()
+            torn = None
+            continue
+        if torn is not None:
+            result += fields(state, torn)
+        torn = node if node.type == "concatenation" and node.children[-1].type == "$" else None
+        if torn is None:
+            result += fields(state, node)
+    return result if torn is None else [*result, *fields(state, torn)]
+
+
+def _mended(state: State, torn: Node, rest: Node) -> str:
+    """Return a word that the grammar tore apart between a `$` and the name behind it."""
+    left = "".join(text(state, child) for child in torn.children[:-1])
+    name, *others = rest.children if rest.type == "concatenation" else [rest]
+    right = re.sub(r"^\w+", lambda found: _value(state, found[0]) or "", text_of(name))
+    return left + right + "".join(text(state, child) for child in others)
+
+
+def fields(state: State, node: Node) -> list[str]:
+    """Return the words that one word of a script becomes: none, one or several."""
+    if node.type == "word" and has_braces(text_of(node)):
+        return [_unquoted(state, each) for each in braces(text_of(node))]
+    plain = node.type == "concatenation" and {c.type for c in node.children} <= _PLAIN_PARTS
+    if plain and has_braces(text_of(node)):
+        return [_unquoted(state, each) for each in braces(text_of(node))]
+    if node.type == "brace_expression":
+        return braces(text_of(node))
+    result: list[str] = []
+    current: str | None = None
+    for kind, value in _pieces(state, node):
+        if kind == "items":
+            items = list(value)
+            if items:
+                current = (current or "") + items[0]
+                for item in items[1:]:
+                    result.append(current)
+                    current = item
+            continue
+        assert isinstance(value, str)
+        if kind == "whole":
+            current = (current or "") + value
+            continue
+        parts = [found[0] for found in _FIELD.finditer(value)]
+        if current is not None and parts and value[0] in " \t\n":
+            result.append(current)
+            current = None
+        for part in parts:
+            current = (current or "") + part
+            result.append(current)
+            current = None
+        if parts and value[-1] not in " \t\n":
+            current = result.pop()
+    return result if current is None else [*result, current]
+
+
+def text(state: State, node: Node) -> str:
+    """Return a word as one text, as an assignment takes it."""
+    return "".join(value if isinstance(value, str) else " ".join(value) for _, value in _pieces(state, node))
+
+
+def joined(state: State, node: Node) -> str:
+    """Return a here-document's text."""
+    parts = (part if isinstance(part, str) else text(state, part) for part in pieces(node))
+    return "".join(parts)
+
+
+def number(state: State, source: str) -> int | None:
+    """Return the value of an arithmetic expression whose `$` are already read; None where unknown."""
+    if is_unknown(source):
+        return None
+    return arithmetic(source, lambda name: state.text(name) or "0")
+
+
+def _pieces(state: State, node: Node, *, quoted: bool = False) -> list[Piece]:
+    split = "whole" if quoted else "split"
+    blank = len(text_of(node)) - len(text_of(node).lstrip())
+    if blank and node.type.endswith("expansion"):  # the grammar counts a blank before it in
+        return [(split, text_of(node)[:blank]), *_expanded(state, node, split)]
+    return _expanded(state, node, split, quoted=quoted)
+
+
+def _expanded(state: State, node: Node, split: str, *, quoted: bool = False) -> list[Piece]:
+    match node.type:
+        case "concatenation":
+            return [piece for child in node.children for piece in _pieces(state, child)]
+        case "string" | "translated_string":
+            return _string(state, node)
+        case "raw_string":
+            return [("whole", text_of(node)[1:-1])]
+        case "ansi_c_string":
+            return [("whole", unescaped(text_of(node)[2:-1]))]
+        case "simple_expansion":
+            return _variable(state, node, text_of(node).lstrip()[1:], split)
+        case "expansion":
+            return _expansion(state, node, split)
+        case "command_substitution":
+            if text_of(node).startswith("$((") and (value := _calculated(state, node)) is not None:
+                return [("whole", value)]  # the grammar takes `$((a - b))` for a subshell inside `${…}`
+            return [(split, state.capture(node).rstrip("\n"))]
+        case "arithmetic_expansion":
+            return [("whole", _arithmetic(state, node))]
+        case "process_substitution":
+            return [("whole", state.untold(node))]
+    return [("whole", _unquoted(state, text_of(node)))]
+
+
+def _unquoted(state: State, source: str) -> str:
+    source = source.replace("\\\n", "")
+    if source == "~" or source.startswith("~/"):
+        source = (state.text("HOME") or "~") + source[1:]
+    return re.sub(r"\\(.)", r"\1", source, flags=re.DOTALL)
+
+
+def _string(state: State, node: Node) -> list[Piece]:
+    result: list[Piece] = [("whole", "")]
+    source = [part for part in pieces(node) if isinstance(part, str) or part.type != '"']
+    if isinstance(source[0], str):
+        source[0] = source[0].removeprefix("$").removeprefix('"')
+    if isinstance(source[-1], str):
+        source[-1] = source[-1].removesuffix('"')
+    for part in source:
+        if isinstance(part, str):
+            result.append(("whole", re.sub(r'\\([$`"\\])', r"\1", part.replace("\\\n", ""))))
+        else:
+            result += _pieces(state, part, quoted=True)
+    if any(kind == "items" and not value for kind, value in result) and not any(
+        value for kind, value in result if kind == "whole"
+    ):
+        return [piece for piece in result if piece[0] == "items"]
+    return result
+
+
+def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
+    match name:
+        case "@" | "*":
+            if split == "whole" and name == "@":
+                return [("items", list(state.positional))]
+            return [(split, " ".join(state.positional))]
+        case "#":
+            return [("whole", str(len(state.positional)))]
+        case "?":
+            return [("whole", "0")]
+        case _ if name[:1] in ("$", "!"):
+            return [("whole", state.untold(node))]
+        case "0":
+            return [(split, state.file)]
+        case "RANDOM" | "SECONDS" | "HOSTNAME" if name not in state.variables and name not in state.inherited:
+            return [(split, unknown(f"${name}"))]
+    value = _value(state, name)
+    if value is None:
+        state.note(node, f"${name} is set neither in the script nor here: taken as empty")
+    return [(split, value or "")]
+
+
+def _value(state: State, name: str) -> str | None:
+    if name.isdigit():
+        at = int(name)
+        return state.file if at == 0 else state.positional[at - 1] if at <= len(state.positional) else ""
+    return state.text(name)
+
+
+def _expansion(state: State, node: Node, split: str) -> list[Piece]:
+    """Return what `${…}` becomes."""
+    source = text_of(node).lstrip()[2:-1]
+    inner = [child for child in node.children if child.type not in ("${", "}")]
+    first = inner[0].type if inner else ""
+    if first in ("#", "!") and len(inner) > 1 and inner[1].type in ("variable_name", "subscript"):
+        return _counted_or_pointed(state, node, first, inner[1], split)
+    if not inner or inner[0].type not in ("variable_name", "subscript", "special_variable_name"):
+        return (
+            _variable(state, node, source, split)
+            if re.fullmatch(r"[@*#?]|\d+", source)
+            else _odd(state, node)
+        )
+    head = inner[0]
+    name, index = _name_and_index(state, head)
+    whole = index in ("@", "*") or name in ("@", "*")
+    operator, argument = _operator(state, node, head)
+    items = list(state.positional) if name in ("@", "*") else state.items(name)
+    if index == "*" or name == "*":
+        separator = state.text("IFS") if split == "whole" else None
+        items = [(separator[:1] if separator is not None else " ").join(items)] if items else []
+    if whole and operator == ":":
+        items = sliced(lambda source: number(state, source), items, argument, positional=name in ("@", "*"))
+        operator = ""
+    if whole and operator in ("", "-", ":-", "+", ":+"):
+        if operator in ("+", ":+"):
+            return (
+                [(split, argument if items else "")]
+                if not items or split == "split"
+                else _alternative(state, node, head)
+            )
+        if items or not operator:
+            return [("items", items)] if split == "whole" else [("split", " ".join(items))]
+        return [(split, argument)] if argument else [("items", [])]
+    if whole:
+        changed = [changed(each, operator, argument) for each in items]
+        return [("items", changed)] if split == "whole" else [("split", " ".join(changed))]
+    value = _indexed(state, name, index) if index else _value(state, name)
+    return [(split, _applied(state, node, name, value, operator, argument))]
+
+
+def _alternative(state: State, node: Node, head: Node) -> list[Piece]:
+    """Return `"${A[@]+"${A[@]}"}"`, the idiom for an array that may be empty."""
+    return [
+        piece
+        for child in node.children
+        if child.start_byte > head.end_byte and child.type in ("string", "expansion", "simple_expansion")
+        for piece in _pieces(state, child, quoted=True)
+    ]
+
+
+def _applied(state: State, node: Node, name: str, value: str | None, operator: str, argument: str) -> str:
+    filled = bool(value) if operator.startswith(":") else value is not None
+    match operator:
+        case "":
+            if value is None:
+                state.note(node, f"${name} is set neither in the script nor here: taken as empty")
+            return value or ""
+        case ":-" | "-":
+            return value or "" if filled else argument
+        case ":=" | "=":
+            if not filled:
+                state.assign(name, argument)
+            return value or "" if filled else argument
+        case ":+" | "+":
+            return argument if filled else ""
+        case ":?" | "?":
+            if not filled:
+                state.note(node, f"${name} has to be set by whoever starts the script")
+                return unknown(f"${{{name}}}")
+            return value or ""
+        case ":":
+            sliced = sliced_text(lambda source: number(state, source), value or "", argument)
+            return state.untold(node) if sliced is None else sliced
+    if is_unknown(value or "") or is_unknown(argument):
+        return state.untold(node)
+    return changed(value or "", operator, argument)
+
+
+def _operator(state: State, node: Node, head: Node) -> tuple[str, str]:
+    """Return the operator behind a parameter's name, and its argument with its own expansions made."""
+    source = (node.text or b"")[head.end_byte - node.start_byte : -1].decode(errors="replace")
+    found = re.match(r":[-=+?]|##|%%|//|/[#%]|\^\^|,,|[-=+?#%/:^,@]", source)
+    if found is None:
+        return "", ""
+    start = head.end_byte - node.start_byte + len(found[0].encode())
+    result, at = [], start
+    raw = node.text or b""
+    for child in node.children:
+        begin, end = child.start_byte - node.start_byte, child.end_byte - node.start_byte
+        if begin < at or child.type == "}":
+            continue
+        result += [raw[at:begin].decode(errors="replace"), _argument(state, child)]
+        at = end
+    result.append(raw[at:-1].decode(errors="replace"))
+    return found[0], "".join(result)
+
+
+def _argument(state: State, child: Node) -> str:
+    if child.type in ("regex", "word", "number", "extglob_pattern") or not child.is_named:
+        return _unquoted(state, text_of(child)) if child.type == "word" else text_of(child)
+    return text(state, child)
+
+
+def _name_and_index(state: State, node: Node) -> tuple[str, str]:
+    if node.type != "subscript":
+        return text_of(node), ""
+    name = node.child_by_field_name("name")
+    index = node.child_by_field_name("index")
+    if name is None or index is None:
+        return text_of(node).partition("[")[0], "0"
+    return text_of(name), text_of(index) if text_of(index) in ("@", "*") else text(state, index)
+
+
+def _indexed(state: State, name: str, index: str) -> str | None:
+    if name == "BASH_SOURCE":
+        return state.file
+    value = state.get(name)
+    if isinstance(value, dict):
+        return value.get(index)
+    at = number(state, index)
+    items = state.items(name)
+    return items[at] if at is not None and -len(items) <= at < len(items) else None
+
+
+def _counted_or_pointed(state: State, node: Node, kind: str, head: Node, split: str) -> list[Piece]:
+    name, index = _name_and_index(state, head)
+    if kind == "#":
+        size = len(state.items(name)) if index in ("@", "*") else len(shown(_value(state, name) or ""))
+        return [("whole", str(size))]
+    value = state.get(name)
+    if index in ("@", "*"):
+        keys = list(value) if isinstance(value, dict) else [str(n) for n in range(len(state.items(name)))]
+        return [("items", keys)] if split == "whole" else [("split", " ".join(keys))]
+    pointed = state.text(name) or ""
+    if not re.fullmatch(r"\w+", pointed):
+        return _odd(state, node)
+    operator, argument = _operator(state, node, head)
+    return [(split, _applied(state, node, pointed, _value(state, pointed), operator, argument))]
+
+
+def _odd(state: State, node: Node) -> list[Piece]:
+    return [("whole", state.untold(node))]
+
+
+def _arithmetic(state: State, node: Node) -> str:
+    value = _calculated(state, node)
+    return state.untold(node) if value is None else value
+
+
+def _calculated(state: State, node: Node) -> str | None:
+    source = "".join(part if isinstance(part, str) else _inside(state, part) for part in _leaves(node))
+    value = number(state, re.sub(r"^\$?\(\(|\)\)$", "", source.strip()))
+    return None if value is None else str(value)
+
+
+def _inside(state: State, node: Node) -> str:
+    value = text(state, node)
+    return value if is_unknown(value) or re.fullmatch(r"-?\w+", value) else f"({value or 0})"
+
+
+def _leaves(node: Node) -> Iterable[Node | str]:
+    """Yield the text of an arithmetic expression, and the nodes in it that are expansions."""
+    raw, at = node.text or b"", 0
+    for child in node.children:
+        begin = child.start_byte - node.start_byte
+        yield raw[at:begin].decode(errors="replace")
+        if child.type in ("simple_expansion", "expansion", "command_substitution", "string"):
+            yield child
+        elif child.children:
+            yield from _leaves(child)
+        else:
+            yield text_of(child)
+        at = child.end_byte - node.start_byte
+    yield raw[at:].decode(errors="replace")
+
+
+def arithmetic_of(state: State, node: Node) -> str:
+    """Return the text of `((…))` with its expansions made."""
+    source = "".join(part if isinstance(part, str) else _inside(state, part) for part in _leaves(node))
+    return re.sub(r"^\(\(|\)\)$", "", source.strip()).strip()

@@ -1,0 +1,274 @@
+"""Reads a bash script as bash would, without starting anything: what it would run, and in which environment.
+
+What a program prints is known only of those in `text_commands`; everything else that a script asks of the
+machine is unknown. A condition that depends on it is taken as not met, so that a probe for rare hardware
+leads to the ordinary branch, and a note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tree_sitter import Node
+
+from autotune.orchestrator.init.bash import conditions, expansion
+from autotune.orchestrator.init.bash.assignments import Assignments
+from autotune.orchestrator.init.bash.builtins import Leave
+from autotune.orchestrator.init.bash.commands import WORDS
+from autotune.orchestrator.init.bash.patterns import matches
+from autotune.orchestrator.init.bash.state import Invocation, Note, State, is_unknown
+from autotune.orchestrator.init.bash.syntax import errors_in, first_line, parse, text_of
+from autotune.policies.values.value import Value
+
+_MOST_TURNS = 1000  # of one loop
+_MOST_STATEMENTS = 100_000
+_SEQUENCES = frozenset({"variable_assignments", "program", "do_group", "else_clause"})
+
+
+class Reading(Value, frozen=True, kw_only=True):
+    """What a script would do."""
+
+    invocations: tuple[Invocation, ...]
+    notes: tuple[Note, ...]
+    outside: dict[str, str]  # variables of the caller that the script reads
+    written: tuple[str, ...]  # files that the script would write
+
+
+def read_script(
+    path: Path, arguments: Sequence[str] = (), *, cwd: str, environment: Mapping[str, str], now: float
+) -> Reading:
+    """Return what a script would start when called from `cwd`; raises OSError and UnicodeDecodeError."""
+    text = path.read_text()
+    state = State(cwd=cwd, file=str(path), now=now, inherited=environment, positional=list(arguments))
+    reader = _Reader(state)
+    try:
+        tree = parse(text)
+        for node in errors_in(tree):
+            state.note(node, f"the grammar cannot read this: `{first_line(text_of(node))}`")
+        reader.statements(tree)
+    except Leave:
+        pass
+    except RecursionError:
+        raise ValueError("the script is nested too deeply to be read") from None
+    return Reading(
+        invocations=tuple(state.invocations),
+        notes=tuple(state.notes),
+        outside=dict(state.read_from_outside),
+        written=tuple(state.files),
+    )
+
+
+class _Reader(Assignments):
+    """Walks the statements of a script."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._count = 0
+        self._readers: Mapping[str, Callable[[Node], bool | None]] = {
+            "command": lambda node: self.command(node, "")[0],
+            "pipeline": lambda node: self.pipeline(node)[0],
+            "redirected_statement": lambda node: self.redirected(node, "")[0],
+            "variable_assignment": self.assignment,
+            "declaration_command": self.declaration,
+            "unset_command": self.unset,
+            "list": self.both,
+            "compound_statement": self.group,
+            "subshell": self.subshell,
+            "negated_command": lambda node: conditions.opposite(self.statement(node.children[-1])),
+            "test_command": lambda node: conditions.test(self.state, node),
+            "if_statement": self.branch,
+            "case_statement": self.case,
+            "for_statement": self.loop,
+            "while_statement": self.repeat,
+            "c_style_for_statement": self.count,
+            "function_definition": self.define,
+        }
+
+    # --------------------------------------------------------------------- statements
+
+    def statements(self, node: Node) -> bool | None:
+        """Read what a node contains, in order; returns the status of the last."""
+        status: bool | None = True
+        for child in node.children:
+            if child.is_named and child.type not in ("comment", "heredoc_body", "heredoc_end"):
+                status = self.statement(child)
+        return status
+
+    def statement(self, node: Node) -> bool | None:
+        """Read one statement; returns whether it succeeds, None where only running it would tell."""
+        self._count += 1
+        if self._count > _MOST_STATEMENTS:
+            self.state.note(node, "the script is too long to be read to its end")
+            raise Leave("exit")
+        if node.type in _SEQUENCES:
+            return self.statements(node)
+        read = self._readers.get(node.type)
+        if read is not None:
+            return read(node)
+        self.state.note(node, f"not understood: `{first_line(text_of(node))}`")
+        return None
+
+    def group(self, node: Node) -> bool | None:
+        """Read `{ …; }` or `((…))`."""
+        opens = node.children[0].type == "((" if node.children else False
+        return conditions.calculation(self.state, node) if opens else self.statements(node)
+
+    def subshell(self, node: Node) -> bool | None:
+        """Read `( … )`, whose variables and folder end with it."""
+        with self.state.subshell():
+            return self.statements(node)
+
+    def define(self, node: Node) -> bool:
+        """Keep a function for its calls."""
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self.state.functions[text_of(name)] = (self.state.file, body)
+        return True
+
+    def both(self, node: Node, *, probed: bool = False) -> bool | None:
+        """Read `a && b` or `a || b`.
+
+        A program whose success is unknown is taken to succeed, so that what follows is read, except where the
+        script itself says what follows a failure: `probe && this || that` is that.
+        """
+        parts = [child for child in node.children if child.type not in ("comment", "\n")]
+        left, operator, right = parts[0], parts[1].type, parts[-1]
+        nested = left.type == "list"
+        status = self.both(left, probed=operator == "||") if nested else self.statement(left)
+        if status is None and operator == "&&" and probed:
+            self.state.note(left, f"taken to fail: `{first_line(text_of(left))}`")
+            status = False
+        elif status is None and operator == "||" and nested:
+            status = True
+        if operator == "&&":
+            return self.statement(right) if status is not False else False
+        return self.statement(right) if status is False else status
+
+    def branch(self, node: Node) -> bool | None:
+        """Read the branch of an `if` whose condition holds."""
+        children = [child for child in node.children if child.type != "comment"]
+        taken: bool | None = None
+        for child in children:
+            match child.type:
+                case "if" | "fi" | ";":
+                    continue
+                case "then":
+                    if taken is None:
+                        taken = False
+                case "elif_clause":
+                    if not taken and self._elif(child):
+                        return True
+                case "else_clause":
+                    return True if taken else self.statements(child)
+                case _ if taken is None:
+                    taken = self.condition(child) if not self._more_conditions(children, child) else None
+                    if taken is None:
+                        self.statement(child)
+                case _ if taken:
+                    self.statement(child)
+        return True
+
+    def _more_conditions(self, children: list[Node], child: Node) -> bool:
+        rest = children[children.index(child) + 1 :]
+        following = next((each for each in rest if each.is_named or each.type == "then"), None)
+        return following is not None and following.type != "then"
+
+    def _elif(self, node: Node) -> bool:
+        named = [child for child in node.children if child.type not in ("elif", ";", "comment")]
+        at = next((n for n, child in enumerate(named) if child.type == "then"), 1)
+        if not self.condition(named[at - 1]):
+            return False
+        for child in named[at + 1 :]:
+            if child.is_named:
+                self.statement(child)
+        return True
+
+    def condition(self, node: Node) -> bool:
+        """Return whether a condition holds; what only running the script would tell does not."""
+        status = self.statement(node)
+        if status is None:
+            self.state.note(node, f"taken as not met: `{first_line(text_of(node))}`")
+        return bool(status)
+
+    def case(self, node: Node) -> bool | None:
+        """Read the first item of a `case` that fits."""
+        value = node.child_by_field_name("value")
+        subject = expansion.text(self.state, value) if value is not None else ""
+        if is_unknown(subject):
+            self.state.note(node, f"taken as `*`: the value of `{first_line(text_of(node))}` is not known")
+            subject = "\ue002"
+        for item in node.children:
+            if item.type != "case_item":
+                continue
+            ends = next(n for n, child in enumerate(item.children) if child.type == ")")
+            patterns = [child for child in item.children[:ends] if child.type not in ("|", "(")]
+            if any(matches(subject, expansion.text(self.state, each)) for each in patterns):
+                for child in item.children[ends + 1 :]:
+                    if child.is_named:
+                        self.statement(child)
+                return True
+        return True
+
+    def loop(self, node: Node) -> bool | None:
+        """Read the turns of a `for`."""
+        name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+        if name is None or body is None:
+            return None
+        has_in = any(child.type == "in" for child in node.children)
+        items = [child for child in node.children if child.type in WORDS]
+        values = expansion.words(self.state, items) if has_in else list(self.state.positional)
+        for value in values[:_MOST_TURNS]:
+            self.state.assign(text_of(name), value)
+            if not self._turn(body):
+                break
+        return True
+
+    def repeat(self, node: Node) -> bool | None:
+        """Read the turns of a `while` or `until` whose condition can be told."""
+        condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
+        if condition is None or body is None:
+            return None
+        wanted = node.children[0].type != "until"
+        for _ in range(_MOST_TURNS):
+            status = self.statement(condition)
+            if status is None:
+                self.state.note(node, f"loop not read: `{first_line(text_of(node))}`")
+            if status is not wanted:
+                return None if status is None else True
+            before = dict(self.state.variables), list(self.state.positional)
+            if not self._turn(body):
+                return True
+            if before == (self.state.variables, self.state.positional):
+                self.state.note(node, f"loop read once: `{first_line(text_of(node))}`")
+                return None
+        return None
+
+    def count(self, node: Node) -> bool | None:
+        """Read the turns of `for ((…; …; …))`."""
+        body = node.child_by_field_name("body")
+        first, condition, update = (
+            node.child_by_field_name(name) for name in ("initializer", "condition", "update")
+        )
+        if first is not None:
+            conditions.calculation(self.state, first)
+        for _ in range(_MOST_TURNS):
+            holds = None if condition is None else conditions.calculation(self.state, condition)
+            if holds is None:
+                self.state.note(node, f"loop not read: `{first_line(text_of(node))}`")
+            if not holds:
+                return holds
+            if body is not None and not self._turn(body):
+                return True
+            if update is not None:
+                conditions.calculation(self.state, update)
+        return None
+
+    def _turn(self, body: Node) -> bool:
+        try:
+            self.statement(body)
+        except Leave as leave:
+            if leave.what not in ("break", "continue"):
+                raise
+            return leave.what == "continue"
+        return True

@@ -1,0 +1,138 @@
+"""What a script has set so far, what it would start, and what of it could not be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tree_sitter import Node
+
+from autotune.orchestrator.init.bash.syntax import line_of, text_of
+from autotune.policies.values.value import Value
+
+# A text that only running the script would tell stands between these two; neither is in any script.
+OPEN, CLOSE = "\ue000", "\ue001"
+
+Variable = str | list[str] | dict[str, str]
+
+
+class Note(Value, frozen=True, kw_only=True):
+    """Something in a script that was not understood, or only assumed."""
+
+    file: str
+    line: int  # from 1
+    message: str
+
+
+class Invocation(Value, frozen=True, kw_only=True):
+    """A program that a script would start."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]  # what the script exports, and what stands before the program
+    cwd: str
+    file: str
+    line: int
+
+
+def unknown(text: str) -> str:
+    """Return a text as one that only running the script would tell."""
+    return f"{OPEN}{text.replace(OPEN, '').replace(CLOSE, '')}{CLOSE}"
+
+
+def is_unknown(text: str) -> bool:
+    """Return whether part of a text could not be told."""
+    return OPEN in text
+
+
+def shown(text: str) -> str:
+    """Return a text with what could not be told as the script writes it."""
+    return text.replace(OPEN, "").replace(CLOSE, "")
+
+
+@dataclass
+class State:
+    """Variables and folders of a script while it is read."""
+
+    cwd: str
+    file: str
+    now: float  # Unix seconds, for `date`
+    inherited: Mapping[str, str]
+    capture: Callable[[Node], str] = lambda _: ""
+    variables: dict[str, Variable] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    positional: list[str] = field(default_factory=list)
+    functions: dict[str, tuple[str, Node]] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # what the script itself writes
+    notes: list[Note] = field(default_factory=list)
+    invocations: list[Invocation] = field(default_factory=list)
+    read_from_outside: dict[str, str] = field(default_factory=dict)  # variables of the caller, with their use
+
+    def get(self, name: str) -> Variable | None:
+        """Return a variable's value; None where it is not set."""
+        if name in self.variables:
+            return self.variables[name]
+        if name == "PWD":
+            return self.cwd
+        if name in self.inherited:
+            self.read_from_outside.setdefault(name, self.inherited[name])
+            return self.inherited[name]
+        return None
+
+    def text(self, name: str) -> str | None:
+        """Return a variable as a plain text, of an array its first item; None where it is not set."""
+        value = self.get(name)
+        if isinstance(value, list):
+            return value[0] if value else None
+        if isinstance(value, dict):
+            return value.get("0")
+        return value
+
+    def items(self, name: str) -> list[str]:
+        """Return a variable's items."""
+        value = self.get(name)
+        if value is None:
+            return []
+        return (
+            list(value.values()) if isinstance(value, dict) else [value] if isinstance(value, str) else value
+        )
+
+    def assign(self, name: str, value: Variable, *, append: bool = False) -> None:
+        """Set a variable; `append` is `+=`."""
+        if append:
+            present = self.get(name)
+            if isinstance(value, list):
+                value = [*self.items(name), *value] if present is not None else value
+            elif isinstance(present, list) and isinstance(value, str):
+                value = [(present[0] if present else "") + value, *present[1:]]
+            elif isinstance(value, str):
+                value = (self.text(name) or "") + value
+        self.variables[name] = value
+
+    def note(self, node: Node, message: str) -> None:
+        """Record what was not understood at a place."""
+        made = Note(file=self.file, line=line_of(node), message=message)
+        if made not in self.notes:
+            self.notes.append(made)
+
+    def untold(self, node: Node) -> str:
+        """Return the text for something that only running the script would tell."""
+        return unknown(text_of(node))
+
+    @contextmanager
+    def subshell(self) -> Iterator[None]:
+        """Undo afterwards what is set or entered inside."""
+        kept = dict(self.variables), set(self.exported), list(self.positional), self.cwd
+        try:
+            yield
+        finally:
+            self.variables, self.exported, self.positional, self.cwd = kept
+
+    @contextmanager
+    def inside(self, file: str) -> Iterator[None]:
+        """Read another file for a while."""
+        before, self.file = self.file, file
+        try:
+            yield
+        finally:
+            self.file = before

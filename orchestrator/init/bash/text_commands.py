@@ -1,0 +1,197 @@
+"""Programs whose output follows from their words and their input alone, so that they need not run."""
+
+from __future__ import annotations
+
+import os.path
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+_MOST = 4096  # numbers that `seq` may print
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}
+_CLASSES = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:digit:]": "0-9", "[:space:]": " \t\n"}
+
+
+class CannotTell(Exception):  # noqa: N818 - a state of knowledge, not a failure
+    """What a program would print does not follow from its words."""
+
+
+def unescaped(text: str) -> str:
+    """Return a text with its backslash escapes read, as `echo -e`, `printf` and `$'…'` do."""
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), text, flags=re.DOTALL)
+
+
+def output_of(words: Sequence[str], stdin: str, *, now: float) -> str:
+    """Return what a program prints; raises CannotTell for every other program or option."""
+    program = _PROGRAMS.get(words[0])
+    if program is None:
+        raise CannotTell(words[0])
+    return program(list(words[1:]), stdin, now)
+
+
+def is_known(name: str) -> bool:
+    """Return whether a program's output can be told without running it."""
+    return name in _PROGRAMS
+
+
+def _echo(words: list[str], stdin: str, now: float) -> str:
+    end, escapes = "\n", False
+    while words and re.fullmatch(r"-[neE]+", words[0]):
+        option = words.pop(0)
+        end = "" if "n" in option else end
+        escapes = escapes or "e" in option
+    text = " ".join(words)
+    return (unescaped(text) if escapes else text) + end
+
+
+def _printf(words: list[str], stdin: str, now: float) -> str:
+    if not words or words[0].startswith("-"):
+        raise CannotTell("printf")
+    template, rest = unescaped(words[0]), words[1:]
+    wanted = len(re.findall(r"%[-0-9.]*[sd]", template))
+    result = ""
+    while True:
+        taken, rest = rest[:wanted], rest[wanted:]
+        values = iter([*taken, *[""] * (wanted - len(taken))])
+        result += re.sub(
+            r"%([-0-9.]*)([sd%])",
+            lambda found: "%" if found[2] == "%" else _formatted(found[1], found[2], next(values)),  # noqa: B023
+            template,
+        )
+        if not rest or not wanted:
+            return result
+
+
+def _formatted(width: str, kind: str, value: str) -> str:
+    if kind == "d":
+        return f"%{width}d" % int(value or 0)
+    return f"%{width}s" % value
+
+
+def _basename(words: list[str], stdin: str, now: float) -> str:
+    words = [word for word in words if word != "--"]
+    if not words or words[0].startswith("-"):
+        raise CannotTell("basename")
+    name = os.path.basename(words[0].rstrip("/")) or "/"  # noqa: PTH119 - the program's own rule
+    suffix = words[1] if len(words) > 1 else ""
+    return (name.removesuffix(suffix) if suffix and name != suffix else name) + "\n"
+
+
+def _dirname(words: list[str], stdin: str, now: float) -> str:
+    words = [word for word in words if word != "--"]
+    if not words:
+        raise CannotTell("dirname")
+    return "".join((os.path.dirname(word.rstrip("/")) or ".") + "\n" for word in words)  # noqa: PTH120
+
+
+def _date(words: list[str], stdin: str, now: float) -> str:
+    utc = [word for word in words if word in ("-u", "--utc")]
+    forms = [word for word in words if word not in utc]
+    if len(forms) != 1 or not forms[0].startswith("+") or re.search(r"%[^YmdHMSsyjbBFT%e]", forms[0]):
+        raise CannotTell("date")
+    moment = time.gmtime(now) if utc else time.localtime(now)
+    return time.strftime(forms[0][1:].replace("%s", str(int(now))), moment) + "\n"
+
+
+def _seq(words: list[str], stdin: str, now: float) -> str:
+    between = "\n"
+    if words[:1] == ["-s"] and len(words) > 1:
+        between, words = words[1], words[2:]
+    elif words and words[0].startswith("-s"):
+        between, words = words[0][2:], words[1:]
+    try:
+        numbers = [int(word) for word in words]
+    except ValueError:
+        raise CannotTell("seq") from None
+    if not 1 <= len(numbers) <= 3:
+        raise CannotTell("seq")
+    first = numbers[0] if len(numbers) > 1 else 1
+    step = numbers[1] if len(numbers) == 3 else 1
+    if not step:
+        raise CannotTell("seq")
+    values = range(first, numbers[-1] + (1 if step > 0 else -1), step)
+    if len(values) > _MOST:
+        raise CannotTell("seq")
+    return between.join(map(str, values)) + "\n" if values else ""
+
+
+def _tr(words: list[str], stdin: str, now: float) -> str:
+    if words[:1] == ["-d"] and len(words) == 2:
+        gone = set(_expanded(words[1]))
+        return "".join(letter for letter in stdin if letter not in gone)
+    if len(words) != 2 or words[0].startswith("-"):
+        raise CannotTell("tr")
+    old, new = _expanded(words[0]), _expanded(words[1])
+    table = {ord(letter): new[min(at, len(new) - 1)] for at, letter in reversed(list(enumerate(old)))}
+    return stdin.translate(table) if new else stdin
+
+
+def _expanded(letters: str) -> str:
+    for name, span in _CLASSES.items():
+        letters = letters.replace(name, span)
+    letters = unescaped(letters)
+    return re.sub(
+        r"(.)-(.)",
+        lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))),
+        letters,
+        flags=re.DOTALL,
+    )
+
+
+def _wc(words: list[str], stdin: str, now: float) -> str:
+    match words:
+        case ["-l"]:
+            return f"{stdin.count(chr(10))}\n"
+        case ["-w"]:
+            return f"{len(stdin.split())}\n"
+        case ["-c"]:
+            return f"{len(stdin.encode())}\n"
+    raise CannotTell("wc")
+
+
+def _cat(words: list[str], stdin: str, now: float) -> str:
+    if words not in ([], ["-"]):
+        raise CannotTell("cat")
+    return stdin
+
+
+def _cut(words: list[str], stdin: str, now: float) -> str:
+    joined = " ".join(words)
+    found = re.fullmatch(r"-d ?(\S) ?-f ?(\d+)", joined) or re.fullmatch(r"-f ?(\d+) ?-d ?(\S)", joined)
+    if found is None:
+        raise CannotTell("cut")
+    by, column = (found[1], int(found[2])) if joined.startswith("-d") else (found[2], int(found[1]))
+    lines = stdin.splitlines()
+    return "".join(
+        (parts[column - 1] if column <= len(parts) else "" if len(parts) > 1 else line) + "\n"
+        for line in lines
+        for parts in [line.split(by)]
+    )
+
+
+def _head(words: list[str], stdin: str, now: float) -> str:
+    found = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
+    if found is None:
+        raise CannotTell("head")
+    return "".join(stdin.splitlines(keepends=True)[: int(found[1])])
+
+
+def _nothing(words: list[str], stdin: str, now: float) -> str:
+    return ""
+
+
+_PROGRAMS: Mapping[str, Callable[[list[str], str, float], str]] = {
+    "basename": _basename,
+    "cat": _cat,
+    "cut": _cut,
+    "date": _date,
+    "dirname": _dirname,
+    "echo": _echo,
+    "head": _head,
+    "mkdir": _nothing,
+    "printf": _printf,
+    "seq": _seq,
+    "sleep": _nothing,
+    "tr": _tr,
+    "wc": _wc,
+}

@@ -1,0 +1,367 @@
+"""A job as it follows from a command line, a launch script or a framework's own file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.init.bash.reader import read_script
+from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
+from autotune.orchestrator.init.entry_points import Program, framework_of, framework_of_document, unwrapped
+from autotune.orchestrator.init.hardware import Hardware, hardware_of
+from autotune.orchestrator.init.settings import (
+    Settings,
+    areal_settings,
+    flag_settings,
+    hydra_settings,
+    trl_settings,
+)
+from autotune.policies.explain.secrets import masked
+from autotune.policies.values.value import Value
+
+_SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
+_SCRIPT = re.compile(r".*\.(?:sh|bash)")
+_DOCUMENT = re.compile(r".*\.ya?ml")
+_INTERPRETER = re.compile(r"python(3(\.\d+)?)?")
+_PROGRAM_END = {  # the last word of a program that takes flags
+    "slime": r"(?:^|/)train(?:_async)?\.py$",
+    "miles": r"(?:^|/)train(?:_async)?\.py$",
+    "relax": r"relax[./]entrypoints[./]train",
+    "openrlhf": r"openrlhf[./]cli[./]train_ppo_ray",
+}
+# Folders of this machine and of this shell, which say nothing of the job.
+_LOCAL = frozenset({"PWD", "OLDPWD", "SHLVL", "HOME", "USER", "HOSTNAME", "_"})
+_PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*(?::\w+|\?[^{}]*)?)\}(?!\})")
+
+
+class Draft(Value, frozen=True, kw_only=True):
+    """A job to be written, and what of its source did not become part of it."""
+
+    source: str  # what it was made from, in words
+    name: str
+    framework: str
+    other: str = ""  # a framework without an adapter, by name
+    command: tuple[str, ...] = ()
+    python: str | None = None
+    config: str | None = None
+    settings: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    workdir: str = "."
+    hardware: Hardware = Hardware()
+    notes: tuple[Note, ...] = ()
+    secrets: tuple[str, ...] = ()  # variables that are left out
+    is_private: bool = False  # a setting holds a secret
+
+
+def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], now: float) -> Draft:
+    """Return the job of a command, of a script or of a YAML file; raises Failure where there is none."""
+    first = words[0]
+    if len(words) == 1 and _DOCUMENT.fullmatch(first):
+        return _of_document(Path(cwd, first))
+    if _SHELLS.fullmatch(first) and len(words) > 1 and not words[1].startswith("-"):
+        words = words[1:]
+        first = words[0]
+    if _SCRIPT.fullmatch(first) and Path(cwd, first).is_file():
+        return _of_script(Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now)
+    if len(words) == 1 and Path(cwd, first).suffix in (".sh", ".bash", ".yaml", ".yml"):
+        raise Failure(f"no such file: {first}", hint=f"looked in {cwd}", code=ExitCode.USAGE)
+    made = Invocation(argv=tuple(words), env={}, cwd=cwd, file="the command", line=1)
+    program = unwrapped(words)
+    framework = framework_of(program.argv, _document_of(program, cwd)) if program.argv else ""
+    if not framework:
+        framework = "command:"
+    return _drafted(made, program, framework, source="a command line", script=None, notes=())
+
+
+def _of_script(
+    path: Path, arguments: list[str], *, cwd: str, environment: Mapping[str, str], now: float
+) -> Draft:
+    try:
+        reading = read_script(Path(cwd, path), arguments, cwd=cwd, environment=environment, now=now)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE) from None
+    notes = list(reading.notes)
+    found: list[tuple[Invocation, Program, str]] = []
+    for invocation in reading.invocations:
+        program = unwrapped(invocation.argv)
+        framework = framework_of(program.argv, _document_of(program, invocation.cwd)) if program.argv else ""
+        if framework:
+            found.append((invocation, program, framework))
+    if not found:
+        seen = (
+            ", ".join(dict.fromkeys(i.argv[0] for i in reading.invocations if i.argv[0] != "pkill")) or "none"
+        )
+        last = f"\n  {notes[-1].file}:{notes[-1].line}: {notes[-1].message}" if notes else ""
+        raise Failure(
+            f"no training found in `{path}`; programs that it would start: {seen}{last}",
+            hint="give the command itself: autotune init -- python train.py ...",
+            code=ExitCode.NO,
+        )
+    chosen = next((each for each in found if not each[2].startswith("command:")), found[0])
+    for invocation, program, framework in found:
+        if program is not chosen[1]:
+            what = "also trains" if not framework.startswith("command:") else "also starts a program"
+            notes.append(
+                Note(
+                    file=invocation.file,
+                    line=invocation.line,
+                    message=f"{what}; left out: `{program.argv[0]}`",
+                )
+            )
+    notes += [
+        Note(file=str(path), line=1, message=f"the script writes `{name}`, which `init` does not")
+        for name in reading.written
+        if any(name in word for word in chosen[1].argv)
+    ]
+    used = {name for name in reading.outside if name not in _LOCAL and name != "PATH"}
+    if used:
+        names = ", ".join(sorted(used))
+        notes.append(Note(file=str(path), line=1, message=f"values from your environment: {names}"))
+    return _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=tuple(notes))
+
+
+def _drafted(
+    invocation: Invocation,
+    program: Program,
+    framework: str,
+    *,
+    source: str,
+    script: Path | None,
+    notes: Sequence[Note],
+) -> Draft:
+    notes = list(notes)
+
+    def note(message: str) -> None:
+        notes.append(Note(file=invocation.file, line=invocation.line, message=message))
+
+    for problem in program.problems:
+        note(problem)
+    others = [
+        name
+        for name in program.around
+        if name.partition(" ")[0] not in ("nohup", "env", "ray", "exec", "time")
+    ]
+    for name in others:
+        note(f"left out: `{name}`; autotune starts the program itself")
+    said = settings_of(framework, program.argv)
+    for name in dict.fromkeys(said.repeated):
+        note(f"`{name}` is given more than once: the last value counts")
+    own, _, other = framework.partition(": ")
+    own = own.rstrip(":")
+    env, secrets = _environment({**invocation.env, **program.env}, note)
+    given = {}
+    for name, value in said.given.items():
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and is_unknown(text) for text in texts):
+            note(f"the value of `{shown(name)}` follows only from running the script: edit it")
+        given[shown(name)] = [_told(text) for text in value] if isinstance(value, list) else _told(value)
+    command = tuple(map(shown, said.command))
+    if own == "command":
+        command = tuple(_PLACEHOLDER.sub(r"{{\1}}", word) for word in command)
+    config = shown(said.config) if said.config is not None else None
+    workdir = _workdir(program.workdir or invocation.cwd, command, config, script)
+    document = _read_document(Path(workdir, config)) if config is not None else None
+    python = command[0] if own == "areal" and command and _INTERPRETER.fullmatch(command[0]) else None
+    return Draft(
+        source=source,
+        name=_name(script, own, given),
+        framework=own,
+        other=other,
+        command=command,
+        python=python,
+        config=config,
+        settings=given,
+        env=env,
+        workdir=workdir,
+        hardware=hardware_of(own, given, document or {}),
+        notes=tuple(notes),
+        secrets=secrets,
+        is_private=any(masked(f"{name}={value}") != f"{name}={value}" for name, value in given.items()),
+    )
+
+
+def settings_of(framework: str, argv: Sequence[str]) -> Settings:
+    """Return the settings of a framework's command line."""
+    if framework in ("verl", "skyrl"):
+        return hydra_settings(argv)
+    if framework == "areal":
+        return areal_settings(argv)
+    if framework == "trl":
+        return trl_settings(argv)
+    if framework in _PROGRAM_END:
+        return flag_settings(argv, last_of_program=_PROGRAM_END[framework])
+    return Settings(command=tuple(argv), given={})
+
+
+def _of_document(path: Path) -> Draft:
+    document = _read_document(path)
+    if document is None:
+        reason = "no such file" if not path.is_file() else "it holds no mapping of settings"
+        raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE)
+    framework = framework_of_document(document)
+    if {"name", "framework"} <= set(document):
+        raise Failure(f"`{path}` is a job file already", hint=f"autotune plan {path}", code=ExitCode.USAGE)
+    own, _, other = framework.partition(": ")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "job"
+    if own == "areal":
+        script = _areal_script(path)
+        told = f"the training script is guessed: `{script}`" if script else "the training script is not known"
+        return Draft(
+            source=str(path),
+            name=name,
+            framework="areal",
+            command=("python3", script or "TRAINING_SCRIPT.py"),
+            python="python3",
+            config=str(path.absolute()),
+            workdir=str(_repository(path) or path.parent.absolute()),
+            hardware=hardware_of("areal", {}, document),
+            notes=(Note(file=str(path), line=1, message=f"{told}; it stands in `command`"),),
+        )
+    if own == "trl":
+        return Draft(
+            source=str(path),
+            name=name,
+            framework="trl",
+            config=str(path.absolute()),
+            workdir=str(path.parent.absolute()),
+            notes=(Note(file=str(path), line=1, message="started as `trl grpo`: check `command`"),),
+        )
+    if own == "verl":
+        return Draft(
+            source=str(path),
+            name=name,
+            framework="verl",
+            command=("python3", "-m", "verl.trainer.main_ppo"),
+            settings=_flat(document),
+            workdir=str(path.parent.absolute()),
+            hardware=hardware_of("verl", _flat(document), {}),
+            notes=(Note(file=str(path), line=1, message="every key of the file became an override"),),
+        )
+    if not framework:
+        raise Failure(
+            f"`{path}` is no configuration of a framework that autotune knows",
+            hint="give the command that starts it: autotune init -- python train.py --config FILE",
+            code=ExitCode.NO,
+        )
+    starts = {
+        "NeMo-RL": ("uv", "run", "python", "examples/run_grpo.py", "--config", str(path.absolute())),
+        "ROLL": (
+            "python",
+            "examples/start_rlvr_pipeline.py",
+            "--config_path",
+            str(path.parent),
+            "--config_name",
+            path.stem,
+        ),
+    }[other]
+    message = f"how {other} is started is guessed: check `command`"
+    return Draft(
+        source=str(path),
+        name=name,
+        framework="command",
+        other=other,
+        command=starts,
+        workdir=str(path.parent.absolute()),
+        notes=(Note(file=str(path), line=1, message=message),),
+    )
+
+
+def _areal_script(path: Path) -> str:
+    """Return the script beside a configuration that probably starts with it; empty where there is none."""
+    scripts = [each for each in sorted(path.parent.glob("*.py")) if not each.name.startswith("_")]
+    stem = path.stem.split("_")[0]
+    near = [s for s in scripts if s.stem == path.stem] or [
+        s for s in scripts if s.stem.startswith(stem) and re.search(r"rl|train|grpo|ppo", s.stem)
+    ]
+    chosen = near[0] if near else scripts[0] if len(scripts) == 1 else None
+    if chosen is None:
+        return ""
+    base = _repository(path)
+    return str(chosen.absolute().relative_to(base)) if base is not None else chosen.name
+
+
+def _repository(path: Path) -> Path | None:
+    return next(
+        (p for p in path.absolute().parents if (p / ".git").exists() or (p / "pyproject.toml").exists()), None
+    )
+
+
+def _document_of(program: Program, cwd: str) -> dict[str, Any] | None:
+    """Return the file of `--config`, where it is here."""
+    config = areal_settings(program.argv).config
+    return None if config is None or is_unknown(config) else _read_document(Path(cwd, config))
+
+
+def _read_document(path: Path) -> dict[str, Any] | None:
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in document.items():
+        if key in ("defaults", "hydra"):
+            continue
+        if isinstance(value, dict) and value:
+            result |= _flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def _told(value: Any) -> Any:
+    return shown(value) if isinstance(value, str) else value
+
+
+def _environment(
+    variables: Mapping[str, str], note: Callable[[str], None]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    for name, value in variables.items():
+        if name in _LOCAL:
+            continue
+        if is_unknown(value):
+            note(f"the value of the variable {name} follows only from running the script: left out")
+        elif value and masked(f"{name}={value}") != f"{name}={value}":
+            secrets.append(name)
+            note(f"{name} looks like a secret: left out; export it where autotune is started")
+        else:
+            env[name] = value
+    return env, tuple(secrets)
+
+
+def _workdir(cwd: str, command: Sequence[str], config: str | None, script: Path | None) -> str:
+    """Return the folder that the program's relative paths start from: where they exist, if any is seen."""
+    relative = [
+        word for word in (*command[1:4], config or "") if re.fullmatch(r"[\w./-]+\.(?:py|ya?ml)", word)
+    ]
+    relative = [word for word in relative if not word.startswith("/")]
+    if relative and script is not None and not Path(cwd, relative[0]).is_file():
+        for folder in script.resolve().parents:
+            if (folder / relative[0]).is_file():
+                return str(folder)
+    return cwd
+
+
+def _name(script: Path | None, framework: str, settings: Mapping[str, Any]) -> str:
+    named = script.stem if script is not None else ""
+    for key in (
+        "trainer.experiment_name",
+        "experiment_name",
+        "actor_rollout_ref.model.path",
+        "hf-checkpoint",
+    ):
+        value = settings.get(key)
+        if not named and isinstance(value, str) and "$" not in value:
+            named = value.rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", named or framework).strip("-._")[:60] or framework

@@ -1,0 +1,210 @@
+"""Which program a command line starts, behind `ray job submit`, `nohup`, `srun` and the like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from autotune.launchers.frameworks.areal.keys import kind_of
+from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.policies.values.value import Value
+
+_PROGRAM = re.compile(
+    r"(?:.*/)?(?:python(?:3(?:\.\d+)?)?|torchrun|accelerate|deepspeed|uv|bash|sh|ray|trl|rl)"
+)
+_PLAIN_WRAPPERS = frozenset({"nohup", "exec", "time", "setsid", "env", "sudo", "unbuffer", "command"})
+# Programs with options of their own before the program that counts.
+_WRAPPERS = frozenset(
+    {"srun", "timeout", "stdbuf", "numactl", "nice", "ionice", "taskset", "mpirun", "conda", "docker", "nsys"}
+)
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
+_AREAL_KEYS = frozenset(
+    {"gconfig", "rollout", "train_dataset", "actor", "allocation_mode", "sglang", "stats_logger"}
+)
+_SKYRL_KEYS = ("trainer.policy.", "trainer.placement.", "generator.inference_engine.")
+_MILES = re.compile(
+    r"(?:^|/)miles/train(?:_async)?\.py$"
+)  # in the folder of its checkout, or by a flag of its own
+_MILES_FLAGS = frozenset(
+    {"--use-miles-router", "--use-miles-dashboard", "--update-weight-transfer-mode"}
+    | {"--rematerialize-param-from-master-weight", "--offload-train-target", "--fully-async"}
+)
+_SLIME_FLAGS = frozenset({"--hf-checkpoint", "--rollout-batch-size", "--actor-num-gpus-per-node"})
+# Other frameworks by what stands in their command lines: the first that is found.
+_OTHERS: tuple[tuple[str, str], ...] = (
+    ("verl's supervised trainer", r"verl[./].*sft_trainer"),
+    ("OpenRLHF", r"openrlhf[./]"),
+    ("NeMo-RL", r"nemo_rl|run_grpo_(?:math|sliding|rm|vlm)?|run_grpo\.py|examples/run_(?:dpo|sft|rm)\.py"),
+    ("ROLL", r"start_(?:rlvr|agentic|dpo|distill|sft)\w*_pipeline\.py|(?:^|\s)roll\.pipeline"),
+    (
+        "TRL",
+        r"(?:^|\s)trl\s|(?:^|/)trl/|trl[./]scripts|grpo_trainer\.py|examples/scripts/(?:grpo|ppo|rloo|sft|dpo)",
+    ),
+    ("prime-rl", r"prime[-_]rl|(?:^|\s)rl @"),
+    ("ms-swift", r"(?:^|/|\s)swift (?:rlhf|sft)"),
+    ("LLaMA-Factory", r"llamafactory-cli"),
+)
+
+
+class Program(Value, frozen=True, kw_only=True):
+    """A program as a user starts it, without what stands before it."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    workdir: str = ""  # what a submission names
+    around: tuple[str, ...] = ()  # programs that were taken away
+    problems: tuple[str, ...] = ()
+
+
+def unwrapped(argv: Sequence[str]) -> Program:
+    """Return the program that a command line starts in the end."""
+    words, env, around, problems, workdir = list(argv), dict[str, str](), list[str](), list[str](), ""
+    while words:
+        name = PurePosixPath(words[0]).name
+        variable = _VARIABLE.fullmatch(words[0])
+        if variable is not None:
+            env[variable[1]] = variable[2]
+            words.pop(0)
+        elif name in _PLAIN_WRAPPERS:
+            around.append(name)
+            words.pop(0)
+            while words and words[0].startswith("-"):
+                words.pop(0)
+        elif name in _WRAPPERS:
+            at = next((n for n, word in enumerate(words) if n and _PROGRAM.fullmatch(word)), None)
+            if at is None:
+                break
+            around.append(" ".join(words[:at]))
+            words = words[at:]
+        elif name == "ray" and words[1:3] == ["job", "submit"]:
+            inner, variables, workdir, wrong = _submission(words[3:])
+            if not inner:
+                break
+            around.append("ray job submit")
+            env |= variables
+            problems += wrong
+            words = inner
+        else:
+            break
+    return Program(
+        argv=tuple(words), env=env, workdir=workdir, around=tuple(around), problems=tuple(problems)
+    )
+
+
+def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) -> str:
+    """Return the framework that a program belongs to, `command: NAME` for one without an adapter; else ``.
+
+    `document` is what the file of `--config` holds.
+    """
+    joined = " ".join(argv)
+    if re.search(r"relax[./]entrypoints[./]train", joined):
+        return "relax"
+    other = next((name for name, pattern in _OTHERS if re.search(pattern, joined)), "")
+    own = [key.lstrip("+~") for key in overrides_in(argv)]
+    is_verl = any(key.startswith("actor_rollout_ref.") for key in own)
+    if is_verl or re.search(r"verl[./].*main_\w*ppo|verl\.trainer\.main|(?:^|[./])main_ppo\b", joined):
+        return "verl"
+    if "skyrl.train." in joined or any(key.startswith(_SKYRL_KEYS) for key in own):
+        return "skyrl"
+    flags = {word.partition("=")[0] for word in argv}
+    if any(re.search(r"(?:^|/)train(?:_async)?\.py$", word) for word in argv) and _SLIME_FLAGS & flags:
+        return "miles" if _MILES_FLAGS & flags or any(map(_MILES.search, argv)) else "slime"
+    if "openrlhf.cli.train_ppo_ray" in argv or any(w.endswith("openrlhf/cli/train_ppo_ray.py") for w in argv):
+        return "openrlhf"
+    if document is not None and framework_of_document(document) == "areal":
+        return "areal"
+    named = {word.partition("=")[0].lstrip("+") for word in argv if "=" in word}
+    is_areal = re.search(r"(?:^|[\s./])areal[./]", joined) or any("." in n and kind_of(n) for n in named)
+    if is_areal and "--config" in argv:
+        return "areal"
+    if other:
+        return "trl" if _is_grpo(argv) else f"command: {other}"
+    return "command:" if _PROGRAM.fullmatch(argv[0]) and len(argv) > 1 and _trains(argv) else ""
+
+
+def framework_of_document(document: dict[str, Any]) -> str:
+    """Return the framework that a configuration file belongs to; empty where none is recognised."""
+    keys = set(document)
+    if {"actor", "gconfig"} <= keys or len(keys & _AREAL_KEYS) >= 4:
+        return "areal"
+    if {"policy", "grpo"} <= keys or {"policy", "loss_fn"} <= keys:
+        return "command: NeMo-RL"
+    if {"actor_train", "actor_infer"} <= keys or ("pretrain" in keys and "actor_train" in keys):
+        return "command: ROLL"
+    if {"actor_rollout_ref", "trainer"} <= keys:
+        return "verl"
+    if {"model_name_or_path", "per_device_train_batch_size"} & keys and keys & {
+        "num_generations",
+        "use_vllm",
+        "max_completion_length",
+        "learning_rate",
+        "output_dir",
+    }:
+        return "trl"
+    return ""
+
+
+def _is_grpo(argv: Sequence[str]) -> bool:
+    """Return whether TRL's own command starts its GRPOTrainer."""
+    return PurePosixPath(argv[0]).name == "trl" and list(argv[1:2]) == ["grpo"]
+
+
+def _trains(argv: Sequence[str]) -> bool:
+    """Return whether a program looks like a training: a script or module of Python with arguments."""
+    name = PurePosixPath(argv[0]).name
+    if name in ("torchrun", "accelerate", "deepspeed"):
+        return True
+    script = next((word for word in argv[1:] if not word.startswith("-")), "")
+    words = " ".join(argv)
+    return name.startswith(("python", "uv")) and bool(
+        re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (script.endswith(".py") or "-m" in argv)
+    )
+
+
+def _submission(words: list[str]) -> tuple[list[str], dict[str, str], str, list[str]]:
+    """Return the program of `ray job submit`, its variables, its folder, and what could not be read."""
+    env: dict[str, str] = {}
+    workdir, problems, at = "", list[str](), 0
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            return words[at + 1 :], env, workdir, problems
+        if not word.startswith("-"):
+            return words[at:], env, workdir, problems
+        name, equals, value = word.partition("=")
+        if not equals and name not in _SUBMIT_SWITCHES:
+            at += 1
+            value = words[at] if at < len(words) else ""
+        if name == "--runtime-env-json":
+            variables, wrong = _runtime_env(value)
+            env |= variables
+            problems += wrong
+        elif name == "--runtime-env":
+            problems.append(
+                f"the variables of the runtime environment `{value}` are not read: add them to `env:`"
+            )
+        elif name == "--working-dir":
+            workdir = value
+        at += 1
+    return [], env, workdir, problems
+
+
+def _runtime_env(text: str) -> tuple[dict[str, str], list[str]]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        try:
+            document = yaml.safe_load(text)
+        except yaml.YAMLError:
+            document = None
+    if not isinstance(document, dict):
+        return {}, ["the JSON of --runtime-env-json cannot be read: add its variables to `env:`"]
+    env = {str(name): str(value) for name, value in (document.get("env_vars") or {}).items()}
+    rest = sorted(set(document) - {"env_vars", "working_dir"})
+    return env, [f"`{name}` of the runtime environment is left out" for name in rest]

@@ -1,0 +1,92 @@
+"""How many nodes and cards a framework's settings ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.policies.values.value import Value
+
+
+class Hardware(Value, frozen=True, kw_only=True):
+    """Nodes and cards; None where the settings do not say."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+
+
+def hardware_of(framework: str, settings: Mapping[str, Any], document: Mapping[str, Any]) -> Hardware:
+    """Return what a job's settings say of its size; `document` is the framework's own file."""
+    match framework:
+        case "verl":
+            bare = {key.lstrip("+"): value for key, value in settings.items()}
+            return Hardware(
+                nodes=_whole(bare.get("trainer.nnodes", 1)),
+                gpus_per_node=_whole(bare.get("trainer.n_gpus_per_node", 8)),
+            )
+        case "areal":
+            section = document.get("cluster")
+            cluster = section if isinstance(section, dict) else {}
+            nodes = settings.get("cluster.n_nodes", cluster.get("n_nodes", 1))
+            return Hardware(
+                nodes=_whole(nodes),
+                gpus_per_node=_whole(settings.get("cluster.n_gpus_per_node", cluster.get("n_gpus_per_node"))),
+            )
+        case "skyrl":
+            place = "trainer.placement.policy_num"
+            return Hardware(
+                nodes=_whole(settings.get(f"{place}_nodes", 1)),
+                gpus_per_node=_whole(settings.get(f"{place}_gpus_per_node", 1)),
+            )
+        case "slime" | "relax" | "miles":
+            return _of_flags(settings)
+        case "openrlhf":
+            return _of_dotted_flags(settings)
+    return Hardware()
+
+
+def _of_flags(settings: Mapping[str, Any]) -> Hardware:
+    roles = settings.get("resource")
+    if isinstance(roles, str):
+        try:
+            wanted = [int(count[1]) for count in json.loads(roles).values()]
+        except (ValueError, TypeError, IndexError, AttributeError):
+            return Hardware()
+        total = max(wanted, default=0) if settings.get("colocate") else sum(wanted)
+        return _spread(total)
+    per_node = _whole(settings.get("actor-num-gpus-per-node", 8)) or 8
+    trainer = (_whole(settings.get("actor-num-nodes", 1)) or 1) * per_node
+    if settings.get("colocate"):
+        return Hardware(nodes=trainer // per_node, gpus_per_node=per_node)
+    engines = _whole(settings.get("rollout-num-gpus", 0)) or 0
+    return _spread(trainer + engines)
+
+
+def _of_dotted_flags(settings: Mapping[str, Any]) -> Hardware:
+    def gpus(role: str) -> int:
+        nodes = _whole(settings.get(f"{role}.num_nodes", 1)) or 1
+        return nodes * (_whole(settings.get(f"{role}.num_gpus_per_node", 8)) or 8)
+
+    if settings.get("train.colocate_all") and not settings.get("train.async_enable"):
+        return _spread(gpus("actor"))
+    engines = _whole(settings.get("vllm.num_engines", 0)) or 0
+    beside = bool(settings.get("train.colocate_actor_ref") or settings.get("train.colocate_all"))
+    of_reference = 0 if beside or str(settings.get("algo.kl.init_coef")) in ("0", "0.0") else gpus("ref")
+    return _spread(
+        gpus("actor") + of_reference + engines * (_whole(settings.get("vllm.tensor_parallel_size", 1)) or 1)
+    )
+
+
+def _spread(total: int) -> Hardware:
+    """Return cards as nodes of eight, which is how they are sold."""
+    if total <= 8:
+        return Hardware(nodes=1, gpus_per_node=total or None)
+    return Hardware(nodes=-(-total // 8), gpus_per_node=8)
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return int(value) if value is not None else None
+    except (TypeError, ValueError):
+        return None

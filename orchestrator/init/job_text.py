@@ -1,0 +1,111 @@
+"""A draft as the text of a commented job.yaml."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from autotune.orchestrator.config.cards import Gpus
+from autotune.orchestrator.init.bash.state import Note
+from autotune.orchestrator.init.draft import Draft
+
+_MOST_NOTES = 60  # notes in the head of the file; the rest is only said
+
+
+def job_text(draft: Draft, *, gpus: Gpus | None = None) -> str:
+    """Return the file; every line of it is the user's to edit."""
+    lines = [f"# Made by `autotune init` from {draft.source}; nothing was run."]
+    lines += _notes(draft.notes)
+    lines += [f"name: {_scalar(draft.name)}"]
+    if draft.other or draft.framework == "command":
+        lines += _as_command(draft)
+    lines.append(f"framework: {draft.framework}")
+    if draft.command:
+        lines.append(f"command: {_flow(draft.command)}")
+    if draft.python:
+        lines.append(f"python: {_scalar(draft.python)}")
+    if draft.config:
+        lines.append(f"config: {_scalar(draft.config)}")
+    lines.append(f"workdir: {_scalar(draft.workdir)}")
+    lines.append(_cluster(draft, gpus))
+    if draft.env or draft.secrets:
+        lines += ["env:"]
+        lines += [f"  # {name}: left out, it looks like a secret; export it" for name in draft.secrets]
+        lines += [f"  {name}: {_text(value)}" for name, value in draft.env.items()]
+        if not draft.env:
+            lines[-len(draft.secrets) - 1] = "env: {}"
+    if draft.settings:
+        lines += ["settings:  # in your order, under the framework's own names"]
+        lines += [f"  {_scalar(key)}: {_value(value)}" for key, value in draft.settings.items()]
+    lines += [
+        "# lengths: {prompt: 512, response: 2000}  # mean tokens; with them the prediction is better",
+        "goal: {steps: 20, headroom: 5%}  # stable after 20 steps with 5 % of every memory free",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _as_command(draft: Draft) -> list[str]:
+    what = (
+        f"{draft.other} has no adapter yet: it" if draft.other else "No framework was recognised: the program"
+    )
+    return [
+        f"# {what} is run as any command is. Put {{knob}} placeholders where autotune may change a value,",
+        "# such as '{tokens_per_microbatch}', and the present value under `settings:` (docs/job.md).",
+    ]
+
+
+def _notes(notes: tuple[Note, ...]) -> list[str]:
+    if not notes:
+        return []
+    lines = ["# Not understood, or assumed:"]
+    lines += [f"#   {place(note)}: {' '.join(note.message.split())}" for note in notes[:_MOST_NOTES]]
+    return lines
+
+
+def place(note: Note) -> str:
+    """Return where a note belongs."""
+    return f"{note.file}:{note.line}"
+
+
+def _cluster(draft: Draft, gpus: Gpus | None) -> str:
+    nodes = draft.hardware.nodes or (gpus.nodes if gpus else None)
+    per_node = draft.hardware.gpus_per_node or (gpus.per_node if gpus else None)
+    said = {"nodes": nodes, "gpus_per_node": per_node, "gpu": gpus.card.name if gpus else None}
+    inside = ", ".join(f"{key}: {value}" for key, value in said.items() if value is not None)
+    hint = "" if gpus else "  # gpu: H100-80GB lets `plan` predict away from the cluster"
+    return f"cluster: {{{inside}}}{hint}"
+
+
+def _flow(words: tuple[str, ...]) -> str:
+    return "[" + ", ".join(_text(word) for word in words) + "]"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, str):
+        return _text(value)
+    return _scalar(value)
+
+
+def _text(value: str) -> str:
+    """Return a text so that every YAML reader takes it for that text, numbers such as 1e-6 left plain."""
+    if re.fullmatch(r"-?\d+(?:\.\d+)?[eE][-+]?\d+", value):
+        return value
+    if re.fullmatch(r"[-+.\d].*|(?i:true|false|null|yes|no|on|off|none|y|n|~)|", value, re.DOTALL):
+        return "'" + value.replace("'", "''") + "'" if "\n" not in value else _scalar(value)
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True).strip()
+    text = text.removesuffix("...").strip()
+    if isinstance(value, str) and ("\n" in text or (text[:1] not in "'\"" and re.search(r"[,\[\]{}]", text))):
+        text = yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True).strip()
+    return text

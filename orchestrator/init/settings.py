@@ -1,0 +1,127 @@
+"""The words of a training's command line as settings under the framework's own names, in their order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.launchers.frameworks.dialects.hydra import bare, value_of, value_text
+from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.policies.values.value import Value
+
+_AREAL = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|~[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
+
+
+class Settings(Value, frozen=True, kw_only=True):
+    """What a command line says: the program with its own words, the settings, and a file of settings."""
+
+    command: tuple[str, ...]
+    given: dict[str, Any]
+    config: str | None = None
+    repeated: tuple[str, ...] = ()  # names that were given more than once: the last counts
+
+
+def hydra_settings(argv: Sequence[str]) -> Settings:
+    """Return verl's overrides; every other word stays with the program."""
+    command: list[str] = []
+    given: dict[str, Any] = {}
+    repeated: list[str] = []
+    for word in argv:
+        found = next(iter(overrides_in([word]).items()), None)
+        if found is None:
+            command.append(word)
+            continue
+        key, text = found[0], word.partition("=")[2]
+        for other in [name for name in given if bare(name) == bare(key)]:
+            repeated.append(bare(key))
+            del given[other]
+        given[key] = None if "=" not in word else hydra_value(text)
+    return Settings(command=tuple(command), given=given, repeated=tuple(repeated))
+
+
+def hydra_value(text: str) -> Any:
+    """Return a value as YAML says it best: read where that loses nothing, else as it is written."""
+    value = value_of(text) if text else ""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, (int, float)):
+        return value if _NUMBER.fullmatch(text) else text
+    if isinstance(value, list) and all(isinstance(item, (str, int, float)) for item in value):
+        return value if value_of(value_text(value)) == value and _is_plain(value) else text
+    return text
+
+
+def _is_plain(items: list[Any]) -> bool:
+    return all(not isinstance(item, str) or re.fullmatch(r"[A-Za-z_./][\w./@:-]*", item) for item in items)
+
+
+def areal_settings(argv: Sequence[str]) -> Settings:
+    """Return AReaL's overrides and the file of `--config`."""
+    command: list[str] = []
+    given: dict[str, Any] = {}
+    repeated: list[str] = []
+    config: str | None = None
+    words = iter(argv)
+    for word in words:
+        found = _AREAL.fullmatch(word)
+        if word == "--config":
+            config = next(words, None)
+        elif word.startswith("--config="):
+            config = word.partition("=")[2]
+        elif found is not None and (command and not command[-1].startswith("--")):
+            if found[1] in given:
+                repeated.append(found[1])
+                del given[found[1]]
+            given[found[1]] = hydra_value(found[2])
+        else:
+            command.append(word)
+    return Settings(command=tuple(command), given=given, config=config, repeated=tuple(repeated))
+
+
+def trl_settings(argv: Sequence[str]) -> Settings:
+    """Return the flags of `trl grpo` and the file of `--config`."""
+    said = flag_settings(argv, last_of_program="^grpo$")
+    config = said.given.pop("config", None)
+    return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
+
+
+def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
+    """Return flags by name; what stands up to the script or module is the program."""
+    pattern = re.compile(last_of_program)
+    at = next((n for n, word in enumerate(argv) if pattern.search(word)), 0)
+    command, rest = list(argv[: at + 1]), list(argv[at + 1 :])
+    given: dict[str, Any] = {}
+    repeated: list[str] = []
+    name = ""
+    for word in rest:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            if name in given:
+                repeated.append(name)
+                del given[name]
+            given[name] = value if equals else True
+        elif name:
+            present = given[name]
+            given[name] = (
+                word
+                if present is True
+                else [*present, word]
+                if isinstance(present, list)
+                else [present, word]
+            )
+        else:
+            command.append(word)
+    shown = {key: _flag_value(value) for key, value in given.items()}
+    return Settings(command=tuple(command), given=shown, repeated=tuple(repeated))
+
+
+def _flag_value(value: Any) -> Any:
+    """Return a whole number as such; every other text stays as it is written."""
+    if isinstance(value, list):
+        return [_flag_value(item) for item in value]
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        number = float(value) if "." in value else int(value)
+        return number if str(number) == value else value
+    return value

@@ -1,0 +1,90 @@
+"""The report that every run leaves behind, written by a process of its own once the run is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run import directory
+
+LIMIT_S = 60.0  # a journal of 70,000 events takes 3.5 s of a processor
+HURRIED_S = 10.0  # Slurm and Kubernetes kill 30 s after they asked
+_POLL_S = 0.2
+_KILLED_S = 5.0  # a process that waits for a dead file system does not even die
+
+
+def write(run: directory.Run, *, limit_s: float = LIMIT_S, cut: Callable[[], object] = bool) -> None:
+    """Let `autotune report` write report.html of a run; raises Failure.
+
+    What takes longer than `limit_s` seconds, or still runs when `cut` becomes true, is killed: neither its
+    time, nor its memory, nor its end is the driver's.
+    """
+    if cut():
+        raise _unwritten(run, "interrupted")
+    try:
+        child = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "autotune.orchestrator.cli"),
+                *("report", run.id, "--runs-dir", str(run.path.parent), "--color", "never"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            # AUTOTUNE_OPEN and other options are meant for what the user types.
+            env={name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE_")},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _unwritten(run, (error.strerror or str(error)).lower()) from None
+    try:
+        said = _said(run, child, time.monotonic() + limit_s, cut)
+    finally:
+        _end(run, child)
+    if child.returncode:
+        raise _failure(run, said.decode("utf-8", "replace"))
+
+
+def _said(
+    run: directory.Run, child: subprocess.Popen[bytes], until: float, cut: Callable[[], object]
+) -> bytes:
+    """Return what a process printed on stderr by its end; raises Failure where that is not waited for."""
+    while True:
+        try:
+            return child.communicate(timeout=_POLL_S)[1]
+        except subprocess.TimeoutExpired:
+            if cut():
+                raise _unwritten(run, "interrupted") from None
+            if time.monotonic() >= until:
+                raise _unwritten(run, "it takes too long") from None
+
+
+def _end(run: directory.Run, child: subprocess.Popen[bytes]) -> None:
+    """Kill what still runs, and remove what it had begun to write."""
+    if child.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_KILLED_S)
+    with contextlib.suppress(OSError):
+        directory.partial_of(run.path / "report.html", child.pid).unlink()
+
+
+def _failure(run: directory.Run, said: str) -> Failure:
+    """Return the failure that a process told, or the last line of its traceback."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    if told:
+        return Failure(told)
+    named = [line for line in lines if not line.startswith((" ", "autotune: ", "Traceback "))]
+    return _unwritten(run, named[-1] if named else "its process died")
+
+
+def _unwritten(run: directory.Run, why: str) -> Failure:
+    return Failure(f"report.html is not written: {why}; `autotune report {run.id}` writes it")

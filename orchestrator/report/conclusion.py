@@ -1,0 +1,236 @@
+"""How a run ended: verdict, changed settings, what to do next, and where the time went."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from autotune.launchers.base import Framework
+from autotune.orchestrator import messages
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.report.document import Change, Conclusion, Fact, Spent
+from autotune.orchestrator.report.evidence import path_text
+from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.units import show_setting
+from autotune.policies.search import trials
+from autotune.policies.values.events import (
+    Accepted,
+    Decided,
+    Ended,
+    Finished,
+    GaveUp,
+    GoalReached,
+    History,
+    Infrastructure,
+    Interrupted,
+    NeedsHuman,
+    Stable,
+    Started,
+    TrainingCompleted,
+    Verdict,
+)
+from autotune.policies.values.history import accepted_of
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import Cancelled, Completed
+from autotune.policies.values.profile import Profile
+
+_DIGITS = 16  # of the digest: enough to compare two files by
+
+
+def conclusion_of(run: directory.Run, history: History, framework: Framework) -> Conclusion:
+    """Return how a run ended, or how far it has come."""
+    accepted = accepted_of(history)
+    verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
+    attempts = sum(isinstance(e, Started) for e in history)
+    seconds = max(0.0, seconds_of(history[-1].at) - seconds_of(accepted.at))
+    status, tone = _status(verdict)
+    if verdict is None:
+        headline = f"Not finished: {attempts} attempt{'' if attempts == 1 else 's'} on record"
+    else:
+        text = messages.verdict(verdict, attempts=attempts, seconds=seconds)
+        headline = text[:1].upper() + text[1:]
+    knobs, changes_of = _knobs(history)
+    return Conclusion(
+        status=status,
+        tone=tone,
+        headline=headline,
+        details=_details(verdict),
+        would_help=verdict.would_help if isinstance(verdict, GaveUp) else (),
+        faster=_faster(verdict),
+        changes=_changes(history, framework, accepted, knobs),
+        changes_of=changes_of,
+        commands=_commands(run, verdict),
+        facts=_facts(run, accepted),
+        spent=spent(history),
+        gpus=accepted.cluster.nodes * accepted.cluster.gpus_per_node,
+    )
+
+
+def _status(verdict: Verdict | None) -> tuple[str, str]:
+    match verdict:
+        case None:
+            return "unfinished", "warn"
+        case TrainingCompleted(marginal=marginal):
+            return "completed", "warn" if marginal else "good"
+        case Stable(marginal=marginal):
+            return "stable", "warn" if marginal else "good"
+        case GaveUp():
+            return "gave_up", "bad"
+        case NeedsHuman():
+            return "needs_human", "bad"
+        case Infrastructure():
+            return "infrastructure", "bad"
+        case Interrupted():
+            return "interrupted", "warn"
+        case _:
+            assert_never(verdict)
+
+
+def _details(verdict: Verdict | None) -> tuple[str, ...]:
+    match verdict:
+        case GaveUp(nearest=nearest) if nearest:
+            return (nearest,)
+        case NeedsHuman(diagnosis=diagnosis):
+            return tuple(f"line {line.line}: {line.text.strip()[:300]}" for line in diagnosis.evidence[:3])
+        case _:
+            return ()
+
+
+def _faster(verdict: Verdict | None) -> str:
+    if not isinstance(verdict, (TrainingCompleted, Stable)) or verdict.faster is None:
+        return ""
+    return verdict.faster.reason
+
+
+def _knobs(history: History) -> tuple[Knobs, str]:
+    """Return the configuration that the run has to show, and what it is."""
+    proven = export.stable_knobs(history)
+    if proven is not None:
+        return proven, "the proven configuration"
+    started = [e for e in history if isinstance(e, Started)]
+    if started:
+        return started[-1].knobs, "the last configuration that was tried, which is not proven"
+    return accepted_of(history).profile.knobs, "the job as written"
+
+
+def _changes(history: History, framework: Framework, accepted: Accepted, knobs: Knobs) -> tuple[Change, ...]:
+    """Return what differs from the job as written, as the framework's users type it."""
+    job, profile = accepted.job, accepted.profile
+    settings = framework.settings(job, knobs) if knobs != profile.knobs else {}
+    reasons = _reasons(history, profile)
+    rows = []
+    for name, value in settings.items():
+        before = framework.words({name: job.settings[name]}) if name in job.settings else ()
+        after = framework.words({name: value})
+        if before != after:
+            rows.append(Change(setting=name, before=before, after=after, why=reasons.get(name, "")))
+    told = {row.setting for row in rows}
+    for knob, (old, new) in changed(profile.knobs, knobs).items():
+        support = profile.supported.get(knob)
+        setting = knob if support is None else support.setting
+        if settings or setting in told:
+            continue  # the framework's own words say it
+        rows.append(
+            Change(
+                setting=setting,
+                before=(f"{setting}: {show_setting(knob, old)}",),
+                after=(f"{setting}: {show_setting(knob, new)}",),
+                why=reasons.get(setting, ""),
+            )
+        )
+    return tuple(rows)
+
+
+def _reasons(history: History, profile: Profile) -> dict[str, str]:
+    """Return why each setting has its last value."""
+    reasons: dict[str, str] = {}
+    for event in history:
+        if isinstance(event, Decided) and event.remedy is not None:
+            for knob in event.remedy.changes:
+                support = profile.supported.get(knob)
+                reasons[knob if support is None else support.setting] = event.remedy.name
+    return reasons
+
+
+def _commands(run: directory.Run, verdict: Verdict | None) -> tuple[Fact, ...]:
+    stable = (run.path / "stable.yaml").resolve()
+    rows = []
+    if stable.is_file():
+        rows.append(Fact(name="launch the proven job", value=f"autotune launch {_path(stable)}"))
+        script = stable.with_name("launch.sh")
+        rows.append(Fact(name="the same without autotune", value=f"bash {_path(script)}"))
+        if run.request.mode is directory.Mode.LAUNCH:
+            rows.append(Fact(name="look for a faster one", value=f"autotune search {_path(stable)}"))
+    if verdict is None or isinstance(verdict, (Interrupted, Infrastructure)):
+        rows.append(Fact(name="continue the run", value=f"autotune resume {run.id}"))
+    if isinstance(verdict, (GaveUp, NeedsHuman)):
+        rows.append(Fact(name="go on with the changed job", value=f"autotune resume {run.id} --edit"))
+    return tuple(rows)
+
+
+def _path(path: Path) -> str:
+    return shlex.quote(path_text(path))
+
+
+def _facts(run: directory.Run, accepted: Accepted) -> tuple[Fact, ...]:
+    job: Job = accepted.job
+    digest = hashlib.sha256((run.path / "job.yaml").read_bytes()).hexdigest()
+    rows = [
+        ("job", job.name),
+        ("framework", f"{job.framework} {job.framework_version or ''}".strip()),
+        ("cluster", messages.cluster(accepted.cluster)),
+        ("model", job.shape_from),
+        ("goal", f"{job.goal.steps} steps in a row with {job.goal.headroom:.0%} of every memory free"),
+        ("policy", accepted.policy.value),
+        ("sha256 of job.yaml", digest[:_DIGITS]),
+        *accepted.versions.items(),
+    ]
+    return tuple(Fact(name=name, value=value) for name, value in rows if value)
+
+
+def spent(history: History) -> tuple[Spent, ...]:
+    """Return where the time of the attempts went, with the hours of the cards that were held."""
+    accepted = accepted_of(history)
+    gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
+    searching = any(isinstance(e, Started) and e.trial is not None for e in history)
+    seconds = trials.spent(history) if searching else _of_attempts(history)
+    of_trials = gpus / max(1, accepted.job.search.parallel)
+    return tuple(
+        Spent(
+            what=what,
+            seconds=round(value, 3),
+            gpu_hours=round(
+                value / 3600 * (gpus if what == "becoming stable" or not searching else of_trials), 4
+            ),
+        )
+        for what, value in seconds.items()
+    )
+
+
+def _of_attempts(history: History) -> dict[str, float]:
+    goals = {e.attempt for e in history if isinstance(e, GoalReached)}
+    seconds: dict[str, float] = {}
+    for event in history:
+        if isinstance(event, Ended):
+            by = event.outcome.by if isinstance(event.outcome, Cancelled) else ""
+            if event.attempt in goals or isinstance(event.outcome, Completed):
+                what = "attempts that held"
+            elif by == "user":
+                what = "attempts that were stopped"
+            else:
+                what = "attempts that failed"
+            seconds[what] = seconds.get(what, 0.0) + event.seconds
+            waited = (event.stop_s or 0.0) + (event.drain_s or 0.0)
+            if waited:
+                seconds["freeing memory"] = seconds.get("freeing memory", 0.0) + waited
+    return seconds
+
+
+def setting_text(value: object) -> str:
+    """Return a value of a job as JSON, or a word as it is."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,79 @@
+"""What the log of an attempt adds to the journal: the lines around a failure, phases, losses.
+
+Only logs of one part are read, and of a run 64 MiB at most: a report is written at the end of every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from autotune.launchers.base import OWN_SOURCE, Framework
+from autotune.orchestrator.explain.sanitize import plain
+from autotune.orchestrator.report.document import LogLine
+from autotune.orchestrator.run import directory, log_parts
+from autotune.policies.values.observation import Marker, PhaseEnded, PhaseStarted, StepDone
+
+_MOST_BYTES = 64 << 20  # a marker is looked for in about 1 million lines a second
+_BEFORE, _AFTER = 4, 3  # lines around the one that failed
+_WIDTH = 400
+# The losses of frameworks, the policy's before the rest.
+_LOSSES = ("loss", "actor/pg_loss", "actor/loss", "train/pg_loss", "train/loss", "policy_loss")
+
+
+class LogReading:
+    """Reads logs of one run as long as its share lasts."""
+
+    def __init__(self, framework: Framework, *, most_bytes: int = _MOST_BYTES) -> None:
+        self._framework, self._left = framework, most_bytes
+        self._markers: dict[Path, tuple[Marker, ...]] = {}
+
+    def context(self, attempt: directory.Attempt, number: int) -> tuple[LogLine, ...]:
+        """Return the lines around one; empty where the log is not read. What follows them is not read."""
+        last = number + _AFTER
+        return tuple(
+            LogLine(number=line.number, text=_shown(line.data), failed=line.number == number)
+            for line in takewhile(lambda line: line.number <= last, self._lines(attempt))
+            if line.number >= number - _BEFORE
+        )
+
+    def markers(self, attempt: directory.Attempt) -> tuple[Marker, ...]:
+        """Return what the log says of phases and steps; it is read once."""
+        found = self._markers.get(attempt.path)
+        if found is None:
+            found = self._markers[attempt.path] = self._read_markers(attempt)
+        return found
+
+    def _read_markers(self, attempt: directory.Attempt) -> tuple[Marker, ...]:
+        if not attempt.log.is_file() or attempt.log.stat().st_size > self._left:
+            return ()
+        found = []
+        for line in self._lines(attempt):
+            if line.source == OWN_SOURCE:
+                continue
+            marker = self._framework.marker(line.data.decode("utf-8", "replace"))
+            if isinstance(marker, (PhaseStarted, PhaseEnded, StepDone)):
+                found.append(marker)
+        return tuple(found)
+
+    def _lines(self, attempt: directory.Attempt) -> Iterator[log_parts.Line]:
+        if not attempt.log.is_file() or any(attempt.path.glob(f"{attempt.log.name}.*")):
+            return
+        for line in log_parts.read(attempt.log):
+            self._left -= len(line.data) + 1
+            if self._left < 0:
+                return
+            yield line
+
+
+def loss_of(step: StepDone) -> tuple[str, float] | None:
+    """Return the loss of a step and the metric's name."""
+    names = [name for name in _LOSSES if name in step.metrics]
+    names += sorted(name for name in step.metrics if name.rsplit("/", 1)[-1].endswith("loss"))
+    return (names[0], step.metrics[names[0]]) if names else None
+
+
+def _shown(data: bytes) -> str:
+    text = plain(data[: 4 * _WIDTH].decode("utf-8", "replace"))
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

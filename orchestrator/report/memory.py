@@ -1,0 +1,155 @@
+"""Peaks of every phase and attempt: what the estimate saw before it, and what was measured."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.orchestrator import messages
+from autotune.orchestrator.report.document import (
+    AttemptMemory,
+    Comparison,
+    Factor,
+    Forecast,
+    Memory,
+    Reading,
+)
+from autotune.orchestrator.report.past import Past
+from autotune.policies.estimate.belief.calibration import learned, predicted
+from autotune.policies.estimate.parts import PARTS
+from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.recovery.outlook import Outlook
+from autotune.policies.remedies.step_size import needed_bytes
+from autotune.policies.search.trials import highest
+from autotune.policies.values.events import (
+    Diagnosed,
+    Ended,
+    Event,
+    GoalReached,
+    History,
+    Policy,
+    Progressed,
+    Started,
+)
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.history import Run, accepted_of
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Peak
+
+_FIRST, _LAST = 2, 10  # attempts that are shown
+_LADDER = "The estimate is shown for comparison: this run climbed the ladder without it."
+_UNKNOWN = "No estimate: the model's shape, or the size of a device, is not known."
+
+
+def memory_of(past: Past) -> Memory:
+    """Return the peaks of the attempts of a launch, of at most twelve of them."""
+    history = past.history
+    started = [(place, e) for place, e in enumerate(history) if isinstance(e, Started) and e.trial is None]
+    if len(started) > _FIRST + _LAST:
+        started = [*started[:_FIRST], *started[-_LAST:]]
+    rows: dict[int, list[Event]] = {event.attempt: [] for _, event in started}
+    for event in history:
+        if event.attempt in rows:
+            rows[event.attempt].append(event)
+    accepted = accepted_of(history)
+    known = past.is_modelled()
+    attempts, previous = [], accepted.profile.knobs
+    for place, event in started:
+        attempts.append(_attempt(past.view(place), event, previous, rows[event.attempt]))
+        previous = event.knobs
+    present = {phase for a in attempts for phase in (*a.predicted, *a.measured, *a.needed)}
+    order = [phase.value for phase in PHASES]
+    return Memory(
+        note="" if known and accepted.policy is not Policy.LADDER else _LADDER if known else _UNKNOWN,
+        phases=(*(p for p in order if p in present), *sorted(present - set(order))),
+        parts=PARTS if known else (),
+        attempts=tuple(attempts),
+        chosen=chosen_attempt(history),
+        comparisons=tuple(_comparisons(attempts)),
+        factors=_factors(past.whole()),
+        calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
+    )
+
+
+def chosen_attempt(history: History) -> int:
+    """Return the last attempt that reached the goal, else the last that was started; 0 for none."""
+    own = [e.attempt for e in history if isinstance(e, Started) and e.trial is None]
+    reached = [e.attempt for e in history if isinstance(e, GoalReached) and e.attempt in set(own)]
+    return reached[-1] if reached else own[-1] if own else 0
+
+
+def _attempt(view: Outlook | None, started: Started, previous: Knobs, rows: list[Event]) -> AttemptMemory:
+    peaks = highest(*_peaks(rows))
+    diagnosed = next((e for e in rows if isinstance(e, Diagnosed)), None)
+    needed = {}
+    if diagnosed is not None and diagnosed.cause is Cause.GPU_OOM:
+        size = needed_bytes(diagnosed.facts)
+        if size is not None:
+            needed[diagnosed.phase.value] = size
+    return AttemptMemory(
+        number=started.attempt,
+        change=messages.setting_changes(previous, started.knobs) or "as before",
+        predicted=_forecasts(view, started.knobs),
+        measured={
+            str(phase): Reading(
+                bytes=peak.used_bytes,
+                capacity=peak.capacity_bytes or None,
+                upper_bound=peak.upper_bound,
+            )
+            for phase, peak in peaks.items()
+            if peak.used_bytes
+        },
+        needed=needed,
+    )
+
+
+def _peaks(rows: list[Event]) -> list[dict[str, Peak]]:
+    return [e.peaks for e in rows if isinstance(e, (Progressed, Ended, GoalReached))]
+
+
+def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:
+    """Return what the estimate said of a configuration after what was known by then."""
+    if view is None:
+        return {}
+    estimate = view.estimates((knobs,))
+    prediction = predicted(view.calibration, estimate)
+    found = {}
+    for place, phase in enumerate(PHASES):
+        total, capacity = float(prediction.gpu[place, 0]), float(estimate.gpu_capacity[place, 0])
+        if total > 0:
+            found[phase.value] = Forecast(
+                bytes=round(total),
+                error=round(float(prediction.gpu_error[place, 0])),
+                capacity=capacity if math.isfinite(capacity) else None,
+                parts={
+                    part: round(size)
+                    for part, size in zip(PARTS, estimate.gpu_parts[place, :, 0].tolist(), strict=True)
+                    if size > 0
+                },
+            )
+    return found
+
+
+def _comparisons(attempts: list[AttemptMemory]) -> list[Comparison]:
+    return [
+        Comparison(
+            attempt=attempt.number,
+            phase=phase,
+            predicted=forecast.bytes,
+            error=forecast.error,
+            measured=attempt.measured[phase].bytes,
+        )
+        for attempt in attempts
+        for phase, forecast in attempt.predicted.items()
+        if phase in attempt.measured and not attempt.measured[phase].upper_bound
+    ]
+
+
+def _factors(run: Run) -> tuple[Factor, ...]:
+    """Return what the run taught of the estimate's parts."""
+    found = learned(run)
+    if found is None:
+        return ()
+    return tuple(
+        Factor(name=name, mean=factor.mean, error=factor.error)
+        for name, factor in sorted(found.factors.items())
+    )

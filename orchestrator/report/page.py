@@ -1,0 +1,102 @@
+"""The report as one HTML file that loads nothing: its data, its style and the charts' code are inside."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from importlib.resources import files
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.report.document import Report
+from autotune.orchestrator.report.report import report_of
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_value
+
+NAME = "report.html"
+_ASSETS = "autotune.orchestrator.report"
+# What could end the script or, in JavaScript, a line.
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_MARKS = {"good": "✓", "warn": "!", "bad": "✗"}
+
+
+def write(run: directory.Run) -> Report:
+    """Write report.html into a run's folder, readable only by its owner, and return it; raises Failure."""
+    report = report_of(run)
+    directory.write_private(run.path / NAME, rendered(report).encode())
+    return report
+
+
+def write_new(run: directory.Run, *, force: bool) -> Report:
+    """Write and return it; a file that is no report of this run is replaced with `force` alone."""
+    path = run.path / NAME
+    try:
+        own = path.read_bytes().startswith(_head(run.id).encode())
+    except FileNotFoundError:
+        own = True
+    except OSError as error:
+        raise Failure(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
+    if not own and not force:
+        raise Failure(
+            f"`{path}` was not written by autotune for this run",
+            hint="--force replaces it",
+            code=ExitCode.USAGE,
+        )
+    return write(run)
+
+
+def rendered(report: Report) -> str:
+    """Return the page; equal reports give equal bytes."""
+    environment = Environment(
+        loader=PackageLoader(_ASSETS, "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": show_duration,
+        "gib": show_gib,
+        "rate": show_rate,
+        "value": show_value,
+        "mark": _MARKS.__getitem__,
+    }
+    scripts = [_asset("plotly-basic.min.js"), _asset("charts.js")]
+    page = environment.get_template("page.html").render(
+        report=report,
+        data=Markup(_json(report)),  # noqa: S704 - nothing in it can end the script
+        style=Markup(_asset("page.css")),  # noqa: S704 - our own file
+        scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own, and plotly.js
+        policy="; ".join(
+            (
+                "default-src 'none'",
+                "style-src 'unsafe-inline'",
+                f"script-src {' '.join(map(_digest, scripts))}",
+                "img-src data: blob:",
+            )
+        ),
+    )
+    return _head(report.run) + page
+
+
+def _head(run: str) -> str:
+    return f"<!doctype html>\n<!-- autotune report of run {run} -->\n"
+
+
+def _json(report: Report) -> str:
+    text = msgspec.json.encode(report).decode()
+    for character, escape in _ESCAPES.items():
+        text = text.replace(character, escape)
+    return text
+
+
+def _asset(name: str) -> str:
+    return files(_ASSETS).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    """Return what allows one script under the page's policy."""
+    return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

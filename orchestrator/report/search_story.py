@@ -1,0 +1,75 @@
+"""The trials of a search: what was tried, what held, how fast it was and what mattered."""
+
+from __future__ import annotations
+
+from autotune.orchestrator import messages
+from autotune.orchestrator.report.document import SearchStory, TrialRow
+from autotune.orchestrator.units import show_rate
+from autotune.policies.search import trials
+from autotune.policies.search.space import space
+from autotune.policies.values.events import GoalReached, History, Result, Started, Tried
+from autotune.policies.values.history import accepted_of
+from autotune.policies.values.knobs import KNOBS, Knobs
+
+
+def search_of(history: History) -> SearchStory | None:
+    """Return the search of a run; None where no trial has a result."""
+    results = trials.tried(history)
+    if not results:
+        return None
+    from autotune.orchestrator.search.optuna_study import importance_of  # imports optuna
+
+    accepted, start = accepted_of(history), _start(history)
+    front = {result.trial for result in trials.front(results)}
+    best = trials.winner(results, start=start)
+    varied = tuple(k for k in KNOBS if len({getattr(r.knobs, k) for r in results}) > 1)
+    unit = trials.unit_of(results)
+    rows = tuple(
+        TrialRow(
+            trial=result.trial,
+            attempt=result.attempt,
+            purpose=result.purpose.value,
+            result=result.result.value,
+            fits=result.result is Result.FITS,
+            change=messages.setting_changes(accepted.profile.knobs, result.knobs) or "as written",
+            knobs={knob: getattr(result.knobs, knob) for knob in varied},
+            rate=result.rate if result.unit is not None and result.unit is unit else None,
+            noise=result.noise,
+            headroom=result.headroom,
+            seconds=result.seconds,
+            gpu_hours=result.gpu_hours,
+            reason=result.reason,
+            front=result.trial in front,
+            best=best is not None and result.trial == best.trial,
+        )
+        for result in results
+    )
+    return SearchStory(
+        unit="" if unit is None else unit.value,
+        varied=varied,
+        trials=rows,
+        importance=importance_of(space(accepted.job, accepted.profile, start), results),
+        goal_headroom=accepted.job.goal.headroom,
+        summary=_summary(results, best, start),
+    )
+
+
+def _start(history: History) -> Knobs:
+    """Return the configuration from which the search set out."""
+    goals = {e.attempt for e in history if isinstance(e, GoalReached)}
+    own = [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in goals]
+    return own[-1].knobs if own else accepted_of(history).profile.knobs
+
+
+def _summary(results: tuple[Tried, ...], best: Tried | None, start: Knobs) -> str:
+    if best is None:
+        return "No measured configuration keeps the headroom of the goal: the stable start remains the best."
+    compared = trials.gain(results, start=start)
+    if compared is None:
+        return f"Fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}."
+    proof = f"{compared.runs} runs of each" if compared.runs > 1 else "one run of each"
+    return (
+        f"Fastest: trial {best.trial}, {show_rate(compared.fast, best.unit)}, "
+        f"{compared.fast / compared.slow:.2f}× the stable start "
+        f"({show_rate(compared.slow, best.unit)}; {proof})."
+    )

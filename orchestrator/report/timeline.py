@@ -1,0 +1,134 @@
+"""The measured memory of one attempt over time, and when its phases were under way.
+
+Logs carry durations and no times: the phases of a step are laid before the moment at which its end was seen.
+"""
+
+from __future__ import annotations
+
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.report.document import PhaseSpan, Series, Timeline
+from autotune.orchestrator.run import directory, memory_record
+from autotune.policies.values.events import Ended, History, Progressed, Started
+from autotune.policies.values.observation import Marker, PhaseEnded, PhaseStarted, StepDone
+
+_POINTS = 1500  # of one series
+_DEVICES, _HOSTS, _PROCESSES = 8, 2, 4  # series that are shown
+_SPANS = 400  # phases that are shaded, the last ones
+
+_Points = dict[float, int]  # seconds since the attempt began -> bytes
+
+
+def timeline_of(
+    run: directory.Run, history: History, number: int, markers: tuple[Marker, ...]
+) -> Timeline | None:
+    """Return the timeline of an attempt; None where no memory was recorded."""
+    rows = [e for e in history if e.attempt == number]
+    started = next((e for e in rows if isinstance(e, Started)), None)
+    if started is None:
+        return None
+    begin = seconds_of(started.at)
+    devices, hosts = _series(run.attempt(number), begin)
+    if not devices and not hosts:
+        return None
+    devices.sort(key=lambda s: (-max(s.bytes), s.name))
+    hosts.sort(key=lambda s: (-max(s.bytes), s.name))
+    shown = [*sorted(devices[:_DEVICES], key=lambda s: s.name), *hosts[:_HOSTS]]
+    ends = {e.step: seconds_of(e.at) - begin for e in rows if isinstance(e, Progressed)}
+    last = next((seconds_of(e.at) - begin for e in rows if isinstance(e, Ended)), None)
+    return Timeline(
+        attempt=number,
+        series=tuple(shown),
+        left_out=len(devices) + len(hosts) - len(shown),
+        phases=tuple(_spans(markers, ends, last)[-_SPANS:]),
+        steps=tuple((step, round(end, 3)) for step, end in sorted(ends.items())[-_SPANS:]),
+    )
+
+
+def _series(attempt: directory.Attempt, begin: float) -> tuple[list[Series], list[Series]]:
+    """Return cards, or processes where there are none, and hosts."""
+    used: dict[str, _Points] = {}
+    capacity: dict[str, int] = {}
+    processes: dict[str, _Points] = {}
+    hosts: dict[str, _Points] = {}
+    own: set[str] = set()
+    samples = memory_record.samples_of(attempt.path)
+    since = {s.node: s.at for s in reversed(samples)}
+    for span in memory_record.minutes_of(attempt.path):
+        if span.until >= since.get(span.node, float("inf")):
+            continue  # its samples are there in full
+        at = round((span.at + span.until) / 2 - begin, 2)
+        hosts.setdefault(span.node, {})[at] = span.host.most
+        capacity[span.node] = span.host_total_bytes
+        for card in span.gpus:
+            name = f"{span.node} GPU {card.index}"
+            used.setdefault(name, {})[at] = card.used.most
+            capacity[name] = card.total_bytes
+            own |= {name} if card.of_attempt else set()
+    for sample in samples:
+        at = round(sample.at - begin, 2)
+        hosts.setdefault(sample.node, {})[at] = sample.host_used_bytes
+        capacity[sample.node] = sample.host_total_bytes
+        for gpu in sample.gpus:
+            name = f"{sample.node} GPU {gpu.index}"
+            used.setdefault(name, {})[at] = gpu.used_bytes
+            capacity[name] = gpu.total_bytes
+            own |= {name} if gpu.of_attempt else set()
+        for process in sample.processes:
+            processes.setdefault(f"{process.name} (pid {process.pid})", {})[at] = process.rss_bytes
+    cards = [_one(n, points, capacity[n]) for n, points in used.items() if not own or n in own]
+    if not used:
+        largest = sorted(processes.items(), key=lambda item: (-max(item[1].values()), item[0]))[:_PROCESSES]
+        cards = [_one(name, points, None) for name, points in largest]
+    return cards, [_one(f"{n} host", points, capacity[n], host=True) for n, points in hosts.items()]
+
+
+def _one(name: str, points: _Points, capacity: int | None, *, host: bool = False) -> Series:
+    """Return a series of at most `_POINTS` points; of neighbours the highest stays."""
+    every = sorted(points.items())
+    size = -(-len(every) // _POINTS)
+    kept = [max(every[at : at + size], key=lambda point: point[1]) for at in range(0, len(every), size)]
+    return Series(
+        name=name,
+        seconds=tuple(at for at, _ in kept),
+        bytes=tuple(value for _, value in kept),
+        capacity=capacity or None,
+        host=host,
+    )
+
+
+def _spans(markers: tuple[Marker, ...], ends: dict[int, float], last: float | None) -> list[PhaseSpan]:
+    spans: list[PhaseSpan] = []
+    waiting: list[PhaseEnded] = []
+    open_phase, before = "", 0.0
+
+    def lay(until: float) -> None:
+        nonlocal before
+        at, laid = until, list[PhaseSpan]()
+        for ended in reversed(waiting):
+            begin = max(before, at - ended.seconds)
+            if begin < at:
+                laid.append(PhaseSpan(phase=ended.phase.value, begin=round(begin, 3), end=round(at, 3)))
+            at = begin
+        spans.extend(reversed(laid))
+        waiting.clear()
+        before = until
+
+    for marker in markers:
+        match marker:
+            case PhaseStarted(phase=phase):
+                open_phase = phase.value
+            case PhaseEnded():
+                waiting.append(marker)
+                open_phase = ""
+            case StepDone(step=step) if step in ends:
+                lay(ends[step])
+            case _:
+                pass
+    if last is not None and open_phase:
+        # It began after what is waiting, right behind the last step that is known.
+        begin = min(last, before + sum(each.seconds for each in waiting))
+        lay(begin)
+        spans.append(PhaseSpan(phase=open_phase, begin=round(begin, 3), end=round(last, 3)))
+    elif last is not None:
+        lay(last)
+    return spans

@@ -1,0 +1,301 @@
+"""The recorded log of an attempt: `run.log`, and before it compressed parts, within a limit for the run.
+
+`run.log` holds the newest lines. When it is full it becomes `run.log.0001.gz`, `run.log.0002.gz` and so on.
+Over the run's limit the oldest parts but the first go, of older attempts before newer ones: the beginning
+holds the settings, the end the failure. A line in their place says what is missing, so that numbers of lines
+stay what they were: `zcat -f run.log.* run.log` reads all that is left.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from autotune.launchers.base import OWN_SOURCE
+from autotune.orchestrator.run.full_disk import Pause, append
+
+LIMIT_BYTES = 1 << 30  # of all logs of a run, on the disk
+_LARGEST_PART_BYTES = 16 << 20  # compressed in about 0.3 s, while which nothing is polled
+_PARTS = 64  # that the limit is worth at least
+_SOURCE = re.compile(rb"\[@([^\]\n]{0,200})\] ")
+_PREFIXED = re.compile(rb"^(?=\[@)", re.MULTILINE)
+_GAP = re.compile(rb"\[@%s\] \d+ lines are not recorded here \([^)\n]*\): (\{.*\})" % OWN_SOURCE.encode())
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+_PART = re.compile(r"run\.log\.(\d+)(\.gap|\.gz|)")
+
+
+class Line(NamedTuple):
+    """A recorded line."""
+
+    number: int  # from 1, lines that are missing counted
+    source: str
+    data: bytes
+
+
+class Row(NamedTuple):
+    """A line of a part, or the counts by source of lines that are missing."""
+
+    source: str
+    data: bytes
+    missing: dict[str, int] | None = None
+
+
+class Recorded(NamedTuple):
+    """What a log holds already: the numbers of every source's lines, in order."""
+
+    lines: int
+    numbers: dict[str, list[range]]
+    first: dict[str, int | None]  # source -> checksum of its first line; None: missing
+    own: dict[bytes, list[int]]  # lines of autotune's own code -> their numbers
+
+
+class LogParts:
+    """The log of one attempt, open for writing; lines that cannot be written are counted."""
+
+    def __init__(self, path: Path, *, pause: Pause, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._path, self._pause, self._limit = path, pause, limit_bytes
+        self._part_bytes = max(1, min(_LARGEST_PART_BYTES, limit_bytes // _PARTS))
+        self._full_at = self._part_bytes
+        self._descriptor: int | None = None
+        self._pending: list[bytes] = []
+        self._sources: Counter[str] = Counter()  # of the pending lines
+        self._missed: Counter[str] = Counter()  # lines that could not be written since the last one that was
+        _mend(path)
+        self.recorded = _recorded(path)
+        self._number = self.recorded.lines
+
+    def add(self, source: str, data: bytes) -> int:
+        """Append lines without their last newline and return the number of the first; `flush` writes."""
+        first, newlines = self._number + 1, data.count(b"\n")
+        self._number = first + newlines
+        if source:
+            prefix = f"[@{source}] ".encode()
+            data = prefix + (data.replace(b"\n", b"\n" + prefix) if newlines else data)
+        elif b"[@" in data:  # a line that would be read back as another source's
+            data = _PREFIXED.sub(b"[@] ", data)
+        self._pending.append(data + b"\n")
+        self._sources[source] += newlines + 1
+        return first
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if not self._pending and not self._missed and self._descriptor is not None:
+            return
+        if self._pause.tries(self._write):
+            self._missed.clear()
+        else:
+            self._missed += self._sources
+        self._pending.clear()
+        self._sources.clear()
+
+    def close(self) -> None:
+        """Write what was added and close."""
+        self.flush()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _write(self) -> None:
+        if self._descriptor is None:
+            self._descriptor = os.open(
+                self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+        gap = [_gap(self._missed, "they could not be written")] if self._missed else []
+        append(self._descriptor, b"".join(gap + self._pending))
+        size = os.fstat(self._descriptor).st_size
+        if size >= self._full_at:
+            self._full_at = self._part_bytes if self._rotated() else size + self._part_bytes
+
+    def _rotated(self) -> bool:
+        """Begin a new run.log; false where that cannot be done now."""
+        number = max((number for number, _ in parts_of(self._path)), default=0) + 1
+        plain = self._path.with_name(f"{self._path.name}.{number:04d}")
+        partial, packed = (plain.with_name(f"{plain.name}.{kind}") for kind in ("partial", "gz"))
+        try:
+            _compress(self._path, partial)
+            self._path.rename(plain)  # a crash from here on leaves a plain part
+        except OSError:
+            partial.unlink(missing_ok=True)
+            return False
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        partial.rename(packed)
+        plain.unlink()
+        keep_within(self._path, limit_bytes=self._limit)
+        return True
+
+
+def keep_within(log: Path, *, limit_bytes: int) -> None:
+    """Drop parts of a run's logs until they take at most `limit_bytes`; the first and newest of each stay."""
+    logs = sorted(log.parent.parent.glob(f"*/{log.name}"))
+    if log not in logs:
+        logs.append(log)
+    files = [file for each in logs for file in each.parent.glob(f"{log.name}*")]
+    total = sum(file.stat().st_size for file in files)
+    for each in logs:
+        parts = parts_of(each)
+        for number, file in parts[1:]:
+            if total <= limit_bytes:
+                return
+            if file.suffix == ".gap":
+                continue
+            size = file.stat().st_size
+            try:
+                _drop(each, number, file, limit_bytes)
+            except OSError:
+                continue  # what cannot be dropped stays
+            total -= size
+
+
+def read(log: Path) -> Iterator[Line]:
+    """Return the lines that are recorded of an attempt, from the oldest; raises OSError where none are."""
+    number = 0
+    for row in _raw(log):
+        if row.missing is not None:
+            number += sum(row.missing.values())
+            continue
+        number += 1
+        yield Line(number, row.source, row.data)
+
+
+def _raw(log: Path) -> Iterator[Row]:
+    """Yield what is recorded of an attempt, the parts first."""
+    for file in [*(file for _, file in parts_of(log)), log]:
+        yield from rows_of(file)
+
+
+def rows_of(file: Path) -> Iterator[Row]:
+    """Yield the rows of one part, as far as it can be read."""
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+            for line in lines:
+                yield row_of(line.rstrip(b"\n"))
+    except (OSError, EOFError, zlib.error):
+        return
+
+
+def row_of(data: bytes) -> Row:
+    """Return what a recorded line says."""
+    gap = _GAP.fullmatch(data)
+    prefix = _SOURCE.match(data)
+    if gap is not None and (missing := _counts(gap[1])) is not None:
+        return Row("", b"", missing)
+    if prefix is not None:
+        return Row(prefix[1].decode("utf-8", "replace"), data[prefix.end() :])
+    return Row("", data)
+
+
+def _counts(text: bytes) -> dict[str, int] | None:
+    try:
+        return msgspec.json.decode(text, type=dict[str, _Count])
+    except msgspec.DecodeError:
+        return None
+
+
+def _recorded(log: Path) -> Recorded:
+    numbers: dict[str, list[range]] = {}
+    first: dict[str, int | None] = {}
+    own: dict[bytes, list[int]] = {}
+    number = 0
+
+    def note(source: str, count: int) -> None:
+        ranges = numbers.setdefault(source, [])
+        if ranges and ranges[-1].stop == number + 1:
+            ranges[-1] = range(ranges[-1].start, number + 1 + count)
+        else:
+            ranges.append(range(number + 1, number + 1 + count))
+
+    for row in _raw(log):
+        if row.missing is not None:
+            for name, count in row.missing.items():
+                first.setdefault(name, None)
+                note(name, count)
+                number += count
+            continue
+        if row.source == OWN_SOURCE:
+            own.setdefault(row.data, []).append(number + 1)
+        else:
+            first.setdefault(row.source, zlib.crc32(row.data))
+            note(row.source, 1)
+        number += 1
+    return Recorded(number, numbers, first, own)
+
+
+def parts_of(log: Path) -> list[tuple[int, Path]]:
+    """Return the parts before run.log in order; where a crash left two of one number, the whole one."""
+    found: dict[int, Path] = {}
+    order = (".gap", ".gz", "")
+    for file in log.parent.glob(f"{log.name}.*"):
+        part = _PART.fullmatch(file.name)
+        if part is None:
+            continue
+        number = int(part[1])
+        if number not in found or order.index(part[2]) < order.index(_PART.fullmatch(found[number].name)[2]):  # type: ignore[index]
+            found[number] = file
+    return sorted(found.items())
+
+
+def _mend(log: Path) -> None:
+    """Cut a last line that was not written whole."""
+    try:
+        with log.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            end = size
+            while end:
+                begin = max(0, end - 65536)
+                file.seek(begin)
+                at = file.read(end - begin).rfind(b"\n")
+                if at >= 0:
+                    end = begin + at + 1
+                    break
+                end = begin
+            if end < size:
+                file.truncate(end)
+    except OSError:
+        return
+
+
+def _drop(log: Path, number: int, file: Path, limit_bytes: int) -> None:
+    """Put a line that says what is missing in the place of a part and of those dropped before it."""
+    missing: Counter[str] = Counter()
+    before = log.with_name(f"{log.name}.{number - 1:04d}.gap")
+    for part in (before, file):
+        for row in rows_of(part):
+            missing.update({row.source: 1} if row.missing is None else row.missing)
+    gap = log.with_name(f"{log.name}.{number:04d}.gap")
+    descriptor = os.open(gap, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        append(descriptor, _gap(missing, f"logs of a run take at most {limit_bytes >> 20} MiB"))
+    finally:
+        os.close(descriptor)
+    file.unlink()
+    before.unlink(missing_ok=True)
+
+
+def _gap(missing: Counter[str], why: str) -> bytes:
+    counts = msgspec.json.encode(dict(missing))
+    return b"[@%s] %d lines are not recorded here (%s): %s\n" % (
+        OWN_SOURCE.encode(),
+        missing.total(),
+        why.encode(),
+        counts,
+    )
+
+
+def _compress(source: Path, target: Path) -> None:
+    with (
+        source.open("rb") as plain,
+        os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as raw,
+        gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+    ):
+        shutil.copyfileobj(plain, packed, 1 << 20)

@@ -1,0 +1,245 @@
+"""The memory of an attempt on the disk: a summary of every minute, and the last minutes in full.
+
+`memory.jsonl` has a line for each minute and node, about 1.5 MB a day for a node of 8 cards; when it is full,
+pairs of lines become one. `samples.jsonl` and `samples.1.jsonl` hold at least the last 10 minutes, or 16 MiB,
+as they were read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from autotune.orchestrator.run.full_disk import Pause, append
+from autotune.policies.values.observation import GpuMemory, Sample
+from autotune.policies.values.value import Value
+
+V = TypeVar("V", bound=Value)
+SUMMARY, RECENT, BEFORE = "memory.jsonl", "samples.jsonl", "samples.1.jsonl"
+_MINUTE_S = 60.0
+_RECENT_S = 600.0
+_RECENT_BYTES = 16 << 20
+_SUMMARY_BYTES = 32 << 20  # three weeks of a node of 8 cards
+
+
+class Span(Value, frozen=True, kw_only=True):
+    """Least, mean and greatest number of bytes in use."""
+
+    least: int
+    mean: int
+    most: int
+
+
+class CardSpan(Value, frozen=True, kw_only=True):
+    """A card over some time."""
+
+    index: int
+    total_bytes: int
+    used: Span
+    ours_most_bytes: int = 0
+    of_attempt: bool = False
+
+
+class MemorySpan(Value, frozen=True, kw_only=True):
+    """A node over some time, as `memory.jsonl` has it."""
+
+    at: float  # Unix seconds of the first sample
+    until: float  # of the last
+    node: str
+    samples: int
+    host_total_bytes: int
+    host: Span
+    gpus: tuple[CardSpan, ...] = ()
+    cpu_share: float = 0.0  # mean
+    gpu_share: float = 0.0  # mean
+
+
+def summary_of(samples: list[Sample]) -> MemorySpan:
+    """Return samples of one node as one value; raises ValueError for none."""
+    if not samples:
+        raise ValueError("no samples")
+    cards: dict[int, list[GpuMemory]] = {}
+    for sample in samples:
+        for card in sample.gpus:
+            cards.setdefault(card.index, []).append(card)
+    return MemorySpan(
+        at=samples[0].at,
+        until=samples[-1].at,
+        node=samples[0].node,
+        samples=len(samples),
+        host_total_bytes=max(s.host_total_bytes for s in samples),
+        host=_span([s.host_used_bytes for s in samples]),
+        gpus=tuple(
+            CardSpan(
+                index=index,
+                total_bytes=max(c.total_bytes for c in read),
+                used=_span([c.used_bytes for c in read]),
+                ours_most_bytes=max(c.ours_bytes for c in read),
+                of_attempt=any(c.of_attempt for c in read),
+            )
+            for index, read in sorted(cards.items())
+        ),
+        cpu_share=round(sum(s.cpu_share for s in samples) / len(samples), 3),
+        gpu_share=round(sum(s.gpu_share for s in samples) / len(samples), 3),
+    )
+
+
+def joined(one: MemorySpan, other: MemorySpan) -> MemorySpan:
+    """Return two spans of one node as one."""
+    whole = one.samples + other.samples
+
+    def mean(a: float, b: float) -> float:
+        return (a * one.samples + b * other.samples) / whole
+
+    def both(a: Span, b: Span) -> Span:
+        return Span(least=min(a.least, b.least), mean=round(mean(a.mean, b.mean)), most=max(a.most, b.most))
+
+    theirs = {card.index: card for card in other.gpus}
+    cards = {card.index: card for card in one.gpus}
+    for index, card in theirs.items():
+        own = cards.get(index, card)
+        cards[index] = msgspec.structs.replace(
+            card,
+            used=both(own.used, card.used),
+            ours_most_bytes=max(own.ours_most_bytes, card.ours_most_bytes),
+            of_attempt=own.of_attempt or card.of_attempt,
+        )
+    return msgspec.structs.replace(
+        one,
+        until=max(one.until, other.until),
+        samples=whole,
+        host_total_bytes=max(one.host_total_bytes, other.host_total_bytes),
+        host=both(one.host, other.host),
+        gpus=tuple(cards[index] for index in sorted(cards)),
+        cpu_share=round(mean(one.cpu_share, other.cpu_share), 3),
+        gpu_share=round(mean(one.gpu_share, other.gpu_share), 3),
+    )
+
+
+def minutes_of(folder: Path) -> tuple[MemorySpan, ...]:
+    """Return the minutes that are recorded of an attempt, in the order of the file."""
+    return tuple(_read(folder / SUMMARY, MemorySpan))
+
+
+def samples_of(folder: Path) -> tuple[Sample, ...]:
+    """Return the samples of its last minutes, the oldest first."""
+    return tuple(s for name in (BEFORE, RECENT) for s in _read(folder / name, Sample))
+
+
+def so_far(folder: Path) -> tuple[MemorySpan, ...]:
+    """Return what is recorded of an attempt as one value for each node."""
+    nodes: dict[str, MemorySpan] = {}
+    for span in minutes_of(folder):
+        nodes[span.node] = joined(nodes[span.node], span) if span.node in nodes else span
+    recent: dict[str, list[Sample]] = {}
+    for sample in samples_of(folder):
+        if sample.node not in nodes or sample.at > nodes[sample.node].until:
+            recent.setdefault(sample.node, []).append(sample)
+    for node, samples in recent.items():
+        last = summary_of(samples)
+        nodes[node] = joined(nodes[node], last) if node in nodes else last
+    return tuple(nodes[node] for node in sorted(nodes))
+
+
+class MemoryRecord:
+    """Writes what samples show; those that were written before an attach are left out."""
+
+    def __init__(self, folder: Path, *, pause: Pause, summary_bytes: int = _SUMMARY_BYTES) -> None:
+        self._folder, self._pause, self._summary_bytes = folder, pause, summary_bytes
+        self._minutes: dict[str, list[Sample]] = {}  # node -> samples of its present minute
+        self._summed = {span.node: span.until for span in minutes_of(folder)}
+        self._kept = {sample.node: sample.at for sample in samples_of(folder)}
+        self._since: float | None = None  # when samples.jsonl begins
+
+    def add(self, samples: tuple[Sample, ...]) -> None:
+        """Write new samples."""
+        fresh = [s for s in samples if s.at > self._kept.get(s.node, 0.0)]
+        if fresh:
+            self._pause.tries(lambda: self._keep(fresh))
+            self._kept |= {sample.node: sample.at for sample in fresh}
+        over = []
+        for sample in samples:
+            if sample.at <= self._summed.get(sample.node, 0.0):
+                continue
+            minute = self._minutes.setdefault(sample.node, [])
+            if minute and sample.at - minute[0].at >= _MINUTE_S:
+                over.append(minute)
+                minute = self._minutes[sample.node] = []
+            minute.append(sample)
+        self._sum(over)
+
+    def close(self) -> None:
+        """Write what the present minutes show so far."""
+        self._sum(list(self._minutes.values()))
+        self._minutes = {}
+
+    def _sum(self, minutes: list[list[Sample]]) -> None:
+        spans = [summary_of(minute) for minute in minutes if minute]
+        if not spans:
+            return
+        self._pause.tries(lambda: self._write_summary(spans))
+        self._summed |= {span.node: span.until for span in spans}
+
+    def _keep(self, samples: list[Sample]) -> None:
+        path = self._folder / RECENT
+        size = _append(path, samples)
+        self._since = samples[0].at if self._since is None else self._since
+        if samples[-1].at - self._since >= _RECENT_S or size >= _RECENT_BYTES:
+            path.replace(self._folder / BEFORE)
+            self._since = None
+
+    def _write_summary(self, spans: list[MemorySpan]) -> None:
+        path = self._folder / SUMMARY
+        if _append(path, spans) < self._summary_bytes:
+            return
+        partial = path.with_name(f".{SUMMARY}.partial")
+        partial.unlink(missing_ok=True)
+        try:
+            _append(partial, _in_pairs(_read(path, MemorySpan)))
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def _in_pairs(spans: Iterable[MemorySpan]) -> Iterator[MemorySpan]:
+    waiting: dict[str, MemorySpan] = {}
+    for span in spans:
+        first = waiting.pop(span.node, None)
+        if first is None:
+            waiting[span.node] = span
+        else:
+            yield joined(first, span)
+    yield from waiting.values()
+
+
+def _append(path: Path, values: Iterable[Value]) -> int:
+    """Append values as lines and return the file's size."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        append(descriptor, b"".join(msgspec.json.encode(value) + b"\n" for value in values))
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, kind: type[V]) -> Iterator[V]:
+    """Yield the lines of a file that are whole and of this kind."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    yield decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue
+    except OSError:
+        return
+
+
+def _span(values: list[int]) -> Span:
+    return Span(least=min(values), mean=round(sum(values) / len(values)), most=max(values))

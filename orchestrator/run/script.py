@@ -1,0 +1,62 @@
+"""A command as a shell script that runs without autotune, secrets left to the environment."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+from autotune.orchestrator.config.secrets import shown_command
+from autotune.policies.values.command import Command, File
+from autotune.policies.values.job import Job
+
+_FROM_ENVIRONMENT = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*:\?\})")
+
+
+def script(command: Command, job: Job) -> str:
+    """Return a shell script that runs the command without autotune, its files inside."""
+    shown = shown_command(command, job)
+    lines = ["#!/usr/bin/env bash", "set -euo pipefail", f"cd {shlex.quote(command.cwd)}"]
+    if shown.files:
+        lines += ['attempt="$(mktemp -d)"', "umask 077"]
+    for file, own in zip(shown.files, command.files, strict=True):
+        lines += _file(file, filled_in=file.text != own.text)
+    lines += [f"export {name}={_quote(value)}" for name, value in sorted(shown.env.items())]
+    words = [_quote(word.replace("{python}", job.python or sys.executable)) for word in shown.argv]
+    lines.append("exec " + " \\\n  ".join(words))
+    return "\n".join(lines) + "\n"
+
+
+def _file(file: File, *, filled_in: bool) -> list[str]:
+    """Return the lines that write a file; with `filled_in` the shell fills its `${NAME:?}` in."""
+    target = f'"$attempt"/{shlex.quote(file.name)}'
+    lines = [f'mkdir -p "$(dirname {target})"'] if "/" in file.name else []
+    end = _delimiter(file.text)
+    body = file.text if file.text.endswith("\n") else f"{file.text}\n"
+    if filled_in:
+        parts = _FROM_ENVIRONMENT.split(body)
+        body = "".join(p if i % 2 else re.sub(r"([\\$`])", r"\\\1", p) for i, p in enumerate(parts))
+    fill = 'sed "s|{attempt}|$attempt|g"' if "{attempt}" in file.text else "cat"
+    mark = end if filled_in else f"'{end}'"
+    return [*lines, f"{fill} > {target} <<{mark}\n{body}{end}"]
+
+
+def _quote(word: str) -> str:
+    """Quote a word for the shell, but let `{attempt}` and `${NAME:?}` be filled in."""
+    parts = re.split(r"(\{attempt\}|\$\{[A-Za-z_][A-Za-z0-9_]*:\?\})", word)
+    out = ""
+    for part in parts:
+        if part == "{attempt}":
+            out += '"$attempt"'
+        elif part.startswith("${") and part.endswith(":?}"):
+            out += f'"{part}"'
+        elif part:
+            out += shlex.quote(part)
+    return out or "''"
+
+
+def _delimiter(text: str) -> str:
+    end = "END"
+    while end in text.splitlines():
+        end += "_"
+    return end

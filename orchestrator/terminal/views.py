@@ -1,0 +1,155 @@
+"""What is shown and written of a run beside its journal. A view that fails is noted; it ends no run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from autotune.orchestrator.driver.context import Observer
+from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run.driver_log import DriverLog
+from autotune.orchestrator.run.journal import encode
+from autotune.orchestrator.terminal.console import Console
+from autotune.policies.values.events import Event, Finished, GoalReached
+
+_STDOUT, _STDERR = 1, 2
+
+
+class Views(Observer):
+    """The console, the events on stdout and the files of one run."""
+
+    def __init__(
+        self,
+        console: Console,
+        log: DriverLog,
+        *,
+        as_json: bool = False,
+        exported: Mapping[str, Callable[[], None]] = MappingProxyType({}),
+    ) -> None:
+        """Show events on `console`, and as JSON on stdout; `exported` writes the files of what is stable."""
+        self.console, self.log = console, log
+        self._json, self._exported = as_json, exported
+        self._noted: set[str] = set()
+        self._hung_up = False
+
+    # ------------------------------------------------------------------ what happens
+
+    def tell(self, event: Event) -> None:
+        """Show an event that is on record."""
+        if self._json:
+            self._print_json(event)
+        self._show(lambda: self.console.print_event(event))
+        if isinstance(event, GoalReached):
+            self.export()
+
+    def watch(self, progress: Progress, *, now: float) -> None:
+        """Show the progress of the running attempt."""
+        self._show(lambda: self.console.watch(progress, now=now))
+
+    def say(self, text: str) -> None:
+        """Show a message."""
+        self._show(lambda: self.console.say(text))
+
+    def warn(self, text: str) -> None:
+        """Show a message even to a user who asked for errors only, and keep it in driver.log."""
+        if not self.log.is_stream(_STDERR):
+            self.log.note(text)
+        self._show(lambda: self.console.warn(text))
+
+    def show_end(self, finished: Finished, *, hint: str) -> None:
+        """Show again how a run failed, and what the user can do."""
+        self._show(lambda: self.console.print_event(finished))
+        self._show(lambda: self.console.hint(hint))
+
+    def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
+        """Show what changed from the job."""
+        self._show(lambda: self.console.summary(rows, stable=stable))
+
+    def close(self) -> None:
+        """Remove the live region."""
+        self._show(self.console.close)
+
+    # ------------------------------------------------------------------ what is written
+
+    def export(self) -> None:
+        """Write the stable configuration and its certificate."""
+        for name, write in self._exported.items():
+            self.write_view(name, write)
+
+    def write_view(self, name: str, write: Callable[[], None]) -> None:
+        """Write a file of the run that can be written again from its journal."""
+        try:
+            write()
+        except Failure as failure:
+            self._note(name, failure.message)
+        except Exception as error:
+            self._note(name, f"cannot write {name}: {_words(error)}", error)
+
+    def print_line(self, text: str) -> None:
+        """Print a line of the result on stdout."""
+        try:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+        except (OSError, ValueError) as error:
+            self._lose_stdout(error)
+
+    # ------------------------------------------------------------------ what fails
+
+    def hang_up(self) -> None:
+        """Go on without the terminal: what would be printed goes to driver.log. Safe in a signal handler."""
+        self._hung_up = True
+        self.log.take_over(_STDOUT, _STDERR)
+
+    def _show(self, call: Callable[[], None]) -> None:
+        try:
+            if self._hung_up:
+                self._hung_up = False
+                self.console.leave_terminal()
+                self._note("terminal", "the terminal is gone; the run goes on")
+            call()
+        except OSError as error:
+            self.log.take_over(_STDERR)
+            self._note("console", f"cannot print: {_words(error)}; the run goes on", error)
+            with contextlib.suppress(Exception):
+                self.console.leave_terminal()
+        except Exception as error:
+            self._note("console", f"cannot print: {_words(error)}; the run goes on", error)
+
+    def _print_json(self, event: Event) -> None:
+        try:
+            sys.stdout.buffer.write(encode(event) + b"\n")
+            sys.stdout.buffer.flush()
+        except (OSError, ValueError) as error:
+            self._lose_stdout(error)
+
+    def _lose_stdout(self, error: Exception) -> None:
+        """Print no more on stdout: its reader is gone, and what it buffered would fail at the exit."""
+        self._json = False
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        self._note("stdout", f"cannot write to stdout: {_words(error)}; the run goes on without it")
+
+    def _note(self, view: str, text: str, error: Exception | None = None) -> None:
+        """Note once per view that it failed: in driver.log, and on stderr where that works."""
+        if view in self._noted:
+            return
+        self._noted.add(view)
+        if error is not None:
+            self.log.note("".join(traceback.format_exception(error)).rstrip())
+        if not self.log.is_stream(_STDERR):
+            self.log.note(text)
+        with contextlib.suppress(Exception):
+            self.console.warn(text)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower()
+    return f"{type(error).__name__}: {error}"

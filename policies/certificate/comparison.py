@@ -1,0 +1,166 @@
+"""What in a certificate is not so, in sentences that name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from autotune.policies.certificate.contents import Certificate, Replayed, Training
+from autotune.policies.certificate.overlap import apart, outside
+from autotune.policies.values.formatting import show_value
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.value import Value
+
+_SHOWN = 80  # characters of a value
+
+
+class Derived(Value, frozen=True, kw_only=True):
+    """What the framework says of the certificate's job, whatever the certificate says."""
+
+    profile: Profile  # of the job as written
+    settings: dict[str, Any]  # that the declared changes make of the job's
+    before: Training
+    after: Training
+
+
+def declared(certificate: Certificate, profile: Profile) -> Knobs:
+    """Return the job's knobs with the declared changes; raises msgspec.ValidationError for an unfit value.
+
+    What the framework does not offer is left out.
+    """
+    values = {c.knob: c.after for c in certificate.changes if c.knob in profile.supported}
+    return msgspec.convert({**msgspec.structs.asdict(profile.knobs), **values}, Knobs)
+
+
+def differences(certificate: Certificate, derived: Derived) -> tuple[str, ...]:
+    """Return what contradicts the claim that the same is trained before and after the changes."""
+    return (
+        *_undeclared(certificate, derived),
+        *_unfounded(certificate, derived.profile),
+        *_training(certificate, derived),
+        *_losses(certificate),
+    )
+
+
+def deviations(certificate: Certificate, other: Certificate, *, source: str) -> tuple[str, ...]:
+    """Return in what a certificate differs from the one that `source` gives."""
+    found = [
+        _deviation(f"{part}.{name}", here, there, source)
+        for part in ("before", "after")
+        for name, here, there in unequal(getattr(certificate, part), getattr(other, part))
+    ]
+    jobs = (flat(msgspec.to_builtins(c.job)) for c in (certificate, other))
+    found += [_deviation(f"job.{name}", here, there, source) for name, here, there in unequal(*jobs)]
+    rest = (_rest(certificate), _rest(other))
+    found += [_deviation(name, here, there, source) for name, here, there in unequal(*rest)]
+    return tuple(found)
+
+
+def unequal(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys whose values differ, with both values; None where one has no such key."""
+    for name in sorted({*first, *second}):
+        here, there = first.get(name), second.get(name)
+        if not same(here, there) or (name in first) != (name in second):
+            yield name, here, there
+
+
+def same(first: Any, second: Any) -> bool:
+    """Return whether two values of settings are equal; 1 and true are not."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
+
+
+def flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, by dotted key."""
+    out: dict[str, Any] = {}
+    for key, inner in value.items():
+        out |= (
+            flat(inner, f"{path}{key}.") if isinstance(inner, Mapping) and inner else {f"{path}{key}": inner}
+        )
+    return out
+
+
+def words(value: Any) -> str:
+    """Return a value as a person would type it, cut where it is long."""
+    if isinstance(value, dict | list | tuple):
+        text = msgspec.json.encode(value).decode()
+    else:
+        text = "not set" if value is None else show_value(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _undeclared(certificate: Certificate, derived: Derived) -> Iterator[str]:
+    expected = {**certificate.before, **derived.settings}
+    for name, after, should in unequal(certificate.after, expected):
+        before = certificate.before.get(name)
+        if same(should, before) and (name in certificate.before or should is None):
+            yield (
+                f"`{name}` is {words(before)} in the job and {words(after)} in the stable settings, "
+                "and no declared change explains it"
+            )
+        else:
+            made = f"the declared changes make it {words(should)}"
+            yield f"`{name}` is {words(after)} in the stable settings; {made}"
+
+
+def _unfounded(certificate: Certificate, profile: Profile) -> Iterator[str]:
+    seen: set[str] = set()
+    for change in certificate.changes:
+        name, support = change.knob, profile.supported.get(change.knob)
+        own = getattr(profile.knobs, name, None)
+        if name in seen:
+            yield f"the change of `{name}` is declared twice"
+        elif support is None:
+            yield f"`{name}` is declared as a change, and is no setting that autotune may change"
+        elif not same(change.before, own):
+            yield f"`{name}` is declared to have been {words(change.before)}; the job has {words(own)}"
+        elif change.effect is not support.effect:
+            called, effect = change.effect.value, support.effect.value
+            yield f"the change of `{name}` is declared {called}; it is {effect}"
+        elif change.setting != support.setting:
+            called = f"the framework calls it `{support.setting}`"
+            yield f"`{name}` is declared to be `{change.setting}`; {called}"
+        seen.add(name)
+
+
+def _training(certificate: Certificate, derived: Derived) -> Iterator[str]:
+    claimed, before, after = (
+        msgspec.structs.asdict(t) for t in (certificate.training, derived.before, derived.after)
+    )
+    for name, here, there in unequal(before, after):
+        yield f"`training.{name}` is {words(here)} in the job and {words(there)} with the stable settings"
+    for name, here, there in unequal(claimed, before):
+        yield f"`training.{name}` is {words(here)} in the certificate; the job's settings say {words(there)}"
+
+
+def _losses(certificate: Certificate) -> Iterator[str]:
+    losses = certificate.losses
+    beyond = outside(losses.overlapping, band=losses.band)
+    for overlap in beyond:
+        yield apart(overlap, band=losses.band or 0.0)
+    if certificate.replayed is Replayed.AGREED and (losses.band is None or not losses.overlapping):
+        yield "`replayed` is agreed, and no step was trained twice within a band"
+    if certificate.replayed is Replayed.DIFFERS and not beyond:
+        yield f"`replayed` is differs: {certificate.replay}"
+
+
+def _rest(certificate: Certificate) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.to_builtins(certificate)
+    for name in ("job", "before", "after"):
+        del values[name]
+    losses = values.pop("losses")
+    steps = {f"loss of step {o['step']}": o["losses"] for o in losses.pop("overlapping")}
+    versions = values.pop("versions")
+    return flat(values | {"losses": losses, "versions": versions}) | steps
+
+
+def _deviation(name: str, here: Any, there: Any, source: str) -> str:
+    return f"`{name}` is {words(here)} in the certificate and {words(there)} in {source}"

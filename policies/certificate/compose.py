@@ -1,0 +1,87 @@
+"""The certificate of a run, from its journal alone: the same events always give the same one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from autotune.policies.certificate.contents import Certificate, Change, Stability, Training
+from autotune.policies.certificate.overlap import judged, losses_of
+from autotune.policies.values.events import (
+    Edited,
+    Ended,
+    GoalReached,
+    History,
+    Purpose,
+    Result,
+    Started,
+    Tried,
+)
+from autotune.policies.values.history import accepted_of
+from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import Completed
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.remedy import Effect
+
+
+def certificate_of(
+    history: History, *, knobs: Knobs, settings: dict[str, Any], training: Training
+) -> Certificate:
+    """Return the certificate of stable knobs; `settings` are those that differ from the job as written."""
+    accepted = accepted_of(history)
+    attempts = _since_edited(history)
+    losses = losses_of(attempts)
+    replayed, replay = judged(attempts, losses, stable=knobs)
+    before = accepted.job.settings
+    return Certificate(
+        run=accepted.run,
+        at=next((event.at for event in reversed(history) if event.at), ""),
+        job=msgspec.structs.replace(accepted.job, settings={}, variables={}),
+        cluster=msgspec.structs.replace(accepted.cluster, address=""),
+        training=training,
+        before=before,
+        after={**before, **settings},
+        changes=changes_of(accepted.profile, knobs),
+        losses=losses,
+        replayed=replayed,
+        replay=replay,
+        stable=_stability(attempts, knobs, steps=accepted.job.goal.steps),
+        versions=accepted.versions,
+    )
+
+
+def changes_of(profile: Profile, knobs: Knobs) -> tuple[Change, ...]:
+    """Return the knobs that differ from the job as written, each with its effect."""
+    return tuple(
+        Change(
+            knob=name,
+            setting=profile.supported[name].setting if name in profile.supported else name,
+            before=old,
+            after=new,
+            effect=profile.supported[name].effect if name in profile.supported else Effect.EXACT,
+        )
+        for name, (old, new) in changed(profile.knobs, knobs).items()
+    )
+
+
+def _since_edited(history: History) -> History:
+    """Return the events since the user last changed the job: earlier attempts may have trained another."""
+    last = max((n for n, event in enumerate(history) if isinstance(event, Edited)), default=-1)
+    return history[last + 1 :]
+
+
+def _stability(history: History, knobs: Knobs, *, steps: int) -> Stability:
+    """Return what held with these knobs, the strongest first."""
+    confirmed = sum(
+        isinstance(e, Tried) and e.knobs == knobs and e.purpose is Purpose.CONFIRM and e.result is Result.FITS
+        for e in history
+    )
+    own = {e.attempt for e in history if isinstance(e, Started) and e.trial is None and e.knobs == knobs}
+    reached = {e.attempt for e in history if isinstance(e, GoalReached)} & own
+    ended = {e.attempt for e in history if isinstance(e, Ended) and isinstance(e.outcome, Completed)} & own
+    if confirmed:
+        return Stability(by="search", steps=steps, confirmations=confirmed)
+    if reached:
+        return Stability(by="goal", steps=steps, confirmations=len(reached))
+    return Stability(by="completed" if ended else "probe", steps=steps, confirmations=len(ended))

@@ -1,0 +1,105 @@
+"""The losses of steps that several attempts trained, and the band in which they must lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import isfinite, nan
+from statistics import median
+
+from autotune.policies.certificate.contents import Losses, Overlap, Replayed
+from autotune.policies.values.events import History, Progressed, Started
+from autotune.policies.values.knobs import Knobs
+
+# Two runs of a step differ as two neighbouring steps do: other samples are drawn. Four standard deviations
+# of that difference are exceeded once in 16,000 steps of a normal distribution; losses of policies have rare
+# steps far outside it, so a jump half as large again as any within one attempt is inside the band too.
+_SIGMAS, _JUMPS = 4.0, 1.5
+_STRAYS = 0.01  # of the compared steps may lie outside by chance
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_FEWEST_PAIRS = 8  # of neighbouring steps; with fewer the deviation itself is off by more than a third
+_ROUNDING = 1e-5  # of the largest loss: fp32 sums in another order
+_MOST_STEPS = 10_000  # that are kept; the newest
+
+
+def step_loss(metrics: Mapping[str, float], name: str, *, updates: Sequence[float]) -> float | None:
+    """Return the loss that the line of a step names, else the mean of its updates'; None where not finite."""
+    loss = metrics.get(name, sum(updates) / len(updates) if updates else nan)
+    return loss if isfinite(loss) else None
+
+
+def losses_of(history: History) -> Losses:
+    """Return the overlapping steps of a run's own attempts; trials of a search train other checkpoints."""
+    own = {e.attempt for e in history if isinstance(e, Started) and e.trial is None}
+    by_attempt: dict[int, dict[int, float]] = {}
+    for event in history:
+        if isinstance(event, Progressed) and event.attempt in own and event.loss is not None:
+            by_attempt.setdefault(event.attempt, {})[event.step] = event.loss
+    steps: dict[int, dict[str, float]] = {}
+    for attempt, losses in sorted(by_attempt.items()):
+        for step, loss in losses.items():
+            steps.setdefault(step, {})[str(attempt)] = loss
+    overlapping = tuple(
+        Overlap(step=step, losses=found) for step, found in sorted(steps.items()) if len(found) > 1
+    )
+    band, pairs = _band(by_attempt.values())
+    return Losses(overlapping=overlapping[-_MOST_STEPS:], band=band, pairs=pairs)
+
+
+def outside(compared: Sequence[Overlap], *, band: float | None) -> tuple[Overlap, ...]:
+    """Return the steps whose losses are further apart than the band, where more are than chance explains."""
+    if band is None:
+        return ()
+    beyond = tuple(o for o in compared if spread(o) > band)
+    return beyond if len(beyond) > _STRAYS * len(compared) else ()
+
+
+def spread(overlap: Overlap) -> float:
+    """Return how far apart the losses of a step are."""
+    return max(overlap.losses.values()) - min(overlap.losses.values()) if overlap.losses else 0.0
+
+
+def judged(history: History, losses: Losses, *, stable: Knobs) -> tuple[Replayed, str]:
+    """Return whether overlapping steps show the same training, and in words what was compared.
+
+    They do where an attempt with the stable knobs repeated steps of one with other knobs.
+    """
+    with_stable = {str(e.attempt) for e in history if isinstance(e, Started) and e.knobs == stable}
+    told = [o for o in losses.overlapping if 0 < len(with_stable & o.losses.keys()) < len(o.losses)]
+    if not any(isinstance(e, Progressed) and e.loss is not None for e in history):
+        return Replayed.NOT_RUN, "the log shows no losses of steps"
+    if not told:
+        return Replayed.NOT_RUN, "no step was trained both with the stable settings and with others"
+    if losses.band is None:
+        few = f"{losses.pairs} pairs of neighbouring steps do not tell how much a loss varies"
+        return Replayed.NOT_RUN, f"{few}; {_FEWEST_PAIRS} would"
+    beyond = outside(told, band=losses.band)
+    if beyond:
+        return Replayed.DIFFERS, apart(beyond[0], band=losses.band)
+    first, last = told[0].step, told[-1].step
+    numbers = f"step {first}" if first == last else f"{len(told)} steps ({first} to {last})"
+    what = f"the losses of {numbers} with both settings lie within a band of {losses.band:.6g}"
+    return Replayed.AGREED, what
+
+
+def apart(overlap: Overlap, *, band: float) -> str:
+    """Return what is wrong with a step outside the band."""
+    return (
+        f"step {overlap.step}: the losses of its attempts are {spread(overlap):.6g} apart; "
+        f"the band is {band:.6g}"
+    )
+
+
+def _band(attempts: Iterable[dict[int, float]]) -> tuple[float | None, int]:
+    every = [sorted(losses.items()) for losses in attempts]
+    jumps = [
+        abs(after - before)
+        for steps in every
+        for (first, before), (second, after) in pairwise(steps)
+        if second == first + 1
+    ]
+    if len(jumps) < _FEWEST_PAIRS:
+        return None, len(jumps)
+    largest = max(abs(loss) for steps in every for _, loss in steps)
+    widest = max(_SIGMAS * _MAD_TO_SIGMA * median(jumps), _JUMPS * max(jumps), _ROUNDING * largest)
+    return widest, len(jumps)

@@ -1,0 +1,72 @@
+"""Failures over a checkpoint that is loaded, told from those of the training by the run's history."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.events import History
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.history import Attempt, fold
+from autotune.policies.values.knob_table import ROWS
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Profile
+
+_MEMORIES = frozenset({Cause.GPU_OOM, Cause.HOST_OOM})
+_LOADS = frozenset({Phase.INIT, Phase.CHECKPOINT})
+# Passes that may lack what a load left in pieces, or did not give back.
+_PASSES = frozenset({Phase.NONE, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+_PROVEN = 2  # steps: from the second one on the optimizer's state is there
+_ENGINES = frozenset({Component.ROLLOUT, Component.REWARD})
+
+
+def while_loading(history: History, diagnosis: Diagnosis, *, attempt: int) -> Diagnosis:
+    """Return the diagnosis of an attempt, its phase `resume` where the load of a checkpoint is the cause.
+
+    It is where the attempt loads a checkpoint, ends before a first step, and an attempt that loaded none got
+    past that point: a pass or a host only under the knobs that trained for steps without a load, a device's
+    start also under knobs that asked for no less of it. A pass that fails again after a remedy for the load
+    is not the load's, nor is anything that fails under knobs with which another load passed.
+    """
+    run = fold(history)
+    place = next((n for n, each in enumerate(run.attempts) if each.number == attempt), None)
+    if place is None or diagnosis.cause not in _MEMORIES or diagnosis.component in _ENGINES:
+        return diagnosis
+    last, before = run.attempts[place], run.attempts[:place]
+    if not last.continued or last.progress:
+        return diagnosis
+    if run.accepted.job.resume or any(_loaded(each) and each.knobs == last.knobs for each in before):
+        return diagnosis  # with `resume: true` even the first attempt loads a checkpoint: the user's
+    fresh = [each for each in before if each.progress and not each.continued]
+    if diagnosis.phase in _LOADS:
+        loads = any(_asked_no_less(run.accepted.profile, diagnosis, each.knobs, last.knobs) for each in fresh)
+    else:
+        loads = (
+            diagnosis.phase in _PASSES
+            and any(_trained(each, last) for each in fresh)
+            and not any(each.loading for each in before)
+        )
+    return msgspec.structs.replace(diagnosis, phase=Phase.RESUME) if loads else diagnosis
+
+
+def _loaded(earlier: Attempt) -> bool:
+    """Return whether an attempt got past the load of a checkpoint."""
+    return earlier.continued and bool(earlier.progress)
+
+
+def _asked_no_less(profile: Profile, diagnosis: Diagnosis, fresh: Knobs, knobs: Knobs) -> bool:
+    """Return whether a start that passed asked for at least as much of the memory as one that failed."""
+    if diagnosis.cause is Cause.HOST_OOM:
+        return fresh == knobs
+    return all(
+        row.asks_no_less(diagnosis.cause, getattr(knobs, row.name), getattr(fresh, row.name))
+        for row in ROWS
+        if row.acts(diagnosis.cause, Phase.INIT, profile.placement)
+        or row.acts(diagnosis.cause, diagnosis.phase, profile.placement)
+    )
+
+
+def _trained(earlier: Attempt, last: Attempt) -> bool:
+    """Return whether an attempt completed steps under the same knobs and ran out of no memory."""
+    same = earlier.knobs == last.knobs
+    return same and len(earlier.progress) >= _PROVEN and not earlier.out_of_memory

@@ -1,0 +1,1 @@
+"""When memory that grows from step to step will run out."""

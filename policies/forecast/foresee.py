@@ -1,0 +1,198 @@
+"""Which memories of an attempt will run out before it is done, by what its steps showed so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from autotune.policies.estimate.belief.gaussian import Floats
+from autotune.policies.forecast.crossing import AHEAD, Crossing, crossing
+from autotune.policies.forecast.trend import FEWEST, slope_of, trend
+from autotune.policies.values.events import HOST, SURE, Foreseen
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
+from autotune.policies.values.observation import Peak
+from autotune.policies.values.value import Value
+
+WARM_UP = 2  # steps of an attempt: the optimizer's state and the caches of kernels and allocator appear
+_DROPPED = 0.7  # chance below which it is taken back
+_SURER = 0.05  # beyond SURE, before what was less sure meanwhile counts as sure again
+_DUE = 3  # steps: what was expected by now, and still is, is not said again
+_HEADROOM = 0.01  # share of a device that no peak shows: an allocator fails before its last byte
+_MOVED = 0.25  # of the steps that were left, by which the expected step moves before it is said again
+_FASTER = 2.0  # times what all steps so far differ by
+_KNOWN = 0.9  # share of the steps whose lengths must be known
+_EXPLAINS = 3.0  # standard errors by which peaks follow lengths
+
+
+class Measured(Value, frozen=True, kw_only=True):
+    """What one step of an attempt showed."""
+
+    step: int
+    peaks: dict[str, Peak] = {}  # phase -> peak
+    host: Peak | None = None  # of the fullest node
+    host_phase: Phase = Phase.NONE  # in which it was so full
+    lengths: dict[str, float] = {}  # of responses in tokens, by the framework's names
+
+
+def foresee(
+    measured: Sequence[Measured],
+    *,
+    said: Mapping[str, Foreseen],
+    attempt: int = 0,
+    of: int | None = None,
+    longest: float | None = None,
+) -> dict[str, Foreseen]:
+    """Return what is to be said anew, by phase, or `host`.
+
+    `said` is what was said last of each, `of` the last step of the training and `longest` the tokens of the
+    longest response that the job allows.
+    """
+    if len(measured) < FEWEST + WARM_UP:
+        return {}
+    names = dict.fromkeys(name for one in measured[-FEWEST:] for name in one.peaks)
+    last, found = measured[-1], {}
+    for name in (*names, HOST):
+        # A phase that this step did not have, such as a validation, said nothing new.
+        if not _peak(last, name):
+            continue
+        rows = _rows(measured, name)
+        if len(rows) < FEWEST:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            seen = _expected(rows, name, of=of, longest=longest)
+        before = said.get(name)
+        if before is not None and before.holds and (seen is None or seen.chance < _DROPPED):
+            if _reaches(rows, before):
+                found[name] = _taken_back(before, last)
+        elif seen is not None and _news(seen, before):
+            found[name] = msgspec.structs.replace(seen, attempt=attempt)
+    gone = [name for name, before in said.items() if before.holds and _vanished(measured, name)]
+    return found | {name: _taken_back(said[name], last) for name in gone}
+
+
+def _taken_back(before: Foreseen, last: Measured) -> Foreseen:
+    return msgspec.structs.replace(before, seen_at=last.step, holds=False, at="", after_s=None)
+
+
+def _reaches(rows: Sequence[tuple[Measured, Peak]], before: Foreseen) -> bool:
+    """Return whether so much is known of a memory that it speaks against what was said of it.
+
+    A driver that attaches takes the host's series up in its middle: it sees as far ahead as it has steps.
+    """
+    first, last = rows[0][0].step, rows[-1][0].step
+    return first <= before.seen_at or before.step is None or len(rows) >= before.step - last
+
+
+def _vanished(measured: Sequence[Measured], name: str) -> bool:
+    """Return whether a phase is missing where others are measured, for longer than it ever was before."""
+    if name == HOST or not all(one.peaks for one in measured[-FEWEST:]):
+        return False
+    places = [place for place, one in enumerate(measured) if name in one.peaks]
+    longest = max((after - before for before, after in pairwise(places)), default=1)
+    missing = len(measured) - 1 - (places[-1] if places else -1)
+    return missing >= max(FEWEST, 2 * longest)
+
+
+def _news(seen: Foreseen, before: Foreseen | None) -> bool:
+    if before is None or not before.holds:
+        return seen.chance >= SURE
+    assert seen.step is not None and before.step is not None
+    if before.chance >= SURE > seen.chance or before.chance < SURE <= seen.chance - _SURER:
+        return True
+    if max(before.step, seen.step) <= seen.seen_at + _DUE:
+        return False
+    return abs(seen.step - before.step) > max(3.0, _MOVED * max(0, before.step - seen.seen_at))
+
+
+def _peak(one: Measured, name: str) -> Peak | None:
+    return one.host if name == HOST else one.peaks.get(name)
+
+
+def _rows(measured: Sequence[Measured], name: str) -> list[tuple[Measured, Peak]]:
+    """Return the steps that show a memory against its size, those of the warm-up left out."""
+    return [
+        (one, peak)
+        for one in measured[WARM_UP:]
+        if (peak := _peak(one, name)) is not None and peak.capacity_bytes
+    ]
+
+
+def _expected(
+    rows: Sequence[tuple[Measured, Peak]], name: str, *, of: int | None, longest: float | None
+) -> Foreseen | None:
+    """Return the failure that a memory's steps make more likely than not."""
+    one, last = rows[-1]
+    limit = last.capacity_bytes * (HOST_LIMIT if name == HOST else 1 - _HEADROOM)
+    steps = np.array([float(each.step) for each, _ in rows])
+    # The fullest node may be another one, with more memory or less.
+    used = np.array([peak.used_bytes * (last.capacity_bytes / peak.capacity_bytes) for _, peak in rows])
+    if limit - used.max() > _FASTER * AHEAD * np.ptp(used):
+        return None  # growth as fast as any that was seen would not do
+    found = trend(steps, used)
+    if found is None:
+        return None
+    by_length, explained = _by_length([each for each, _ in rows], steps, used, limit, of=of, longest=longest)
+    crosses = by_length if explained else crossing(found, limit, last=of)
+    if crosses is None:
+        return None
+    return Foreseen(
+        cause=Cause.HOST_OOM if name == HOST else Cause.GPU_OOM,
+        phase=one.host_phase if name == HOST else Phase(name),
+        seen_at=one.step,
+        step=crosses.step,
+        earliest=crosses.earliest,
+        latest=crosses.latest,
+        of=of,
+        chance=round(crosses.chance, 3),
+        since=int(found.since),
+        used_bytes=int(found.level),
+        limit_bytes=int(limit),
+        per_step_bytes=int(found.rate),
+        at_end_bytes=int(crosses.at_end),
+        lengths=explained,
+        component=last.component,
+        upper_bound=last.upper_bound,
+    )
+
+
+def _by_length(
+    measured: Sequence[Measured],
+    steps: Floats,
+    used: Floats,
+    limit: float,
+    *,
+    of: int | None,
+    longest: float | None,
+) -> tuple[Crossing | None, bool]:
+    """Return when lengths that grow make a memory run out, and whether lengths explain its growth.
+
+    They do where peaks follow lengths and nothing of their trend is left without them. Lengths end at the
+    longest that the job allows.
+    """
+    for name in dict.fromkeys(name for one in measured[-FEWEST:] for name in one.lengths):
+        known = np.array([name in one.lengths for one in measured])
+        if known.mean() < _KNOWN:
+            continue
+        lengths = np.array([one.lengths[name] for one in measured if name in one.lengths])
+        grows = trend(steps[known], lengths)
+        if grows is None:
+            continue
+        slope, error = slope_of(lengths, used[known])
+        rest = used[known] - slope * lengths
+        if slope <= _EXPLAINS * error or trend(steps[known], rest) is not None:
+            continue
+        fixed = float(np.median(rest))
+        most = (limit - fixed) / slope
+        if longest is not None and most >= longest:
+            return None, True
+        own = float(np.std(rest)) / slope
+        crosses = crossing(replace(grows, spread=float(np.hypot(grows.spread, own))), most, last=of)
+        if crosses is None:
+            return None, True
+        end = crosses.at_end if longest is None else min(longest, crosses.at_end)
+        return replace(crosses, at_end=fixed + slope * end), True
+    return None, False

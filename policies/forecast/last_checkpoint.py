@@ -1,0 +1,69 @@
+"""Before memory that grows runs out: at which checkpoint a run that wants it changes its configuration."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import median
+
+from autotune.policies.values.events import Foreseen
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.job import Forecasting, Then
+
+_LOST = 1  # step after a checkpoint that a stop may cost: the next decision may come a step late
+_MOST = 2  # stops of one run
+
+
+def forewarned(run: Run, last: Attempt) -> Foreseen | None:
+    """Return the failure to go out of the way of now; None where there is time, no checkpoint or no wish.
+
+    The checkpoint is the last before the step by which the failure is at all likely, as far as the intervals
+    between checkpoints so far tell, and so fresh that a stop costs next to nothing. A job that ends with its
+    goal is left alone where that comes first, and so is one that such stops did not bring on.
+    """
+    ahead = last.imminent
+    if run.accepted.job.recovery.forecast is not Forecasting.ACT or ahead is None or not last.progress:
+        return None
+    if not run.accepted.profile.resumable:
+        return None
+    earliest = ahead.earliest or ahead.step or 0
+    if earliest > _last_step(run, last) or _in_vain(run, last, ahead):
+        return None
+    step, saved = last.progress[-1].step, last.progress[-1].saved
+    if saved is None or step - saved > _LOST:
+        return None
+    every = _interval(last)
+    return ahead if saved + every >= earliest else None
+
+
+def why_now(ahead: Foreseen) -> str:
+    """Return the reason of a stop before a failure that is expected."""
+    memory = "host memory" if ahead.cause is Cause.HOST_OOM else f"GPU memory in {ahead.phase.value}"
+    return f"{memory} is expected to run out at step {ahead.step}, and this is the checkpoint before"
+
+
+def _last_step(run: Run, last: Attempt) -> float:
+    """Return the step at which the goal ends the job, infinity where it goes on."""
+    goal = run.accepted.job.goal
+    if goal.then is not Then.STOP or last.goal is not None:
+        return math.inf
+    return last.progress[0].step + goal.steps - 1
+
+
+def _in_vain(run: Run, last: Attempt, ahead: Foreseen) -> bool:
+    """Return whether such stops are used up, or the last was for the same memory and nothing came of it."""
+    if sum(attempt.foregone for attempt in run.attempts) >= _MOST:
+        return True
+    before = run.attempts[-2] if len(run.attempts) > 1 else None
+    if before is None or not before.foregone or (before.new_step and last.new_step):
+        return False
+    return before.imminent is not None and before.imminent.memory == ahead.memory
+
+
+def _interval(last: Attempt) -> int:
+    """Return the usual steps between an attempt's checkpoints; before a second one, those to the first."""
+    saves = sorted({event.saved for event in last.progress if event.saved is not None})
+    if len(saves) > 1:
+        return int(median(after - before for before, after in pairwise(saves)))
+    return saves[0] - last.progress[0].step + 1 if saves else 0

@@ -1,0 +1,178 @@
+"""A trend in a series of one value a step: robust slopes of what came after its last break."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.policies.estimate.belief.gaussian import Floats
+
+FEWEST = 8  # steps after the last break before anything is said of their trend
+WINDOW = 120  # latest steps that are looked at
+_SURE = 2.6  # standard errors by which a slope differs from none
+_GOES_ON = 1.0  # the same for the latest half alone
+_LEAST = 0.003  # share of the level: growth over the seen steps that is not worth a word
+_FLOOR = 0.001  # share of the level: the least spread of single steps
+_MEDIAN_TO_SIGMA = 1.4826  # of a normal distribution, from its median absolute deviation
+_TAIL, _TAIL_SIGMAS = 0.95, 1.645
+_BREAK_COST = 12.0  # of the log-likelihood ratio that a break must gain beside 3 log n
+_MOST_BREAKS = 3
+_PLACES = 40  # at which a break is looked for
+_MOST_CORRELATED = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """How a series grows at its end."""
+
+    since: float  # the step of its last break
+    now: float  # the last step
+    seen: int  # values since the break
+    level: float  # usual value at `now`
+    rate: float  # growth of a step at `now`
+    error: float  # standard error of it
+    decay: float  # factor of the growth from one stretch of steps to the next; 1: it goes on
+    stretch: float  # steps
+    spread: float  # standard deviation of single steps, their upper side
+
+    def grown(self, ahead: Floats, rate: float) -> Floats:
+        """Return the growth over so many further steps at a present rate."""
+        if self.decay >= 1.0:
+            return np.asarray(rate * ahead)
+        slowing = -math.log(max(self.decay, 1e-6)) / self.stretch
+        return np.asarray(rate * -np.expm1(-slowing * ahead) / slowing)
+
+
+def trend(steps: Floats, values: Floats) -> Trend | None:
+    """Return the growth that a series shows at its end; None where it surely shows none.
+
+    A slope is the median of the slopes of all pairs (Theil 1950, Sen 1968), which one-off peaks do not move;
+    its error is Kendall's, widened for residuals that follow one another (Yue and Wang 2004). Only what came
+    after the last break counts: a jump upwards, or where growth set in.
+    """
+    steps, values = steps[-WINDOW:], values[-WINDOW:]
+    first = _last_break(steps, values)
+    steps, values = steps[first:], values[first:]
+    count = len(values)
+    if count < FEWEST:
+        return None
+    slope, error, residuals = _slope(steps, values)
+    level = abs(float(np.median(values)))
+    span = float(steps[-1] - steps[0])
+    if slope <= _SURE * error or slope * span <= _LEAST * level:
+        return None
+    half = count // 2
+    early, early_error, _ = _slope(steps[: count - half], values[: count - half])
+    late, late_error, late_residuals = _slope(steps[count - half :], values[count - half :])
+    if late <= _GOES_ON * late_error:
+        return None
+    rate, decay, stretch = slope, 1.0, span / 2
+    apart = late - early
+    if abs(apart) > 2 * math.hypot(early_error, late_error):
+        rate, error, residuals = late, late_error, late_residuals
+        if apart < 0:  # a geometric series: each half adds the same share of the one before
+            decay = late / early
+            rate *= math.sqrt(decay)  # from the middle of the latest half to its end
+    spread = max(_spread(residuals), _FLOOR * level)
+    return Trend(
+        since=float(steps[0]),
+        now=float(steps[-1]),
+        seen=count,
+        level=float(np.median((values - rate * (steps - steps[-1]))[-max(FEWEST, half) :])),
+        rate=rate,
+        error=error,
+        decay=decay,
+        stretch=stretch,
+        spread=spread,
+    )
+
+
+def slope_of(steps: Floats, values: Floats) -> tuple[float, float]:
+    """Return the median slope of the pairs of a series and its standard error."""
+    slope, error, _ = _slope(steps, values)
+    return slope, error
+
+
+def _slope(steps: Floats, values: Floats) -> tuple[float, float, Floats]:
+    """Return the median slope, its standard error and the residuals."""
+    one, other = np.triu_indices(len(steps), 1)
+    run = steps[other] - steps[one]
+    rises = (values[other] - values[one])[run != 0] / run[run != 0]
+    if not rises.size:
+        return 0.0, math.inf, np.zeros_like(values)
+    rises = np.sort(rises)
+    slope = float(np.median(rises))
+    residuals = values - slope * steps
+    residuals = residuals - float(np.median(residuals))
+    count = len(steps)
+    pairs = math.sqrt(count * (count - 1) * (2 * count + 5) / 18) * _widened(residuals)
+    middle = (rises.size - 1) / 2
+    places = np.clip([middle - pairs, middle + pairs], 0, rises.size - 1)
+    low, high = np.interp(places, np.arange(rises.size), rises)
+    # Few pairs end before one standard error does: what the residuals say is the least.
+    own = _spread(residuals) * _widened(residuals) / (float(np.std(steps)) * math.sqrt(count))
+    return slope, max((high - low) / 2, own), residuals
+
+
+def _widened(residuals: Floats) -> float:
+    """Return by what factor an error grows because a residual resembles the one before."""
+    clipped = np.clip(residuals, -3 * _spread(residuals), 3 * _spread(residuals))
+    power = float(clipped @ clipped)
+    if power <= 0.0:
+        return 1.0
+    follows = min(_MOST_CORRELATED, max(0.0, float(clipped[1:] @ clipped[:-1]) / power))
+    return math.sqrt((1 + follows) / (1 - follows))
+
+
+def _spread(residuals: Floats) -> float:
+    """Return the standard deviation of residuals that their upper side shows, single peaks left out."""
+    usual = _MEDIAN_TO_SIGMA * float(np.median(np.abs(residuals - np.median(residuals))))
+    return max(usual, float(np.quantile(residuals, _TAIL)) / _TAIL_SIGMAS if len(residuals) >= 20 else 0.0)
+
+
+def _last_break(steps: Floats, values: Floats) -> int:
+    """Return the place from which on a series follows one line: after its last jump or bend upwards."""
+    first = 0
+    for _ in range(_MOST_BREAKS):
+        place = _break(steps[first:], _without_peaks(values[first:]))
+        if place is None:
+            break
+        first += place
+    return first
+
+
+def _break(steps: Floats, values: Floats) -> int | None:
+    """Return where a jump or a bend upwards explains a series better than a line, if anywhere."""
+    count = len(values)
+    if count < 2 * FEWEST:
+        return None
+    run = steps - steps.mean()
+    # A jump of the last few steps is one from which nothing can be told yet.
+    places = np.unique(np.linspace(3, count - 3, min(_PLACES, count - 5)).astype(int))
+    jumps = (np.arange(count)[:, None] >= places[None, :]).astype(float)
+    bends = np.maximum(0.0, steps[:, None] - steps[places][None, :])
+    columns = _without_line(np.concatenate([jumps, bends], axis=1), run)
+    rest = _without_line(values[:, None], run)[:, 0]
+    power = float(rest @ rest)
+    if power <= (1e-9 * float(np.abs(values).max())) ** 2 * count:
+        return None
+    sizes = np.maximum((columns * columns).sum(axis=0), 1e-12)
+    along = rest @ columns
+    explained = np.where(along > 0, along**2 / sizes, 0.0)
+    best = int(explained.argmax())
+    gain = count * math.log(power / max(power - float(explained[best]), 1e-9 * power))
+    return int(places[best % len(places)]) if gain > _BREAK_COST + 3 * math.log(count) else None
+
+
+def _without_line(columns: Floats, run: Floats) -> Floats:
+    """Return what a line over the steps leaves of each column."""
+    columns = columns - columns.mean(axis=0)
+    return np.asarray(columns - np.outer(run, (run @ columns) / float(run @ run)))
+
+
+def _without_peaks(values: Floats) -> Floats:
+    """Return running medians of three: one-off peaks are gone, jumps and ramps stay."""
+    ends = np.concatenate([values[:1], values, values[-1:]])
+    return np.asarray(np.median(np.stack([ends[:-2], ends[1:-1], ends[2:]]), axis=0))

@@ -1,0 +1,90 @@
+import random
+
+import pytest
+
+from benchmarks.allocator.caching import MIB, CachingAllocator, Event, OutOfMemoryError
+from benchmarks.allocator.replay import lengths, loss
+from benchmarks.allocator.trace import Size, Trace
+
+
+def test_small_requests_share_a_segment_and_large_ones_have_their_own() -> None:
+    allocator = CachingAllocator()
+    allocator.play((Event(0, 100), Event(1, 600)))
+    assert allocator.reserved == 2 * MIB
+    assert allocator.allocated == 512 + 1024
+    allocator.allocate(2, 2 * MIB)  # above 1 MiB and below 10: from a segment of 20
+    assert allocator.reserved == 22 * MIB
+    allocator.allocate(3, 25 * MIB + 1)
+    assert allocator.reserved == 48 * MIB
+
+
+def test_the_smallest_block_that_is_large_enough_is_taken_and_split() -> None:
+    allocator = CachingAllocator()
+    allocator.play((Event(0, 40 * MIB), Event(1, 60 * MIB), Event(0, -1), Event(1, -1), Event(2, 30 * MIB)))
+    assert allocator.reserved == 100 * MIB
+    allocator.allocate(3, 60 * MIB)
+    assert allocator.reserved == 100 * MIB
+    allocator.allocate(4, 10 * MIB)  # what was left of the first block
+    assert allocator.reserved == 100 * MIB
+
+
+def test_a_rest_of_a_mebibyte_stays_with_its_block() -> None:
+    allocator = CachingAllocator()
+    allocator.play((Event(0, 41 * MIB), Event(0, -1), Event(1, 40 * MIB)))
+    allocator.allocate(2, 20 * MIB)
+    assert allocator.reserved == (42 + 20) * MIB
+
+
+def test_unused_segments_are_released_before_a_request_fails() -> None:
+    allocator = CachingAllocator(capacity=100 * MIB)
+    allocator.play((Event(0, 60 * MIB), Event(0, -1), Event(1, 80 * MIB)))
+    assert allocator.reserved == 80 * MIB
+    with pytest.raises(OutOfMemoryError):
+        allocator.allocate(2, 30 * MIB)
+
+
+def test_a_segment_in_use_keeps_its_rest() -> None:
+    """The request is smaller than what is free: fragmentation, which growing segments do not have."""
+    events = (Event(0, 60 * MIB), Event(0, -1), Event(1, 20 * MIB), Event(2, 60 * MIB))
+    with pytest.raises(OutOfMemoryError):
+        CachingAllocator(capacity=100 * MIB).play(events)
+    CachingAllocator(capacity=100 * MIB, expandable=True).play(events)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("capacity", [float("inf"), 200 * MIB])
+def test_bytes_are_neither_lost_nor_given_twice(expandable: bool, capacity: float) -> None:
+    allocator, draw = CachingAllocator(capacity=capacity, expandable=expandable), random.Random(1)
+    living: dict[int, int] = {}
+    failures = 0
+    for number in range(4000):
+        if living and draw.random() < 0.5:
+            gone = draw.choice(sorted(living))
+            del living[gone]
+            allocator.release(gone)
+            continue
+        size = int(2 ** draw.uniform(5, 26.5))
+        try:
+            allocator.allocate(number, size)
+        except OutOfMemoryError:
+            failures += 1
+        else:
+            living[number] = size
+        assert allocator.allocated == sum(-(-each // 512) * 512 for each in living.values())
+        assert allocator.allocated <= allocator.reserved <= capacity
+    assert bool(failures) is (capacity < float("inf"))
+    for number in living:
+        allocator.release(number)
+    allocator.empty_cache()
+    assert allocator.reserved == allocator.allocated == 0
+
+
+def test_a_pass_of_one_size_loses_nothing_and_varied_ones_lose_more_than_growing_segments_do() -> None:
+    kept = tuple(Size(n, 0.0, 16_384.0 * (1 + n % 3), ends=False) for n in range(30))
+    ended = tuple(Size(n, 0.0, 0.0, ends=True) for n in range(30))
+    trace = Trace((64 * MIB,), {"scoring": (), "training": kept + ended, "again": kept + ended, "update": ()})
+    equal = loss(trace, lengths(4096, varied=False))
+    varied = loss(trace, lengths(4096, varied=True))
+    assert equal.needed == pytest.approx(0.0, abs=0.01)
+    assert varied.reserved > 0.05
+    assert varied.needed_expandable < 0.02

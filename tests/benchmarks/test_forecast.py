@@ -1,0 +1,53 @@
+"""The benchmark of the forecast: its series are what their kinds say, and the tables count them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.forecast import (
+    CALM,
+    DRIFTS,
+    METHODS,
+    Base,
+    Outcome,
+    compared,
+    drawn_series,
+    injected_series,
+    recorded_bases,
+    simulated_bases,
+    watched,
+)
+
+EVEN = Base(phase="backward", noise=[1.0] * 60)
+
+
+def test_drifts_end_where_they_run_out_and_the_others_never_do() -> None:
+    every = [*drawn_series([EVEN], 3, seed=1)]
+    assert {series.kind for series in every} == {*DRIFTS, *CALM}
+    for series in every:
+        assert (series.fails is not None) is (series.kind in DRIFTS)
+        assert max(series.used) <= 1.0
+        assert series.fails is None or len(series.used) == series.fails - 1 < series.of
+
+
+def test_most_drifts_are_said_in_time_and_few_others() -> None:
+    every = [*drawn_series([EVEN, *simulated_bases(2, 3)], 3, seed=3)]
+    told = [watched(series, METHODS["forecast"]) for series in every]
+    failing = [each for each in told if each.fails is not None]
+    in_time = [e for e in failing if e.said is not None and e.fails is not None and e.fails - e.said >= 5]
+    assert len(in_time) >= 0.6 * len(failing)
+    calm = [each for each in told if each.fails is None]
+    assert sum(each.said is not None for each in calm) <= 0.2 * len(calm)
+
+
+def test_recorded_steps_are_there_and_drifts_are_put_on_them() -> None:
+    bases = [*recorded_bases()]
+    assert bases and all(len(base.noise) >= 60 for base in bases)
+    kinds = {series.kind for series in injected_series(bases, 1, seed=1)}
+    assert kinds == {*DRIFTS, "as recorded"}
+
+
+@pytest.mark.parametrize(("said", "share"), [(95, "100.0%"), (96, "0.0%"), (None, "0.0%")])
+def test_five_steps_ahead_count(said: int | None, share: str) -> None:
+    told = {"forecast": [Outcome("leak", 100, said), Outcome("noise", None, None)]}
+    assert f"| forecast | {share} | 0.0% (0 of 1) |" in list(compared("simulated", told))

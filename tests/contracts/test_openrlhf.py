@@ -1,0 +1,126 @@
+"""Every flag that OpenRLHF's adapter writes is taken by the real entry point, and by its own assertions.
+
+The package needs CUDA to be imported: its parser and its checks are compiled from the wheel and run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import json
+import sys
+import types
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from autotune.launchers.frameworks.dialects.flags import arguments
+from autotune.orchestrator.config.loader import parse
+from autotune.policies.remedies.legality import objections
+from autotune.policies.values.knobs import Knobs
+from benchmarks.facts.argparse_flags import flags_of
+from tests.contracts.wheels import wheel
+from tests.launchers.frameworks.megatron_replay import CLUSTER
+from tests.launchers.frameworks.test_megatron_rl import values_of
+from tests.launchers.frameworks.test_openrlhf import APART, COUNTED, OPENRLHF, PACKED, job
+
+pytestmark = pytest.mark.e2e
+
+VERSION = OPENRLHF.releases[0]
+FACTS = Path(__file__).parents[2] / "launchers" / "frameworks" / "openrlhf" / "facts" / f"{VERSION}.json"
+EXAMPLE = Path(__file__).parents[2] / "configs" / "openrlhf-hybrid.yaml"
+
+
+@functools.cache
+def text(name: str) -> str:
+    """Return a module of the package as text."""
+    with zipfile.ZipFile(wheel("openrlhf", VERSION)) as archive:
+        (found,) = (path for path in archive.namelist() if path.endswith(f"openrlhf/{name}"))
+        return archive.read(found).decode()
+
+
+@functools.cache
+def entry_point() -> types.CodeType:
+    """Return the entry point's own `if __name__ == "__main__"`, without the training."""
+    tree = ast.parse(text("cli/train_ppo_ray.py"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(block.body[-1]) == "train(args)"
+    imports = [node for node in tree.body if ast.unparse(node) == "from datetime import datetime"]
+    body = ast.Module(body=[*imports, *block.body[:-1]], type_ignores=[])
+    return compile(body, "train_ppo_ray.py", "exec")
+
+
+def accepted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the arguments as OpenRLHF has them once it has checked them."""
+    config = types.ModuleType("openrlhf.utils.config")
+    exec(compile(text("utils/config.py"), "config.py", "exec"), config.__dict__)
+    for name in ("openrlhf", "openrlhf.utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "openrlhf.utils.config", config)
+    monkeypatch.setattr(sys, "argv", ["train_ppo_ray.py", *words])
+    names: dict[str, Any] = {"argparse": argparse, "os": None}
+    exec(entry_point(), names)
+    return names["args"]
+
+
+def test_the_facts_are_those_of_the_wheel() -> None:
+    assert json.loads(FACTS.read_text())["flags"] == flags_of(text("cli/train_ppo_ray.py"))
+
+
+def produced() -> Iterator[Any]:
+    for label, settings in {"packed": PACKED, "counted": COUNTED, "apart": APART}.items():
+        written = job(settings)
+        profile = OPENRLHF.profile(written, CLUSTER)
+        for knob, support in profile.supported.items():
+            for value in values_of(support.grid, getattr(profile.knobs, knob)):
+                wanted = msgspec.structs.replace(profile.knobs, **{knob: value})
+                if not objections(profile, profile.knobs, wanted, started=False):
+                    changed = {**settings, **OPENRLHF.settings(written, wanted)}
+                    yield pytest.param(changed, id=f"{label}-{knob}-{value}")
+
+
+@pytest.mark.parametrize("settings", list(produced()))
+def test_every_value_of_a_knob_passes_the_real_checks(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted(list(arguments(settings, negatable=frozenset())), monkeypatch)
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_the_example_job_passes_the_real_checks(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = parse(EXAMPLE.read_text())
+    argv = OPENRLHF.command(written, Knobs(), run="r", attempt=attempt, resume=attempt > 1).argv
+    seen = accepted(list(argv[3:]), monkeypatch)
+    assert seen.ckpt.load_enable is (attempt > 1) and seen.ckpt.path.endswith("openrlhf-hybrid-r")
+    trial = OPENRLHF.trial(written, folder="/t", steps=3, longest=False)
+    argv = OPENRLHF.command(trial, Knobs(), run="r", attempt=1, resume=False).argv
+    seen = accepted(list(argv[3:]), monkeypatch)
+    assert (seen.data.max_samples, seen.ckpt.save_steps) == (384, -1)
+
+
+@pytest.mark.parametrize("preset", OPENRLHF.presets.values(), ids=OPENRLHF.presets.keys())
+def test_a_preset_passes_the_real_checks(preset: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted(list(arguments({**PACKED, **preset}, negatable=frozenset())), monkeypatch)
+
+
+def test_defaults_are_those_of_the_real_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = {
+        name: PACKED[name]
+        for name in ("train.agent_func_path", "algo.advantage.estimator", "vllm.num_engines")
+    }
+    least |= {"rollout.n_samples_per_prompt": 8}
+    seen = accepted(list(arguments(least, negatable=frozenset())), monkeypatch)
+    profile = OPENRLHF.profile(job(least), CLUSTER)
+    assert profile.knobs.memory_fraction == seen.vllm.gpu_memory_utilization
+    assert profile.longest_sequence == seen.data.max_len
+    packed = OPENRLHF.profile(job({**least, "train.dynamic_batch_enable": True}), CLUSTER).knobs
+    assert packed.tokens_per_microbatch == seen.train.max_tokens_per_gpu
+    assert profile.layout.sequences == seen.rollout.batch_size * 8
+    assert profile.layout.mini_batch == seen.train.batch_size
+    assert profile.layout.reference is (seen.algo.kl.init_coef > 0)
+    assert profile.layout.ranks == seen.actor.num_gpus_per_node

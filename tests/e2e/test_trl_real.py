@@ -1,0 +1,159 @@
+"""The real TRL: GRPO of a tiny model on this machine's processor, out of memory in earnest, and cured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from autotune.launchers.base import Observed
+from autotune.launchers.frameworks import find
+from autotune.launchers.runners.local import ProcessRunner
+from autotune.launchers.runners.node.processes import marked
+from autotune.orchestrator.config.loader import load
+from autotune.policies.values.job import Cluster
+from tests.contracts.environments import environment
+from tests.e2e.test_driver import Head
+
+pytestmark = pytest.mark.timeout(1800)
+
+BUDGET = 150 << 20  # of one pass of 64 samples the fused head alone asks for 176 MiB
+SAMPLES = 128  # of a generation and of an optimizer step
+_PREPARE = """
+import json, pathlib, random, sys
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+root = pathlib.Path(sys.argv[1])
+words = {"<eos>": 0, "<pad>": 1, **{f"w{n}": n for n in range(2, 512)}}
+tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+fast.save_pretrained(root / "model")
+torch.manual_seed(0)
+config = LlamaConfig(
+    hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256,
+    vocab_size=512, tie_word_embeddings=False, initializer_range=0.05, eos_token_id=0, pad_token_id=1,
+)
+LlamaForCausalLM(config).save_pretrained(root / "model")
+chance = random.Random(0)
+(root / "data").mkdir()
+with (root / "data" / "train.jsonl").open("w") as file:
+    for n in range(256):
+        middle = " ".join(f"w{chance.randrange(2, 512)}" for _ in range(5))
+        row = {"prompt": f"w{2 + n % 4} {middle} w{2 + n % 4}", "c": n % 4}
+        file.write(json.dumps(row) + "\\n")
+"""
+# Writes down what was generated: the same samples after a resume show that data and weights came back.
+_REWARD = """
+import hashlib, json
+
+def share(completion_ids, c, **rest):
+    digest = hashlib.sha256(json.dumps(completion_ids).encode()).hexdigest()
+    with open("generations", "a") as file:
+        file.write(f"{len(completion_ids)} {digest}\\n")
+    return [sum(i % 4 == kind for i in ids) / max(1, len(ids)) for ids, kind in zip(completion_ids, c)]
+"""
+
+
+def prepared(folder: Path, **settings: Any) -> Path:
+    """Write model, data, reward and job into a folder and return the job's file."""
+    python = environment("trl")
+    subprocess.run([str(python), "-c", _PREPARE, str(folder)], check=True, timeout=300)
+    (folder / "reward.py").write_text(_REWARD)
+    job = {
+        "name": "tiny",
+        "framework": "trl",
+        "python": str(python),  # its own: autotune's interpreter has no TRL
+        "cluster": {"address": "local"},
+        "settings": {
+            "model_name_or_path": "model",
+            "dataset_name": "data",
+            "reward_funcs": ["reward.share"],
+            "output_dir": "out",
+            "per_device_train_batch_size": SAMPLES // 2,
+            "gradient_accumulation_steps": 2,
+            "num_generations": 8,
+            "max_completion_length": 16,
+            "generation_kwargs": {"min_new_tokens": 16},
+            "max_steps": 4,
+            "learning_rate": 0.003,
+            "gradient_checkpointing": False,
+            "bf16": False,
+            "use_cpu": True,
+            "cpu": True,
+            "num_processes": 1,
+            "report_to": "none",
+            "disable_tqdm": True,
+            **settings,
+        },
+        "env": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AUTOTUNE_DEVICE_BUDGET": str(BUDGET)},
+        "recovery": {"save_every": 1, "preflight": "off", "infrastructure_retries": 0},
+    }
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+@pytest.mark.e2e
+def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    head = Head(tmp_path, 0, 0)
+    done = head.autotune("launch", "job.yaml", timeout_s=1200)
+    assert done.returncode == 0, done.stderr
+    events = list(head.events())
+    (diagnosed,) = [event for event in events if event["type"] == "diagnosed"]
+    assert (diagnosed["cause"], diagnosed["phase"]) == ("gpu-oom", "forward")
+    assert diagnosed["facts"]["requested_bytes"] > BUDGET
+    first, second = [event for event in events if event["type"] == "started"]
+    micro = second["knobs"]["microbatch_size"]
+    assert micro < first["knobs"]["microbatch_size"] == SAMPLES // 2
+    progressed = [event for event in events if event["type"] == "progressed"]
+    assert [event["step"] for event in progressed] == [1, 2, 3, 4]
+    assert progressed[1]["resumed_from"] == 1
+    # The step that failed was generated anew from the same state, and every batch is as large as written.
+    generations = [line.split() for line in (tmp_path / "generations").read_text().splitlines()]
+    digests = [digest for _, digest in generations]
+    assert {count for count, _ in generations} == {str(SAMPLES)} and len(digests) == 5
+    assert digests[1] == digests[2] and len(set(digests)) == 4
+    (saved,) = tmp_path.glob("out/*/checkpoint-4/trainer_state.json")  # in the folder of the run
+    state = json.loads(saved.read_text())
+    assert state["global_step"] == 4
+    argv = second["command"]
+    accumulation = argv[argv.index("--gradient_accumulation_steps") + 1]
+    assert micro * int(accumulation) == SAMPLES
+
+
+@pytest.mark.e2e_long
+def test_a_stop_ends_the_training_behind_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = load(prepared(tmp_path, max_steps=100_000))
+    trl = find("trl")
+    place = Cluster(address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
+    run = f"stop{os.getpid()}"
+    command = trl.command(job, trl.profile(job, place).knobs, run=run, attempt=1, resume=False)
+    command = replace(command, env={**command.env, "AUTOTUNE_DEVICE_BUDGET": "0"})
+    runner = ProcessRunner()
+    try:
+        handle = runner.start(command, run=run, attempt=1, python=job.python)
+        text = ""
+        deadline = time.monotonic() + 600
+        while "trl: step 1/" not in text:
+            observed: Observed = handle.poll()
+            text += "".join(chunk.data.decode(errors="replace") for chunk in observed.chunks)
+            assert observed.exit is None and time.monotonic() < deadline, text
+            time.sleep(0.2)
+        assert len(marked(lambda attempt: attempt == f"{run}/1")) >= 2  # the launcher and the training
+        handle.stop(grace_s=30)
+        assert marked(lambda attempt: attempt == f"{run}/1") == ()
+    finally:
+        runner.close()

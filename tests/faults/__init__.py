@@ -1,0 +1,1 @@
+"""Faults while a job trains: what the product survives, measured on real local Ray clusters."""

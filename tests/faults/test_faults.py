@@ -1,0 +1,71 @@
+"""The scenarios that CI plays: the same functions as `make faults`, with waits of a fifth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.page import placed, table
+from tests.faults.scenario import Row, Scenario, play
+from tests.faults.scenarios import EVERY
+
+SCALE = 0.2
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scenario", [s for s in EVERY if s.ci], ids=lambda s: s.name)
+def test_a_run_survives(scenario: Scenario) -> None:
+    row = play(scenario, seed=1, scale=SCALE, version="")
+    assert row.survived, row.reason
+    assert row.left == 0
+
+
+def row(**changes: object) -> Row:
+    known = {"scenario": "disk-full", "seed": 1, "survived": True, "attempts": 1, "repeated": 0, "left": 0}
+    known |= {"verdict": "completed", "exit_code": 0, "notice_s": 1.5, "seconds": 20.0, "scale": 1.0}
+    known |= {"version": "abc", "at": "2026-11-22T12:00:00Z"}
+    return Row(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def test_the_table_hides_nothing() -> None:
+    told = table(
+        [row(), row(seed=2, survived=False, attempts=3, notice_s=4.0, reason="it was started anew")],
+    )
+    (line,) = (line for line in told.splitlines() if line.startswith("| `disk-full`"))
+    assert "| 1 of 2 | 1 to 3 | 0 | 0 | completed | 1.5 to 4 |" in line
+    assert "`disk-full`, seed 2: it was started anew" in told
+    assert all(f"| `{s.name}` |" in told for s in EVERY)
+    assert told.count("not played") == len(EVERY) - 1
+
+
+def test_rows_of_shortened_waits_are_not_shown() -> None:
+    assert "not played" in next(
+        line for line in table([row(scale=SCALE)]).splitlines() if "`disk-full`" in line
+    )
+
+
+def test_only_the_marked_part_of_a_page_changes() -> None:
+    page = "# Title\n\n<!-- faults -->\nold\n<!-- end of faults -->\n\nAfter.\n"
+    assert placed(page, "faults", "new") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="no part"):
+        placed(page, "soak", "new")
+
+
+def test_names_are_told_apart() -> None:
+    assert len({s.name for s in EVERY}) == len(EVERY)
+
+
+def test_what_is_allowed_beyond_one_attempt_has_its_reason() -> None:
+    for scenario in EVERY:
+        plain = scenario.attempts == 1 and scenario.repeated == 0 and scenario.verdict == "completed"
+        assert plain or scenario.why, scenario.name
+
+
+def test_every_page_of_results_is_whole() -> None:
+    from tests.faults.__main__ import PAGE, RESULTS, read
+
+    names = {s.name for s in EVERY}
+    assert {r.scenario for r in read(RESULTS)} <= names
+    assert Path(PAGE).exists()

@@ -1,0 +1,126 @@
+"""Runs that go on after a failure: with a changed job, after a fix elsewhere, or repeated by a scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.lock import STALE_S, Owner
+from autotune.policies.values.events import Decided, Edited, Started
+from autotune.policies.values.history import RESUMED
+from tests.orchestrator.cli.terminal import Seen, run
+from tests.orchestrator.cli.test_troubles import the_run, until
+from tests.orchestrator.scripted import JOB
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def edits(home: Path) -> list[Edited]:
+    return [e for e in the_run(home).history() if isinstance(e, Edited)]
+
+
+def starts(home: Path) -> list[Started]:
+    return [e for e in the_run(home).history() if isinstance(e, Started)]
+
+
+def test_a_run_that_gave_up_says_what_to_do_and_goes_on_with_the_changed_job(home: Path) -> None:
+    assert run("launch", "job.yaml", cwd=home, play="never_fits").code == 1
+    again = run("resume", cwd=home, play="tight_memory")
+    name = the_run(home).id
+    assert again.code == 1 and "gave up after" in again.err
+    assert f"`{home / 'job.yaml'}`, then `autotune resume {name} --edit`" in again.err
+    unchanged = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert unchanged.code == 2 and "nothing differs from the job with which" in unchanged.err
+    before = len(starts(home))
+    (home / "job.yaml").write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4"))
+    seen = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert seen.code == 0, seen.err
+    assert "edited: prompt_tokens 8 → 4" in seen.err
+    (edit,) = edits(home)
+    assert edit.changes == {"settings.prompt_tokens": (8, 4)} and edit.forgets and not edit.knobs
+    # What was excluded before is not any more: the job begins as it is written.
+    first = starts(home)[before]
+    assert first.knobs == edit.profile.knobs and first.knobs.tokens_per_microbatch == 4096
+    status = json.loads(run("status", name, "--json", cwd=home).out)
+    assert status["edits"] == ["prompt_tokens 8 → 4"] and status["status"] == "COMPLETED"
+    assert "prompt_tokens 8 → 4" in run("status", name, cwd=home).out
+    assert "prompt_tokens: 4" in (the_run(home).path / "stable.yaml").read_text()
+
+
+def test_knobs_that_the_user_changed_run_next_and_failures_stay_known(home: Path) -> None:
+    assert run("launch", "job.yaml", cwd=home, play="never_fits").code == 1
+    before = len(starts(home))
+    other = home / "other.yaml"
+    other.write_text(JOB.replace("tokens_per_microbatch: 4096", "tokens_per_microbatch: 1024"))
+    seen = run("resume", "--job", "other.yaml", cwd=home, play="tight_memory")
+    assert seen.code == 0, seen.err
+    (edit,) = edits(home)
+    assert (edit.knobs, edit.forgets, edit.file) == (True, False, str(other))
+    assert [e.knobs.tokens_per_microbatch for e in starts(home)[before:]] == [1024]
+    assert run("resume", "--edit", cwd=home, play="tight_memory").code == 0  # nothing differs any more
+    done = run("resume", "--job", "job.yaml", cwd=home, play="tight_memory")
+    assert done.code == 2 and "is complete" in done.err
+
+
+def test_a_failure_that_was_fixed_elsewhere_goes_on_with_edit(home: Path) -> None:
+    assert run("launch", "job.yaml", cwd=home, play="own_failure").code == 1
+    assert run("resume", cwd=home, play="tight_memory").code == 1
+    seen = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert seen.code == 0 and "goes on after a fix elsewhere" in seen.err
+    assert RESUMED in [e.reason for e in the_run(home).history() if isinstance(e, Decided)]
+    assert not edits(home)
+
+
+def requeued(home: Path, play: str, *more: str) -> Seen:
+    arguments = ("launch", "job.yaml", "--continue", "--runs-dir", str(home / "runs"), *more)
+    return run(*arguments, cwd=home, play=play)
+
+
+def test_what_a_scheduler_repeats_is_one_run(home: Path) -> None:
+    def lose(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed")
+        child.kill()
+
+    arguments = ("launch", "job.yaml", "--continue", "--runs-dir", str(home / "runs"))
+    run(*arguments, cwd=home, play="forever", meanwhile=lose)
+    seen = requeued(home, "tight_memory")
+    assert seen.code == 0 and "1 attempt on record" in seen.err
+    done = requeued(home, "never_fits")
+    assert (done.code, done.out) == (0, seen.out) and len(directory.runs(home / "runs")) == 1
+    assert run("launch", "job.yaml", "--continue", cwd=home, play="tight_memory").code == 2
+    (home / "job.yaml").write_text(JOB.replace("name: story", "name: other"))
+    assert requeued(home, "tight_memory").code == 0 and len(directory.runs(home / "runs")) == 2
+
+
+def test_a_repeated_run_that_gave_up_begins_again_once_its_job_changed(home: Path) -> None:
+    assert requeued(home, "own_failure").code == 1
+    again = requeued(home, "tight_memory")
+    assert again.code == 1 and "failed after 1 attempt" in again.err
+    (home / "job.yaml").write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4"))
+    assert requeued(home, "tight_memory").code == 0
+    assert len(edits(home)) == len(directory.runs(home / "runs")) == 1
+
+
+def test_the_lock_of_a_host_that_fell_silent_is_taken_over(home: Path) -> None:
+    assert requeued(home, "own_failure").code == 1
+    lock = the_run(home).path / "lock"
+    lock.write_bytes(msgspec.json.encode(Owner(host="elsewhere", pid=1, boot_id="")))
+    busy = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert (
+        busy.code == 3 and "driven by pid 1 on elsewhere" in busy.err and "if that host is gone" in busy.err
+    )
+    assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "FAILED"
+    old = time.time() - STALE_S - 1
+    os.utime(lock, (old, old))
+    assert run("resume", "--edit", cwd=home, play="tight_memory").code == 0

@@ -1,0 +1,143 @@
+"""What `--json` prints is what its schema says, and what the skill says is what the commands take."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+import yaml
+
+from autotune.orchestrator import planner
+from autotune.orchestrator.cli import COMMANDS, main
+from autotune.orchestrator.cli.shared import json_documents
+from autotune.policies.values.failure import Cause
+from tests.orchestrator.cli.terminal import ROOT, Seen, call, run
+from tests.orchestrator.scripted import JOB
+
+LOGS = ROOT / "tests" / "policies" / "logs"
+SCRIPT = (
+    "python3 -m verl.trainer.main_ppo data.train_batch_size=512 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B"
+)
+VALIDATORS = {
+    name: jsonschema.Draft202012Validator(json_documents.schema(name)) for name in json_documents.DOCUMENTS
+}
+
+
+def validate(name: str, seen: Seen, *, lines: bool = False) -> list[Any]:
+    """Return the documents that a command printed, each of which fits the schema."""
+    documents = [json.loads(line) for line in (seen.out.splitlines() if lines else [seen.out])]
+    assert documents, seen.err
+    for document in documents:
+        VALIDATORS[name].validate(document)
+    return documents
+
+
+def keys_of(node: Any) -> set[str]:
+    """Return every key and every constant that a schema names, at any depth."""
+    if isinstance(node, list):
+        return {key for each in node for key in keys_of(each)}
+    if not isinstance(node, dict):
+        return set()
+    found = set(node.get("properties", {})) | {str(each) for each in node.get("enum", [])}
+    found |= {node["const"]} if isinstance(node.get("const"), str) else set()
+    return found | {key for each in node.values() for key in keys_of(each)}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_committed_schemas_are_those_of_the_types() -> None:
+    folder = ROOT / "configs" / "schemas"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == json_documents.files()
+    for name in json_documents.DOCUMENTS:
+        jsonschema.Draft202012Validator.check_schema(json_documents.schema(name))
+
+
+def test_a_schema_refuses_what_is_no_such_document() -> None:
+    for name, validator in VALIDATORS.items():
+        assert not validator.is_valid({"type": "nothing"} if name != "status" else [{}]), name
+
+
+def test_a_run_and_what_is_said_of_it(home: Path) -> None:
+    events = validate(
+        "events", run("launch", "job.yaml", "--json", cwd=home, play="tight_memory"), lines=True
+    )
+    assert {"accepted", "started", "diagnosed", "decided", "finished"} <= {event["type"] for event in events}
+    (runs,) = validate("status", call("status", "--json"))
+    (one,) = validate("status-run", call("status", runs[0]["run"], "--json"))
+    assert one["attempts"]
+    validate("logs", call("logs", "--json"), lines=True)
+    (report,) = validate("report", call("report", "--json"))
+    assert report["run"] == runs[0]["run"] and report["story"]
+    validate("plan", call("plan", "job.yaml", "--json"))
+
+
+def test_a_document_of_every_log_of_the_rules() -> None:
+    logs = sorted(LOGS.glob("*/run.log"))[::12]
+    seen = call("explain", "--json", *map(str, logs))
+    assert len(validate("explain", seen, lines=True)) == len(logs) > 5
+
+
+def test_what_needs_no_run(home: Path) -> None:
+    (home / "bare.yaml").write_text("name: j\nframework: command\ncommand: [a]\ncluster: {address: local}\n")
+    validate("doctor", call("doctor", "bare.yaml", "--json"))
+    validate("remedies", call("remedies", "slime", "--json"))
+    (draft,) = validate("init", call("init", "--json", "-o", "made.yaml", "--", *shlex.split(SCRIPT)))
+    assert draft["framework"] == "verl" and draft["file"] == "made.yaml"
+
+
+# ------------------------------------------------------------------ the skill
+
+
+@pytest.fixture
+def skill(home: Path) -> str:
+    seen = call("skill", "skills")
+    assert seen.code == 0 and seen.out == "skills/autotune/SKILL.md\n"
+    return (home / "skills/autotune/SKILL.md").read_text()
+
+
+def test_the_head_is_that_of_an_agent_skill(skill: str, home: Path) -> None:
+    _, head, body = skill.split("---\n", 2)
+    fields = yaml.safe_load(head)
+    assert fields["name"] == "autotune" and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", fields["name"])
+    assert 50 < len(fields["description"]) <= 1024 and len(fields["compatibility"]) <= 500
+    assert len(body.splitlines()) < 500
+    written = {path.name for path in (home / "skills/autotune/references").iterdir()}
+    assert written == set(json_documents.files())
+
+
+def test_every_command_of_the_skill_is_one_that_autotune_takes(skill: str) -> None:
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", skill, re.DOTALL))
+    lines = [shlex.split(line) for line in blocks.splitlines() if line]
+    assert {line[1] for line in lines} == set(COMMANDS) - {"skill"}
+    assert all("--json" in line for line in lines)
+    lines += [shlex.split(word) for word in re.findall(r"`(autotune [^`]+)`", skill)]
+    context = click.Context(main, info_name="autotune", help_option_names=["-h", "--help"])
+    for program, name, *arguments in lines:
+        command = main.get_command(context, name)
+        assert program == "autotune" and command is not None, name
+        command.make_context(name, arguments, parent=context)
+
+
+def test_every_field_that_the_skill_names_is_in_a_schema(skill: str) -> None:
+    known = set().union(*(keys_of(each) for each in map(json_documents.schema, json_documents.DOCUMENTS)))
+    known |= {*planner._VERDICTS, *(cause.resource for cause in Cause), *COMMANDS, "autotune"}
+    assert set(re.findall(r"`([a-z_]+)`", skill)) <= known
+
+
+def test_a_skill_of_another_hand_stays(home: Path) -> None:
+    target = home / "skills/autotune/SKILL.md"
+    target.parent.mkdir(parents=True)
+    target.write_text("mine\n")
+    seen = call("skill", "skills")
+    assert seen.code == 2 and "was not written by autotune" in seen.err and target.read_text() == "mine\n"
+    target.unlink()
+    assert [call("skill", "skills").code for _ in range(2)] == [0, 0]

@@ -1,0 +1,89 @@
+"""`autotune logs`: which attempt, in which form, and until when it follows."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autotune.orchestrator.cli import logs
+from autotune.orchestrator.run import directory
+from tests.orchestrator.cli.terminal import call, run
+from tests.orchestrator.cli.test_cli import wait_for
+from tests.orchestrator.scripted import JOB
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def test_the_last_attempt_or_another(home: Path) -> None:
+    run("launch", "job.yaml", cwd=home, play="tight_memory")
+    last, first = call("logs"), call("logs", "--attempt", "1")
+    assert last.code == first.code == 0 and last.err == first.err == ""
+    assert "builtin: step 4/4" in last.out and "builtin: failure" not in last.out
+    assert "builtin: failure" in first.out
+    path = next((home / "runs").glob("*/attempts/0002/run.log"))
+    assert last.out == path.read_text().replace("[@", "[")
+    lines = [json.loads(line) for line in call("logs", "--json").out.splitlines()]
+    assert [line["line"] for line in lines] == list(range(1, len(lines) + 1))
+    assert {line["attempt"] for line in lines} == {2}
+    followed = call("logs", "-f")
+    assert followed.code == 0 and followed.out == last.out and followed.err == ""
+    wrong = call("logs", "--attempt", "7")
+    assert wrong.code == 2 and "has no attempt 7: it has 1 to 2" in wrong.err
+
+
+def test_a_follower_ends_with_the_run(home: Path) -> None:
+    def watch(launch: subprocess.Popen[bytes]) -> None:
+        wait_for(home, "progressed")
+
+        def stop(follower: subprocess.Popen[bytes]) -> None:
+            assert follower.stdout is not None and follower.stdout.readline() and follower.poll() is None
+            assert call("stop").code == 0
+
+        seen = run("logs", "-f", cwd=home, meanwhile=stop)
+        assert seen.code == 0 and "builtin: step" in seen.out and seen.err == ""
+
+    assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=watch).code == 143
+
+
+def test_a_run_that_never_began(home: Path) -> None:
+    run("launch", "job.yaml", cwd=home, play="unreachable")
+    seen = call("logs")
+    assert seen.code == 1 and "has begun" in seen.err and seen.out == ""
+    followed = call("logs", "-f")
+    assert followed.code == 1 and "has no driver" in followed.err and "has begun" in followed.err
+
+
+def test_a_terminal_and_json_get_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("launch", "job.yaml", cwd=home, play="tight_memory")
+    path = next((home / "runs").glob("*/attempts/0002/run.log"))
+    token = "hf_" + "a1B2" * 8
+    path.write_bytes(f"login with {token}\n\x1b]0;owned\x07title\n".encode())
+    assert [json.loads(line)["text"] for line in call("logs", "--json").out.splitlines()] == [
+        "login with ***",
+        "\x1b]0;owned\x07title",
+    ]
+    assert token in call("logs").out  # a pipe: as recorded
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    assert call("logs").out == "login with ***\ntitle\n"
+
+
+def test_a_follower_reads_the_journal_only_once_it_has_grown(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("launch", "job.yaml", cwd=home, play="tight_memory")
+    found = directory.find(home / "runs", None)
+    reads: list[int] = []
+    history = directory.Run.history
+    monkeypatch.setattr(directory.Run, "history", lambda self: (reads.append(1), history(self))[1])
+    watch = logs._Watch(found)
+    assert [watch.look() for _ in range(3)] == [(False, history(found))] * 3 and len(reads) == 1
+    with (found.path / "events.jsonl").open("a") as file:
+        file.write("\n")
+    watch.look()
+    assert len(reads) == 2

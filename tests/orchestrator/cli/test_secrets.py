@@ -1,0 +1,170 @@
+"""No command shows or records a secret, whatever its kind and wherever it stands in a job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autotune.orchestrator.cli.shared import start
+from autotune.orchestrator.cli.shared.options import Options
+from autotune.orchestrator.config import secrets
+from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.errors import Failure, JobErrors
+from autotune.orchestrator.run.directory import RunRequest
+from tests.orchestrator.cli.terminal import Seen, run
+from tests.orchestrator.scripted import JOB
+
+# One of each kind, cut in two so that this file holds none.
+PLANTED = {
+    "HF_TOKEN": "hf_" + "AbCdEfGhIjKlMnOpQrSt1234",
+    "OPENAI_KEY": "sk-" + "proj-abcdefghijklmnop1234",
+    "WANDB_API_KEY": "0a1b2c3d" * 5,
+    "AWS_ACCESS_KEY_ID": "AKIA" + "ABCDEFGHIJKLMNOP",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYzzzzzzzzzz",
+    "GH": "ghp_" + "abcdefghijklmnopqrst1234567890",
+    "https_proxy": "http://joe:" + "correct-horse@proxy:3128",
+    "DB_PASSWORD": "battery" + "staple",
+}
+_ENV = "env:\n" + "".join(f"  {name}: {value!r}\n" for name, value in PLANTED.items())
+_BUILTIN = JOB + _ENV + f"# the token is {PLANTED['HF_TOKEN']}\n"
+_VERL = f"""\
+name: v
+framework: verl
+model: {{hidden: 1024, layers: 28, heads: 16, kv_heads: 8, intermediate: 3072, vocab: 151936}}
+cluster: {{address: "10.0.0.1:6379", gpus_per_node: 8, gpu_memory: 80GiB, host_memory: 1000GiB}}
+settings:
+  data.train_files: ${{oc.env:HOME}}/train.parquet
+  actor_rollout_ref.rollout.name: sglang
+  actor_rollout_ref.actor.use_dynamic_bsz: true
+  +trainer.wandb_key: {PLANTED["WANDB_API_KEY"]}  # mine
+  +trainer.proxy: {PLANTED["https_proxy"]}
+  +reward_model.options: {{judge: {{api_key: {PLANTED["DB_PASSWORD"]}}}, keys: [{PLANTED["OPENAI_KEY"]}]}}
+"""
+_COMMAND = f"""\
+name: c
+framework: command
+command: [python, train.py, --hf-token, {PLANTED["HF_TOKEN"]}, "--wandb-key={PLANTED["WANDB_API_KEY"]}",
+  {PLANTED["GH"]}]
+"""
+
+
+def shown(seen: Seen) -> list[str]:
+    return [name for name, value in PLANTED.items() if value in seen.out + seen.err]
+
+
+def recorded(folder: Path) -> list[tuple[str, str]]:
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert files
+    return [
+        (str(file.relative_to(folder)), name)
+        for file in files
+        for name, value in PLANTED.items()
+        if value.encode() in file.read_bytes()
+    ]
+
+
+def test_a_run_records_and_shows_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(_BUILTIN)
+    for arguments in (["launch", "-v", "job.yaml"], ["launch", "--json", "job.yaml"]):
+        seen = run(*arguments, cwd=tmp_path, play="tight_memory")
+        assert seen.code == 0, seen.err
+        assert not shown(seen)
+    stable = next((tmp_path / "runs").glob("*/stable.yaml"))
+    assert recorded(tmp_path / "runs") == []
+    assert "HF_TOKEN: {env: HF_TOKEN}" in stable.read_text() and "# my job" in stable.read_text()
+    for arguments in (["status"], ["status", "--json", stable.parent.name], ["launch", "-n", str(stable)]):
+        seen = run(*arguments, cwd=tmp_path, env=PLANTED)
+        assert seen.code == 0 and not shown(seen), seen.err
+    assert parse(stable.read_text(), lookup=PLANTED.get).env == PLANTED
+    without = run("launch", str(stable), cwd=tmp_path, play="tight_memory")
+    assert without.code == 2 and "`HF_TOKEN`, which is not set" in without.err and "export" in without.err
+    hand = subprocess.run(["bash", stable.parent / "launch.sh"], capture_output=True, text=True, check=False)
+    assert hand.returncode != 0 and "parameter null or not set" in hand.stderr
+
+
+@pytest.mark.parametrize("text", [_VERL, _COMMAND], ids=["settings", "words"])
+def test_no_output_shows_a_secret_of_settings_or_words(text: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    for arguments in (["launch", "-n"], ["launch", "-n", "--json"], ["plan", "-v"], ["plan", "--json"]):
+        seen = run(*arguments, "job.yaml", cwd=tmp_path)
+        assert seen.code == 0, seen.err
+        assert not shown(seen), arguments
+        if arguments == ["launch", "-n"]:
+            assert "WANDB_KEY:?}" in seen.out
+    (tmp_path / "job.yaml").write_text(text + "wandb_key: " + PLANTED["WANDB_API_KEY"] + "\nnmae: x\n")
+    refused = run("plan", "job.yaml", cwd=tmp_path)
+    assert refused.code == 2 and not shown(refused), "an error quotes the line"
+    job = parse(text)
+    copy = secrets.masked_job_text(text, job)
+    assert not [name for name, value in PLANTED.items() if value in copy]
+    known = secrets.written_out(job)
+    again = parse(copy, lookup={each.variable: each.value for each in known}.get)
+    assert (again.settings, again.env, again.command) == (job.settings, job.env, job.command)
+    if text is _VERL:
+        assert "${oc.env:HOME}" in copy and re.search(r"\+trainer\.wandb_key: {env: WANDB_KEY} +# mine", copy)
+
+
+def test_a_failed_job_of_words_is_resumed_with_its_secrets(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(_COMMAND)
+    seen = run("launch", "job.yaml", cwd=tmp_path, play="own_failure")
+    assert seen.code == 1 and not shown(seen), seen.err
+    assert recorded(tmp_path / "runs") == []
+    (tmp_path / "job.yaml").unlink()
+    resumed = run("resume", cwd=tmp_path, play="own_failure")
+    assert resumed.code == 2, resumed.err
+    assert "`HF_TOKEN`, `WANDB_KEY`" in resumed.err and "export HF_TOKEN=..." in resumed.err
+
+
+def test_submit_refuses_secrets_and_names_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(_VERL)
+    url = ["--submit", "http://127.0.0.1:1", "--runs-dir", str(tmp_path / "runs")]
+    seen = run("launch", "job.yaml", *url, cwd=tmp_path)
+    assert seen.code == 2 and not shown(seen), seen.err
+    assert "settings.+trainer.wandb_key: {env: WANDB_KEY}" in seen.err
+    uploaded: list[str] = []
+
+    class Client:
+        def __init__(self, _: str) -> None:
+            pass
+
+        def submit_job(self, *, entrypoint: str, runtime_env: dict[str, str], metadata: object) -> str:
+            uploaded.append(entrypoint)
+            uploaded.extend(p.read_text() for p in Path(runtime_env["working_dir"]).iterdir())
+            return "raysubmit_1"
+
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    monkeypatch.delenv("CLUSTER_KEY", raising=False)
+    monkeypatch.setenv("HF_TOKEN", PLANTED["HF_TOKEN"])
+    text = JOB + "env: {WANDB_API_KEY: {env: CLUSTER_KEY}, HF_TOKEN: {env: HF_TOKEN}}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    prepared = start.prepare(
+        start.LaunchOptions(job_file=tmp_path / "job.yaml", request=RunRequest(), submit=url[1])
+    )
+    start.submit(prepared, url=url[1], options=Options(runs_dir=tmp_path / "runs"))
+    said = capsys.readouterr()
+    assert "the cluster must define CLUSTER_KEY, HF_TOKEN" in said.err
+    assert len(uploaded) == 2 and "{env: CLUSTER_KEY}" in uploaded[1]
+    assert not any(PLANTED["HF_TOKEN"] in part for part in [*uploaded, said.out, said.err])
+
+
+def test_a_missing_variable_is_one_error_at_its_place() -> None:
+    text = JOB.replace("  save_every: 1", "  save_every: 1\n  model: {env: NOWHERE}")
+    with pytest.raises(JobErrors, match=r"needs the environment variable `NOWHERE`") as raised:
+        parse(text, lookup={}.get)
+    assert len(raised.value.complaints) == 1 and raised.value.complaints[0].line == 13
+    assert isinstance(raised.value, Failure) and raised.value.code == 2
+
+
+def test_only_secrets_are_masked() -> None:
+    text = _VERL + "env: {TOKENIZERS_PARALLELISM: 'false', REVISION: " + "ab" * 20 + "}\n"
+    job = parse(text)
+    recorded_job = secrets.masked(job)
+    assert recorded_job.env == job.env
+    assert recorded_job.settings["data.train_files"] == job.settings["data.train_files"]
+    assert recorded_job.settings["+reward_model.options"]["judge"] == {"api_key": {"env": "API_KEY"}}
+    assert parse(JOB.replace("name: story", "name: s\nenv: {A: '${HOME}'}")).env == {"A": "${HOME}"}

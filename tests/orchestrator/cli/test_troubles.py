@@ -1,0 +1,129 @@
+"""What happens to the driver itself: closed pipes, lost terminals, impatient users, full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.orchestrator.run import directory
+from autotune.policies.values.events import Ended, Finished, History, Interrupted, Started, TrainingCompleted
+from autotune.policies.values.observation import Cancelled
+from tests.orchestrator.cli.terminal import run
+from tests.orchestrator.scripted import JOB
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def the_run(home: Path) -> directory.Run:
+    (found,) = directory.runs(home / "runs")
+    return found
+
+
+def until(home: Path, kind: str, *, count: int = 1) -> None:
+    """Wait until the journal of the only run holds so many events of a kind."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        journals = list((home / "runs").glob("*/events.jsonl"))
+        if journals and journals[0].read_text().count(f'"type":"{kind}"') >= count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no {kind}")
+
+
+def finished(history: History) -> Finished:
+    last = history[-1]
+    assert isinstance(last, Finished)
+    return last
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_goes_away_stops_no_training(stream: str, home: Path) -> None:
+    def leave(child: subprocess.Popen[bytes]) -> None:
+        pipe = child.stdout if stream == "stdout" else child.stderr
+        assert pipe is not None
+        os.read(pipe.fileno(), 1)
+        os.close(pipe.fileno())
+        setattr(child, stream, None)
+
+    seen = run("launch", "job.yaml", "--json", cwd=home, play="tight_memory", meanwhile=leave)
+    assert seen.code == 0
+    assert isinstance(finished(the_run(home).history()).verdict, TrainingCompleted)
+    log = (the_run(home).path / "driver.log").read_text()
+    if stream == "stdout":
+        assert log.count("cannot write to stdout: broken pipe") == 1
+        assert seen.err.count("cannot write to stdout") == 1 and "Training complete" in seen.err
+    else:
+        assert log.count("cannot print: broken pipe; the run goes on") >= 1 and "Training complete" in log
+        assert json.loads(seen.out.splitlines()[-1])["type"] == "finished"
+
+
+def test_a_stable_file_that_cannot_be_written_stops_no_training(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play="no_stable_file")
+    assert (seen.code, seen.out) == (0, "")
+    assert seen.err.count("cannot write stable.yaml: no space left on device") == 1
+    assert "Training complete" in seen.err
+    assert "No space left on device" in (the_run(home).path / "driver.log").read_text()
+    assert run("resume", cwd=home, play="tight_memory").out.strip().endswith("stable.yaml")
+
+
+def test_a_certificate_that_cannot_be_written_is_one_warning(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play="no_certificate")
+    assert seen.code == 0 and seen.out.strip().endswith("stable.yaml")
+    assert seen.err.count("cannot write certificate.json: no space left on device") == 1
+    assert "Training complete" in seen.err and not (the_run(home).path / "certificate.json").exists()
+
+
+def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
+    def hang_up(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed", count=2)
+        child.send_signal(signal.SIGHUP)
+        until(home, "progressed", count=len(the_run(home).history()) + 2)
+        child.send_signal(signal.SIGTERM)
+
+    seen = run("launch", "job.yaml", cwd=home, tty=True, play="forever", meanwhile=hang_up)
+    assert seen.code == 143
+    log = (the_run(home).path / "driver.log").read_text()
+    assert "the terminal is gone; the run goes on" in log and "stopped by SIGTERM" in log
+
+
+@pytest.mark.parametrize("play", ["never_starts", "never_drains"])
+def test_a_second_ctrl_c_is_heard_at_any_moment(play: str, home: Path) -> None:
+    def press_twice(child: subprocess.Popen[bytes]) -> None:
+        until(home, "started")
+        if play == "never_drains":
+            end = time.monotonic() + 20
+            while not list((home / "runs").glob("*/draining")):
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        child.send_signal(signal.SIGINT)
+
+    seen = run("launch", "job.yaml", cwd=home, play=play, meanwhile=press_twice)
+    assert seen.code == 130, seen.err
+    history = the_run(home).history()
+    assert finished(history).verdict == Interrupted(by="SIGINT")
+    ends = [e for e in history if isinstance(e, Ended)]
+    assert len(ends) == sum(isinstance(e, Started) for e in history) == 1
+    if play == "never_drains":
+        assert "the memory of attempt #1 was not awaited" in seen.err
+    else:
+        assert ends[0].outcome == Cancelled(by="user")
+    assert "autotune resume" in seen.err
+
+
+def test_a_bug_names_the_run_to_resume(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play="bug")
+    name = the_run(home).id
+    assert seen.code == 101 and f"`autotune resume {name}` continues the run" in seen.err
+    assert "ZeroDivisionError" in (the_run(home).path / "driver.log").read_text()

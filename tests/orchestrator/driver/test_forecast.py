@@ -1,0 +1,172 @@
+"""Memory that grows from step to step: said while the job trains, and avoided where it wants that."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autotune.launchers.base import Exit
+from autotune.orchestrator.cli import status
+from autotune.orchestrator.driver.forecaster import Forecaster
+from autotune.orchestrator.terminal.console import Console
+from autotune.policies.values.command import Command
+from autotune.policies.values.events import (
+    Decided,
+    Ended,
+    Event,
+    Foreseen,
+    Policy,
+    Progressed,
+    Started,
+    TrainingCompleted,
+)
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.observation import Cancelled, Completed, Peak, StepDone
+from tests.orchestrator.driver.test_monitor import Followed, sample
+from tests.orchestrator.driver.test_reconcile import Case
+from tests.orchestrator.scripted import JOB, Script, World, settings, step
+
+MIB = 1 << 20
+STEPS = 160
+GROWING = JOB.replace("steps: 4", f"steps: {STEPS}").replace("save_every: 1", "save_every: 10")
+
+
+def leaking(world: World, command: Command) -> tuple[Script, Exit | None]:
+    """The forward pass leaks half a MiB a step where it takes all at once: full at step 120."""
+    tokens, first = settings(command)["tokens_per_microbatch"], world.saved + 1
+    assert isinstance(tokens, int)
+    script: Script = []
+    if world.saved:
+        script.append(f"builtin: resumed step={world.saved} path=/c/{world.saved}\n")
+    for n in range(first, STEPS + 1):
+        used = 40 * MIB + n * MIB // 2 if tokens > 2048 else 30 * MIB
+        script.append(step(n, STEPS, used=used, saves=n % 10 == 0))
+    return [*script, f"builtin: done steps={STEPS}\n"], Exit(code=0)
+
+
+def test_the_job_is_stopped_at_the_checkpoint_before_and_goes_on_with_a_remedy(tmp_path: Path) -> None:
+    text = GROWING + "recovery: {forecast: act}\n"
+    case = Case(tmp_path, World(leaking), text, policy=Policy.LADDER)
+    assert isinstance(case.drive(), TrainingCompleted)
+    said = next(e for e in case.history if isinstance(e, Foreseen))
+    assert said.phase is Phase.FORWARD and said.cause is Cause.GPU_OOM
+    first, second = (e for e in case.history if isinstance(e, Ended))
+    assert first.outcome == Cancelled(by="forecast") and second.outcome == Completed()
+    assert first.saved is not None and 90 <= first.saved <= 110
+    one, two = (e for e in case.history if isinstance(e, Started))
+    assert one.knobs != two.knobs and two.resume
+    decided = next(e for e in case.history if isinstance(e, Decided))
+    assert decided.remedy is not None
+    again = [e.step for e in case.history if isinstance(e, Progressed) and e.attempt == 2]
+    assert again[0] == first.saved + 1 and again[-1] == STEPS
+
+
+def test_by_default_it_is_said_and_nothing_changes(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(leaking), GROWING, policy=Policy.LADDER)
+    assert isinstance(case.drive(), TrainingCompleted)
+    assert sum(isinstance(e, Started) for e in case.history) == 1
+    said = [e for e in case.history if isinstance(e, Foreseen)]
+    assert said and said[0].holds
+
+
+def test_off_says_nothing(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(leaking), GROWING + "recovery: {forecast: off}\n", policy=Policy.LADDER)
+    assert isinstance(case.drive(), TrainingCompleted)
+    assert not any(isinstance(e, Foreseen) for e in case.history)
+
+
+def test_a_driver_that_attaches_repeats_no_forecast(tmp_path: Path) -> None:
+    lines = [step(n, STEPS, used=40 * MIB + n * MIB // 2) for n in range(1, 90)]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    first = Followed(tmp_path / "one", GROWING)
+    known = first.see(*lines)
+    assert sum(isinstance(e, Foreseen) for e in known) == 1
+    second = Followed(tmp_path / "two", GROWING, known=known)
+    assert not any(isinstance(e, Foreseen) for e in second.see(*lines))
+
+
+def test_the_host_is_watched_too(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, GROWING)
+    events = []
+    for n in range(1, 70):
+        events += followed.see(samples=(sample(1000.0 + n, host=0.5 + 0.005 * n),), after=1.0)
+        events += followed.see(step(n, STEPS))
+    said = next(e for e in events if isinstance(e, Foreseen))
+    assert said.cause is Cause.HOST_OOM and said.step is not None and 85 <= said.step <= 95
+    assert said.upper_bound, "caches and other users' processes are in it: it is told and not acted on"
+
+
+@pytest.mark.parametrize(("steps", "told"), [(80, False), (200, True)])
+def test_the_last_step_that_the_settings_name_bounds_what_is_said(
+    tmp_path: Path, steps: int, told: bool
+) -> None:
+    text = f"name: q\nframework: slime\nsettings: {{colocate: true, num-rollout: {steps}}}\n"
+    followed = Followed(tmp_path, text)
+    events: list[Event] = []
+    for n in range(70):  # full after 90
+        events += followed.see(samples=(sample(1000.0 + n, host=0.5 + 0.005 * n),), after=1.0)
+        events += followed.see(f"perf {n}: {{'perf/train_time': 1.0, 'perf/step_time': 2.0}}\n")
+    said = [e for e in events if isinstance(e, Foreseen)]
+    assert bool(said) is told and all(e.of == steps for e in said)
+
+
+def test_a_training_that_ends_by_itself_while_it_is_stopped_is_complete(tmp_path: Path) -> None:
+    def ended(name: str, text: str, line: str, code: int = 0) -> object:
+        (tmp_path / name).mkdir()
+        followed = Followed(tmp_path / name, text)
+        followed.see(line)
+        assert followed.watch.step is not None
+        followed.watch.expect_end()
+        return followed.watch.outcome(Exit(code=code), lost="", stopped_by="forecast")
+
+    stopped, perf = Cancelled(by="forecast"), "perf 7: {'perf/train_time': 1.0, 'perf/step_time': 2.0}\n"
+    slime = "name: q\nframework: slime\nsettings: {colocate: true, num-epoch: 1}\n"
+    assert ended("end", slime, perf) == Completed()
+    assert ended("killed", slime, perf, code=143) == stopped
+    assert ended("early", GROWING, step(90, STEPS)) == stopped
+    assert ended("last", GROWING, step(STEPS, STEPS)) == Completed()
+    # A script without a known end may save and exit so when it is told to end.
+    script = "name: q\nframework: command\ncommand: [python, a.py]\n"
+    assert ended("script", script, "step: 7, loss: 0.5\n") == stopped
+
+
+@pytest.mark.parametrize("length", ["nan", "inf"])
+def test_a_length_that_is_no_number_is_left_out(length: str) -> None:
+    forecaster = Forecaster(known=(), longest_response=6000.0)
+    said: list[Event] = []
+    for n in range(1, 91):
+        tokens = min(6000.0, 2000.0 + 40 * n + n % 3)
+        peak = Peak(used_bytes=int((0.3 + 0.0001 * tokens) * 1e9), capacity_bytes=10**9)
+        shown = float(length) if n % 20 == 0 else tokens
+        done = StepDone(step=n, of=400, metrics={"response_length/mean": shown})
+        said += forecaster.stepped(done, {"backward": peak}, attempt=1, of=400, new=True)
+    assert not said
+
+
+@pytest.mark.parametrize(("mode", "hint"), [("tell", True), ("act", False)])
+def test_terminal_and_status_say_step_phase_and_how_sure(tmp_path: Path, mode: str, hint: bool) -> None:
+    case = Case(tmp_path, World(leaking), GROWING + f"recovery: {{forecast: {mode}}}\n", policy=Policy.LADDER)
+    stream = io.StringIO()
+    console = Console(stream, runs_dir=tmp_path / "runs")
+    shown: list[status.RunStatus] = []
+
+    def look(event: Event) -> None:
+        console.print_event(event)
+        if isinstance(event, Foreseen):
+            shown.append(status.standing(case.run, now=case.clock.now()))
+
+    case.told = look
+    case.drive()
+    said = next(e for e in case.history if isinstance(e, Foreseen))
+    text = " ".join(stream.getvalue().split())
+    line = f"forecast: forward is expected to run out of GPU memory at step {said.step}/{STEPS}"
+    assert line in text and f"chance {said.chance:.0%}" in text
+    assert "more each step since step" in text
+    assert ("recovery: {forecast: act}" in text) is hint
+    assert shown[0].attempts[-1].foreseen == (said,)
+    assert b'"foreseen":[{"type":"foreseen"' in msgspec.json.encode(shown[0])
+    assert line in status.table(shown[:1], now=case.clock.now(), attempts=True)

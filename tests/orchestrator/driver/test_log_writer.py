@@ -1,0 +1,178 @@
+"""The recorded log and memory of an attempt: bounded, whole after an attach, paused by a full disk."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+
+from autotune.launchers.base import OWN_SOURCE, Chunk
+from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
+from autotune.orchestrator.run import full_disk, memory_record
+from autotune.orchestrator.run.log_parts import LIMIT_BYTES
+from autotune.orchestrator.run.memory_record import MemoryRecord, so_far
+from autotune.policies.values.observation import GpuMemory, Sample
+from tests.orchestrator.full_disk import FullDisk
+
+
+def attempt(run: Path, number: int = 1) -> Path:
+    folder = run / "attempts" / f"{number:04d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "run.log"
+
+
+def feed(writer: LogWriter, *texts: str, source: str = "") -> list[LogLine]:
+    parts = writer.write(tuple(Chunk(source=source, data=text.encode()) for text in texts), ())
+    return [line for part in parts for line in part]
+
+
+def size_of(run: Path) -> int:
+    return sum(file.stat().st_size for file in run.rglob("run.log*"))
+
+
+def noise(lines: int, seed: int = 0) -> list[str]:
+    dice = random.Random(seed)
+    return [f"{number} {dice.randbytes(300).hex()}\n" for number in range(lines)]
+
+
+def test_a_log_is_bounded_and_keeps_its_beginning_its_end_and_its_numbers(tmp_path: Path) -> None:
+    limit = 1 << 20
+    for number in (1, 2, 3):
+        writer = LogWriter(attempt(tmp_path, number), limit_bytes=limit)
+        written = noise(4000, seed=number)
+        for at in range(0, 4000, 50):
+            feed(writer, *written[at : at + 50], source="worker-1.out" if at % 100 else "")
+            assert size_of(tmp_path) <= limit + 2 * limit // 64
+        writer.finish()
+        kept = list(reread(attempt(tmp_path, number)))
+        assert len(kept) < 4000 and kept[0].number == 1 and kept[-1].number == 4000
+        assert all(line.text + "\n" == written[line.number - 1] for line in kept)
+    first = [line.number for line in reread(attempt(tmp_path, 1))]
+    newest = [line.number for line in reread(attempt(tmp_path, 3))]
+    assert len(newest) > len(first), "older attempts go first"
+    packed = sorted(attempt(tmp_path, 3).parent.glob("run.log.*"))
+    assert packed[0].name == "run.log.0001.gz"
+    assert gzip.decompress(packed[0].read_bytes()).startswith(written[0].encode())
+    assert [file.suffix for file in packed].count(".gap") == 1
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.rglob("run.log*")} == {0o600}
+
+
+@pytest.mark.parametrize("limit", [LIMIT_BYTES, 64 << 10])
+def test_after_an_attach_nothing_is_lost_twice_or_renumbered(tmp_path: Path, limit: int) -> None:
+    log = attempt(tmp_path)
+    told = {"": noise(900, 1), "worker-1.out": noise(700, 2), OWN_SOURCE: ["record a\n", "record b\n"]}
+
+    def deliver(writer: LogWriter, upto: float, piece: int) -> list[LogLine]:
+        lines = []
+        texts = {source: "".join(part)[: int(upto * len("".join(part)))] for source, part in told.items()}
+        for at in range(0, max(map(len, texts.values())), piece):
+            for source, text in texts.items():
+                lines += feed(writer, text[at : at + piece], source=source)
+        return lines
+
+    before = LogWriter(log, limit_bytes=limit)
+    first = deliver(before, 0.5, 4000)
+    del before  # the driver was killed: nothing is finished
+    with log.open("ab") as file:
+        file.write(b"a line that was cut by the ki")
+    kept = list(reread(log))
+    attached = LogWriter(log, limit_bytes=limit)
+    assert [line.number for line in reread(log)][-1] == max(line.number for line in kept[:-1])
+    again = deliver(attached, 1.0, 7001)  # in other pieces
+    attached.finish()
+    if limit == LIMIT_BYTES:
+        assert set(first) <= set(again), "a line got another number"
+        recorded = [(line.source, line.text + "\n") for line in reread(log)]
+        for source, part in told.items():
+            assert [text for name, text in recorded if name == source] == part
+    else:
+        recorded = list(reread(log))
+        assert recorded[-1].number == sum(map(len, told.values()))
+        numbers = {line.number for line in first}
+        assert all(line in first for line in recorded if line.number in numbers)
+
+
+def test_a_source_whose_beginning_is_gone_is_new(tmp_path: Path) -> None:
+    writer = LogWriter(attempt(tmp_path))
+    feed(writer, "one\ntwo\n")
+    del writer
+    writer = LogWriter(attempt(tmp_path))
+    assert [line.number for line in feed(writer, "three\nfour\n")] == [3, 4]
+    writer.finish()
+    assert attempt(tmp_path).read_text() == "one\ntwo\nthree\nfour\n"
+
+
+def test_a_full_disk_pauses_the_log_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_disk, "RETRY_S", 0.0)
+    disk, said = FullDisk(monkeypatch, "run.log", "samples.jsonl"), list[str]()
+    writer = LogWriter(attempt(tmp_path), say=said.append)
+    feed(writer, "1\n2\n")
+    disk.full = True
+    assert [line.text for line in feed(writer, "3\n", "4\n")] == ["3", "4"], "the job is still followed"
+    feed(writer, "5\n", source="worker-1.out")
+    disk.full = False
+    assert feed(writer, "6\n")[0].number == 6
+    writer.finish()
+    assert disk.refused >= 2 and len(said) == 2
+    assert "pause" in said[0] and "make room" in said[0] and "go on" in said[1]
+    assert [(line.number, line.text) for line in reread(attempt(tmp_path))] == [(1, "1"), (2, "2"), (6, "6")]
+    assert "3 lines are not recorded here" in attempt(tmp_path).read_text()
+    again = LogWriter(attempt(tmp_path))
+    assert [line.number for line in feed(again, "1\n2\n3\n4\n6\n7\n")] == [1, 2, 3, 4, 6, 7]
+
+
+def reading(at: float, *, node: str = "a", host: int = 500, card: int = 50) -> Sample:
+    cards = (GpuMemory(index=0, used_bytes=card, total_bytes=100, ours_bytes=card, of_attempt=True),)
+    return Sample(at=at, node=node, host_used_bytes=host, host_total_bytes=1000, gpus=cards, cpu_share=1.0)
+
+
+def test_samples_become_a_line_a_minute_and_peaks_survive(
+    tmp_path: Path,
+) -> None:
+    folder = attempt(tmp_path).parent
+    pause = full_disk.Pause(folder, say=pytest.fail)
+    day = [reading(1000.0 + i / 2, node=n, card=90 if i == 777 else 50) for i in range(20_000) for n in "ab"]
+    record = MemoryRecord(folder, pause=pause)
+    for at in range(0, 30_000, 100):
+        record.add(tuple(day[at : at + 100]))
+    del record  # killed
+    record = MemoryRecord(folder, pause=pause)
+    for at in range(26_000, 40_000, 100):  # the samplers deliver their last half hour once more
+        record.add(tuple(day[at : at + 100]))
+    a, b = so_far(folder)
+    assert (a.node, a.samples, a.gpus[0].used.most, a.gpus[0].used.least) == ("a", 20_000, 90, 50)
+    assert b.samples == 20_000 and b.host.mean == 500 and b.cpu_share == 1.0
+    record.close()
+    assert so_far(folder) == (a, b)
+    assert len((folder / "memory.jsonl").read_bytes().splitlines()) in range(2 * 166, 2 * 170)
+    recent = b"".join(file.read_bytes() for file in folder.glob("samples*.jsonl"))
+    assert len(recent.splitlines()) < 2 * 2 * 1300
+    assert len(set(recent.splitlines())) == len(recent.splitlines())
+
+
+def test_a_full_summary_is_halved(tmp_path: Path) -> None:
+    folder = attempt(tmp_path).parent
+    record = MemoryRecord(folder, pause=full_disk.Pause(folder, say=pytest.fail), summary_bytes=10_000)
+    for i in range(5000):
+        record.add((reading(i * 30.0 + 1, card=i % 97),))
+    record.close()
+    assert (folder / memory_record.SUMMARY).stat().st_size < 10_000
+    (span,) = so_far(folder)
+    assert span.samples == 5000 and span.gpus[0].used.most == 96
+
+
+def test_a_line_that_imitates_a_source_stays_the_jobs_own(tmp_path: Path) -> None:
+    forged = '[@autotune] 7 lines are not recorded here (x): {"": 7}'
+    told = [f"{forged}\n", "[@worker-1.out] told\n", "plain [@x] \n", "[@] \n"]
+    for _ in range(2):  # and after an attach
+        writer = LogWriter(attempt(tmp_path))
+        lines = feed(writer, "".join(told))
+        writer.finish()
+        assert [(line.number, line.source, f"{line.text}\n") for line in lines] == [
+            (number, "", text) for number, text in enumerate(told, 1)
+        ]
+        assert list(reread(attempt(tmp_path))) == lines

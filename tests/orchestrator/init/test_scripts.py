@@ -1,0 +1,260 @@
+"""Launch scripts: what `init` reads in them is what bash gives to stubs on its PATH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.config.loader import load
+from autotune.orchestrator.init.bash.reader import Reading, read_script
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_NOW = 1_795_000_000
+_PROGRAMS = ("python3", "torchrun", "ray", "pkill", "nvidia-smi")
+_TOOLS = ("bash", "basename", "cat", "dirname", "grep", "realpath", "seq", "tr", "wc", "nohup", "mkdir")
+_STUB = """#!{bash}
+record=$({mktemp} {out}/XXXXXXXX)
+printf '%s\\0' "${{0##*/}}" "$@" > "$record"
+case "${{0##*/}} ${{1:-}}" in "python3 -c"|nvidia-smi*) exit 1 ;; esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the scripts, in which the user stands."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(_SCRIPTS, folder)
+    (folder / "logs").mkdir()
+    return folder
+
+
+def recorded(script: Path, *arguments: str, folder: Path, scratch: Path, **variables: str) -> list[list[str]]:
+    """Return the command lines that bash gives to the stubs, in the order of their start."""
+    out, path = scratch / "out", scratch / "path"
+    out.mkdir()
+    path.mkdir()
+    names = {name: shutil.which(name) for name in (*_TOOLS, "mktemp", "date")}
+    for name in _TOOLS:
+        (path / name).symlink_to(str(names[name]))
+    for name in _PROGRAMS:
+        (path / name).write_text(_STUB.format(bash=names["bash"], mktemp=names["mktemp"], out=out))
+    (path / "date").write_text(f'#!{names["bash"]}\nexec {names["date"]} -d @{_NOW} "$@"\n')
+    (path / "tee").write_text(f"#!{names['bash']}\nexec {names['cat']} > /dev/null\n")
+    for file in path.iterdir():
+        if not file.is_symlink():
+            file.chmod(0o755)
+    environment = {"PATH": str(path), "HOME": "/home/somebody", **variables}
+    whole = f"cd '{folder}' && bash '{script}' " + " ".join(f"'{a}'" for a in arguments) + "; wait"
+    subprocess.run([str(names["bash"]), "-c", whole], env=environment, capture_output=True, timeout=60)
+    for _ in range(600):  # a script may leave its program in the background
+        records = sorted(out.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        if any(
+            record.read_bytes().startswith((b"python3\0-m", b"ray\0job", b"torchrun")) for record in records
+        ):
+            break
+        subprocess.run(["sleep", "0.05"], check=True)
+    return [record.read_bytes().decode().split("\0")[:-1] for record in records]
+
+
+def read(script: Path, *arguments: str, folder: Path, **variables: str) -> Reading:
+    environment = {"PATH": "/nowhere", "HOME": "/home/somebody", **variables}
+    return read_script(script, arguments, cwd=str(folder), environment=environment, now=_NOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "variables"),
+    [
+        ("submitted.sh", (), {}),
+        ("submitted.sh", ("--seed", "7"), {"GPUS": "8", "NO_EVAL": "1"}),
+        ("overrides.sh", (), {}),
+        ("overrides.sh", ("--tp", "4", "trainer.total_epochs=3"), {"OFFLOAD": "yes", "MODEL": "/m/Qwen3-8B"}),
+        ("wrapped.sh", ("--more", "a b"), {"CARDS": "0,1"}),
+    ],
+)
+def test_reads_what_bash_starts(
+    name: str, arguments: tuple[str, ...], variables: dict[str, str], checkout: Path, tmp_path: Path
+) -> None:
+    script = checkout / name
+    theirs = recorded(script, *arguments, folder=checkout, scratch=tmp_path, **variables)
+    reading = read(script, *arguments, folder=checkout, **variables)
+    ours = [list(i.argv) for i in reading.invocations]
+    ours = [argv[1:] if argv[0] == "nohup" else argv for argv in ours]
+    training = next(a for a in theirs if a[:2] in (["ray", "job"], ["python3", "-m"]) or a[0] == "torchrun")
+    same = [argv for argv in ours if argv[:4] == training[:4]]
+    assert same == [training]
+
+
+def test_programs_are_never_started(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(os, "system", refuse)
+    for name in ("submitted.sh", "overrides.sh", "wrapped.sh"):
+        assert read(checkout / name, folder=checkout).invocations
+    assert not (checkout / "run.log").exists()
+
+
+def test_what_was_not_understood_has_its_place(checkout: Path) -> None:
+    reading = read(checkout / "overrides.sh", folder=checkout)
+    assert [(Path(n.file).name, n.line) for n in reading.notes] == [("overrides.sh", 4)]
+    assert "torch_npu" in reading.notes[0].message
+
+
+def init(folder: Path, *words: str) -> Result:
+    kept = Path.cwd()
+    os.chdir(folder)
+    try:
+        environment = {"HOME": "/home/somebody", "SOURCE_DATE_EPOCH": str(_NOW)}
+        return CliRunner().invoke(main, ["init", *words], env=environment)
+    finally:
+        os.chdir(kept)
+
+
+def launched(folder: Path, file: str) -> str:
+    result = CliRunner().invoke(main, ["launch", "-n", str(folder / file)])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.replace(" \\\n  ", "\n")
+
+
+def test_a_script_of_overrides_becomes_a_job(checkout: Path) -> None:
+    result = init(checkout, "overrides.sh", "--gpus", "8xH100")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "job.yaml\n"
+    assert "job.yaml: verl, 23 settings kept" in result.stderr
+    assert "overrides.sh:4: taken to fail" in result.stderr
+    assert "predicted peak per device" in result.stderr
+    text = (checkout / "job.yaml").read_text()
+    assert "gpu: H100-80GB" in text
+    assert "HYDRA_FULL_ERROR: '1'" in text
+    argv = launched(checkout, "job.yaml")
+    for word in (
+        "data.train_files=[/data/gsm8k/train.parquet,/data/math/train.parquet]",
+        "actor_rollout_ref.actor.optim.lr=1e-06",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=10240",
+        "trainer.experiment_name=qwen2.5-7b-instruct-grpo-" + time.strftime("%Y%m%d", time.localtime(_NOW)),
+        "++actor_rollout_ref.rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache=True",
+    ):
+        assert word in argv
+
+
+def test_a_submission_becomes_a_job(checkout: Path) -> None:
+    (checkout / "train.py").touch()
+    result = init(checkout, "submitted.sh", "--gpus", "H100", "-o", "my.yaml")
+    assert "my.yaml: slime" in result.stderr
+    text = (checkout / "my.yaml").read_text()
+    assert "NCCL_NVLS_ENABLE: '0'" in text
+    assert "kl-loss-coef: '0.00'" in text
+    assert "sglang-cuda-graph-bs: [1, 2, 4, 8, 12, 16]" in text
+    assert "gpus_per_node: 4" in text
+    assert f"workdir: {checkout}" in text
+
+
+def test_a_command_of_skyrl_becomes_a_job(checkout: Path) -> None:
+    command = ["uv", "run", "--isolated", "-m", "skyrl.train.entrypoints.main_base"]
+    settings = ["trainer.placement.policy_num_gpus_per_node=4", "generator.inference_engine.num_engines=4"]
+    result = init(checkout, "--gpus", "4xH100", "--", *command, *settings, "trainer.resume_mode=null")
+    assert "job.yaml: skyrl, 3 settings kept" in result.stderr
+    text = (checkout / "job.yaml").read_text()
+    assert "gpus_per_node: 4" in text and "trainer.resume_mode: null" in text
+    assert "uv\nrun\n--isolated\n-m\nskyrl.train.entrypoints.main_base\n" in launched(checkout, "job.yaml")
+
+
+_OPENRLHF = (
+    "--actor.num_gpus_per_node 4 --vllm.num_engines 2 --vllm.tensor_parallel_size 2 "
+    "--train.agent_func_path a.py --actor.adam.betas 0.9 0.95"
+)
+_MEGATRON = "--rollout-batch-size 32 --actor-num-gpus-per-node 4 --num-rollout 30 --colocate"
+
+
+@pytest.mark.parametrize(
+    ("line", "framework", "nodes", "gpus"),
+    [
+        (f"-m openrlhf.cli.train_ppo_ray {_OPENRLHF} --train.colocate_all", "openrlhf", 1, 4),
+        (f"-m openrlhf.cli.train_ppo_ray {_OPENRLHF} --ref.num_gpus_per_node 1", "openrlhf", 2, 8),
+        (f"-m openrlhf.cli.train_ppo_ray {_OPENRLHF} --algo.kl.init_coef 0", "openrlhf", 1, 8),
+        (f"/root/miles/train.py {_MEGATRON}", "miles", 1, 4),
+        (f"train.py {_MEGATRON} --use-miles-router", "miles", 1, 4),
+        (f"train.py {_MEGATRON}", "slime", 1, 4),
+    ],
+)
+def test_flags_of_a_framework_become_its_settings(
+    line: str, framework: str, nodes: int, gpus: int, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(f"python3 {line}\n")
+    result = init(tmp_path, "run.sh")
+    assert f"job.yaml: {framework}," in result.stderr, result.stderr
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.cluster.nodes, job.cluster.gpus_per_node) == (framework, nodes, gpus)
+    if framework == "openrlhf":
+        assert job.settings["actor.adam.betas"] == [0.9, 0.95]
+
+
+def test_an_existing_file_stays(checkout: Path) -> None:
+    (checkout / "job.yaml").write_text("mine")
+    result = init(checkout, "overrides.sh")
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+    assert (checkout / "job.yaml").read_text() == "mine"
+    assert init(checkout, "--force", "overrides.sh").exit_code == 0
+
+
+def test_a_command_behind_two_dashes(tmp_path: Path) -> None:
+    words = ("python3", "-m", "verl.trainer.main_ppo", "actor_rollout_ref.rollout.n=4", "--config-name=mine")
+    result = init(tmp_path, "-o", "-", "--", *words)
+    assert "framework: verl" in result.stdout
+    assert "--config-name=mine" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ("policy: {model_name: Qwen/Qwen3-4B}\ngrpo: {num_prompts_per_step: 32}\n", "NeMo-RL"),
+        ("actor_train: {}\nactor_infer: {}\npretrain: Qwen/Qwen3-4B\n", "ROLL"),
+    ],
+)
+def test_frameworks_without_an_adapter_are_named(document: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "their.yaml").write_text(document)
+    result = init(tmp_path, "their.yaml")
+    assert result.exit_code == 0, result.stderr
+    assert named in result.stderr
+    assert "framework: command" in (tmp_path / "job.yaml").read_text()
+
+
+def test_trl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen3-4B\nnum_generations: 8\nuse_vllm: true\n"
+    )
+    assert init(tmp_path, "grpo.yaml").exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.command, job.document["num_generations"]) == ("trl", (), 8)
+    (tmp_path / "job.yaml").unlink()
+    words = ("trl", "grpo", "--config", "grpo.yaml", "--per_device_train_batch_size", "16", "--bf16")
+    assert init(tmp_path, "--", *words).exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert job.settings == {"per_device_train_batch_size": 16, "bf16": True}
+    assert job.document["use_vllm"] is True
+
+
+def test_secrets_stay_out_of_the_environment(tmp_path: Path) -> None:
+    token = "hf_" + "a1B2" * 8
+    (tmp_path / "run.sh").write_text(
+        f"export HF_TOKEN={token}\npython3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=4\n"
+    )
+    result = init(tmp_path, "run.sh")
+    assert "HF_TOKEN looks like a secret" in result.stderr
+    assert token not in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_script_without_a_training(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text('[ -n "$BASE_FOLDER_OF_MINE" ] || exit 1\npython3 train_grpo.py --a 1\n')
+    result = init(tmp_path, "run.sh")
+    assert result.exit_code == 1
+    assert "run.sh:1: the script ends here: `exit 1`" in result.stderr

@@ -1,0 +1,129 @@
+"""`autotune report`, and the report at the end of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import webbrowser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.report import at_end, page
+from autotune.orchestrator.report import report as report_module
+from autotune.orchestrator.report.document import Report
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.journal import Journal
+from tests.orchestrator.cli.terminal import run
+from tests.orchestrator.report.runs import recovered
+from tests.orchestrator.scripted import JOB
+
+
+def report(*arguments: str, runs: Path) -> Result:
+    return CliRunner().invoke(main, ["report", *arguments, "--runs-dir", str(runs)])
+
+
+def test_a_launch_leaves_its_report(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    assert run("launch", "job.yaml", cwd=tmp_path, play="tight_memory").code == 0
+    (path,) = (tmp_path / "runs").glob("*/report.html")
+    first = path.read_bytes()
+    seen = report(runs=tmp_path / "runs")
+    assert (seen.exit_code, seen.stdout, seen.stderr) == (0, f"{path}\n", "")
+    assert path.read_bytes() == first
+
+
+def test_a_file_of_the_user_stays_at_the_end_of_a_run_with_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    seen = run("launch", "job.yaml", cwd=tmp_path, play="foreign_report")
+    assert seen.code == 0 and seen.out.strip().endswith("stable.yaml")
+    assert seen.err.count("report.html` was not written by autotune for this run") == 1
+    (path,) = (tmp_path / "runs").glob("*/report.html")
+    assert path.read_text() == "my notes"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_result_waits_for_no_report_and_a_signal_cuts_it_short(tmp_path: Path, number: int) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    result = b""
+
+    def interrupt(driver: subprocess.Popen[bytes]) -> None:
+        nonlocal result
+        assert driver.stdout is not None
+        result = driver.stdout.readline()
+        (folder,) = (tmp_path / "runs").iterdir()
+        with Journal(folder):  # what waits for the run need not wait for its report
+            driver.send_signal(number)
+
+    seen = run("launch", "job.yaml", cwd=tmp_path, play="endless_report", meanwhile=interrupt)
+    assert result.endswith(b"/stable.yaml\n") and (seen.code, seen.out) == (0, "")
+    assert seen.err.count("report.html is not written: interrupted") == 1
+
+
+def test_a_report_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    found = recovered(tmp_path)
+    os.mkfifo(found.path / "report.html")
+    with pytest.raises(Failure, match=f"it takes too long; `autotune report {found.id}` writes it"):
+        at_end.write(found, limit_s=0.0)
+    assert not list(found.path.glob(".report.html.*"))
+
+
+def test_options_in_the_environment_are_not_those_of_the_report_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = recovered(tmp_path)
+    monkeypatch.setenv("AUTOTUNE_RUNS_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("AUTOTUNE_FORCE", "1")
+    (found.path / "report.html").write_text("my notes")
+    with pytest.raises(Failure, match="was not written by autotune"):
+        at_end.write(found)
+
+
+def test_a_file_of_the_user_is_replaced_by_force_alone(tmp_path: Path) -> None:
+    folder = recovered(tmp_path).path
+    (folder / "report.html").write_text("my notes")
+    seen = report(runs=folder.parent)
+    assert seen.exit_code == 2 and "was not written by autotune" in seen.stderr and "--force" in seen.stderr
+    assert (folder / "report.html").read_text() == "my notes"
+    assert report("--force", runs=folder.parent).exit_code == 0
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_json_is_the_data_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recovered(tmp_path)
+    computed: list[Report] = []
+
+    def report_of(of: directory.Run) -> Report:
+        computed.append(report_module.report_of(of))
+        return computed[-1]
+
+    monkeypatch.setattr(page, "report_of", report_of)
+    seen = report(found.id, "--json", runs=found.path.parent)
+    html = (found.path / "report.html").read_text()
+    assert len(computed) == 1
+    assert json.loads(seen.stdout)["schema"] == 1
+    assert json.loads(seen.stdout) == json.loads(html.split('id="report">')[1].split("</script>")[0])
+
+
+def test_a_run_that_never_began_has_nothing_to_report(tmp_path: Path) -> None:
+    empty = directory.create(tmp_path / "runs", job_text=JOB)
+    seen = report(runs=empty.path.parent)
+    assert seen.exit_code == 2 and "has nothing to report" in seen.stderr
+    assert not (empty.path / "report.html").exists()
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_open_shows_the_file_in_the_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    folder = recovered(tmp_path).path
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or found)
+    seen = report("--open", runs=folder.parent)
+    assert seen.exit_code == 0 and opened == [(folder / "report.html").as_uri()]
+    assert ("no browser was found" in seen.stderr) is not found

@@ -1,0 +1,93 @@
+"""`plan` for cards and files that are not here, and for a model alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.config.cards import CARDS, find_card, parse_gpus
+from autotune.orchestrator.config.loader import parse
+from autotune.policies.estimate.constants import DEFAULT_CARD, card
+
+_JOB = """\
+name: away
+framework: slime
+workdir: /nowhere/slime
+cluster: {gpu: h100, gpus_per_node: 8}
+settings:
+  hf-checkpoint: /nowhere/Qwen3-4B
+  num-rollout: 100
+  rollout-batch-size: 8
+  rollout-max-response-len: 2048
+  actor-num-gpus-per-node: 8
+  colocate: true
+  use-dynamic-batch-size: true
+  max-tokens-per-gpu: 8192
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "nodes", "per_node"),
+    [
+        ("8xH100", "H100-80GB", 1, 8),
+        ("2x8xH100-80GB", "H100-80GB", 2, 8),
+        ("4 x a100-40gb", "A100-40GB", 1, 4),
+        ("NVIDIA H200", "H200", None, None),
+        ("1×rtx 4090", "RTX-4090", 1, 1),
+    ],
+)
+def test_cards_as_people_write_them(written: str, name: str, nodes: int | None, per_node: int | None) -> None:
+    found = parse_gpus(written)
+    assert (found.card.name, found.nodes, found.per_node) == (name, nodes, per_node)
+
+
+@pytest.mark.parametrize("written", ["8xH9000", "0xH100", "x", "8x"])
+def test_unknown_cards_are_refused(written: str) -> None:
+    with pytest.raises(ValueError, match=r"card"):
+        parse_gpus(written)
+
+
+@pytest.mark.parametrize("known", CARDS, ids=lambda known: known.name)
+def test_every_card_has_a_speed_and_one_meaning(known: object) -> None:
+    assert known in CARDS
+    row = next(each for each in CARDS if each is known)
+    assert card(row.device) is not DEFAULT_CARD
+    assert all(find_card(name) == row for name in (row.name, row.device, *row.also))
+
+
+def test_no_path_of_the_cluster_has_to_exist(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(_JOB)
+    result = CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml")])
+    assert result.exit_code == 0, result.stderr
+    assert "NVIDIA H100 80GB HBM3" in result.stdout
+    assert "`workdir`: no such folder here" in " ".join(result.stdout.split())
+    assert "rollout" in result.stdout and "fits" in result.stdout
+    with pytest.raises(Exception, match="no such folder"):
+        parse(_JOB)
+
+
+def test_other_cards_for_the_same_job(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(_JOB)
+    result = CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--gpus", "8xA10G"])
+    assert "8 × NVIDIA A10G" in result.stdout
+    assert CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--gpus", "8xZ1"]).exit_code == 2
+
+
+@pytest.mark.parametrize("framework", ["verl", "slime"])
+def test_a_model_alone_becomes_a_job_that_fits(framework: str, tmp_path: Path) -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "8xH100", "--framework", framework]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.stderr
+    (tmp_path / "job.yaml").write_text(result.stdout)
+    planned = CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml")])
+    assert planned.exit_code == 0, planned.stderr
+    assert "overflows" not in planned.stdout
+    assert "first attempt: as written" in planned.stdout
+
+
+def test_no_configuration_fits() -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-72B-Instruct", "--gpus", "1xL4"]
+    assert CliRunner().invoke(main, words).exit_code == 1
