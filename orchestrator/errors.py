@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
+from autotune.launchers import packages
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.value import Value
 
@@ -31,6 +32,19 @@ class Failure(Exception):  # noqa: N818 - named as in "infrastructure failure"
         self.message = message
         self.hint = hint
         self.code = code
+
+
+def require(what: str, *modules: str) -> None:
+    """Raise the failure that names the extra where a module is not installed that `what` needs."""
+    absent = packages.missing(modules)
+    if absent:
+        raise lacking(what, absent)
+
+
+def lacking(what: str, modules: Sequence[str]) -> Failure:
+    """Return the failure of something that needs modules of an extra; a later try would meet it again."""
+    hint = packages.how_to_install(modules)
+    return Failure(f"{what} {packages.absence(modules)}", hint=hint, code=ExitCode.USAGE)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from autotune.launchers import packages
 from autotune.launchers.builtin import lines
 from autotune.launchers.builtin.config.settings import Settings, SettingsError
 from autotune.launchers.builtin.paths import read_settings
@@ -29,6 +30,11 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         return _run(read_settings(arguments.config))
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name in packages.EXTRAS:
+            absent = [error.name]
+            error.add_note(f"the built-in job {packages.absence(absent)}: {packages.how_to_install(absent)}")
+        raise
     except SettingsError as error:
         for problem in error.errors:
             sys.stdout.write(f"{problem.line()}\n")

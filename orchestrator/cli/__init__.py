@@ -13,8 +13,9 @@ from typing import Any
 
 import click
 
+from autotune.launchers import packages
 from autotune.orchestrator.cli.shared.options import ENVIRONMENT_PREFIX, given, global_options
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking
 
 # In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
 COMMANDS: Mapping[str, str] = {
@@ -86,11 +87,21 @@ class Commands(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(ExitCode.OK)
-        except Exception:
+        except Exception as error:
+            lacks = _missing_extra(error, command=ctx.invoked_subcommand)
+            if lacks is not None:
+                _print_failure(lacks, color=given(ctx).color)
+                ctx.exit(lacks.code)
             with contextlib.suppress(OSError):
                 traceback.print_exc()
                 click.echo("autotune: this is a bug in autotune; please report the lines above", err=True)
             ctx.exit(ExitCode.BUG)
+
+
+def _missing_extra(error: Exception, *, command: str | None) -> Failure | None:
+    """Return the failure that names the extra, where an import found none of its modules; None otherwise."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return lacking(f"`{command}`", [name]) if name is not None and name in packages.EXTRAS else None
 
 
 def _print_failure(failure: Failure, *, color: str) -> None:

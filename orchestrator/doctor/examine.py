@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import socket
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Unreachable
+from autotune.launchers.packages import DISTRIBUTION, absence, how_to_install, missing, version_of
 from autotune.launchers.runners.cluster.connection import connect, disconnect, existing
 from autotune.launchers.runners.cluster.examine import Answer, examine_nodes
 from autotune.launchers.runners.cluster.waits import WAITS
@@ -65,6 +65,14 @@ def _ask(
     job: Job | None, wanted: Examination, *, node_s: float
 ) -> tuple[str, tuple[Answer, ...], tuple[Check, ...]]:
     """Return the address of the cluster, its nodes' answers and the check of the cluster itself."""
+    if absent := missing(["ray"]):
+        failed = Check(
+            name="cluster",
+            status=Status.FAILED,
+            what=f"a launch {absence(absent)}",
+            hint=how_to_install(absent),
+        )
+        return "", _here(wanted), (failed,)
     address = job.cluster.address if job is not None else "auto"
     if address == "local":
         return "local", _here(wanted), (Check(name="cluster", what="a launch starts a Ray of its own here"),)
@@ -132,17 +140,10 @@ def _of_node(answer: Answer, job: Job | None, profile: Profile | None) -> Iterat
             hint="look at `ray status` and at the node; an attempt there would not start",
         )
         return
-    driver = (platform.python_version(), _version("ray"), _version("autotune"))
+    driver = (platform.python_version(), version_of("ray"), version_of(DISTRIBUTION))
     yield from machine_checks(answer.node, answer.facts, driver=driver, gpus=answer.gpus)
     if job is not None and profile is not None:
         yield from node_checks(answer.node, answer.facts, job, frameworks.find(job.framework), profile)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
 
 
 def _logs(runs_dir: Path, job: Job | None) -> Check:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
+from autotune.launchers.packages import EXTRAS, how_to_install
 from autotune.launchers.runners.cluster.runner import summarize
 from autotune.launchers.runners.node.examination import Examination, FolderFacts, NodeFacts, ProgramFacts
 from autotune.launchers.runners.node.host import Card, Machine
@@ -168,6 +169,12 @@ def node_checks(
         yield _allocators(node, facts.libraries, str(profile.knobs.host_allocator or "default"))
 
 
+def _own_extra(framework: Framework) -> str:
+    """Return the rest of the hint where the modules that a framework needs come with an extra of autotune."""
+    own = tuple(module for module in framework.modules if module in EXTRAS)
+    return f", or {how_to_install(own)}" if own and framework.name == "builtin" else ""
+
+
 def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework) -> Check:
     shown = ", ".join(f"{name} {version}" for name, version in program.versions.items())
     by = f"{program.path} (python {program.python})" if program.python else program.path
@@ -180,7 +187,8 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
             what=f"{by} cannot import {needed}: {program.error}"
             if program.python
             else f"{by}: {program.error}",
-            hint="write the interpreter that has the framework as `python:` of the job",
+            hint="write the interpreter that has the framework as `python:` of the job"
+            + _own_extra(framework),
         )
     if program.late:
         return Check(

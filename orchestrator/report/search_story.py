@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+from autotune.launchers.packages import absence, how_to_install, missing
 from autotune.orchestrator import messages
 from autotune.orchestrator.report.document import SearchStory, TrialRow
 from autotune.orchestrator.units import show_rate
 from autotune.policies.search import trials
-from autotune.policies.search.space import space
+from autotune.policies.search.space import Dimension, space
 from autotune.policies.values.events import GoalReached, History, Result, Started, Tried
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.knobs import KNOBS, Knobs
@@ -17,8 +20,6 @@ def search_of(history: History) -> SearchStory | None:
     results = trials.tried(history)
     if not results:
         return None
-    from autotune.orchestrator.search.optuna_study import importance_of  # imports optuna
-
     accepted, start = accepted_of(history), _start(history)
     front = {result.trial for result in trials.front(results)}
     best = trials.winner(results, start=start)
@@ -48,10 +49,18 @@ def search_of(history: History) -> SearchStory | None:
         unit="" if unit is None else unit.value,
         varied=varied,
         trials=rows,
-        importance=importance_of(space(accepted.job, accepted.profile, start), results),
+        importance=_importance(space(accepted.job, accepted.profile, start), results),
         goal_headroom=accepted.job.goal.headroom,
-        summary=_summary(results, best, start),
+        summary=" ".join((_summary(results, best, start), *_left_out())),
     )
+
+
+def _importance(dimensions: Sequence[Dimension], results: tuple[Tried, ...]) -> dict[str, float]:
+    if missing(["optuna"]):
+        return {}
+    from autotune.orchestrator.search.optuna_study import importance_of  # imports optuna
+
+    return importance_of(dimensions, results)
 
 
 def _start(history: History) -> Knobs:
@@ -59,6 +68,12 @@ def _start(history: History) -> Knobs:
     goals = {e.attempt for e in history if isinstance(e, GoalReached)}
     own = [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in goals]
     return own[-1].knobs if own else accepted_of(history).profile.knobs
+
+
+def _left_out() -> Iterator[str]:
+    """Yield what the page lacks because of what is not installed."""
+    if absent := missing(["optuna"]):
+        yield f"Which setting mattered is left out: the report {absence(absent)} ({how_to_install(absent)})."
 
 
 def _summary(results: tuple[Tried, ...], best: Tried | None, start: Knobs) -> str:

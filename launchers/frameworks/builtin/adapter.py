@@ -53,7 +53,7 @@ class Builtin(Framework):
     name = "builtin"
     saves_by_time = False
     announces_end = True
-    modules = ("torch", "transformers", "autotune.launchers.builtin")
+    modules = ("torch", "transformers", "tokenizers", "safetensors", "autotune.launchers.builtin")
     loss = "loss"
     traces: tuple[str, ...] = (
         "builtin: phase ",

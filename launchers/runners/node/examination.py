@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from autotune.launchers.packages import DISTRIBUTION, version_of
 from autotune.launchers.runners.node import host
 from autotune.launchers.runners.node.child import initial_environment, outside_ray_worker
 from autotune.launchers.runners.node.drain import ProcessHold, hold_of
@@ -135,8 +135,8 @@ def examine(wanted: Examination) -> NodeFacts:
     faults: list[str] = []
     return NodeFacts(
         python=platform.python_version(),
-        ray=_version("ray"),
-        autotune=_version("autotune"),
+        ray=version_of("ray"),
+        autotune=version_of(DISTRIBUTION),
         driver=host.driver_version(),
         cuda=host.cuda_version(),
         cards=tuple(_card(card) for card in host.read_cards(faults.append)),
@@ -194,13 +194,6 @@ def _card(card: host.Card) -> CardFacts:
         total_bytes=card.total_bytes,
         holders=tuple(hold_of(holder.pid, holder.used_bytes) for holder in card.holders),
     )
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
 
 
 def _program(wanted: Examination) -> ProgramFacts | None:

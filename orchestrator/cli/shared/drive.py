@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import signal
 import sys
 import traceback
@@ -12,6 +13,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
+from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.clock import Clock
@@ -22,7 +24,7 @@ from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.report import at_end
 from autotune.orchestrator.run import calibration_cache, certificate, directory, export
 from autotune.orchestrator.run.driver_log import DriverLog
@@ -170,6 +172,7 @@ def _drive(
         if isinstance(finished.verdict, (GaveUp, NeedsHuman)) and not fixed:
             views.show_end(finished, hint=how_to_go_on(run))
             return finished.verdict
+    require(f"run {run.id}", *NEEDED[run.request.mode])
     accepted = accepted_of(history) if history else None
     framework = frameworks.find(job.framework)
     runner: Runner | None = None
@@ -317,16 +320,9 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, autotune, Ray, torch and SGLang, for the journal."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    by_name = {"python": platform.python_version()}
-    for name in ("autotune", "ray", "torch", "sglang"):
-        try:
-            by_name[name] = version(name)
-        except PackageNotFoundError:
-            by_name[name] = "not installed"
-    return by_name
+    by_name = {"autotune": DISTRIBUTION, "ray": "ray", "torch": "torch", "sglang": "sglang"}
+    found = {name: version_of(distribution) or "not installed" for name, distribution in by_name.items()}
+    return {"python": platform.python_version(), **found}
 
 
 def _match(job: Job, cluster: Cluster) -> None:

@@ -10,6 +10,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from autotune.launchers.packages import DISTRIBUTION
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 ENVIRONMENT_PREFIX = "AUTOTUNE"
 _META = "autotune.options"
@@ -77,7 +79,7 @@ def global_options(command: _F) -> _F:
             None,
             "-V",
             "--version",
-            package_name="autotune",
+            package_name=DISTRIBUTION,
             message="autotune %(version)s",
             allow_from_autoenv=False,  # AUTOTUNE_VERSION in an image must not print it
         ),

@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
+from autotune.launchers.packages import DISTRIBUTION, EXTRAS, NEEDED
 from autotune.orchestrator.cli.shared.edit import changed_job, check, digest, with_options
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.cli.shared.options import Options
@@ -22,7 +23,7 @@ from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, read_text, written
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import BEAT_S, Driven, owner
 from autotune.orchestrator.run.script import script
@@ -104,6 +105,7 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
     """Run a job here, to its end."""
     from autotune.orchestrator.cli.shared import drive
 
+    _require(prepared)
     if under_ray_job() and not options.runs_dir.is_absolute():
         raise Failure(
             "the runs folder must be absolute under `ray job submit`: a job's working directory vanishes",
@@ -158,6 +160,15 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
         return drive.drive(run, options=options, edit=edit)
 
 
+def _require(prepared: Prepared) -> None:
+    """Raise Failure, before a run's folder is made, where what the run needs is not installed."""
+    mode, job = prepared.request.mode, prepared.job
+    require(f"`{mode}`", *NEEDED[mode])
+    if job.framework == "builtin" and job.python is None and job.cluster.address == "local":
+        engine = ("sglang",) if job.settings.get("engine", "sglang") == "sglang" else ()
+        require("the built-in job", *(m for m in frameworks.find("builtin").modules if m in EXTRAS), *engine)
+
+
 def newest_of(prepared: Prepared, *, root: Path) -> directory.Run | None:
     """Return the newest run of a job: of the same name, and begun by the same command from the same file."""
     asked = prepared.request
@@ -176,6 +187,7 @@ def under_ray_job() -> bool:
 
 def detach(prepared: Prepared, *, options: Options) -> None:
     """Start a run that goes on without this terminal: a daemon, or a job of an external cluster."""
+    _require(prepared)
     address = prepared.job.cluster.address
     if address not in (None, "local"):
         submit(prepared, url=dashboard(address), options=options)
@@ -235,6 +247,7 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
+    require("`--submit`", "ray")
     _refuse_secrets(prepared.job)
     from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
@@ -248,7 +261,10 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
     arguments += " --continue" if continued else ""
     entrypoint = (
         f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "
-        f"then exec {python} -P -m autotune.orchestrator.cli {arguments}; else exec autotune {arguments}; fi"
+        f"then exec {python} -P -m autotune.orchestrator.cli {arguments}; "
+        f"elif command -v autotune >/dev/null; then exec autotune {arguments}; "
+        f'else echo "error: autotune is not installed on the cluster\'s head node" >&2; '
+        f'echo "hint: install {DISTRIBUTION}[ray] there, beside its Ray" >&2; exit {ExitCode.USAGE}; fi'
     )
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
