@@ -15,11 +15,12 @@ COPY launchers /opt/autotune/launchers
 COPY policies /opt/autotune/policies
 COPY configs /opt/autotune/configs
 
-# The image's torch and transformers satisfy the extra, so that pip leaves them as they are.
-RUN python3 -m pip install "/opt/autotune[builtin]"
-RUN useradd --create-home --shell /bin/bash autotune
+# The image's torch and transformers satisfy the extra, so that pip leaves them as they are. The number is no user's
+# of Ubuntu's images, and without a name Kubernetes can tell that it is not root's.
+RUN python3 -m pip install "/opt/autotune[builtin]" \
+    && useradd --create-home --uid 10001 --shell /bin/bash autotune
 
-USER autotune
+USER 10001
 WORKDIR /home/autotune
 ENTRYPOINT ["autotune"]
 CMD ["--help"]

@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install check test coverage test-pythons ray-versions e2e e2e-long golden demo search-demo overhead schema facts clean explain-speed faults soak fuzz mutation report-page pip-audit gpu-measure gpu-launch
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead schema facts clean explain-speed faults soak fuzz mutation report-page pip-audit gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -26,10 +26,15 @@ $(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/co
 	$(PIP) "$(TORCH)" -c requirements/constraints.txt || $(PIP) "$(TORCH)" --extra-index-url $(TORCH_INDEX) -c requirements/constraints.txt
 	$(PIP) -r requirements/cpu.txt -c requirements/constraints.txt
 	$(PIP) --no-deps -r requirements/engine.txt
+	$(BIN)/python -m pip uninstall --quiet --yes autotune  # the distribution's name in a .venv from before rl-autotune
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
+wheel:  ## build dist/rl_autotune-VERSION-py3-none-any.whl; needs no .venv
+	$(PYTHON) -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+
 check: install  ## lint, types, import directions
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -52,9 +57,19 @@ test-pythons:  ## the fast tests of the core on other Pythons, where one is inst
 		$$python -c '' 2>/dev/null || { echo "$$python: not installed, skipped"; continue; }; \
 		$$python -m venv .venv-$$python && \
 		.venv-$$python/bin/python -m pip install --quiet --upgrade "pip>=25.3" && \
-		.venv-$$python/bin/python -m pip install --quiet -e . --group dev -c requirements/constraints.txt && \
+		.venv-$$python/bin/python -m pip install --quiet -e '.[ray]' --group dev -c requirements/constraints.txt && \
 		.venv-$$python/bin/python -m pytest -m "not e2e and not e2e_long" $(CORE_TESTS) || exit 1; \
 	done
+
+# What autotune names has the lowest version that pyproject.toml allows, what that brings in the newest that fits.
+LOWEST_TESTS ?= $(CORE_TESTS)
+UV_PIP := $(BIN)/uv pip $(if $(INDEX),--default-index $(INDEX))
+test-lowest: install  ## the fast tests of the core on the lower bounds of its dependencies
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
+	$(UV_PIP) compile --quiet pyproject.toml --extra ray --group test --resolution lowest-direct -o .venv-lowest/versions.txt
+	$(UV_PIP) sync --quiet --python .venv-lowest/bin/python .venv-lowest/versions.txt
+	$(BIN)/uv pip install --quiet --no-deps --python .venv-lowest/bin/python -e .
+	.venv-lowest/bin/python -m pytest -m "not e2e and not e2e_long" $(LOWEST_TESTS)
 
 ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray, about 6 minutes
 	$(BIN)/python -m tests.launchers.runners.ray_versions
@@ -125,4 +140,4 @@ schema: install  ## write configs/job.schema.json, configs/schemas and docs/job.
 	$(BIN)/python -m autotune.orchestrator.cli.shared.json_documents configs/schemas
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .venv-python3.* build src/*.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python3.* .venv-lowest build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,12 @@ PIP = ("-m", "pip", "--disable-pip-version-check")
 def main() -> int:
     """Return 0 if the tests pass on both."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    ours = project["project"]
+    needed = [
+        *ours["dependencies"],
+        *ours["optional-dependencies"]["ray"],
+        *project["dependency-groups"]["test"],
+    ]
     (ray,) = (line for line in needed if line.startswith("ray["))
     versions = supported(ray, offered())
     failed = []
