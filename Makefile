@@ -26,7 +26,7 @@ $(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/co
 	$(PIP) "$(TORCH)" -c requirements/constraints.txt || $(PIP) "$(TORCH)" --extra-index-url $(TORCH_INDEX) -c requirements/constraints.txt
 	$(PIP) -r requirements/cpu.txt -c requirements/constraints.txt
 	$(PIP) --no-deps -r requirements/engine.txt
-	$(BIN)/python -m pip uninstall --quiet --yes autotune  # the distribution's name in a .venv from before rl-autotune
+	$(BIN)/python -m pip uninstall --quiet --quiet --yes autotune  # the distribution's name in a .venv from before rl-autotune
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -69,7 +69,8 @@ test-lowest: install  ## the fast tests of the core on the lower bounds of its d
 	$(UV_PIP) compile --quiet pyproject.toml --extra ray --group test --resolution lowest-direct -o .venv-lowest/versions.txt
 	$(UV_PIP) sync --quiet --python .venv-lowest/bin/python .venv-lowest/versions.txt
 	$(BIN)/uv pip install --quiet --no-deps --python .venv-lowest/bin/python -e .
-	.venv-lowest/bin/python -m pytest -m "not e2e and not e2e_long" $(LOWEST_TESTS)
+	.venv-lowest/bin/python -m pytest -m "not e2e and not e2e_long" $(LOWEST_TESTS) \
+		--deselect tests/orchestrator/config/test_loader.py::test_the_committed_schema_is_current  # of the pinned pydantic
 
 ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray, about 6 minutes
 	$(BIN)/python -m tests.launchers.runners.ray_versions
