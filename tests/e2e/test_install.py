@@ -16,6 +16,7 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(sysconfig.get_path("scripts"))
 CORE_BYTES = 100_000_000
 # None of these comes with the core.
 OF_EXTRAS = ("ray", "optuna", "torch", "transformers", "sglang")
@@ -55,25 +56,24 @@ def build(source: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the `bin` folder of an environment with the wheel and what it asks for, and nothing else."""
-    folder = tmp_path_factory.mktemp("core")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     pins = ROOT / "requirements" / "constraints.txt"
-    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
-    subprocess.run([*command, "--no-compile", "-c", str(pins), str(wheel)], check=True, timeout=400)
-    return folder / "bin"
+    return environment(tmp_path_factory.mktemp("core"), wheel, "--constraints", str(pins))
 
 
 @pytest.fixture(scope="module")
 def oldest(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the `bin` folder of an environment where what the wheel names has its lowest version."""
-    folder = tmp_path_factory.mktemp("oldest")
-    uv = Path(sysconfig.get_path("scripts")) / "uv"
-    done = call(folder, uv, "venv", "--quiet", "--python", sys.executable, folder / "env")
-    assert done.returncode == 0, done.stderr
-    python = folder / "env" / "bin" / "python"
-    lowest = ["--resolution", "lowest-direct", "--python", python]
-    done = call(folder, uv, "pip", "install", "--quiet", *lowest, wheel)
-    assert done.returncode == 0, done.stderr
+    return environment(tmp_path_factory.mktemp("oldest"), wheel, "--resolution", "lowest-direct")
+
+
+def environment(folder: Path, wheel: Path, *options: str) -> Path:
+    uv, python = SCRIPTS / "uv", folder / "env" / "bin" / "python"
+    for words in (
+        ["venv", "--python", sys.executable, folder / "env"],
+        ["pip", "install", "--python", python, *options, wheel],
+    ):
+        done = call(folder, uv, "--quiet", *words)
+        assert done.returncode == 0, done.stderr
     return python.parent
 
 
@@ -106,7 +106,7 @@ def call(folder: Path, *argv: str | Path) -> subprocess.CompletedProcess[str]:
         env={**environment, "HOME": str(folder), **uv_settings()},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
 
@@ -185,9 +185,8 @@ def test_help_and_explain_import_nothing_heavy(core: Path, folder: Path, words: 
 
 
 def test_uvx_explains_a_log_from_the_wheel(wheel: Path, folder: Path) -> None:
-    scripts = Path(sysconfig.get_path("scripts"))
     where = ["--python", sys.executable, "--from", wheel]
-    done = call(folder, scripts / "uvx", "--quiet", *where, "autotune", "explain", "run.log")
+    done = call(folder, SCRIPTS / "uvx", "--quiet", *where, "autotune", "explain", "run.log")
     assert done.returncode == 0, done.stderr
     assert "error[gpu-oom]" in done.stdout
 
