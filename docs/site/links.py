@@ -17,6 +17,8 @@ PAGES = {
 }
 COPIES = "repository"  # the folder of the site that holds the other files
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=\))")
+# The site's Markdown takes a bar within code as it is, where the repository's needs a backslash before it.
+_CODE_IN_TABLE = re.compile(r"(?<=[| ])`[^`\n]*\\\|[^`\n]*`")
 _ELSEWHERE = re.compile(r"[a-z]+:")
 
 
@@ -40,7 +42,7 @@ def rewritten(markdown: str, *, source: str, page: str) -> str:
         relative = posixpath.relpath(target, posixpath.dirname(page) or ".")
         return f"{found['before']}{relative}{found['anchor'] or ''}"
 
-    return _LINK.sub(on_site, markdown)
+    return _CODE_IN_TABLE.sub(lambda found: found[0].replace("\\|", "|"), _LINK.sub(on_site, markdown))
 
 
 def _repository_path(target: str, source: str) -> str | None:

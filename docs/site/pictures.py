@@ -1,7 +1,7 @@
 """Pictures of a real run: how `launch` looked on a terminal, and its report.
 
-`python -m docs.site.pictures RUN` takes a run's folder, keeps its journal as docs/pictures/run.jsonl and draws
-from that; `make pictures`. The report's picture needs a Chromium.
+`python -m docs.site.pictures RUN` takes a run's folder, keeps its journal as docs/pictures/run.jsonl and
+draws from that; `make pictures`. The report's picture needs a Chromium.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from docs.site.links import ROOT
 FOLDER = ROOT / "docs" / "pictures"
 JOURNAL = FOLDER / "run.jsonl"
 LAUNCH, REPORT = FOLDER / "launch.svg", FOLDER / "report.png"
-_WIDTH = 110
+_WIDTH = 128
 _HOME = "/home/me/autotune"  # in place of the folder that the journal names
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -60,7 +60,7 @@ def terminal_text(history: History) -> str:
 
 
 def launch_svg(history: History) -> str:
-    """Return the picture of the terminal, which names no font of another host; its title has command and day."""
+    """Return the picture of the terminal under its command and day; it names no font of another host."""
     accepted = accepted_of(history)
     title = f"autotune launch configs/{accepted.job.name}.yaml · {accepted.at[:10]}"
     recorder = Recorder(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True)
