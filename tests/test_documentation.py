@@ -22,7 +22,8 @@ from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli import COMMANDS, main
 from autotune.orchestrator.config.loader import load, parse_elsewhere
 from autotune.orchestrator.errors import JobErrors
-from docs.site import links
+from autotune.orchestrator.run import journal
+from docs.site import links, pictures
 from docs.site.__main__ import build
 from docs.site.assembly import assemble, sources
 
@@ -205,3 +206,12 @@ def test_the_first_steps_of_a_framework_do_what_its_page_says(
     assert load(job).framework == framework if framework in ("builtin", "command") else True
     assert f"framework: {framework}\n" in (tmp_path / job).read_text()
     assert ("predicted peak" in CliRunner().invoke(main, shown[-2]).output) is (framework != "command")
+
+
+def test_the_picture_is_that_of_the_journal_beside_it() -> None:
+    drawn = pictures.launch_svg(journal.read(pictures.JOURNAL))
+    assert pictures.LAUNCH.read_text() == drawn
+    assert "http" not in drawn.replace("http://www.w3.org/", "").replace("https://www.textualize.io", "")
+    assert "stable" in pictures.terminal_text(journal.read(pictures.JOURNAL))
+    for file in (pictures.LAUNCH, pictures.REPORT):
+        assert 5_000 < file.stat().st_size < 300_000

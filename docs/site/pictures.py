@@ -80,13 +80,26 @@ def main(run: Path) -> None:
     browser = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         sys.exit("no Chromium here: the report's picture stays as it was")
-    with tempfile.TemporaryDirectory() as home:
-        argv = [
-            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home}",
-            "--hide-scrollbars", "--window-size=1200,1000", f"--screenshot={REPORT}",
-            (run / "report.html").resolve().as_uri(),
-        ]  # fmt: skip
-        subprocess.run(argv, check=True, capture_output=True, timeout=180)
+    with tempfile.TemporaryDirectory() as folder:
+        _report_picture(run, browser, folder=Path(folder))
+
+
+def _report_picture(run: Path, browser: str, *, folder: Path) -> None:
+    """Draw the report of a copy of the run, with the journal that is kept."""
+    copy = folder / "runs" / run.name
+    shutil.copytree(run, copy)
+    (copy / "report.html").unlink(missing_ok=True)
+    shutil.copyfile(JOURNAL, copy / "events.jsonl")
+    cli = [sys.executable, "-m", "autotune.orchestrator.cli", "report", run.name]
+    subprocess.run(cli, cwd=folder, check=True, capture_output=True)
+    page = copy / "report.html"
+    page.write_text(page.read_text(encoding="utf-8").replace(f"{folder.resolve()}", _HOME), encoding="utf-8")
+    argv = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}",
+        "--hide-scrollbars", "--window-size=1200,900", f"--screenshot={REPORT}",
+        page.resolve().as_uri(),
+    ]  # fmt: skip
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
 
 
 if __name__ == "__main__":
