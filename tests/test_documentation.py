@@ -66,6 +66,7 @@ def commands(text: str) -> Iterator[list[str]]:
     lines += [token.content for token in tokens(text) if token.type == "code_inline"]
     for line in lines:
         shown = _VARIABLES.sub("", line.strip().removeprefix("$ ").split(" | ")[-1])
+        shown = re.sub(r"^(?:\.venv/bin/|ray job submit .*?-- )(?=autotune )", "", shown)
         if shown.startswith("autotune ") and "·" not in shown:
             words = shlex.split(shown, comments=True)[1:]
             if not (words and words[0].isupper()):

@@ -108,8 +108,7 @@ def _options(context: click.Context, options: Iterable[click.Parameter]) -> str:
         assert isinstance(each, click.Option)
         words = "/".join(f"`{name}`" for name in each.opts)
         value = "" if each.is_flag or each.count else f" `{each.make_metavar(context)}`"
-        variable = each.resolve_envvar_value and each.envvar
-        names = [variable] if isinstance(variable, str) else list(variable or ())
+        names = [each.envvar] if isinstance(each.envvar, str) else list(each.envvar or ())
         if not names and each.allow_from_autoenv and each.name:
             names = [f"AUTOTUNE_{each.name.upper()}"]
         rows.append((words + value, each.help or "", ", ".join(f"`{n}`" for n in names)))
@@ -187,11 +186,11 @@ def _remedies_of(framework: str) -> str:
         ),
     ]
     if declined:
-        rows_ = [(r.remedy, f"`{r.setting.strip('()')}`", r.reason) for r in declined]
-        parts += ["## What the framework does not have\n", table(("remedy", "knob", "why"), rows_)]
+        why = [(r.remedy, f"`{r.setting.strip('()')}`", r.reason) for r in declined]
+        parts += ["## What the framework does not have\n", table(("remedy", "knob", "why"), why)]
     if guides:
-        rows_ = [(r.remedy, f"`{r.setting}`", r.status, r.reason) for r in guides]
-        parts += ["## What public guides say\n", table(("advice", "setting", "today", "why"), rows_)]
+        said = [(r.remedy, f"`{r.setting}`", r.status, r.reason) for r in guides]
+        parts += ["## What public guides say\n", table(("advice", "setting", "today", "why"), said)]
     return "\n".join(parts)
 
 
