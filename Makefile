@@ -10,7 +10,7 @@ TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead schema facts clean explain-speed faults soak fuzz mutation report-page pip-audit gpu-measure gpu-launch
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -110,6 +110,13 @@ overhead: install  ## what autotune itself costs
 report-page: install  ## the report's page in a headless Chromium, at the width of a telephone and of a desk
 	@command -v chromium chromium-browser google-chrome chrome || { echo "no Chromium here: apt-get install chromium"; exit 1; }
 	$(PYTEST) tests/orchestrator/report/test_page.py
+
+docs: install  ## build the documentation in build/site, with its links checked
+	$(BIN)/python -m docs.site
+
+RUN ?= $(shell ls -td runs/*/ 2>/dev/null | head -1)
+pictures: install  ## docs/pictures anew from RUN, a folder such as runs/7c1e: its journal, how it looked, its report
+	$(BIN)/python -m docs.site.pictures $(RUN)
 
 SEEDS ?= 3
 faults: install  ## faults of node, driver, disk, card and job while a job trains; hours, goes on where it stopped

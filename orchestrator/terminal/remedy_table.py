@@ -38,7 +38,7 @@ _MEMORY = {
 }
 _INDENT = " " * 4
 # The cluster of the profiles, because there is no job.
-_CLUSTER = Cluster(
+CLUSTER = Cluster(
     address="auto", nodes=1, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
 )
 
@@ -69,16 +69,16 @@ def rows(framework: Framework) -> tuple[Row, ...]:
     """Return the remedies in the order of the ladder, then the other advice of public guides."""
     starts = ({}, *framework.presets.values())
     jobs = [
-        *_examples(framework),
+        *examples(framework),
         *(Job(name="ladder", framework=framework.name, settings=dict(s)) for s in starts),
     ]
-    profiles = [framework.profile(job, _CLUSTER) for job in jobs]
+    profiles = [framework.profile(job, CLUSTER) for job in jobs]
     names = dict.fromkeys(rung.name for rung in LADDER)
     remedies = [row for name in names for row in _of_remedy(name, profiles)]
     return (*remedies, *map(_of_guide, framework.advice))
 
 
-def _examples(framework: Framework) -> Iterator[Job]:
+def examples(framework: Framework) -> Iterator[Job]:
     """Yield the example jobs that come with autotune: they set more knobs than an empty job."""
     for file in sorted(Path(configs.__path__[0]).glob(f"{framework.name}*.yaml")):
         try:

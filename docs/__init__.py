@@ -1,0 +1,1 @@
+"""The documentation; `python -m docs.site` builds it."""
