@@ -53,7 +53,7 @@ OWN = {
     },
     "plan": {"--gpus", "--model", "--framework", "--prompt", "--response", "--batch"},
     "status": {"--watch"},
-    "logs": {"-f", "--follow", "--attempt"},
+    "logs": {"-f", "--follow", "--attempt", "--tail"},
     "report": {"--open", "--force"},
     "resume": {"--edit", "--job"},
     "stop": set[str](),
