@@ -41,9 +41,7 @@ class LogLine(Value, frozen=True, kw_only=True):
     text: str  # secrets masked
 
 
-def print_log(
-    run: directory.Run, *, attempt: int | None, options: Options, tail: int | None = None
-) -> None:
+def print_log(run: directory.Run, *, attempt: int | None, options: Options, tail: int | None = None) -> None:
     """Print what is recorded of an attempt, the last one if None; raises Failure where there is none.
 
     `tail` is the number of lines from the end, None prints all.
