@@ -76,16 +76,21 @@ def show_duration(seconds: float) -> str:
 
 
 def show_time_left(least_s: float, most_s: float) -> str:
-    """Return `about 2h 05m left`, `9m 00s to 11m 30s left` or, where least_s is 0, `at most 2h 05m left`."""
+    """Return `about 2h 05m left`, `9m to 11m left` or, where least_s is 0, `at most 2h 05m left`."""
     unit = next((unit for below, unit in _ROUNDED_TO if most_s < below), 900)
     least, most = math.floor(least_s / unit) * unit, math.ceil(most_s / unit) * unit
     if most <= unit:
-        return f"less than {show_duration(unit)} left"
+        return f"less than {_rounded(unit)} left"
     if least <= 0:
-        return f"at most {show_duration(most)} left"
+        return f"at most {_rounded(most)} left"
     if most - least <= unit or most - least <= _NARROW * most:
-        return f"about {show_duration(round((least_s + most_s) / 2 / unit) * unit)} left"
-    return f"{show_duration(least)} to {show_duration(most)} left"
+        return f"about {_rounded(round((least_s + most_s) / 2 / unit) * unit)} left"
+    return f"{_rounded(least)} to {_rounded(most)} left"
+
+
+def _rounded(seconds: int) -> str:
+    """Return `20s`, `2m 30s`, `9m` or `2h 05m`."""
+    return show_duration(seconds).removesuffix(" 00s")
 
 
 def show_rate(per_second: float, unit: str | None) -> str:

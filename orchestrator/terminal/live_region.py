@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.terminal.widgets import memory_bar, sparkline, two_ends
+from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, memory_bar, sparkline, two_ends
 from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.values.events import GoalReached
 from autotune.policies.values.failure import Phase
@@ -40,7 +40,9 @@ def live_lines(
 
     `step_s` are the latest step times; `left` says how long is left, `budget` how many trials are over.
     """
-    lines = [two_ends(title, show_duration(seconds), width=width)]
+    time = show_duration(seconds)
+    room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(time) - 3)
+    lines = [two_ends(_shortened(title, room), time, width=width)]
     phases = _phases(progress)
     if phases:
         lines.append(Text(f"    {phases}"))
@@ -70,10 +72,10 @@ def trial_lines(
         behind = "  ".join(parts)
         spark = sparkline(step_s[-_SHORT:])
         time = show_duration(taken_s)
-        room = max(_ELSEWHERE, min(width, 100) - len(behind) - len(spark) - len(time) - 9)
-        cut = title if len(title) <= room else f"{title[: room - 1]}…"
-        line = Text.assemble(f"    {cut.ljust(room)}  ", behind, " ", (spark, "cyan"))
-        gap = max(1, min(width, 100) - len(line.plain) - len(time))
+        room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(behind) - len(spark) - len(time) - 9)
+        named = _shortened(title, room).ljust(room)
+        line = Text.assemble(f"    {named}  ", behind, " ", (spark, "cyan"))
+        gap = max(1, min(width, PIPED_WIDTH) - len(line.plain) - len(time))
         lines.append(Text.assemble(line, " " * gap, (time, "dim")))
     if len(rows) > len(shown):
         others = " ".join(title.split("  ")[0] for title, *_ in rows[len(shown) :])
@@ -102,6 +104,10 @@ def many_running(running: Mapping[int, Progress], *, budget: str = "", left: str
     return f"{len(running)} trials running: {said}{f'; {rest}' if rest else ''}"
 
 
+def _shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
 def _step(progress: Progress) -> str:
     return "no step yet" if progress.step is None else f"step {messages.step_of(progress.step, progress.of)}"
 
@@ -122,21 +128,17 @@ def _memory(samples: Mapping[str, Sample], *, rows: int) -> list[Text]:
     if rows <= 0 or not samples:
         return []
     cards = _cards(samples)[: rows - 1]
-    names = [
-        (_name(f"GPU {card.index}", node, samples), card.used_bytes, card.total_bytes) for node, card in cards
-    ]
-    wide = max((len(name) for name, *_ in names), default=0)
-    return [
-        memory_bar(name.ljust(wide), used_bytes=used, total_bytes=total)
-        for name, used, total in (*names, _host(samples))
-    ]
+    bars = [*((_card_name(node, card, samples), card.used_bytes, card.total_bytes) for node, card in cards)]
+    bars.append(_host(samples))
+    wide = max(len(name) for name, *_ in bars)
+    return [memory_bar(name.ljust(wide), used_bytes=used, total_bytes=total) for name, used, total in bars]
 
 
 def _fullest(samples: Mapping[str, Sample]) -> list[tuple[str, int, int]]:
     if not samples:
         return []
     cards = [
-        (_name(f"GPU {card.index}", node, samples), card.used_bytes, card.total_bytes)
+        (_card_name(node, card, samples), card.used_bytes, card.total_bytes)
         for node, card in _cards(samples)[:1]
     ]
     return [*cards, _host(samples)]
@@ -152,6 +154,10 @@ def _cards(samples: Mapping[str, Sample]) -> list[tuple[str, GpuMemory]]:
 def _host(samples: Mapping[str, Sample]) -> tuple[str, int, int]:
     fullest = max(samples.values(), key=lambda each: each.host_used_bytes / max(1, each.host_total_bytes))
     return _name("host", fullest.node, samples), fullest.host_used_bytes, fullest.host_total_bytes
+
+
+def _card_name(node: str, card: GpuMemory, samples: Mapping[str, Sample]) -> str:
+    return _name(f"GPU {card.index}", node, samples)
 
 
 def _name(what: str, node: str, samples: Mapping[str, Sample]) -> str:

@@ -18,7 +18,6 @@ from autotune.policies.values.events import (
     GoalReached,
     History,
     Progressed,
-    Result,
     Started,
     Tried,
 )
@@ -141,8 +140,11 @@ class LiveView:
         return f"{count(self._results)} of {self._course.job.search.trials} trials"
 
     def _best(self) -> str:
-        fitting = [r for r in self._results if r.result is Result.FITS and r.unit is not None]
-        best = max(fitting, key=lambda r: r.rate, default=None)
+        if not self._results:
+            return ""
+        from autotune.policies.search.trials import fastest
+
+        best = fastest(self._results)
         return "" if best is None else f"best {show_rate(best.rate, best.unit)} (trial {best.trial})"
 
 

@@ -154,7 +154,7 @@ def memory_bar(name: str, *, used_bytes: int, total_bytes: int) -> Text:
     style = "red" if share >= _FULL else "yellow" if share >= _MARGINAL else ""
     cells = ("█" * round(share * _BAR_CELLS)).ljust(_BAR_CELLS, "░")
     return Text.assemble(
-        f"    {name:6}", (cells, style), f"  {show_gib(used_bytes)} / {show_gib(total_bytes)}"
+        f"    {name:5} ", (cells, style), f"  {show_gib(used_bytes)} / {show_gib(total_bytes)}"
     )
 
 
