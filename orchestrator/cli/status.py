@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
+from autotune.orchestrator.cli.shared.verdicts import word
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.errors import Failure
@@ -32,18 +33,11 @@ from autotune.policies.values.events import (
     Event,
     Finished,
     Foreseen,
-    GaveUp,
     GoalReached,
     History,
-    Infrastructure,
-    Interrupted,
-    NeedsHuman,
     Progressed,
-    Stable,
     Started,
-    TrainingCompleted,
     Tried,
-    Verdict,
 )
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
@@ -192,7 +186,9 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
 def _course(standings: list[RunStatus], *, attempts: bool) -> str:
     """Return what of a table is news: all but times and steps."""
     parts = [f"{run.run} {run.status} {len(run.attempts)}" for run in standings]
-    parts += [each.status for run in standings if attempts for each in (*run.attempts, *run.trials)]
+    if attempts:
+        parts += [attempt.status for run in standings for attempt in run.attempts]
+        parts += [trial.status for run in standings for trial in run.trials]
     return re.sub(r"RUNNING step \S+", "RUNNING", "\n".join(parts))
 
 
@@ -332,7 +328,7 @@ def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:
 def _status(history: History, *, driven: bool) -> str:
     last = history[-1]
     if isinstance(last, Finished):
-        return _word(last.verdict)
+        return word(last.verdict)
     if not driven:
         return "INTERRUPTED"
     started = [e for e in history if isinstance(e, Started)]
@@ -341,22 +337,6 @@ def _status(history: History, *, driven: bool) -> str:
     if any(isinstance(e, GoalReached) and e.attempt == started[-1].attempt for e in history if started):
         return "STABLE"
     return "RECOVERING" if len(started) > 1 or any(isinstance(e, Ended) for e in history) else "RUNNING"
-
-
-def _word(verdict: Verdict) -> str:
-    match verdict:
-        case TrainingCompleted():
-            return "COMPLETED"
-        case Stable():
-            return "STABLE"
-        case GaveUp():
-            return "GAVE UP"
-        case NeedsHuman():
-            return "FAILED"
-        case Infrastructure():
-            return "LOST"
-        case Interrupted():
-            return "STOPPED"
 
 
 def _short_place(accepted: Accepted) -> str:
