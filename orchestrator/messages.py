@@ -6,7 +6,8 @@ from typing import assert_never
 
 import msgspec
 
-from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting
+from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting, show_time_left
+from autotune.policies.forecast.time_left import TimeLeft, Until
 from autotune.policies.remedies.proposals.host import held_by_others
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
@@ -145,6 +146,12 @@ def goal(event: GoalReached) -> str:
     if event.tokens_per_second:
         parts.append(show_rate(event.tokens_per_second, Unit.TOKENS))
     return "   ".join(part for part in parts if part)
+
+
+def time_left(value: TimeLeft) -> str:
+    """Return `9m to 11m left`, `about 5m left to the goal` or `about 5m left until the trials begin`."""
+    until = {Until.GOAL: " to the goal", Until.TRIALS: " until the trials begin"}.get(value.until, "")
+    return show_time_left(value.least_s, value.most_s) + until
 
 
 def speed(event: Progressed | None) -> str:

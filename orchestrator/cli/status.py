@@ -23,7 +23,7 @@ from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.widgets import rendered
-from autotune.orchestrator.units import show_duration, show_gib, show_time_left
+from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import (
     Accepted,
@@ -234,7 +234,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
 
 def _left(run: RunStatus) -> list[str]:
     """Return how long a run still takes and how long its latest steps took, as far as that is known."""
-    said = [] if run.left is None else [show_time_left(run.left.least_s, run.left.most_s)]
+    said = [] if run.left is None else [messages.time_left(run.left)]
     if run.step_s:
         picture = widgets.sparkline(run.step_s[-_STEPS:])
         said.append(f"{show_duration(median(run.step_s))} a step {picture}".rstrip())

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.launchers import frameworks
+from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.live_region import Line, heartbeat, live_lines, many_running, trial_lines
-from autotune.orchestrator.units import show_rate, show_time_left
+from autotune.orchestrator.units import show_rate
 from autotune.policies.forecast import time_left
 from autotune.policies.forecast.time_left import Course, TimeLeft
 from autotune.policies.values.events import (
@@ -70,7 +71,7 @@ class LiveView:
     def left(self, *, now: float) -> str:
         """Return `9m to 11m left` or, of a search, `at most 2h 05m left`; empty while too little is known."""
         found = self.time_left(now=now)
-        return show_time_left(found.least_s, found.most_s) if found is not None else ""
+        return messages.time_left(found) if found is not None else ""
 
     def time_left(self, *, now: float) -> TimeLeft | None:
         """Return how long the run still takes at `now`, in Unix seconds, if that is known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -44,11 +45,20 @@ _START = 0.25  # share by which a start may take longer or shorter than those th
 _FASTER, _SLOWER = 0.1, 0.35
 
 
+class Until(StrEnum):
+    """Where the time that is left ends."""
+
+    END = "end"  # of the training, or of the search
+    GOAL = "goal"  # where the job stops
+    TRIALS = "trials"  # the first run of a search is over
+
+
 class TimeLeft(Value, frozen=True, kw_only=True):
     """Seconds that are left; four of five runs should end within the range."""
 
     least_s: float  # 0: only a limit is known
     most_s: float
+    until: Until = Until.END
 
 
 class Leg(Value, frozen=True, kw_only=True):
@@ -150,9 +160,9 @@ def time_left(course: Course, *, now: float) -> TimeLeft | None:
     """
     if course.over or not course.begun or any(leg.trial is not None for leg in course.legs):
         return None
-    if not course.legs:
-        return _before_a_start(course, now)
-    return _leg_left(course, course.legs[0], now=now)
+    found = _leg_left(course, course.legs[0], now=now) if course.legs else _before_a_start(course, now)
+    until = Until.TRIALS if course.search else Until.GOAL if course.job.goal.then is Then.STOP else Until.END
+    return None if found is None else replace(found, until=until)
 
 
 def _leg_left(course: Course, leg: Leg, *, now: float) -> TimeLeft | None:

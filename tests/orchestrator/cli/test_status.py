@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autotune.orchestrator.cli import status
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.status import AttemptStatus, RunStatus, TrialStatus, table
-from autotune.policies.forecast.time_left import TimeLeft
+from autotune.policies.forecast.time_left import TimeLeft, Until
 
 ATTEMPT = AttemptStatus(attempt=1, change="as written", seconds=62.0, status="RUNNING step 3/20")
 RUN = RunStatus(run="7c1e", name="story", status="RUNNING", running=True, attempts=(ATTEMPT,))
@@ -22,6 +22,8 @@ def test_one_run_says_how_long_is_left_and_how_long_its_steps_took() -> None:
     run = replace(RUN, left=TimeLeft(least_s=532.0, most_s=671.0), step_s=(10.0, 20.0))
     assert "  8m to 12m left   15s a step ▅█" in table([run], now=0.0, attempts=True).splitlines()
     assert "left" not in table([RUN], now=0.0, attempts=True)
+    goal = replace(run, left=TimeLeft(least_s=532.0, most_s=671.0, until=Until.GOAL), step_s=())
+    assert "  8m to 12m left to the goal" in table([goal], now=0.0, attempts=True).splitlines()
     trial = TrialStatus(trial=4, change="concurrency 64 → 32", seconds=9.0, status="RUNNING")
     search = replace(run, left=TimeLeft(least_s=0.0, most_s=7512.0), step_s=(), trials=(trial,))
     lines = table([search], now=0.0, attempts=True).splitlines()

@@ -88,11 +88,22 @@ def test_a_job_that_stops_at_its_goal_ends_there_or_with_its_training() -> None:
     told = Told(last=None, goal=stop).starts(1).steps(1, 2, 3, 4)
     assert middle(told.left()) == 60.0
     assert middle(Told(last=6, goal=stop).starts(1).steps(1, 2, 3, 4).left()) == 20.0
+    ends = told.left()
+    assert ends is not None and ends.until == "goal"
     told.then(StopRequested(attempt=1, by="goal"), after=60.0)
     assert told.left() is None
     goal = GoalReached(attempt=1, step=20, marginal=False, headroom=0.5)
     beyond = Told(goal=Goal(steps=20)).starts(1).steps(*range(1, 21)).then(goal, after=0.0)
     assert middle(beyond.left()) == 800.0
+
+
+def test_the_first_run_of_a_search_ends_with_its_steps() -> None:
+    told = Told(last=None, goal=Goal(steps=10)).starts(1)
+    told.course = replace(told.course, search=True)
+    found = told.steps(1, 2, 3, 4).left()
+    assert middle(found) == 60.0 and found is not None and found.until == "trials"
+    told.then(Started(attempt=2, knobs=FAST, trial=0), after=0.0)
+    assert told.left() is None
 
 
 def test_a_relaunch_is_counted_with_what_it_repeats() -> None:
