@@ -48,9 +48,7 @@ class LiveView:
         """Take note of an event."""
         match event:
             case Accepted():
-                self._course = time_left.begin(event, last_step=_last_step)
                 self._accepted_at = seconds_of(event.at)
-                return
             case Started():
                 self.attempt(event.attempt).started_at = seconds_of(event.at)
             case GoalReached():
@@ -61,8 +59,15 @@ class LiveView:
                 self._results.append(event)
             case _:
                 pass
-        if self._course is not None:
-            self._course = time_left.follow(self._course, event, last_step=_last_step)
+        try:
+            self._course = self._follow(event)
+        except Exception:  # the event itself is still to be printed
+            self._course = None
+
+    def _follow(self, event: Event) -> Course | None:
+        if isinstance(event, Accepted):
+            return time_left.begin(event, last_step=_last_step)
+        return self._course and time_left.follow(self._course, event, last_step=_last_step)
 
     def attempt(self, number: int) -> Shown:
         """Return what is shown of an attempt."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.live_region import heartbeat, live_lines
+from autotune.policies.forecast import time_left
 from autotune.policies.values.events import (
     Ended,
     Finished,
@@ -199,3 +200,17 @@ def test_steps_in_a_plain_log_say_how_long_is_left() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[-5].endswith("#1 step 3/99 in 10s") and "left" not in lines[-5]
     assert lines[-1].endswith("#1 step 7/99 in 10s, 12m to 19m left")
+
+
+def test_events_are_printed_although_no_time_left_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(time_left, "follow", broken)
+    stream = io.StringIO()
+    console = Console(stream, runs_dir=Path("runs"))
+    console.print_event(replace(accepted(), at=AT))
+    console.print_event(Started(attempt=1, knobs=KNOBS, at=AT))
+    console.watch(Progress(), now=1_767_225_662.0)
+    console.print_event(FAILED)
+    assert "started: as written" in stream.getvalue() and "gave up" in stream.getvalue()
