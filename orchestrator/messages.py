@@ -6,7 +6,8 @@ from typing import assert_never
 
 import msgspec
 
-from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting
+from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting, show_time_left
+from autotune.policies.forecast.time_left import TimeLeft, Until
 from autotune.policies.remedies.proposals.host import held_by_others
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
@@ -17,6 +18,7 @@ from autotune.policies.values.events import (
     Infrastructure,
     Interrupted,
     NeedsHuman,
+    Progressed,
     Stable,
     TrainingCompleted,
     Tried,
@@ -118,8 +120,11 @@ def cluster(value: Cluster) -> str:
     return f"{nodes}no GPU · host {show_gib(value.host_memory_bytes, digits=1)}"
 
 
-def peaks(values: dict[str, Peak]) -> str:
-    """Return the main peaks in one line; forward, backward and optimizer are one entry, `train`."""
+def peaks(values: dict[str, Peak], *, mark: str = "") -> str:
+    """Return the main peaks in one line; forward, backward and optimizer are one entry, `train`.
+
+    `mark` stands before each size.
+    """
     rows: dict[str, Peak] = {}
     for phase, peak in values.items():
         row = "train" if phase in _TRAIN else phase
@@ -127,7 +132,9 @@ def peaks(values: dict[str, Peak]) -> str:
             rows[row] = peak
     fullest = max(rows, key=lambda row: _fullness(rows[row]), default="")
     shown = [row for row in rows if row in _SHOWN or row == fullest]
-    return "   ".join(f"{row} {show_gib(rows[row].used_bytes)}" for row in shown if rows[row].used_bytes)
+    return "   ".join(
+        f"{row} {mark}{show_gib(rows[row].used_bytes)}" for row in shown if rows[row].used_bytes
+    )
 
 
 def goal(event: GoalReached) -> str:
@@ -139,6 +146,17 @@ def goal(event: GoalReached) -> str:
     if event.tokens_per_second:
         parts.append(show_rate(event.tokens_per_second, Unit.TOKENS))
     return "   ".join(part for part in parts if part)
+
+
+def time_left(value: TimeLeft) -> str:
+    """Return `9m to 11m left`, `about 5m left to the goal` or `about 5m left until the trials begin`."""
+    until = {Until.GOAL: " to the goal", Until.TRIALS: " until the trials begin"}.get(value.until, "")
+    return show_time_left(value.least_s, value.most_s) + until
+
+
+def speed(event: Progressed | None) -> str:
+    """Return `, 1,638 tok/s` of a step that says so, else the empty string."""
+    return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
 
 
 def forecast(event: Foreseen) -> str:

@@ -15,6 +15,8 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s)?"
 )
+_ROUNDED_TO = ((60, 10), (600, 30), (3600, 60), (6 * 3600, 300))  # seconds below which, to how many
+_NARROW = 0.1  # share of a time that a range of it may be wide and still be one figure
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -71,6 +73,24 @@ def show_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def show_time_left(least_s: float, most_s: float) -> str:
+    """Return `about 2h 05m left`, `9m to 11m left` or, where least_s is 0, `at most 2h 05m left`."""
+    unit = next((unit for below, unit in _ROUNDED_TO if most_s < below), 900)
+    least, most = math.floor(least_s / unit) * unit, math.ceil(most_s / unit) * unit
+    if most <= unit:
+        return f"less than {_rounded(unit)} left"
+    if least <= 0:
+        return f"at most {_rounded(most)} left"
+    if most - least <= unit or most - least <= _NARROW * most:
+        return f"about {_rounded(round((least_s + most_s) / 2 / unit) * unit)} left"
+    return f"{_rounded(least)} to {_rounded(most)} left"
+
+
+def _rounded(seconds: int) -> str:
+    """Return `20s`, `2m 30s`, `9m` or `2h 05m`."""
+    return show_duration(seconds).removesuffix(" 00s")
 
 
 def show_rate(per_second: float, unit: str | None) -> str:

@@ -11,6 +11,7 @@ import click
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli.shared.options import (
     Options,
+    file_names,
     framework_names,
     given,
     global_options,
@@ -100,7 +101,7 @@ def _write(line: bytes) -> None:
 
 
 @click.command("explain", epilog=_CODES)
-@click.argument("logs", metavar="[LOG...|-]", nargs=-1)
+@click.argument("logs", metavar="[LOG...|-]", nargs=-1, shell_complete=file_names)
 @option(
     "--model",
     metavar="PATH",

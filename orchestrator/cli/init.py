@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from autotune.orchestrator.cli.shared.options import Options, given, global_options, option
+from autotune.orchestrator.cli.shared.options import (
+    Options,
+    card_names,
+    file_names,
+    given,
+    global_options,
+    option,
+)
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.init.bash.state import Note
 from autotune.policies.values.value import Value
@@ -36,7 +43,13 @@ class JobDraft(Value, frozen=True, kw_only=True):
 
 
 @click.command("init", epilog=_CODES, context_settings={"ignore_unknown_options": True})
-@click.argument("source", metavar="SCRIPT.sh | CONFIG.yaml | -- COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "source",
+    metavar="SCRIPT.sh | CONFIG.yaml | -- COMMAND...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=file_names,
+)
 @option(
     "-o",
     "--output",
@@ -44,7 +57,12 @@ class JobDraft(Value, frozen=True, kw_only=True):
     default=Path("job.yaml"),
     help="File to write (default: job.yaml); - is stdout.",
 )
-@option("--gpus", metavar="8xH100", help="Cards of the cluster, for the prediction: 8xH100, 2x8xH100-80GB.")
+@option(
+    "--gpus",
+    metavar="8xH100",
+    shell_complete=card_names,
+    help="Cards of the cluster, for the prediction: 8xH100, 2x8xH100-80GB.",
+)
 @option("--force", is_flag=True, help="Overwrite the file.")
 @global_options
 @click.pass_context

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import click
 import msgspec
@@ -40,12 +41,15 @@ class LogLine(Value, frozen=True, kw_only=True):
     text: str  # secrets masked
 
 
-def print_log(run: directory.Run, *, attempt: int | None, options: Options) -> None:
-    """Print what is recorded of an attempt, the last one if None; raises Failure where there is none."""
+def print_log(run: directory.Run, *, attempt: int | None, options: Options, tail: int | None = None) -> None:
+    """Print what is recorded of an attempt, the last one if None; raises Failure where there is none.
+
+    `tail` is the number of lines from the end, None prints all.
+    """
     number = _chosen(run, run.history(), attempt)
     if number is None:
         raise _none_begun(run)
-    _Printer(number, options).show(read(run.attempt(number).log))
+    _Printer(number, options, tail=tail).show(read(run.attempt(number).log))
 
 
 class _Watch:
@@ -77,10 +81,11 @@ class _Watch:
         return status.st_size, status.st_mtime_ns
 
 
-def follow(run: directory.Run, *, attempt: int | None, options: Options) -> None:
+def follow(run: directory.Run, *, attempt: int | None, options: Options, tail: int | None = None) -> None:
     """Print an attempt's log as it grows, and with `attempt` None those after it, until the run has ended.
 
-    Raises Failure where no attempt has begun by then.
+    `tail` is the number of lines to begin with, None begins at the first. Raises Failure where no attempt
+    has begun by then.
     """
     watch = _Watch(run)
     number, reader, printer = attempt, None, None
@@ -90,7 +95,9 @@ def follow(run: directory.Run, *, attempt: int | None, options: Options) -> None
         if reader is None or printer is None:
             number = _chosen(run, history, number)
             if number is not None:
-                reader, printer = LogReader(run.attempt(number).log), _Printer(number, options)
+                reader = LogReader(run.attempt(number).log)
+                printer = _Printer(number, options, tail=tail)
+                tail = None  # of the attempts after it every line is new
         if reader is not None and printer is not None:
             printer.show(reader.new())
         ended = any(isinstance(event, Ended) and event.attempt == number for event in history)
@@ -138,15 +145,16 @@ class _Printer:
     Into a file or a pipe they go as they are recorded; on a terminal without secrets and control characters.
     """
 
-    def __init__(self, attempt: int, options: Options) -> None:
+    def __init__(self, attempt: int, options: Options, *, tail: int | None = None) -> None:
         self._attempt, self._json = attempt, options.json
         self._plain = sys.stdout.isatty()
         self._number = 0
+        self._tail = tail
 
     def show(self, lines: Iterator[Line]) -> None:
-        """Print lines as they come."""
+        """Print lines as they come; of the first call's only the last ones, if so many are asked for."""
         out = sys.stdout.buffer
-        for line in lines:
+        for line in self._wanted(lines):
             missing = line.number - self._number - 1
             self._number = line.number
             if self._json:
@@ -160,6 +168,16 @@ class _Printer:
             out.write(written + b"\n")
         out.flush()
 
+    def _wanted(self, lines: Iterator[Line]) -> Iterable[Line]:
+        if self._tail is None:
+            return lines
+        last: deque[Line] = deque(maxlen=self._tail)
+        for line in lines:
+            last.append(line)
+            self._number = last[0].number - 1 if last else line.number
+        self._tail = None
+        return last
+
     def _encoded(self, line: Line) -> bytes:
         text = masked(line.data.decode("utf-8", "replace"))
         shown = LogLine(attempt=self._attempt, line=line.number, source=line.source, text=text)
@@ -172,18 +190,21 @@ class _Printer:
     "-f", "--follow", "following", is_flag=True, envvar="AUTOTUNE_FOLLOW", help="Go on until the run ends."
 )
 @option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt's log (default: the last).")
+@option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
 @global_options
 @click.pass_context
-def command(context: click.Context, run: str | None, following: bool, attempt: int | None) -> None:
+def command(
+    context: click.Context, run: str | None, following: bool, attempt: int | None, tail: int | None
+) -> None:
     """Print the log of a run's running or last attempt. RUN is an id or the start of one.
 
     Lines of Ray's workers carry their log's name in brackets; `autotune explain` reads the same files.
 
     \b
     Example:
-      autotune logs 7c1e --follow
+      autotune logs 7c1e --follow --tail 20
       autotune logs --attempt 2 | less
     """  # noqa: D301 - click reads the backspace
     options = given(context)
     show = follow if following else print_log
-    show(directory.find(options.runs_dir, run), attempt=attempt, options=options)
+    show(directory.find(options.runs_dir, run), attempt=attempt, options=options, tail=tail)

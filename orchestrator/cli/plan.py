@@ -10,7 +10,14 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.runners.node.host import Card, measure
-from autotune.orchestrator.cli.shared.options import Options, framework_names, given, global_options, option
+from autotune.orchestrator.cli.shared.options import (
+    Options,
+    card_names,
+    framework_names,
+    given,
+    global_options,
+    option,
+)
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
 from autotune.orchestrator.config.loader import assumed, load_elsewhere
 from autotune.orchestrator.config.secrets import shown_command
@@ -158,7 +165,12 @@ def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
 
 @click.command("plan", epilog=_CODES)
 @click.argument("job_file", metavar="[job.yaml]", required=False, type=click.Path(path_type=Path))
-@option("--gpus", metavar="8xH100", help="Plan for these cards, also 2x8xH100-80GB, wherever you are.")
+@option(
+    "--gpus",
+    metavar="8xH100",
+    shell_complete=card_names,
+    help="Plan for these cards, also 2x8xH100-80GB, wherever you are.",
+)
 @option("--model", metavar="NAME", help="Without a job file: make one for this model.")
 @option(
     "--framework",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
+from statistics import median
 
 import click
 import msgspec
@@ -11,6 +14,7 @@ from msgspec.structs import replace
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
+from autotune.orchestrator.cli.shared.verdicts import word
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.errors import Failure
@@ -20,6 +24,7 @@ from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.widgets import rendered
 from autotune.orchestrator.units import show_duration, show_gib
+from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import (
     Accepted,
     Diagnosed,
@@ -28,18 +33,11 @@ from autotune.policies.values.events import (
     Event,
     Finished,
     Foreseen,
-    GaveUp,
     GoalReached,
     History,
-    Infrastructure,
-    Interrupted,
-    NeedsHuman,
     Progressed,
-    Stable,
     Started,
-    TrainingCompleted,
     Tried,
-    Verdict,
 )
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
@@ -51,6 +49,8 @@ Exit codes:
   0    the table is printed
   2    there is no such run, or an option is wrong"""
 _REPEAT_S = 2.0
+_HEARTBEAT_S = 60.0  # where the table cannot be redrawn
+_STEPS = 24  # of the running attempt, in the picture of its step times
 _HEAD = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
 
 
@@ -90,6 +90,8 @@ class RunStatus(Value, frozen=True, kw_only=True):
     trials: tuple[TrialStatus, ...] = ()  # of a search
     edits: tuple[str, ...] = ()  # what the user changed in the job since the launch
     problem: str = ""  # why its journal cannot be read
+    left: TimeLeft | None = None  # while it runs, once enough is known
+    step_s: tuple[float, ...] = ()  # latest step times of the only attempt that runs, without its first
 
 
 def standing(run: directory.Run, *, now: float, memory: bool = False) -> RunStatus:
@@ -119,6 +121,7 @@ def standing(run: directory.Run, *, now: float, memory: bool = False) -> RunStat
     trial_attempts = _attempts(history, [e for e in started if e.trial is not None], first, now=end)
     if memory:
         attempts = tuple(replace(a, memory=so_far(run.attempt(a.attempt).path)) for a in attempts)
+    left, step_s = _time_left(history, now=now) if driven and not over else (None, ())
     return RunStatus(
         run=run.id,
         name=accepted.job.name,
@@ -132,7 +135,16 @@ def standing(run: directory.Run, *, now: float, memory: bool = False) -> RunStat
         attempts=attempts,
         trials=_trials(history, trial_attempts, accepted.profile.knobs),
         edits=tuple(messages.edits(e) for e in history if isinstance(e, Edited)),
+        left=left,
+        step_s=step_s,
     )
+
+
+def _time_left(history: History, *, now: float) -> tuple[TimeLeft | None, tuple[float, ...]]:
+    from autotune.orchestrator.terminal.live_view import view_of
+
+    view = view_of(history)
+    return view.time_left(now=now), view.step_seconds()
 
 
 def _job_of(run: directory.Run) -> Job | None:
@@ -143,7 +155,13 @@ def _job_of(run: directory.Run) -> Job | None:
 
 
 def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
-    """Print the table of runs, or one run with its attempts; with `watch` until no run is at work."""
+    """Print the table of runs, or one run with its attempts; with `watch` until no run is at work.
+
+    Where it cannot be redrawn, as in a file, it is printed again when an attempt or a trial begins or ends
+    and once a minute.
+    """
+    redrawn = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    before, printed_at = "", 0.0
     while True:
         now = time.time()
         chosen = (
@@ -152,14 +170,26 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
         standings = [standing(run, now=now, memory=bool(prefix)) for run in chosen]
         if options.json:
             click.echo(msgspec.json.encode(standings[0] if prefix else standings))
-        else:
-            if watch and sys.stdout.isatty():
+        elif (
+            redrawn or _course(standings, attempts=bool(prefix)) != before or now - printed_at >= _HEARTBEAT_S
+        ):
+            if watch and redrawn:
                 click.clear()
+            before, printed_at = _course(standings, attempts=bool(prefix)), now
             width = widgets.width_of(sys.stdout)
             widgets.echo(table(standings, now=now, attempts=bool(prefix), width=width), color=options.color)
         if not watch or not any(run.running for run in standings):
             return
         time.sleep(_REPEAT_S)
+
+
+def _course(standings: list[RunStatus], *, attempts: bool) -> str:
+    """Return what of a table is news: all but times and steps."""
+    parts = [f"{run.run} {run.status} {len(run.attempts)}" for run in standings]
+    if attempts:
+        parts += [attempt.status for run in standings for attempt in run.attempts]
+        parts += [trial.status for run in standings for trial in run.trials]
+    return re.sub(r"RUNNING step \S+", "RUNNING", "\n".join(parts))
 
 
 def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int | None = None) -> str:
@@ -188,6 +218,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
         parts.append(
             _below([(f"  ↳{a.attempt}", a.change, a.seconds, a.status) for a in run.attempts], width)
         )
+    parts += _left(run)
     parts += [f"  forecast: {messages.forecast(e)}" for a in run.attempts[-1:] for e in a.foreseen]
     measured = next((a for a in reversed(run.attempts) if a.memory), None)
     if measured is not None:
@@ -199,6 +230,15 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
     parts += [f"  edited: {edit}" for edit in run.edits]
     parts += [f"  {run.problem}"] if run.problem else []
     return "\n".join(parts)
+
+
+def _left(run: RunStatus) -> list[str]:
+    """Return how long a run still takes and how long its latest steps took, as far as that is known."""
+    said = [] if run.left is None else [messages.time_left(run.left)]
+    if run.step_s:
+        picture = widgets.sparkline(run.step_s[-_STEPS:])
+        said.append(f"{show_duration(median(run.step_s))} a step {picture}".rstrip())
+    return [f"  {'   '.join(said)}"] if said else []
 
 
 def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
@@ -288,7 +328,7 @@ def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:
 def _status(history: History, *, driven: bool) -> str:
     last = history[-1]
     if isinstance(last, Finished):
-        return _word(last.verdict)
+        return word(last.verdict)
     if not driven:
         return "INTERRUPTED"
     started = [e for e in history if isinstance(e, Started)]
@@ -297,22 +337,6 @@ def _status(history: History, *, driven: bool) -> str:
     if any(isinstance(e, GoalReached) and e.attempt == started[-1].attempt for e in history if started):
         return "STABLE"
     return "RECOVERING" if len(started) > 1 or any(isinstance(e, Ended) for e in history) else "RUNNING"
-
-
-def _word(verdict: Verdict) -> str:
-    match verdict:
-        case TrainingCompleted():
-            return "COMPLETED"
-        case Stable():
-            return "STABLE"
-        case GaveUp():
-            return "GAVE UP"
-        case NeedsHuman():
-            return "FAILED"
-        case Infrastructure():
-            return "LOST"
-        case Interrupted():
-            return "STOPPED"
 
 
 def _short_place(accepted: Accepted) -> str:

@@ -15,7 +15,7 @@ from autotune.launchers.runners.cluster.examine import Answer, examine_nodes
 from autotune.launchers.runners.cluster.waits import WAITS
 from autotune.launchers.runners.node.examination import IMPORT_S, Examination, examine, folder_facts
 from autotune.orchestrator.config.loader import assumed
-from autotune.orchestrator.doctor.check import Check, Examined, Status
+from autotune.orchestrator.doctor.check import Check, Examined, failed, warned
 from autotune.orchestrator.doctor.job import (
     cluster_checks,
     cluster_of,
@@ -77,10 +77,9 @@ def _ask(
     if address == "local":
         return "local", _here(wanted), (Check(name="cluster", what="a launch starts a Ray of its own here"),)
     if address is None and existing(any_running=False) is None:
-        note = Check(
-            name="cluster",
-            status=Status.WARNING,
-            what="no Ray cluster is running here: a launch would use this machine alone",
+        note = warned(
+            "cluster",
+            "no Ray cluster is running here: a launch would use this machine alone",
             hint="write `cluster: {address: local}` if that is meant, else start the cluster",
         )
         return "local", _here(wanted), (note,)
@@ -91,8 +90,8 @@ def _ask(
         finally:
             disconnect(connection)
     except Unreachable as unreachable:
-        failed = Check(name="cluster", status=Status.FAILED, what=unreachable.message, hint=unreachable.hint)
-        return "", _here(Examination()), (failed,)  # which need not be a node of the job's
+        unanswered = failed("cluster", unreachable.message, hint=unreachable.hint)
+        return "", _here(Examination()), (unanswered,)  # which need not be a node of the job's
     count = f"{len(answers)} node{'' if len(answers) == 1 else 's'}"
     found = Check(name="cluster", what=f"{connection.address} answers, {count}")
     return connection.address, answers, (found,)
@@ -122,21 +121,19 @@ def _differing(answers: tuple[Answer, ...]) -> Iterator[Check]:
     drivers = {each.facts.driver for each in answers if each.facts and each.facts.cards}
     for name, found in (("gpus", cards), ("driver", drivers)):
         if len(found) > 1:
-            yield Check(
-                name=name,
-                status=Status.WARNING,
-                what=f"the nodes differ: {', '.join(sorted(found))}",
+            yield warned(
+                name,
+                f"the nodes differ: {', '.join(sorted(found))}",
                 hint="collectives run at the pace of the slowest; the smallest memory counts for all",
             )
 
 
 def _of_node(answer: Answer, job: Job | None, profile: Profile | None) -> Iterator[Check]:
     if answer.facts is None:
-        yield Check(
-            name="node",
+        yield failed(
+            "node",
+            answer.silence,
             node=answer.node,
-            status=Status.FAILED,
-            what=answer.silence,
             hint="look at `ray status` and at the node; an attempt there would not start",
         )
         return
@@ -151,18 +148,14 @@ def _logs(runs_dir: Path, job: Job | None) -> Check:
     folder = folder_facts(str(runs_dir))
     what = f"runs go to {folder.path}: {show_gib(folder.free_bytes)} free"
     if not folder.writable:
-        return Check(
-            name="runs",
-            status=Status.FAILED,
-            what=f"{folder.nearest} cannot be written, where runs would go",
-            hint="pass another --runs-dir",
+        return failed(
+            "runs", f"{folder.nearest} cannot be written, where runs would go", hint="pass another --runs-dir"
         )
     limit = job.log_limit_bytes if job is not None else LIMIT_BYTES
     if folder.free_bytes < limit:
-        return Check(
-            name="runs",
-            status=Status.WARNING,
-            what=f"{what}; the logs of a run may take {show_gib(limit)}",
+        return warned(
+            "runs",
+            f"{what}; the logs of a run may take {show_gib(limit)}",
             hint="make room, pass another --runs-dir, or lower `log_limit`",
         )
     return Check(name="runs", what=what)

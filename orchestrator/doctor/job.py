@@ -13,7 +13,7 @@ from autotune.launchers.runners.node.examination import Examination, FolderFacts
 from autotune.launchers.runners.node.host import Card, Machine
 from autotune.orchestrator.cluster_fit import misfits
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.doctor.check import Check, Status
+from autotune.orchestrator.doctor.check import Check, Status, failed, skipped, warned
 from autotune.orchestrator.units import show_gib
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.command import Command
@@ -93,22 +93,20 @@ def cluster_checks(job: Job, cluster: Cluster) -> Iterator[Check]:
     """Yield whether the cluster is what the job says of it."""
     problems = list(misfits(job, cluster))
     for problem in problems:
-        yield Check(name="cluster", status=Status.FAILED, what=problem.message, hint=problem.hint)
+        yield failed("cluster", problem.message, hint=problem.hint)
     spec = job.cluster
     wanted = find_card(spec.gpu) if spec.gpu is not None else None
     if wanted is not None and cluster.gpu_name and find_card(cluster.gpu_name) != wanted:
-        yield Check(
-            name="cluster",
-            status=Status.WARNING,
-            what=f"`cluster.gpu` is {wanted.name} in the job; the cluster has {cluster.gpu_name}",
+        yield warned(
+            "cluster",
+            f"`cluster.gpu` is {wanted.name} in the job; the cluster has {cluster.gpu_name}",
             hint="remove it from the job; autotune then measures it",
         )
     stated, measured = spec.gpu_memory_bytes, cluster.gpu_memory_bytes
     if not problems and stated and measured and stated != measured:
-        yield Check(
-            name="cluster",
-            status=Status.WARNING,
-            what=f"`cluster.gpu_memory` is {show_gib(stated)} in the job; NVML says {show_gib(measured)}",
+        yield warned(
+            "cluster",
+            f"`cluster.gpu_memory` is {show_gib(stated)} in the job; NVML says {show_gib(measured)}",
             hint="remove it from the job; autotune then measures it",
         )
     if not problems and cluster.gpus_per_node:
@@ -121,17 +119,13 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
     release = f" of {framework.name} {job.framework_version}" if job.framework_version else ""
     yield Check(name="settings", what=f"the job's {len(job.settings)} settings{release} are legal")
     if not framework.modules:
-        yield Check(
-            name="framework", status=Status.SKIPPED, what="what a command of your own imports is not known"
-        )
+        yield skipped("framework", "what a command of your own imports is not known")
     elif launcher := _launcher(first_command(job, framework, profile)):
-        yield Check(
-            name="framework",
-            status=Status.SKIPPED,
-            what=f"`{launcher}` starts the job, and which interpreter it takes is not known",
+        yield skipped(
+            "framework", f"`{launcher}` starts the job, and which interpreter it takes is not known"
         )
     if model_of(job, framework) is None:
-        yield Check(name="model", status=Status.SKIPPED, what="the job names no model")
+        yield skipped("model", "the job names no model")
     of_resume = [warning for warning in profile.warnings if not profile.resumable and _ANEW in warning]
     for warning in profile.warnings:
         name = "resume" if warning in of_resume else "settings"
@@ -140,10 +134,9 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
     if profile.resumable:
         yield Check(name="resume", what="a relaunch continues the last checkpoint")
     elif not of_resume:
-        yield Check(
-            name="resume",
-            status=Status.WARNING,
-            what="the job saves nothing to continue from: every relaunch begins at step 0",
+        yield warned(
+            "resume",
+            "the job saves nothing to continue from: every relaunch begins at step 0",
             hint="let the job write checkpoints",
         )
 
@@ -153,11 +146,10 @@ def node_checks(
 ) -> Iterator[Check]:
     """Yield what is found on a node of what a job needs there."""
     if not facts.workdir_there:
-        yield Check(
-            name="workdir",
+        yield failed(
+            "workdir",
+            f"{job.workdir} is not there, or cannot be entered",
             node=node,
-            status=Status.FAILED,
-            what=f"{job.workdir} is not there, or cannot be entered",
             hint="put it on storage that every node mounts, or change `workdir`",
         )
     if facts.program is not None:
@@ -180,32 +172,27 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
     by = f"{program.path} (python {program.python})" if program.python else program.path
     if program.error:
         needed = " and ".join(f"`{module}`" for module in framework.modules)
-        return Check(
-            name="framework",
+        return failed(
+            "framework",
+            f"{by} cannot import {needed}: {program.error}" if program.python else f"{by}: {program.error}",
             node=node,
-            status=Status.FAILED,
-            what=f"{by} cannot import {needed}: {program.error}"
-            if program.python
-            else f"{by}: {program.error}",
             hint="write the interpreter that has the framework as `python:` of the job"
             + _own_extra(framework),
         )
     if program.late:
-        return Check(
-            name="framework",
+        return warned(
+            "framework",
+            f"{by} did not finish importing {', '.join(framework.modules)}",
             node=node,
-            status=Status.WARNING,
-            what=f"{by} did not finish importing {', '.join(framework.modules)}",
             hint="an environment on a slow network file system delays every start of the job",
         )
     found = program.versions.get(framework.distribution)
     if found and job.framework_version and found != job.framework_version:
-        return Check(
-            name="framework",
-            node=node,
-            status=Status.WARNING,
-            what=f"{framework.distribution} {found} is installed; "
+        return warned(
+            "framework",
+            f"{framework.distribution} {found} is installed; "
             f"the settings are those of {job.framework_version}",
+            node=node,
             hint=f"write `framework_version: {found}` into the job, or install that release",
         )
     return Check(name="framework", node=node, what=f"{shown or 'importable'} by {by}")
@@ -216,38 +203,31 @@ def _model(node: str, facts: NodeFacts, job: Job, framework: Framework) -> Itera
     if name is None or model is None:
         return
     if model.error:
-        yield Check(
-            name="model",
+        yield failed(
+            "model",
+            f"the model cannot be read: {model.error}",
             node=node,
-            status=Status.FAILED,
-            what=f"the model cannot be read: {model.error}",
             hint="make it readable for the user that Ray runs as",
         )
     elif model.place:
         weights = f", {show_gib(model.weights_bytes)} of weights" if model.weights_bytes else ""
         yield Check(name="model", node=node, what=f"{model.place} is readable{weights}")
     elif name.startswith(("/", ".", "~")):
-        yield Check(
-            name="model",
-            node=node,
-            status=Status.FAILED,
-            what=f"no model at {name}",
-            hint="put it on storage that every node mounts",
+        yield failed(
+            "model", f"no model at {name}", node=node, hint="put it on storage that every node mounts"
         )
     elif any(job.env.get(variable) in ("1", "true", "True", "ON", "YES") for variable in _OFFLINE):
-        yield Check(
-            name="model",
+        yield failed(
+            "model",
+            f"{name} is not in the Hugging Face cache, and the job is offline",
             node=node,
-            status=Status.FAILED,
-            what=f"{name} is not in the Hugging Face cache, and the job is offline",
             hint=f"`hf download {name}` on the node",
         )
     else:
-        yield Check(
-            name="model",
+        yield warned(
+            "model",
+            f"{name} is not on this node: the job has to download it",
             node=node,
-            status=Status.WARNING,
-            what=f"{name} is not on this node: the job has to download it",
             hint=f"`hf download {name}` first",
         )
 
@@ -255,43 +235,34 @@ def _model(node: str, facts: NodeFacts, job: Job, framework: Framework) -> Itera
 def _checkpoints(node: str, folder: FolderFacts, job: Job) -> Check:
     what = f"checkpoints below {folder.path}: {show_gib(folder.free_bytes)} free"
     if not folder.writable:
-        return Check(
-            name="checkpoints",
+        return failed(
+            "checkpoints",
+            f"{folder.nearest} cannot be written, where checkpoints would go",
             node=node,
-            status=Status.FAILED,
-            what=f"{folder.nearest} cannot be written, where checkpoints would go",
             hint="make it writable for the user that Ray runs as",
         )
     if job.shape is not None:
         needed = _SAVED_BYTES * parameters(job.shape).total
         what += f", about {show_gib(needed)} each"
         if folder.free_bytes < needed:
-            return Check(
-                name="checkpoints",
-                node=node,
-                status=Status.WARNING,
-                what=what,
-                hint="make room, or save on another disk",
-            )
+            return warned("checkpoints", what, node=node, hint="make room, or save on another disk")
     return Check(name="checkpoints", node=node, what=what)
 
 
 def _allocators(node: str, libraries: dict[str, bool], wanted: str) -> Check:
     found = [name for name, library in SONAMES.items() if libraries.get(library)]
     if wanted != "default" and wanted not in found:
-        return Check(
-            name="allocator",
+        return warned(
+            "allocator",
+            f"the job preloads {wanted}, which is not on this node",
             node=node,
-            status=Status.WARNING,
-            what=f"the job preloads {wanted}, which is not on this node",
             hint=f"install the package that has {SONAMES.get(wanted, wanted)}",
         )
     if not found:
-        return Check(
-            name="allocator",
+        return warned(
+            "allocator",
+            "neither jemalloc nor tcmalloc: the remedy for host memory that glibc keeps has no effect",
             node=node,
-            status=Status.WARNING,
-            what="neither jemalloc nor tcmalloc: the remedy for host memory that glibc keeps has no effect",
             hint="install libjemalloc2 (Debian, Ubuntu) or jemalloc (Fedora, RHEL)",
         )
     return Check(name="allocator", node=node, what=f"{' and '.join(found)} can be preloaded")

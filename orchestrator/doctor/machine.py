@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autotune.launchers.runners.node.drain import CARD_TOLERANCE_BYTES
 from autotune.launchers.runners.node.examination import SHM, CardFacts, FolderFacts, NodeFacts
-from autotune.orchestrator.doctor.check import Check, Status
+from autotune.orchestrator.doctor.check import Check, failed, warned
 from autotune.orchestrator.units import GIB, show_gib
 
 # NCCL's guide asks containers for --shm-size=1g at least; Docker's own default is 64 MiB.
@@ -42,27 +42,24 @@ def _versions(node: str, facts: NodeFacts, driver: tuple[str, str, str]) -> Iter
         if here == there:
             yield Check(name=name, node=node, what=there or unknown)
         elif name == "autotune" and not there:
-            yield Check(
-                name=name,
+            yield warned(
+                name,
+                f"{unknown}; here it is {here}",
                 node=node,
-                status=Status.WARNING,
-                what=f"{unknown}; here it is {here}",
                 hint=f"install autotune {here} on the node, so that it is known to be the same",
             )
         elif name == "python" and _release(here) == _release(there):
-            yield Check(
-                name=name,
+            yield warned(
+                name,
+                f"{there}; here it is {here}",
                 node=node,
-                status=Status.WARNING,
-                what=f"{there}; here it is {here}",
                 hint="install the same: Ray takes it only by RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor",
             )
         else:
-            yield Check(
-                name=name,
+            yield failed(
+                name,
+                f"{there or 'not installed'}; here it is {here or 'not installed'}",
                 node=node,
-                status=Status.FAILED,
-                what=f"{there or 'not installed'}; here it is {here or 'not installed'}",
                 hint=f"install {name} {here} on the node, or launch from a machine with {name} {there}"
                 if here and there
                 else f"install {name} on the node",
@@ -76,20 +73,17 @@ def _release(python: str) -> list[str]:
 
 def _gpus(node: str, facts: NodeFacts, offered: int) -> Iterator[Check]:
     for fault in facts.faults:
-        yield Check(
-            name="gpus", node=node, status=Status.FAILED, what=fault, hint="look at `nvidia-smi` on the node"
-        )
+        yield failed("gpus", fault, node=node, hint="look at `nvidia-smi` on the node")
     cards = facts.cards
     names = sorted({card.name or "unnamed" for card in cards})
     shown = f"{len(cards)} × {' and '.join(names)}" if cards else "no GPUs"
     if len(names) == 1:
         shown += f", {show_gib(min(card.total_bytes for card in cards))} each"
     if offered > len(cards) + len(facts.faults):
-        yield Check(
-            name="gpus",
+        yield failed(
+            "gpus",
+            f"Ray offers {offered} GPUs, NVML sees {shown}",
             node=node,
-            status=Status.FAILED,
-            what=f"Ray offers {offered} GPUs, NVML sees {shown}",
             hint="look at `nvidia-smi` on the node, then restart Ray there",
         )
     elif offered < len(cards):
@@ -107,12 +101,11 @@ def _held(node: str, cards: tuple[CardFacts, ...]) -> Iterator[Check]:
             continue
         free = False
         by = "; ".join(f"pid {h.pid} ({h.name}) of {h.user}" for h in card.holders)
-        yield Check(
-            name="held-memory",
-            node=node,
-            status=Status.WARNING,
-            what=f"GPU {card.index} already holds {show_gib(card.used_bytes)} "
+        yield warned(
+            "held-memory",
+            f"GPU {card.index} already holds {show_gib(card.used_bytes)} "
             f"({by or 'no visible process holds it'})",
+            node=node,
             hint="end what holds it: a job there has so much less",
         )
     if cards and free:
@@ -123,11 +116,10 @@ def _shm(node: str, facts: NodeFacts) -> Check:
     what = f"{SHM} {show_gib(facts.shm_free_bytes)} free of {show_gib(facts.shm_total_bytes)}"
     if facts.shm_free_bytes < _LEAST_SHM_BYTES:
         full = facts.shm_total_bytes >= _LEAST_SHM_BYTES
-        return Check(
-            name="shm",
+        return warned(
+            "shm",
+            f"{what}; NCCL, data loaders and Ray's objects share memory there",
             node=node,
-            status=Status.WARNING,
-            what=f"{what}; NCCL, data loaders and Ray's objects share memory there",
             hint=f"see what fills it: `ls -lS {SHM}`" if full else _SHM_HINT,
         )
     return Check(name="shm", node=node, what=what)
@@ -145,19 +137,14 @@ def _host(node: str, facts: NodeFacts) -> Check:
 def _temporary(node: str, folder: FolderFacts) -> Check:
     what = f"{folder.path} {show_gib(folder.free_bytes)} free of {show_gib(folder.total_bytes)}"
     if not folder.writable:
-        return Check(
-            name="disk",
-            node=node,
-            status=Status.FAILED,
-            what=f"{folder.path} cannot be written",
-            hint="set TMPDIR to a folder that can",
+        return failed(
+            "disk", f"{folder.path} cannot be written", node=node, hint="set TMPDIR to a folder that can"
         )
     if folder.total_bytes and folder.free_bytes < (1 - _FULLEST_DISK) * folder.total_bytes:
-        return Check(
-            name="disk",
+        return warned(
+            "disk",
+            f"{what}; Ray stores no objects on a disk that is more than {_FULLEST_DISK:.0%} full",
             node=node,
-            status=Status.WARNING,
-            what=f"{what}; Ray stores no objects on a disk that is more than {_FULLEST_DISK:.0%} full",
             hint="make room, or start Ray with `--temp-dir` on another disk",
         )
     return Check(name="disk", node=node, what=what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -21,6 +21,9 @@ class Observer:
 
     def watch(self, progress: Progress, *, now: float) -> None:
         """Receive the progress of the running attempt; called at every poll."""
+
+    def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
+        """Receive the progress of the running trials of a search, by the numbers of their attempts."""
 
     def say(self, text: str) -> None:
         """Receive a message about what is done besides the events."""

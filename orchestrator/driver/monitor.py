@@ -58,7 +58,7 @@ class Progress(Value, frozen=True, kw_only=True):
     of: int | None = None
     tokens_per_second: float | None = None
     peaks: dict[str, Peak] = {}
-    sample: Sample | None = None
+    samples: dict[str, Sample] = {}  # the last of each node
 
 
 class AttemptMonitor:
@@ -302,7 +302,7 @@ class AttemptMonitor:
         self.progress = msgspec.structs.replace(
             self.progress,
             step=done.step,
-            of=done.of,
+            of=done.of or self._last_step,
             tokens_per_second=done.tokens_per_second,
             peaks=self._all_peaks or self._card_peaks,
         )
@@ -376,7 +376,8 @@ class AttemptMonitor:
 
     def _take(self, sample: Sample, now: float) -> None:
         self._recent.append(sample)
-        self.progress = msgspec.structs.replace(self.progress, sample=sample)
+        samples = {**self.progress.samples, sample.node: sample}
+        self.progress = msgspec.structs.replace(self.progress, samples=samples)
         if sample.cpu_share > BUSY_CORES or sample.gpu_share > BUSY_GPU_SHARE:
             self._liveness.worked(now)
         phase = self.progress.phase

@@ -73,7 +73,7 @@ def search(
         space=varied,
         forecasts=forecasts or (lambda history: forecast_of(history, varied)),
         exported=exported,
-        shown=lambda progress: observer.watch(progress, now=clock.now()),
+        shown=lambda running: observer.watch_trials(running, now=clock.now()),
         known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else shown_already,
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)

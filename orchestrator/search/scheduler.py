@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -38,7 +38,7 @@ class TrialScheduler:
         space: SearchSpace,
         forecasts: Callable[[TrialHistory], Forecast],
         exported: Callable[[], None],
-        shown: Callable[[Progress], None],
+        shown: Callable[[Mapping[int, Progress]], None],
         known: Tried | None = None,
     ) -> None:
         """Search in `space`; `known` is what its base showed already, if that counts as a trial."""
@@ -133,8 +133,8 @@ class TrialScheduler:
         best = trials.fastest(self._results)
         for trial in list(self._running):
             self._advance(trial, best)
-        if self._running and (progress := self._running[-1].progress) is not None:
-            self._shown(progress)
+        if running := {t.attempt: t.progress for t in self._running if t.progress is not None}:
+            self._shown(running)
         self._rig.clock.sleep(POLL_S)
 
     def _advance(self, trial: Trial, best: Tried | None) -> None:

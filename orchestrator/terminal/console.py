@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, assert_never
@@ -18,17 +18,19 @@ from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.terminal.live_region import heartbeat, live_lines, terminal
+from autotune.orchestrator.terminal.live_region import goal_style, terminal
+from autotune.orchestrator.terminal.live_view import LiveView
 from autotune.orchestrator.terminal.widgets import (
     PIPED_WIDTH,
     ascii_text,
     rendered,
     supports_unicode,
     table,
+    truncated,
     two_ends,
     wants_color,
 )
-from autotune.orchestrator.units import show_duration, show_rate
+from autotune.orchestrator.units import show_duration
 from autotune.policies.recovery.worst_case import worst_case
 from autotune.policies.values.events import (
     Accepted,
@@ -52,7 +54,6 @@ from autotune.policies.values.events import (
     StopRequested,
     TrainingCompleted,
     Tried,
-    Unit,
 )
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import Forecasting
@@ -93,15 +94,11 @@ class Console(Observer):
         self._run = ""
         self._first: Knobs | None = None
         self._knobs: Knobs | None = None
-        self._title = ""
         self._number = self._attempt = 0
-        self._titles: dict[int, str] = {}  # of attempts: a search may run several at once
-        self._started_at = 0.0
+        self._view = LiveView()
         self._accepted_at = 0.0
         self._gpus = 0
         self._tells = True
-        self._goal: GoalReached | None = None
-        self._last: Progressed | None = None
         self._has_steps = False
         self._printed_at = self._step_printed_at = 0.0
 
@@ -117,6 +114,7 @@ class Console(Observer):
     def print_event(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Print what an event means."""
         self._attempt = event.attempt or self._number
+        self._view.take(event)
         match event:
             case Accepted():
                 self._accepted(event)
@@ -129,8 +127,7 @@ class Console(Observer):
             case Foreseen():
                 self._foreseen(event)
             case GoalReached():
-                self._goal = event
-                self._dated(messages.goal(event), style="yellow" if event.marginal else "green")
+                self._dated(messages.goal(event), style=goal_style(event))
             case StopRequested():
                 reason = f": {event.reason}" if event.reason and event.by != "failure" else ""
                 self._dated(f"stopping{reason}")
@@ -158,18 +155,21 @@ class Console(Observer):
 
     def watch(self, progress: Progress, *, now: float) -> None:
         """Show the progress of the running attempt: in the live region, or as a line a minute."""
+        self.watch_trials({self._number: progress}, now=now)
+
+    def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
+        """Show the progress of several attempts, by number."""
         if self._quiet or self._silent:
             return
         if self._is_live:
             if self._live is None:
                 self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
                 self._live.start()
-            title = f"#{self._number}  {self._title}"
-            width, seconds = self._terminal.width, now - self._started_at
-            lines = live_lines(progress, title=title, seconds=seconds, goal=self._goal, width=width)
-            self._live.update(Group(*map(self._plain, lines)), refresh=True)
+            lines = self._view.lines(running, now=now, width=self._terminal.width)
+            self._live.update(Group(*map(self._cut, lines)), refresh=True)
         elif now - self._printed_at >= _HEARTBEAT_S:
-            self._dated(heartbeat(progress, seconds=now - self._started_at))
+            self._attempt = next(iter(running)) if len(running) == 1 else 0
+            self._dated(self._view.heartbeat(running, now=now))
 
     def warn(self, text: str) -> None:
         """Print a message, also to a user who asked for errors only."""
@@ -195,8 +195,8 @@ class Console(Observer):
     # ------------------------------------------------------------------ events
 
     def _accepted(self, event: Accepted) -> None:
-        shown = not (self._silent or self._quiet)
-        unlikely = worst_case(fold((event,)), event.profile.knobs) if shown else ()
+        quiet = self._silent or self._quiet
+        unlikely = () if quiet else worst_case(fold((event,)), event.profile.knobs)
         for warning in (*event.profile.warnings, *unlikely):
             self._line(Text(f"warning: {warning}", style="yellow"))
         self._run, self._accepted_at = event.run, seconds_of(event.at)
@@ -212,26 +212,28 @@ class Console(Observer):
         )
 
     def _started(self, event: Started) -> None:
-        self._number, self._started_at = event.attempt, seconds_of(event.at)
+        self._number = event.attempt
         # Trials do not build on each other: each is compared with the job as written.
         before = (self._first if event.trial is not None else self._knobs) or event.knobs
-        self._title = messages.setting_changes(before, event.knobs) or (
+        title = messages.setting_changes(before, event.knobs) or (
             "as written" if event.knobs == self._first else "same settings again"
         )
-        self._titles[event.attempt] = self._title
-        self._knobs, self._goal, self._last = event.knobs, None, None
+        self._view.attempt(event.attempt).title = title
+        self._knobs = event.knobs
         # A job that resumes has a checkpoint from the start; any other only after a step.
         resumes = event.resume and (self._has_steps or event.attempt == 1)
-        self._dated(f"started: {self._title}" + (", resuming from the last checkpoint" if resumes else ""))
+        self._dated(f"started: {title}" + (", resuming from the last checkpoint" if resumes else ""))
 
     def _progressed(self, event: Progressed) -> None:
-        self._last, self._has_steps = event, True
+        self._has_steps = True
         due = self._verbose or self._now() - self._step_printed_at >= _STEP_LINES_S
         if due or event.resumed_from is not None:
             self._step_printed_at = self._now()
             resumed = "" if event.resumed_from is None else f" (resumed after step {event.resumed_from})"
             took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
-            self._dated(f"step {messages.step_of(event.step, event.of)}{took}{resumed}")
+            left = self._view.left(now=seconds_of(event.at))
+            step = f"step {messages.step_of(event.step, event.of)}{took}{resumed}"
+            self._dated(f"{step}, {left}" if left else step)
 
     def _ended(self, event: Ended) -> None:
         self.close()
@@ -240,17 +242,13 @@ class Console(Observer):
         if not self._is_live:
             self._dated(f"{outcome}{last} ({show_duration(event.seconds)})")
         else:
-            title = f"#{event.attempt}  {self._titles.get(event.attempt, self._title)}"
+            shown = self._view.attempt(event.attempt)
+            title = f"#{event.attempt}  {shown.title}"
             self._line(two_ends(title, show_duration(event.seconds), width=self._terminal.width))
-            if self._goal is not None:
-                self._line(
-                    Text(
-                        f"    {messages.goal(self._goal)}",
-                        style="yellow" if self._goal.marginal else "green",
-                    )
-                )
+            if shown.goal is not None:
+                self._line(Text(f"    {messages.goal(shown.goal)}", style=goal_style(shown.goal)))
             if isinstance(event.outcome, Completed):
-                self._line(Text(f"    ✓ {outcome}{last}{_speed(self._last)}", style="green"))
+                self._line(Text(f"    ✓ {outcome}{last}{messages.speed(shown.last)}", style="green"))
             elif isinstance(event.outcome, Lost):
                 self._line(Text(f"    ! {outcome}{last}", style="yellow"))
             elif isinstance(event.outcome, Cancelled) and event.outcome.by == "user":
@@ -395,6 +393,5 @@ class Console(Observer):
     def _plain(self, text: Text) -> Text:
         return ascii_text(text) if self._ascii else text
 
-
-def _speed(event: Progressed | None) -> str:
-    return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
+    def _cut(self, text: Text) -> Text:
+        return truncated(text, width=self._terminal.width, unicode=not self._ascii)

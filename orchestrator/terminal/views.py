@@ -51,6 +51,10 @@ class Views(Observer):
         """Show the progress of the running attempt."""
         self._show(lambda: self.console.watch(progress, now=now))
 
+    def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
+        """Show the progress of the running trials of a search."""
+        self._show(lambda: self.console.watch_trials(running, now=now))
+
     def say(self, text: str) -> None:
         """Show a message."""
         self._show(lambda: self.console.say(text))

@@ -33,12 +33,20 @@ ASCII: Mapping[str, str] = {
     "…": "...",
     "█": "#",
     "░": ".",
+    "▁": "_",
+    "▂": ".",
+    "▃": ":",
+    "▄": "-",
+    "▅": "=",
+    "▆": "+",
+    "▇": "*",
     "–": "-",
     "±": "+-",
 }
 PIPED_WIDTH = 100  # of prose where no terminal says how wide it is
 _UNBOUNDED = 10_000
 _BAR_CELLS = 24
+_LEVELS = "▁▂▃▄▅▆▇█"
 _MARGINAL, _FULL = 0.9, 0.95  # of a memory: yellow, red
 _STYLES = (
     (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
@@ -122,10 +130,20 @@ def two_ends(left: str, right: str, *, width: int) -> Text:
     return Text.assemble((left, "bold"), " " * gap, (right, "dim"))
 
 
-def truncated(text: Text, *, width: int) -> Text:
-    """Return a text cut to one line."""
-    text.truncate(max(10, width), overflow="ellipsis")
+def truncated(text: Text, *, width: int, unicode: bool = True) -> Text:
+    """Return a text cut to one line, its glyphs in ASCII where the stream takes no other."""
+    text = text if unicode else ascii_text(text)
+    text.truncate(max(10, width), overflow="ellipsis" if unicode else "crop")
     return text
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a glyph for each value, from zero to the largest; empty for fewer than two."""
+    top = max(values, default=0.0)
+    if len(values) < 2 or top <= 0:
+        return ""
+    last = len(_LEVELS) - 1
+    return "".join(_LEVELS[min(last, max(0, round(value / top * last)))] for value in values)
 
 
 def memory_bar(name: str, *, used_bytes: int, total_bytes: int) -> Text:
@@ -136,7 +154,7 @@ def memory_bar(name: str, *, used_bytes: int, total_bytes: int) -> Text:
     style = "red" if share >= _FULL else "yellow" if share >= _MARGINAL else ""
     cells = ("█" * round(share * _BAR_CELLS)).ljust(_BAR_CELLS, "░")
     return Text.assemble(
-        f"    {name:6}", (cells, style), f"  {show_gib(used_bytes)} / {show_gib(total_bytes)}"
+        f"    {name:5} ", (cells, style), f"  {show_gib(used_bytes)} / {show_gib(total_bytes)}"
     )
 
 

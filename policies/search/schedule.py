@@ -71,6 +71,11 @@ def next_proof(results: Sequence[Tried], search: Search, *, start: Knobs) -> Kno
     return fewest if runs[fewest] < _PAIRS else None
 
 
+def most_proofs(search: Search) -> int:
+    """Return the most runs for proof: of so many of the fastest, and the rest of the pairs."""
+    return search.confirm + 2 * _PAIRS - 1 if search.confirm else 0
+
+
 class Losses(Value, frozen=True, kw_only=True):
     """What the cluster took away of one configuration."""
 

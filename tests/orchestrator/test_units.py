@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.units import show_rate
+from autotune.orchestrator.units import show_rate, show_time_left
 from autotune.policies.values.events import Purpose, Result, Tried, Unit
 from autotune.policies.values.knobs import Knobs
 
@@ -33,3 +33,19 @@ def test_a_trial_is_told_in_the_unit_of_its_speed() -> None:
     tokens = Tried(tokens_per_second=20000.4, **bare)  # type: ignore[arg-type]
     assert messages.trial(tokens, before=None) == "probe: fits   20,000 tok/s   as written"
     assert messages.trial(Tried(**bare), before=None) == "probe: fits   as written"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("least_s", "most_s", "shown"),
+    [
+        (0.5, 8.0, "less than 10s left"),
+        (11.0, 18.0, "about 10s left"),
+        (0.0, 7512.0, "at most 2h 10m left"),
+        (532.0, 671.0, "8m to 12m left"),
+        (61.0, 95.0, "1m to 2m left"),
+        (3650.0, 3700.0, "about 1h 00m left"),
+        (3.0e4, 5.0e4, "8h 15m to 14h 00m left"),
+    ],
+)
+def test_a_time_left_is_as_exact_as_it_is_known(least_s: float, most_s: float, shown: str) -> None:
+    assert show_time_left(least_s, most_s) == shown

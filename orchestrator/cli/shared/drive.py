@@ -16,6 +16,7 @@ from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
 from autotune.orchestrator.cli.shared.options import Options
+from autotune.orchestrator.cli.shared.verdicts import exit_code
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.cluster_fit import misfits
 from autotune.orchestrator.config import secrets
@@ -36,15 +37,10 @@ from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
     Edited,
     Finished,
-    GaveUp,
     History,
-    Infrastructure,
     Interrupted,
-    NeedsHuman,
     Progressed,
-    Stable,
     Started,
-    TrainingCompleted,
     Verdict,
 )
 from autotune.policies.values.history import accepted_of, fold, unended
@@ -167,9 +163,9 @@ def _drive(
     history = journal.history()
     finished = history[-1] if history else None
     if isinstance(finished, Finished) and edit is None:
-        if isinstance(finished.verdict, (TrainingCompleted, Stable)):
+        if exit_code(finished.verdict) is ExitCode.OK:
             return finished.verdict
-        if isinstance(finished.verdict, (GaveUp, NeedsHuman)) and not fixed:
+        if exit_code(finished.verdict) is ExitCode.NO and not fixed:
             views.show_end(finished, hint=how_to_go_on(run))
             return finished.verdict
     require(f"run {run.id}", *NEEDED[run.request.mode])
@@ -357,7 +353,7 @@ def _certify(run: directory.Run) -> None:
 
 def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> None:
     """Write the stable configuration of a run that succeeded, and say what changed."""
-    if not isinstance(verdict, (TrainingCompleted, Stable)):
+    if exit_code(verdict) is not ExitCode.OK:
         return
     views.export()
     history = run.history()
@@ -365,19 +361,6 @@ def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> 
     if knobs is not None:
         framework = frameworks.find(job.framework)
         views.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
-
-
-def exit_code(verdict: Verdict) -> ExitCode:
-    """Return the exit code of a verdict."""
-    match verdict:
-        case TrainingCompleted() | Stable():
-            return ExitCode.OK
-        case GaveUp() | NeedsHuman():
-            return ExitCode.NO
-        case Infrastructure():
-            return ExitCode.INFRASTRUCTURE
-        case Interrupted(by=by):
-            return ExitCode.INTERRUPTED if by in ("user", "SIGINT") else ExitCode.TERMINATED
 
 
 def _unreachable(error: Unreachable, run: directory.Run) -> Failure:

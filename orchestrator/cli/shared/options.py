@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from autotune.launchers.packages import DISTRIBUTION
 
@@ -111,7 +113,27 @@ def rule_ids(context: click.Context, parameter: click.Parameter, incomplete: str
 
 
 def knob_settings(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return `knob=` for every knob that starts with `incomplete`; for shell completion."""
+    """Return `knob=` for every knob that starts with `incomplete`, then its values; for shell completion."""
+    from autotune.policies.values.knob_table import KNOB_TABLE
     from autotune.policies.values.knobs import KNOBS
 
-    return [f"{name}=" for name in KNOBS if name.startswith(incomplete)]
+    knob, equals, _ = incomplete.partition("=")
+    if not equals:
+        return [f"{name}=" for name in KNOBS if name.startswith(incomplete)]
+    values = KNOB_TABLE[knob].order if knob in KNOB_TABLE else ()
+    return [text for value in values if (text := f"{knob}={str(value).lower()}").startswith(incomplete)]
+
+
+def card_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return `8xH100` for every card, with the numbers that are written already; for shell completion."""
+    from autotune.orchestrator.config.cards import CARDS
+
+    counts = re.match(r"(\d+x)*", incomplete)
+    before = counts[0] if counts is not None and counts[0] else "8x"
+    every = (f"{before}{card.name}" for card in CARDS)
+    return [text for text in every if text.lower().startswith(incomplete.lower())]
+
+
+def file_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete files, for an argument that need not be one."""
+    return [CompletionItem(incomplete, type="file")]

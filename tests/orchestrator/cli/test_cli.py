@@ -53,7 +53,7 @@ OWN = {
     },
     "plan": {"--gpus", "--model", "--framework", "--prompt", "--response", "--batch"},
     "status": {"--watch"},
-    "logs": {"-f", "--follow", "--attempt"},
+    "logs": {"-f", "--follow", "--attempt", "--tail"},
     "report": {"--open", "--force"},
     "resume": {"--edit", "--job"},
     "stop": set[str](),
@@ -374,11 +374,26 @@ def test_run_ids_complete(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "--framework"], "are", {"areal"}),
         (["explain", "--rule"], "gpu-oo", {"gpu-oom"}),
         (["launch", "job.yaml", "--set"], "tokens", {"tokens_per_microbatch="}),
+        (["launch", "job.yaml", "--set"], "optimizer_offload=t", {"optimizer_offload=true"}),
+        (
+            ["launch", "job.yaml", "--set"],
+            "recompute=",
+            {f"recompute={m}" for m in ("off", "selective", "full")},
+        ),
+        (["launch", "job.yaml", "--set"], "concurrency=1", set[str]()),
+        (["plan", "--gpus"], "2x8xB2", {"2x8xB200"}),
+        (["plan", "--gpus"], "h20", set[str]()),
     ],
 )
 def test_names_complete(words: list[str], start: str, expected: set[str]) -> None:
     shell = ShellComplete(main, {}, "autotune", "_AUTOTUNE_COMPLETE")
     assert {item.value for item in shell.get_completions(words, start)} == expected
+
+
+@pytest.mark.parametrize("words", [["launch"], ["doctor"], ["explain"], ["init"], ["verify"]])
+def test_files_complete(words: list[str]) -> None:
+    shell = ShellComplete(main, {}, "autotune", "_AUTOTUNE_COMPLETE")
+    assert [(item.value, item.type) for item in shell.get_completions(words, "jo")] == [("jo", "file")]
 
 
 def test_what_a_run_taught_is_known_to_the_next_of_its_kind(home: Path) -> None:

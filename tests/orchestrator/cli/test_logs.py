@@ -37,6 +37,18 @@ def test_the_last_attempt_or_another(home: Path) -> None:
     assert wrong.code == 2 and "has no attempt 7: it has 1 to 2" in wrong.err
 
 
+def test_only_the_last_lines(home: Path) -> None:
+    run("launch", "job.yaml", cwd=home, play="tight_memory")
+    whole = call("logs").out.splitlines()
+    for count in (0, 1, 3, len(whole), 10_000):
+        last = whole[len(whole) - count :] if count < len(whole) else whole
+        assert call("logs", "--tail", str(count)).out.splitlines() == last
+        assert call("logs", "-f", "--tail", str(count)).out.splitlines() == last
+    (number,) = [json.loads(line)["line"] for line in call("logs", "--json", "--tail", "1").out.splitlines()]
+    assert number == len(whole)
+    assert call("logs", "--tail", "-1").code == 2
+
+
 def test_a_follower_ends_with_the_run(home: Path) -> None:
     def watch(launch: subprocess.Popen[bytes]) -> None:
         wait_for(home, "progressed")

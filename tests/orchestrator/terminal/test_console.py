@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.live_region import heartbeat, live_lines
+from autotune.policies.forecast import time_left
 from autotune.policies.values.events import (
     Ended,
     Finished,
@@ -17,11 +20,15 @@ from autotune.policies.values.events import (
     GoalReached,
     Infrastructure,
     Interrupted,
+    Progressed,
     Stable,
+    Started,
     Verdict,
 )
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.observation import Crashed, Peak
+from autotune.policies.values.job import Goal, Search
+from autotune.policies.values.observation import Crashed, GpuMemory, Peak, Sample
+from tests.policies.stories import KNOBS, accepted
 
 AT = "2026-01-01T00:00:00Z"
 FAILED = Finished(verdict=GaveUp(reason="nothing left", would_help=("LoRA",)), at=AT)
@@ -69,12 +76,141 @@ def test_the_live_region_has_title_phases_and_goal() -> None:
     lines = live_lines(progress, title="#1  as written", seconds=62.0, goal=goal, width=60)
     assert [line.plain for line in lines] == [
         "#1  as written" + "1m 02s".rjust(46),
-        "    rollout 1.00 GiB   backward …   step 3/20",
+        "    rollout ✓ 1.00 GiB   backward …",
+        "    step 3/20 ",
         "    ! marginal at step 2",
     ]
-    assert str(lines[2].style) == "yellow"
-    assert all(
-        len(line.plain) <= 20 for line in live_lines(progress, title="#1", seconds=1, goal=None, width=20)
-    )
+    assert str(lines[3].style) == "yellow"
     assert heartbeat(progress, seconds=62.0) == "running for 1m 02s: step 3/20, backward"
     assert heartbeat(Progress(), seconds=1.0) == "running for 1.0s: no step yet"
+    samples = {node: sample(node, used) for node, used in (("a", 60), ("b", 70))}
+    far = Progress(step=3, of=20, samples=samples)
+    assert heartbeat(far, seconds=62.0, left="about 9m left") == (
+        "running for 1m 02s: step 3/20, GPU 0 of b 70.00 GiB of 80.00 GiB, "
+        "host of a 200.00 GiB of 900.00 GiB, about 9m left"
+    )
+
+
+def sample(node: str, used_gib: int) -> Sample:
+    card = GpuMemory(index=0, used_bytes=used_gib << 30, total_bytes=80 << 30, ours_bytes=0, of_attempt=True)
+    return Sample(at=0.0, node=node, host_used_bytes=200 << 30, host_total_bytes=900 << 30, gpus=(card,))
+
+
+def test_the_live_region_has_six_lines_at_most_and_the_time_at_any_width() -> None:
+    progress = Progress(
+        phase=Phase.BACKWARD, step=3, of=20, samples={str(node): sample(str(node), node) for node in range(9)}
+    )
+    goal = GoalReached(attempt=1, step=2, headroom=0.5, marginal=False, at=AT)
+    for width in (30, 80, 200):
+        lines = live_lines(
+            progress,
+            title=f"#1  {'memory_fraction 0.8 → 0.64, ' * 9}",
+            seconds=62.0,
+            goal=goal,
+            width=width,
+            step_s=[10.0, 20.0],
+            left="9m to 11m left",
+        )
+        assert len(lines) == 6
+        assert lines[0].plain.endswith("1m 02s") and len(lines[0].plain) <= width
+    assert lines[2].plain == "    step 3/20   9m to 11m left   15s a step ▅█"
+    assert lines[4].plain.startswith("    GPU 0 of 8") and lines[5].plain.startswith("    host of")
+
+
+class Screen(io.StringIO):
+    """A terminal of 80 columns."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def searching(stream: io.StringIO, *, parallel: int) -> Console:
+    console = Console(stream, runs_dir=Path("runs"), color="never", width=80, now=lambda: 1_767_225_700.0)
+    job = replace(accepted().job, search=Search(trials=9, parallel=parallel))
+    console.print_event(replace(accepted(), job=job, mode="search", at=AT))
+    for attempt in range(1, parallel + 1):
+        knobs = replace(KNOBS, concurrency=attempt)
+        console.print_event(Started(attempt=attempt, trial=attempt + 1, knobs=knobs, at=AT))
+    return console
+
+
+@pytest.mark.parametrize("parallel", [2, 9])
+def test_every_running_trial_is_shown(parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Screen()
+    console = searching(stream, parallel=parallel)
+    running = {attempt: Progress(step=attempt, of=20) for attempt in range(1, parallel + 1)}
+    console.watch_trials(running, now=1_767_225_662.0)  # a minute and two seconds after AT
+    lines = [line for line in stream.getvalue().splitlines() if "trial" in line or "left" in line]
+    assert "at most 8h 00m left" in lines[0] and lines[0].rstrip().endswith("1m 02s")
+    for attempt in range(1, min(parallel, 4) + 1):
+        assert f"#{attempt} trial {attempt + 1}  concurrency 64 → {attempt}" in lines[attempt]
+        assert f"step {attempt}/20" in lines[attempt] and len(lines[attempt]) <= 80
+    assert len(lines) == (3 if parallel == 2 else 6)
+    if parallel == 9:
+        assert lines[5].split() == [
+            "and",
+            "5",
+            "more:",
+            "#5",
+            "trial",
+            "6",
+            "#6",
+            "trial",
+            "7",
+            "#7",
+            "trial",
+            "8",
+            "#8",
+            "trial",
+            "9",
+            "#9",
+            "trial",
+            "10",
+        ]
+    console.close()
+
+
+def test_a_plain_log_tells_of_every_running_trial_once_a_minute() -> None:
+    stream = io.StringIO()
+    console = searching(stream, parallel=2)
+    running = {1: Progress(step=3, of=20), 2: Progress()}
+    console.watch_trials(running, now=1_767_225_700.0 + 30.0)
+    console.watch_trials(running, now=1_767_225_700.0 + 61.0)
+    assert (
+        stream.getvalue()
+        .splitlines()[-1]
+        .endswith("Z 2 trials running: #1 step 3/20, #2 no step yet; at most 8h 00m left")
+    )
+    assert stream.getvalue().count("trials running") == 1
+
+
+def test_steps_in_a_plain_log_say_how_long_is_left() -> None:
+    stream = io.StringIO()
+    console = Console(stream, runs_dir=Path("runs"), verbose=True)
+    console.print_event(replace(accepted(goal=Goal(steps=99)), at=AT))
+    console.print_event(Started(attempt=1, knobs=KNOBS, at=AT))
+    for step in range(1, 8):
+        after = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=10 * step)
+        console.print_event(
+            Progressed(attempt=1, step=step, of=99, seconds=10.0, at=after.isoformat(), after_s=10.0)
+        )
+    lines = stream.getvalue().splitlines()
+    assert lines[-5].endswith("#1 step 3/99 in 10s") and "left" not in lines[-5]
+    assert lines[-1].endswith("#1 step 7/99 in 10s, 12m to 19m left")
+
+
+def test_events_are_printed_although_no_time_left_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(time_left, "follow", broken)
+    stream = io.StringIO()
+    console = Console(stream, runs_dir=Path("runs"))
+    console.print_event(replace(accepted(), at=AT))
+    console.print_event(Started(attempt=1, knobs=KNOBS, at=AT))
+    console.watch(Progress(), now=1_767_225_662.0)
+    console.print_event(FAILED)
+    assert "started: as written" in stream.getvalue() and "gave up" in stream.getvalue()

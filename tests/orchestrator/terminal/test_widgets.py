@@ -12,6 +12,7 @@ from autotune.orchestrator.terminal.widgets import (
     encodable,
     memory_bar,
     rendered,
+    sparkline,
     table,
     width_of,
 )
@@ -51,3 +52,9 @@ def test_the_width_is_the_terminals_or_columns(monkeypatch: pytest.MonkeyPatch) 
     assert width_of(io.StringIO()) is None
     monkeypatch.setenv("COLUMNS", "72")
     assert width_of(io.StringIO()) == 72
+
+
+def test_a_sparkline_begins_at_zero() -> None:
+    assert sparkline([0.0, 1.0, 7.0, 3.5]) == "▁▂█▅"
+    assert sparkline([5.0]) == sparkline([]) == sparkline([0.0, 0.0]) == ""
+    assert sparkline([10.0, 10.0]) == "██"
