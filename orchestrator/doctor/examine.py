@@ -26,6 +26,7 @@ from autotune.orchestrator.doctor.job import (
 )
 from autotune.orchestrator.doctor.machine import machine_checks
 from autotune.orchestrator.doctor.placement import NodeChecks, weighed
+from autotune.orchestrator.notify.channels import channels, faults
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
 from autotune.orchestrator.units import show_gib
 from autotune.policies.values.job import Job
@@ -50,6 +51,7 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
     checks += _of_nodes(answers, job, profile)
     if job is not None and profile is not None:
         checks += settings_checks(job, frameworks.find(job.framework), profile)
+        checks += _notifications(job)
         facts = tuple((each.facts, each.gpus) for each in answers if each.facts is not None)
         if address and facts:
             checks += cluster_checks(job, cluster_of(address, facts))
@@ -143,6 +145,17 @@ def _version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+def _notifications(job: Job) -> Iterator[Check]:
+    """Yield whether notifications can be sent from here, as far as that shows without sending one."""
+    found = tuple(faults(job.notify, workdir=job.workdir))
+    for fault in found:
+        what, _, hint = fault.partition("; hint: ")
+        yield Check(name="notify", status=Status.WARNING, what=what, hint=hint)
+    ways = channels(job.notify, workdir=job.workdir)
+    if ways and not found:
+        yield Check(name="notify", what=f"notified by {', '.join(ways)}; nothing was sent")
 
 
 def _logs(runs_dir: Path, job: Job | None) -> Check:

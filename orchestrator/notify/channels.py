@@ -177,9 +177,7 @@ def hand_over(url: str, notification: Notification) -> None:
     except ImportError:
         raise Undelivered("the Apprise library is missing; hint: pip install 'autotune[notify]'") from None
 
-    log = logging.getLogger("apprise")
-    log.propagate = False  # its warnings hold parts of the URL
-    log.addHandler(logging.NullHandler())
+    logging.getLogger("apprise").disabled = True  # its warnings hold parts of the URL
     sender = apprise.Apprise(asset=apprise.AppriseAsset(app_id="autotune", app_desc="autotune"))
     if not sender.add(url):
         raise Undelivered("Apprise knows no service of this URL")

@@ -8,7 +8,6 @@ from typing import assert_never
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.run import directory, export
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.events import (
@@ -173,5 +172,5 @@ def _next(occasion: Occasion, run: str) -> str:
 
 def _text(text: str) -> str:
     """Return a text as one line without secrets and control characters, cut where it is long."""
-    line = " ".join(plain(masked(text)).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in masked(text)).split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

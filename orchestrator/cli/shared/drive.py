@@ -105,7 +105,7 @@ def drive(
                 job = _job(run, before)
             if edit is not None:
                 job = edit.job
-            console.replay(before)
+            views.replay(before)
             if before:
                 count = sum(isinstance(e, Started) for e in before)
                 views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")

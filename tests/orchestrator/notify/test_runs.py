@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure, JobErrors
 from autotune.orchestrator.notify import courier
+from autotune.orchestrator.notify.channels import LIMIT_S, variables
 from autotune.orchestrator.notify.courier import Courier
 from autotune.orchestrator.notify.occasions import due
 from autotune.orchestrator.run import directory, journal
@@ -37,8 +40,9 @@ from autotune.policies.values.events import (
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.history import RESUMED, accepted_of
 from autotune.policies.values.job import Notify, Occasion
-from tests.orchestrator.cli.terminal import Seen, run
+from tests.orchestrator.cli.terminal import ROOT, Seen, run
 from tests.orchestrator.notify.receiver import Receiver, receiver
+from tests.orchestrator.notify.test_channels import DOCUMENT
 from tests.orchestrator.scripted import JOB
 
 
@@ -152,6 +156,24 @@ def test_a_mistake_is_an_error_at_its_line(text: str, words: str) -> None:
     with pytest.raises(JobErrors) as raised:
         parse(f"{JOB}notify: {text}\n")
     assert words in raised.value.message and "job.yaml:14:" in raised.value.message
+
+
+def test_the_page_shows_a_section_that_is_read_and_every_occasion_and_variable() -> None:
+    page = (ROOT / "docs" / "notifications.md").read_text()
+    blocks = [textwrap.dedent(block) for block in re.findall(r"\n\n((?:    .*\n)+)", page)]
+    known = {"RUN_WEBHOOK": "https://a/b", "MAIL_URL": "mailto://a:b@c"}
+    job = parse(JOB + blocks[0], lookup=known.get)
+    assert job.notify == Notify(
+        command=("./tell-me", "--urgent"),
+        webhook=known["RUN_WEBHOOK"],
+        apprise=("ntfy://my-topic", known["MAIL_URL"]),
+    )
+    assert parse(f"{JOB}notify:\n  {blocks[1]}").notify.command[:2] == ("sh", "-c")
+    assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == list(Occasion)
+    (names,) = re.findall(r"`AUTOTUNE_NOTIFY_OCCASION`, (.*?) in its environment", page)
+    said = {f"AUTOTUNE_NOTIFY{name}" for name in re.findall(r"`(_\w+)`", names)}
+    assert said | {"AUTOTUNE_NOTIFY_OCCASION"} == set(variables(DOCUMENT))
+    assert f"{LIMIT_S:.0f} seconds" in page and f"up to {courier.LIMIT_S:.0f} seconds" in page
 
 
 # ------------------------------------------------------------------ the record
