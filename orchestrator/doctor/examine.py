@@ -155,7 +155,7 @@ def _notifications(job: Job) -> Iterator[Check]:
         yield Check(name="notify", status=Status.WARNING, what=what, hint=hint)
     ways = channels(job.notify, workdir=job.workdir)
     if ways and not found:
-        yield Check(name="notify", what=f"notified by {', '.join(ways)}; nothing was sent")
+        yield Check(name="notify", what=f"ready: {', '.join(ways)}; no notification was sent")
 
 
 def _logs(runs_dir: Path, job: Job | None) -> Check:

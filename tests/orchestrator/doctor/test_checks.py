@@ -350,7 +350,7 @@ def test_what_notifications_need_is_looked_at_and_nothing_is_sent(tmp_path: Path
     assert (check.name, check.status) == ("notify", Status.WARNING) and "no-such-program" in check.what
     fine = msgspec.structs.replace(job, notify=msgspec.structs.replace(job.notify, command=("sh",)))
     (check,) = doctor._notifications(fine)
-    assert check.status is Status.OK and check.what == "notified by command, webhook; nothing was sent"
+    assert check.status is Status.OK and check.what == "ready: command, webhook; no notification was sent"
     assert not list(doctor._notifications(parse(VERL)))
 
 

@@ -94,6 +94,17 @@ def test_a_webhook_and_a_command_are_told_once(
     assert b"of-mine" not in recorded and "of-mine" not in seen.err + seen.out
 
 
+def test_a_search_tells_of_its_start_and_its_end_and_of_no_trial(tmp_path: Path) -> None:
+    with receiver() as hook:
+        text = f"{{webhook: {hook.url}}}\nsearch: {{trials: 2, confirm: 0, vary: [tokens_per_microbatch]}}"
+        seen = launch(tmp_path, text, play="tight_memory", verb="search")
+        assert seen.code == 0 and "trial 1" in seen.err, seen.err
+    assert [(each["occasion"], each["mode"]) for each in hook.got] == [
+        ("stable", "search"),
+        ("finished", "search"),
+    ]
+
+
 def test_only_what_was_asked_for_is_told_and_nothing_without_a_channel(tmp_path: Path) -> None:
     with receiver() as hook:
         assert launch(tmp_path, f"{{on: [gave-up], webhook: {hook.url}}}", play="tight_memory").code == 0
@@ -169,6 +180,7 @@ def test_the_page_shows_a_section_that_is_read_and_every_occasion_and_variable()
         apprise=("ntfy://my-topic", known["MAIL_URL"]),
     )
     assert parse(f"{JOB}notify:\n  {blocks[1]}").notify.command[:2] == ("sh", "-c")
+    assert parse(blocks[2], lookup=known.get).notify.webhook == known["RUN_WEBHOOK"]
     assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == list(Occasion)
     (names,) = re.findall(r"`AUTOTUNE_NOTIFY_OCCASION`, (.*?) in its environment", page)
     said = {f"AUTOTUNE_NOTIFY{name}" for name in re.findall(r"`(_\w+)`", names)}
