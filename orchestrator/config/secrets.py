@@ -82,11 +82,12 @@ def filled(job: Job, lookup: Lookup) -> tuple[Job, tuple[Missing, ...]]:
         return _WORD.sub(lambda match: value_of(match[1], path) or match[0], word)
 
     env = {name: fill_word(value, ("env", name)) for name, value in job.env.items()}
-    command = tuple(
-        word if any(map(str.isspace, word)) else fill_word(word, ("command", index))  # or a shell does it
-        for index, word in enumerate(job.command)
-    )
-    notify = _each_text(job.notify, lambda text, path: fill_word(text, ("notify", *path)))
+
+    def fill_argument(word: str, path: Path) -> str:
+        return word if any(map(str.isspace, word)) else fill_word(word, path)  # or a shell does it
+
+    command = tuple(fill_argument(word, ("command", index)) for index, word in enumerate(job.command))
+    notify = _each_text(job.notify, lambda text, path: fill_argument(text, ("notify", *path)))
     settings = fill(job.settings, ("settings",))
     filled_in = {"env": env, "command": command, "settings": settings, "notify": notify, "variables": names}
     return msgspec.structs.replace(job, **filled_in), tuple(missing)

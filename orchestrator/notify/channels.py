@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,9 @@ Channel = Callable[[Notification], None]  # raises Undelivered
 
 LIMIT_S = 10.0  # of a command, and of each wait for a webhook
 _ERROR_BYTES = 2000  # of what a command prints on stderr
-_UNSET = "${"  # `${NAME:?}` is left where a variable is not set
+_UNSET = re.compile(
+    r"\$\{\w+:\?\}"
+)  # is left where a variable is not set; in words of a shell it is the shell's
 _AGAIN = (429, 500, 502, 503, 504)
 
 
@@ -35,7 +38,7 @@ class Undelivered(Exception):  # noqa: N818 - a fact about a notification
 
 
 def channels(notify: Notify, *, workdir: str) -> dict[str, Channel]:
-    """Return the ways that a job names, by the key that names them."""
+    """Return the ways that a job names, by key; those whose variable is not set are left out."""
     found: dict[str, Channel] = {}
     if notify.command:
         found["command"] = partial(run_command, notify.command, workdir)
@@ -43,20 +46,25 @@ def channels(notify: Notify, *, workdir: str) -> dict[str, Channel]:
         found["webhook"] = partial(post, notify.webhook)
     for index, url in enumerate(notify.apprise):
         found[f"apprise.{index}"] = partial(hand_over, url)
-    return found
+    unset = _unset(notify)
+    return {name: send for name, send in found.items() if name not in unset}
+
+
+def _unset(notify: Notify) -> dict[str, str]:
+    """Return the words whose variable is not set, by the key that holds them."""
+    texts = [("command", word) for word in notify.command] + [("webhook", notify.webhook or "")]
+    texts += [(f"apprise.{index}", url) for index, url in enumerate(notify.apprise)]
+    return {name: text for name, text in texts if _UNSET.search(text) and not any(map(str.isspace, text))}
 
 
 def faults(notify: Notify, *, workdir: str) -> Iterator[str]:
     """Yield what keeps notifications from arriving, as far as it shows before there is one."""
-    texts = {"command": " ".join(notify.command), "webhook": notify.webhook or ""}
-    texts |= {f"apprise.{index}": url for index, url in enumerate(notify.apprise)}
-    for name, text in texts.items():
-        if _UNSET in text and text.endswith(":?}"):
-            yield f"notify.{name}: the variable of `{text}` is not set"
-    program = notify.command[0] if notify.command else ""
-    if program and _UNSET not in program and _program(program, workdir) is None:
-        yield f"notify.command: there is no program `{program}`"
-    if notify.webhook and _UNSET not in notify.webhook and "://" not in notify.webhook:
+    unset = _unset(notify)
+    for name, text in unset.items():
+        yield f"notify.{name}: the variable of `{text}` is not set"
+    if notify.command and "command" not in unset and _program(notify.command[0], workdir) is None:
+        yield f"notify.command: there is no program `{notify.command[0]}`"
+    if notify.webhook and "webhook" not in unset and not notify.webhook.startswith(("http://", "https://")):
         yield "notify.webhook is no http or https URL"
     if notify.apprise and importlib.util.find_spec("apprise") is None:
         yield "notify.apprise needs the Apprise library; hint: pip install 'autotune[notify]'"

@@ -199,6 +199,14 @@ def test_where_notifications_go_is_a_secret() -> None:
     assert secrets.masked_job_text(JOB + _NOTIFY, job).count(_HOOK) == 0, "a comment repeats it"
 
 
+def test_a_variable_in_words_of_a_shell_is_left_to_the_shell() -> None:
+    words = 'echo "${AUTOTUNE_NOTIFY_TEXT:?}"'
+    job = parse(
+        JOB + f"notify: {{command: [sh, -c, {words!r}, '${{LOGIN:?}}']}}\n", lookup={"LOGIN": "me"}.get
+    )
+    assert job.notify.command == ("sh", "-c", words, "me")
+
+
 def test_a_run_knows_its_webhook_again_from_its_own_job_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB + _NOTIFY)
     known = secrets.of_file(str(tmp_path / "job.yaml"))

@@ -169,6 +169,11 @@ def test_what_keeps_notifications_from_arriving_shows_at_the_start(tmp_path: Pat
     assert "no-such-program-of-mine" in program
     (unset,) = faults(Notify(webhook="${HOOK:?}"), workdir=where)
     assert unset == "notify.webhook: the variable of `${HOOK:?}` is not set"
+    assert channels.channels(Notify(webhook="${HOOK:?}", command=("sh", "${X:?}")), workdir=where) == {}
+    shell = Notify(command=("sh", "-c", 'echo "${AUTOTUNE_NOTIFY_TEXT:?}"'))
+    assert list(faults(shell, workdir=where)) == [] and list(channels.channels(shell, workdir=where)) == [
+        "command"
+    ]
     (url,) = faults(Notify(webhook="hooks.example.org/SECRET"), workdir=where)
     assert "http" in url and "SECRET" not in url
 

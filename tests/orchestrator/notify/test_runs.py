@@ -148,6 +148,7 @@ def test_a_run_goes_on_where_only_a_variable_of_notify_is_missing(tmp_path: Path
         assert len(hook.got) == 1
         seen = run("resume", cwd=tmp_path, play="own_failure")
         assert seen.code == 1 and "notify.webhook: the variable of `${MY_HOOK:?}` is not set" in seen.err
+        assert "not delivered" not in seen.err and len(hook.got) == 1
 
 
 @pytest.mark.parametrize(
