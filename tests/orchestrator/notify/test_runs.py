@@ -113,7 +113,7 @@ def test_only_what_was_asked_for_is_told_and_nothing_without_a_channel(tmp_path:
 
 def test_the_user_who_ends_a_run_is_told_nothing(tmp_path: Path) -> None:
     def stop(child: Any) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 50
         while not list((tmp_path / "runs").glob("*/attempts/0001/run.log")):
             assert time.monotonic() < end
             time.sleep(0.02)
