@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from autotune.orchestrator import units
 from autotune.orchestrator.config.cards import CARDS, find_card
 from autotune.policies.remedies.ladder import LADDER
-from autotune.policies.values.job import Forecasting, Preflight, Then
+from autotune.policies.values.job import Forecasting, Occasion, Preflight, Then
 from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.model import CHOICES, Model
 from autotune.policies.values.remedy import Effect
@@ -167,6 +167,7 @@ EffectName = Annotated[Effect, _one_of(Effect), WithJsonSchema({"enum": list(Eff
 ThenName = Annotated[Then, _one_of(Then), WithJsonSchema({"enum": list(Then)})]
 PreflightName = Annotated[Preflight, _one_of(Preflight), WithJsonSchema({"enum": list(Preflight)})]
 ForecastName = Annotated[Forecasting, _one_of(Forecasting), WithJsonSchema({"enum": list(Forecasting)})]
+OccasionName = Annotated[Occasion, _one_of(Occasion), WithJsonSchema({"enum": list(Occasion)})]
 KnobName = Annotated[
     str,
     Strict(),
@@ -242,6 +243,14 @@ CommandLine = Annotated[
 ]
 
 
+_NAMED = {
+    "type": "object",
+    "properties": {"env": {"type": "string"}},
+    "required": ["env"],
+    "additionalProperties": False,
+}
+
+
 def _variable(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
         raise unfit("the name of an environment variable")
@@ -268,20 +277,33 @@ Environment = Annotated[
     WithJsonSchema(
         {
             "type": ["object", "null"],
-            "additionalProperties": {
-                "anyOf": [
-                    {"type": ["string", "number", "boolean", "null"]},
-                    {
-                        "type": "object",
-                        "properties": {"env": {"type": "string"}},
-                        "required": ["env"],
-                        "additionalProperties": False,
-                    },
-                ]
-            },
+            "additionalProperties": {"anyOf": [{"type": ["string", "number", "boolean", "null"]}, _NAMED]},
         }
     ),
 ]
+
+
+def _url(scheme: str, kind: str) -> tuple[BeforeValidator, Any, WithJsonSchema]:
+    """Return what makes a text a URL that a variable may stand for: a URL often is a secret itself."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and not re.fullmatch(rf"{scheme}://[^\s\0]+|\$\{{\w+:\?\}}", value):
+            raise unfit(kind)
+        return value
+
+    return (
+        BeforeValidator(check),
+        _must(kind),
+        WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^({scheme})://"}, _NAMED]}),
+    )
+
+
+_WEBHOOK, _APPRISE = (
+    _url("https?", "an http or https URL"),
+    _url(r"[A-Za-z][\w+.-]*", "a URL such as `ntfy://topic`"),
+)
+WebhookUrl = Annotated[str, Strict(), *_WEBHOOK, BeforeValidator(_named_variable)]
+AppriseUrl = Annotated[str, Strict(), *_APPRISE, BeforeValidator(_named_variable)]
 Settings = Annotated[
     dict[str, Any],
     _or_empty(dict, "a mapping of the framework's own settings"),

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.config.fields import (
     Address,
+    AppriseUrl,
     Boolean,
     CardName,
     CommandLine,
@@ -28,6 +29,7 @@ from autotune.orchestrator.config.fields import (
     ListOf,
     ModelSource,
     Natural,
+    OccasionName,
     OrAuto,
     OrNull,
     PreflightName,
@@ -36,6 +38,7 @@ from autotune.orchestrator.config.fields import (
     Size,
     Text,
     ThenName,
+    WebhookUrl,
     framework_name,
 )
 from autotune.policies.values.job import Job
@@ -230,6 +233,40 @@ class SearchKeys(Section):
     )
 
 
+class NotifyKeys(Section):
+    """Whom to notify of what a person waits for. A failure of it is one warning; no run waits for it."""
+
+    on: ListOf[OccasionName] = _key(
+        ["stable", "gave-up", "failed", "finished", "infrastructure"],
+        description=(
+            "Of what. `stable`: the goal was reached. `gave-up`: no configuration is left. `failed`: the"
+            " job's own failure. `finished`: the run is over and succeeded. `infrastructure`: the cluster,"
+            " its memory or the driver failed and the run waits for a person."
+        ),
+    )
+    command: CommandLine = _key(
+        [],
+        description=(
+            "Command line, as a list; no shell reads it. It gets the notification as JSON on stdin and in"
+            " AUTOTUNE_NOTIFY_* variables, runs in `workdir`, and is killed after 10 seconds."
+        ),
+    )
+    webhook: OrNull[WebhookUrl] = _key(
+        None,
+        description=(
+            "URL that gets the notification as JSON by POST. It is treated as a secret: `{env: NAME}` names"
+            " the variable that holds it."
+        ),
+    )
+    apprise: ListOf[AppriseUrl] = _key(
+        [],
+        description=(
+            "URLs of the [Apprise](https://github.com/caronc/apprise) library, such as `ntfy://topic`, for"
+            " chats, mail and telephones: `pip install 'autotune[notify]'`. They are treated as secrets."
+        ),
+    )
+
+
 class JobFile(Keys):
     """A job for autotune: what to run, where, and what may be changed to keep it running."""
 
@@ -296,6 +333,7 @@ class JobFile(Keys):
     goal: GoalKeys = _section(GoalKeys)
     recovery: RecoveryKeys = _section(RecoveryKeys)
     search: SearchKeys = _section(SearchKeys)
+    notify: NotifyKeys = _section(NotifyKeys)
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -304,6 +342,7 @@ SECTIONS: dict[str, type[Section]] = {
     "goal": GoalKeys,
     "recovery": RecoveryKeys,
     "search": SearchKeys,
+    "notify": NotifyKeys,
 }
 LITERAL = ("command", "env")  # keys below which `01` and `off` are the text that was written
 

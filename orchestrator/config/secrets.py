@@ -21,7 +21,7 @@ from autotune.orchestrator.config.yaml_nodes import Document, Path
 from autotune.policies.explain.secrets import has_shape, is_secret_setting, is_secret_variable
 from autotune.policies.explain.secrets import masked as masked_text
 from autotune.policies.values.command import Command, File
-from autotune.policies.values.job import Job
+from autotune.policies.values.job import Job, Notify
 
 Lookup = Callable[[str], str | None]
 
@@ -82,20 +82,29 @@ def filled(job: Job, lookup: Lookup) -> tuple[Job, tuple[Missing, ...]]:
         return _WORD.sub(lambda match: value_of(match[1], path) or match[0], word)
 
     env = {name: fill_word(value, ("env", name)) for name, value in job.env.items()}
-    command = tuple(
-        word if any(map(str.isspace, word)) else fill_word(word, ("command", index))  # or a shell does it
-        for index, word in enumerate(job.command)
-    )
-    return (
-        msgspec.structs.replace(
-            job, env=env, command=command, settings=fill(job.settings, ("settings",)), variables=names
-        ),
-        tuple(missing),
+
+    def fill_argument(word: str, path: Path) -> str:
+        return word if any(map(str.isspace, word)) else fill_word(word, path)  # or a shell does it
+
+    command = tuple(fill_argument(word, ("command", index)) for index, word in enumerate(job.command))
+    notify = _each_text(job.notify, lambda text, path: fill_argument(text, ("notify", *path)))
+    settings = fill(job.settings, ("settings",))
+    filled_in = {"env": env, "command": command, "settings": settings, "notify": notify, "variables": names}
+    return msgspec.structs.replace(job, **filled_in), tuple(missing)
+
+
+def _each_text(notify: Notify, change: Callable[[str, Path], str]) -> Notify:
+    """Return `notify` with each of its words and URLs changed."""
+    return msgspec.structs.replace(
+        notify,
+        command=tuple(change(word, ("command", index)) for index, word in enumerate(notify.command)),
+        webhook=notify.webhook and change(notify.webhook, ("webhook",)),
+        apprise=tuple(change(url, ("apprise", index)) for index, url in enumerate(notify.apprise)),
     )
 
 
 def written_out(job: Job) -> tuple[Secret, ...]:
-    """Return the secrets that a job itself holds, in its settings, environment and command."""
+    """Return the secrets that a job itself holds, in its settings, environment, commands and `notify`."""
     found: list[Secret] = []
     taken = {value: name for name, value in job.variables.items()}
 
@@ -111,12 +120,31 @@ def written_out(job: Job) -> tuple[Secret, ...]:
     for path, value in (*_texts(job.settings, ("settings",)), *_texts(job.document, ("document",))):
         if value not in taken and _is_secret(path, value):
             add(path, _name_of(_last_name(path)), value)
-    for index, word in enumerate(job.command):
-        before = job.command[index - 1] if index else ""
-        for variable, value in _of_word(word, before):
-            if value not in taken:
-                add(("command", index), variable, value)
+    for path, variable, value in (
+        *_of_words(job.command, ("command",)),
+        *_of_words(job.notify.command, ("notify", "command")),
+    ):
+        if value not in taken:
+            add(path, variable, value)
+    for path, url in _urls(job.notify):
+        if url not in taken and not _WORD.search(url):
+            add(path, _name_of("_".join(map(str, path))), url)
     return tuple(found)
+
+
+def _urls(notify: Notify) -> Iterator[tuple[Path, str]]:
+    """Yield where notifications go: who knows such a URL can use it."""
+    if notify.webhook:
+        yield ("notify", "webhook"), notify.webhook
+    for index, url in enumerate(notify.apprise):
+        if url:
+            yield ("notify", "apprise", index), url
+
+
+def _of_words(command: tuple[str, ...], place: Path) -> Iterator[tuple[Path, str, str]]:
+    for index, word in enumerate(command):
+        for variable, value in _of_word(word, command[index - 1] if index else ""):
+            yield (*place, index), variable, value
 
 
 def values_of(job: Job) -> dict[str, str]:
@@ -150,6 +178,7 @@ def masked(job: Job) -> Job:
         settings=mask(job.settings),
         document=mask(job.document),
         command=tuple(_without(word, longest) for word in job.command),
+        notify=_each_text(job.notify, lambda text, _: _without(text, longest)),
         variables={},
     )
 
@@ -169,6 +198,7 @@ def of_file(path: str) -> dict[str, str]:
             env=msgspec.convert(values.get("env") or {}, dict[str, Any], strict=False),
             settings=msgspec.convert(values.get("settings") or {}, dict[str, Any]),
             command=msgspec.convert(values.get("command") or (), tuple[str, ...], strict=False),
+            notify=_written_notify(values.get("notify")),
         )
     except msgspec.ValidationError:
         return {}
@@ -176,10 +206,35 @@ def of_file(path: str) -> dict[str, str]:
     return {s.variable: s.value for s in written_out(msgspec.structs.replace(job, env=env))}
 
 
+def _written_notify(values: Any) -> Notify:
+    """Return what stands under `notify`, as far as it is text."""
+    section = values if isinstance(values, dict) else {}
+
+    def texts(name: str) -> tuple[str, ...]:
+        items = section.get(name)
+        return tuple(i if isinstance(i, str) else "" for i in items) if isinstance(items, list) else ()
+
+    webhook = section.get("webhook")
+    return Notify(
+        command=texts("command"),
+        webhook=webhook if isinstance(webhook, str) else None,
+        apprise=texts("apprise"),
+    )
+
+
 def job_values(recorded: Job) -> dict[str, Any]:
     """Return the values of a job file that says all of a masked job."""
     values = schema.values_of(recorded)
-    return values | {"env": {name: _as_yaml(value) for name, value in recorded.env.items()}}
+    env = {name: _as_yaml(value) for name, value in recorded.env.items()}
+    return values | {"env": env, "notify": values["notify"] | _notify_values(recorded.notify)}
+
+
+def _notify_values(recorded: Notify) -> dict[str, Any]:
+    return {
+        "command": list(recorded.command),
+        "webhook": recorded.webhook and _as_yaml(recorded.webhook),
+        "apprise": [_as_yaml(url) for url in recorded.apprise],
+    }
 
 
 def masked_job_text(text: str, job: Job) -> str:
@@ -194,10 +249,16 @@ def masked_job_text(text: str, job: Job) -> str:
         "settings": recorded.settings,
         "command": list(recorded.command),
     }
+    if isinstance(before.value.get("notify"), dict):
+        shown["notify"] = before.value["notify"] | {
+            name: value
+            for name, value in _notify_values(recorded.notify).items()
+            if name in before.value["notify"]
+        }
     touched = {secret.path[0] for secret in secrets}
     edits = [
         edit
-        for section in ("env", "settings", "command")
+        for section in ("env", "settings", "command", "notify")
         if section in touched and section in before.value
         for edit in _differences(before.value[section], shown[section], (section,))
     ]

@@ -26,6 +26,7 @@ from autotune.orchestrator.doctor.job import (
 )
 from autotune.orchestrator.doctor.machine import machine_checks
 from autotune.orchestrator.doctor.placement import NodeChecks, weighed
+from autotune.orchestrator.notify.channels import channels, faults
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
 from autotune.orchestrator.units import show_gib
 from autotune.policies.values.job import Job
@@ -50,6 +51,7 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
     checks += _of_nodes(answers, job, profile)
     if job is not None and profile is not None:
         checks += settings_checks(job, frameworks.find(job.framework), profile)
+        checks += _notifications(job)
         facts = tuple((each.facts, each.gpus) for each in answers if each.facts is not None)
         if address and facts:
             checks += cluster_checks(job, cluster_of(address, facts))
@@ -66,13 +68,8 @@ def _ask(
 ) -> tuple[str, tuple[Answer, ...], tuple[Check, ...]]:
     """Return the address of the cluster, its nodes' answers and the check of the cluster itself."""
     if absent := missing(["ray"]):
-        failed = Check(
-            name="cluster",
-            status=Status.FAILED,
-            what=f"a launch {absence(absent)}",
-            hint=how_to_install(absent),
-        )
-        return "", _here(wanted), (failed,)
+        check = failed("cluster", f"a launch {absence(absent)}", hint=how_to_install(absent))
+        return "", _here(wanted), (check,)
     address = job.cluster.address if job is not None else "auto"
     if address == "local":
         return "local", _here(wanted), (Check(name="cluster", what="a launch starts a Ray of its own here"),)
@@ -141,6 +138,17 @@ def _of_node(answer: Answer, job: Job | None, profile: Profile | None) -> Iterat
     yield from machine_checks(answer.node, answer.facts, driver=driver, gpus=answer.gpus)
     if job is not None and profile is not None:
         yield from node_checks(answer.node, answer.facts, job, frameworks.find(job.framework), profile)
+
+
+def _notifications(job: Job) -> Iterator[Check]:
+    """Yield whether notifications can be sent from here, as far as that shows without sending one."""
+    found = tuple(faults(job.notify, workdir=job.workdir))
+    for fault in found:
+        what, _, hint = fault.partition("; hint: ")
+        yield warned("notify", what, hint=hint)
+    ways = channels(job.notify, workdir=job.workdir)
+    if ways and not found:
+        yield Check(name="notify", what=f"ready: {', '.join(ways)}; no notification was sent")
 
 
 def _logs(runs_dir: Path, job: Job | None) -> Check:

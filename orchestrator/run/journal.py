@@ -14,17 +14,17 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import ExitCode, Failure, writing
 from autotune.orchestrator.run import full_disk
 from autotune.orchestrator.run.lock import Lock
-from autotune.policies.values.events import Event, History
+from autotune.policies.values.events import Event, History, Notified, Row
 
-_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 
 
-def decode(line: bytes) -> Event:
-    """Return the event of one line."""
+def decode(line: bytes) -> Row:
+    """Return what one line records."""
     return _DECODER.decode(line)
 
 
-def encode(event: Event) -> bytes:
+def encode(event: Row) -> bytes:
     """Return an event as one line without its end."""
     return msgspec.json.encode(event)
 
@@ -37,7 +37,7 @@ def read(path: Path) -> History:
         return ()
     except OSError as error:
         raise Failure(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
-    return _events(data, path)[0]
+    return _rows(data, path)[0]
 
 
 class Journal:
@@ -63,7 +63,7 @@ class Journal:
             with writing(self.path):
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
                 data = self.path.read_bytes()
-                self._history, whole = _events(data, self.path)
+                self._history, self._notified, whole = _rows(data, self.path)
                 if whole < len(data):
                     os.ftruncate(self._file, whole)
                     os.fsync(self._file)
@@ -79,6 +79,10 @@ class Journal:
     def history(self) -> History:
         """Return every event on record."""
         return self._history
+
+    def notified(self) -> tuple[Notified, ...]:
+        """Return of what a person was notified."""
+        return self._notified
 
     def worked_s(self, now: float) -> float:
         """Return the seconds that a driver was at work since the last call, by a clock that nobody sets.
@@ -111,6 +115,15 @@ class Journal:
         if self._tell is not None:
             self._tell(event)
 
+    def append_notified(self, row: Notified) -> None:
+        """Record that a person was notified; raises Failure at once where that cannot be written."""
+        self._lock.check()
+        line = encode(row) + b"\n"
+        with writing(self.path):
+            self._write(line)
+        self._size += len(line)
+        self._notified = (*self._notified, row)
+
     def _write(self, line: bytes) -> None:
         try:
             full_disk.append(self._file, line)
@@ -133,9 +146,10 @@ class Journal:
         self.close()
 
 
-def _events(data: bytes, path: Path) -> tuple[History, int]:
-    """Return the events and how many bytes are whole; only the last line may be torn."""
+def _rows(data: bytes, path: Path) -> tuple[History, tuple[Notified, ...], int]:
+    """Return events, notifications and how many bytes are whole; only the last line may be torn."""
     events: list[Event] = []
+    notified: list[Notified] = []
     whole = 0
     lines = (
         data.splitlines(keepends=True) if b"\r" not in data else [part + b"\n" for part in data.split(b"\n")]
@@ -144,7 +158,11 @@ def _events(data: bytes, path: Path) -> tuple[History, int]:
         try:
             if not line.endswith(b"\n"):
                 break
-            events.append(decode(line))
+            row = decode(line)
+            if isinstance(row, Notified):
+                notified.append(row)
+            else:
+                events.append(row)
         except msgspec.ValidationError as error:
             raise Failure(
                 f"`{path}` line {number} is not an event of this version: {error}",
@@ -160,4 +178,4 @@ def _events(data: bytes, path: Path) -> tuple[History, int]:
                 code=ExitCode.USAGE,
             ) from None
         whole += len(line)
-    return tuple(events), whole
+    return tuple(events), tuple(notified), whole

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.metrics import Metrics
 from autotune.orchestrator.run.driver_log import DriverLog
 from autotune.orchestrator.run.journal import encode
 from autotune.orchestrator.terminal.console import Console
-from autotune.policies.values.events import Event, Finished, GoalReached
+from autotune.policies.values.events import Event, Finished, GoalReached, History
 
 _STDOUT, _STDERR = 1, 2
 
@@ -34,6 +35,7 @@ class Views(Observer):
         """Show events on `console`, and as JSON on stdout; `exported` writes the files of what is stable."""
         self.console, self.log = console, log
         self._json, self._exported = as_json, exported
+        self._metrics = Metrics()
         self._noted: set[str] = set()
         self._hung_up = False
 
@@ -44,8 +46,15 @@ class Views(Observer):
         if self._json:
             self._print_json(event)
         self._show(lambda: self.console.print_event(event))
+        self.write_view("metrics", lambda: self._metrics.take(event))
         if isinstance(event, GoalReached):
             self.export()
+
+    def replay(self, events: History) -> None:
+        """Take in the events of an earlier driver without showing them."""
+        self._show(lambda: self.console.replay(events))
+        for event in events:
+            self._metrics.note(event)
 
     def watch(self, progress: Progress, *, now: float) -> None:
         """Show the progress of the running attempt."""

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from autotune.policies.values.diagnosis import FORESEEN, Diagnosis, Facts, Finding, Line
 from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.job import Cluster, Job, Occasion
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Outcome, Peak
 from autotune.policies.values.priors import Learned
@@ -315,6 +315,18 @@ Event: TypeAlias = (
     | Finished
 )
 History: TypeAlias = tuple[Event, ...]
+
+
+class Notified(EventBase, frozen=True, kw_only=True, tag="notified", tag_field="type"):
+    """A person was notified, or that failed. It stands beside the history: no decision depends on it."""
+
+    occasion: Occasion
+    of: str = ""  # `at` of the row that it is about; empty: the driver ended without one
+    by: tuple[str, ...] = ()  # channels that took it: command, webhook, apprise.0
+    failed: dict[str, str] = {}  # channel -> why it did not
+
+
+Row: TypeAlias = Event | Notified  # a line of events.jsonl
 
 
 # --------------------------------------------------------------------------- actions

@@ -90,6 +90,27 @@ class Search(Value, frozen=True, kw_only=True):
     min_gain: float = 0.01
 
 
+class Occasion(StrEnum):
+    """What happened to a run, as far as a person waits for it."""
+
+    STABLE = "stable"  # the goal was reached, with a configuration for the first time
+    GAVE_UP = "gave-up"  # nothing legal is left to try, or a budget is spent
+    FAILED = "failed"  # the job's own failure, or one that is not understood
+    FINISHED = "finished"  # the training is complete, or stopped at the goal as asked
+    INFRASTRUCTURE = (
+        "infrastructure"  # the run waits for a person: cluster, memory, disk or the driver failed
+    )
+
+
+class Notify(Value, frozen=True, kw_only=True):
+    """`notify:` of a job: where a person is reached, and about what."""
+
+    on: tuple[Occasion, ...] = tuple(Occasion)
+    command: tuple[str, ...] = ()
+    webhook: str | None = None
+    apprise: tuple[str, ...] = ()  # URLs of the Apprise library
+
+
 class Job(Value, frozen=True, kw_only=True):
     """A parsed job.yaml; `settings` are the framework's own, under its own names."""
 
@@ -116,6 +137,7 @@ class Job(Value, frozen=True, kw_only=True):
     goal: Goal = Goal()
     recovery: Recovery = Recovery()
     search: Search = Search()
+    notify: Notify = Notify()
 
 
 class Cluster(Value, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
 from autotune.orchestrator.errors import ExitCode, Failure, require
+from autotune.orchestrator.notify.courier import Courier
 from autotune.orchestrator.report import at_end
 from autotune.orchestrator.run import calibration_cache, certificate, directory, export
 from autotune.orchestrator.run.driver_log import DriverLog
@@ -82,14 +83,17 @@ def drive(
     exported = {"stable.yaml": lambda: _export(run, current()), certificate.NAME: lambda: _certify(run)}
     views = Views(console, log, as_json=options.json, exported=exported)
 
+    courier = Courier(run, say=views.say, warn=views.warn)
+
     def current() -> Job:
         assert job is not None
         return job
 
     try:
         with (
-            Journal(run.path, tell=views.tell, say=views.say) as journal,
+            Journal(run.path, tell=courier.after(views.tell), say=views.say) as journal,
             listening(run.path / "stop", hung_up=views.hang_up) as interrupts,
+            courier.at_work(journal, interrupts),
         ):
             journal.interrupted = lambda: bool(interrupts.by)
             if note := directory.owner_note(run):
@@ -99,10 +103,11 @@ def drive(
                 job = _job(run, before)
             if edit is not None:
                 job = edit.job
-            console.replay(before)
+            views.replay(before)
             if before:
                 count = sum(isinstance(e, Started) for e in before)
                 views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
+            courier.begin(job)
             try:
                 verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
             except (Failure, ForcedExit):
@@ -257,6 +262,7 @@ def _job(run: directory.Run, history: History) -> Job:
     if not history:
         return parse(run.job_text, file=str(run.path / "job.yaml"), lookup=lookup)
     job, missing = secrets.filled(accepted_of(history).job, lookup)
+    missing = tuple(each for each in missing if each.path[0] != "notify")  # the courier warns of those
     if missing:
         names = " ".join(dict.fromkeys(f"{each.variable}=..." for each in missing))
         needed = ", ".join(dict.fromkeys(f"`{each.variable}`" for each in missing))
@@ -338,6 +344,7 @@ def _export(run: directory.Run, job: Job) -> None:
             settings=job.settings,
             command=job.command,
             document=job.document,
+            notify=job.notify,
             variables=job.variables,
         )
         export.write(run, history, frameworks.find(job.framework), accepted, knobs)

@@ -22,15 +22,16 @@ from autotune.orchestrator.cli.status import RunStatus
 from autotune.orchestrator.doctor.check import Examined
 from autotune.orchestrator.explain.json_output import ExplanationDocument
 from autotune.orchestrator.explain.snapshot import SnapshotDocument
+from autotune.orchestrator.notify.document import Notification
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.terminal.remedy_table import RemedyTable
-from autotune.policies.values.events import Event
+from autotune.policies.values.events import Row
 
 # By file name: what is printed, and its type.
 DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "init": ("`autotune init --json`", JobDraft),
-    "events": ("a line of `launch`, `search` and `resume` with --json, and of events.jsonl", Event),
+    "events": ("a line of `launch`, `search` and `resume` with --json, and of events.jsonl", Row),
     "plan": ("`autotune plan job.yaml --json`", Plan),
     "starting-job": ("`autotune plan --model NAME --gpus 8xH100 --json`", StartingJob),
     "doctor": ("`autotune doctor --json`", Examined),
@@ -42,6 +43,7 @@ DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "logs": ("a line of `autotune logs --json`", LogLine),
     "verify": ("`autotune verify FILE --json`", VerificationDocument),
     "remedies": ("`autotune remedies FRAMEWORK --json`", RemedyTable),
+    "notification": ("what `notify` gives to a command and sends to a webhook", Notification),
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -12,6 +12,7 @@ from autotune.orchestrator.cli.shared import start
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.config.yaml_edit import dumped
 from autotune.orchestrator.errors import Failure, JobErrors
 from autotune.orchestrator.run.directory import RunRequest
 from tests.orchestrator.cli.terminal import Seen, run
@@ -168,3 +169,55 @@ def test_only_secrets_are_masked() -> None:
     assert recorded_job.settings["data.train_files"] == job.settings["data.train_files"]
     assert recorded_job.settings["+reward_model.options"]["judge"] == {"api_key": {"env": "API_KEY"}}
     assert parse(JOB.replace("name: story", "name: s\nenv: {A: '${HOME}'}")).env == {"A": "${HOME}"}
+
+
+_HOOK, _CHAT = "https://hooks.example.org/services/T0/plain-words", "ntfy://my-own-topic"
+_NOTIFY = f"""\
+notify:  # {_HOOK}
+  on: [failed]
+  webhook: {_HOOK}
+  apprise: [{{env: MAIL_URL}}, {_CHAT}]
+  command: [curl, --token, {PLANTED["HF_TOKEN"]}]
+"""
+
+
+def test_where_notifications_go_is_a_secret() -> None:
+    text = JOB + _NOTIFY.replace(f"  # {_HOOK}", "")
+    mail = {"MAIL_URL": "mailto://me:pass-phrase@example.org"}
+    job = parse(text, lookup=mail.get)
+    known = {each.variable: each.value for each in secrets.written_out(job)}
+    assert known == {"NOTIFY_WEBHOOK": _HOOK, "NOTIFY_APPRISE_1": _CHAT, "TOKEN": PLANTED["HF_TOKEN"]}
+    hidden = (_HOOK, _CHAT, PLANTED["HF_TOKEN"], mail["MAIL_URL"])
+    recorded_job = secrets.masked(job)
+    copy = secrets.masked_job_text(text, job)
+    dump = dumped(secrets.job_values(recorded_job))
+    for shown_text in (str(recorded_job), copy, dump):
+        assert not [value for value in hidden if value in shown_text]
+    assert "webhook: {env: NOTIFY_WEBHOOK}" in copy and "on: [failed]" in copy
+    for again in (copy, dump):
+        assert parse(again, lookup={**known, **mail}.get).notify == job.notify
+    assert secrets.masked_job_text(JOB + _NOTIFY, job).count(_HOOK) == 0, "a comment repeats it"
+
+
+def test_a_variable_in_words_of_a_shell_is_left_to_the_shell() -> None:
+    words = 'echo "${AUTOTUNE_NOTIFY_TEXT:?}"'
+    job = parse(
+        JOB + f"notify: {{command: [sh, -c, {words!r}, '${{LOGIN:?}}']}}\n", lookup={"LOGIN": "me"}.get
+    )
+    assert job.notify.command == ("sh", "-c", words, "me")
+
+
+def test_a_run_knows_its_webhook_again_from_its_own_job_file(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + _NOTIFY)
+    known = secrets.of_file(str(tmp_path / "job.yaml"))
+    assert known["NOTIFY_WEBHOOK"] == _HOOK and known["NOTIFY_APPRISE_1"] == _CHAT
+    assert secrets.of_file("") == {}
+    (tmp_path / "job.yaml").write_text(JOB + "notify: [x]\n")
+    assert secrets.of_file(str(tmp_path / "job.yaml")) == {}
+
+
+def test_submit_refuses_a_webhook_that_is_written_out(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + f"notify: {{webhook: {_HOOK}}}\n")
+    url = ["--submit", "http://127.0.0.1:1", "--runs-dir", str(tmp_path / "runs")]
+    seen = run("launch", "job.yaml", *url, cwd=tmp_path)
+    assert seen.code == 2 and "notify.webhook: {env: NOTIFY_WEBHOOK}" in seen.err and _HOOK not in seen.err

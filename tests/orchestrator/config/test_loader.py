@@ -103,7 +103,7 @@ def test_the_keys_cover_every_field_with_the_same_defaults() -> None:
     assert set(schema.JobFile.model_fields) | read_elsewhere == set(Job.__struct_fields__)
     plain = schema.JobFile(name="j", framework="builtin")
     assert msgspec.convert(plain, Job, from_attributes=True) == Job(name="j", framework="builtin")
-    assert set(schema.SECTIONS) == {"cluster", "goal", "lengths", "recovery", "search"}
+    assert set(schema.SECTIONS) == {"cluster", "goal", "lengths", "notify", "recovery", "search"}
     for name, section in schema.SECTIONS.items():
         assert set(section.model_fields) == set(
             type(getattr(Job(name="j", framework="x"), name)).__struct_fields__

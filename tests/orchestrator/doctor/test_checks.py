@@ -344,6 +344,16 @@ def test_a_cluster_that_is_lost_while_it_is_examined(monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------------ how it is shown
 
 
+def test_what_notifications_need_is_looked_at_and_nothing_is_sent(tmp_path: Path) -> None:
+    job = parse(VERL + "notify: {webhook: 'http://127.0.0.1:1/x', command: [no-such-program-of-mine]}\n")
+    (check,) = doctor._notifications(job)
+    assert (check.name, check.status) == ("notify", Status.WARNING) and "no-such-program" in check.what
+    fine = msgspec.structs.replace(job, notify=msgspec.structs.replace(job.notify, command=("sh",)))
+    (check,) = doctor._notifications(fine)
+    assert check.status is Status.OK and check.what == "ready: command, webhook; no notification was sent"
+    assert not list(doctor._notifications(parse(VERL)))
+
+
 def test_nodes_that_agree_are_one_line_and_the_worst_decides_the_exit_code() -> None:
     nodes = [f"10.0.0.{number}" for number in range(6)]
     checks = [Check(name="python", node=node, what="3.11.9") for node in nodes]

@@ -1,0 +1,1 @@
+"""Notifications: what a person waits for, sent to a command, a webhook or a notifier URL."""

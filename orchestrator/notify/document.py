@@ -1,0 +1,176 @@
+"""A notification: what happened to a run, as a document for programs and as one line for a person."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import assert_never
+
+from autotune.orchestrator import messages
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.run import directory, export
+from autotune.policies.explain.secrets import masked
+from autotune.policies.values.events import (
+    Finished,
+    GaveUp,
+    GoalReached,
+    History,
+    Infrastructure,
+    Interrupted,
+    NeedsHuman,
+    Progressed,
+    Stable,
+    Started,
+    TrainingCompleted,
+    Verdict,
+)
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import accepted_of
+from autotune.policies.values.job import Occasion
+from autotune.policies.values.knobs import Setting, changed
+from autotune.policies.values.value import Value
+
+_LONGEST = 500  # characters of a text; a document has to fit into a pipe and into a chat
+
+
+class Due(Value, frozen=True, kw_only=True):
+    """Something that a person is to be notified of."""
+
+    occasion: Occasion
+    about: GoalReached | Finished | None = None  # None: the driver ended without a row
+    reason: str = ""  # why it did
+
+    @property
+    def of(self) -> str:
+        """The time of the row that it is about, which tells rows apart."""
+        return "" if self.about is None else self.about.at
+
+
+class Notification(Value, frozen=True, kw_only=True):
+    """What happened to a run. Texts hold no secrets and no control characters."""
+
+    schema: int = 1
+    occasion: Occasion
+    text: str  # one line for a person
+    job: str
+    framework: str
+    run: str
+    mode: str  # launch | search
+    host: str  # of the driver
+    folder: str  # of the run, on that host
+    at: str  # UTC, ISO 8601
+    seconds: float  # since the run was accepted
+    attempt: int  # 1-based; 0: none has begun
+    attempts: int  # that have begun, trials included
+    step: int | None  # last completed
+    steps: int | None  # of the training
+    cause: Cause | None  # of the job's own failure
+    phase: Phase | None
+    reason: str  # why the run ended without success
+    evidence: tuple[str, ...]  # the lines of the log that decided: untrusted text
+    changes: dict[str, tuple[Setting, Setting]]  # knob -> as written and now
+    would_help: tuple[str, ...]  # changes that are the user's to make
+    marginal: bool | None  # whether less memory is free than the goal asks for; None: no goal was reached
+    headroom: float | None  # smallest free share over phases
+    tokens_per_second: float | None
+    next: str  # the command that goes on
+
+
+def occasion_of(verdict: Verdict) -> Occasion | None:
+    """Return what the end of a run is to a person; None: the user ended it."""
+    match verdict:
+        case TrainingCompleted() | Stable():
+            return Occasion.FINISHED
+        case GaveUp():
+            return Occasion.GAVE_UP
+        case NeedsHuman():
+            return Occasion.FAILED
+        case Infrastructure():
+            return Occasion.INFRASTRUCTURE
+        case Interrupted():
+            return None
+        case _:
+            assert_never(verdict)
+
+
+def notification(run: directory.Run, history: History, due: Due, *, at: str) -> Notification:
+    """Return the document of what happened, `at` being the time where no row has one."""
+    accepted = accepted_of(history)
+    verdict = due.about.verdict if isinstance(due.about, Finished) else None
+    goal = next((e for e in reversed(history) if isinstance(e, GoalReached)), None)
+    started = [e for e in history if isinstance(e, Started)]
+    step = next((e for e in reversed(history) if isinstance(e, Progressed)), None)
+    knobs = export.stable_knobs(history) or (started[-1].knobs if started else accepted.profile.knobs)
+    at = due.of or at
+    seconds = max(0.0, seconds_of(at) - seconds_of(accepted.at))
+    found = verdict.diagnosis if isinstance(verdict, NeedsHuman) else None
+    succeeded = due.occasion in (Occasion.STABLE, Occasion.FINISHED)
+    reason = _text(_reason(verdict) or due.reason)
+    return Notification(
+        occasion=due.occasion,
+        text=_text(f"{accepted.job.name}: {_sentence(due, attempts=len(started), seconds=seconds)}"),
+        job=accepted.job.name,
+        framework=accepted.job.framework,
+        run=run.id,
+        mode=accepted.mode,
+        host=socket.gethostname(),
+        folder=_text(os.fsdecode(run.path.absolute())),
+        at=at,
+        seconds=round(seconds, 3),
+        attempt=started[-1].attempt if started else 0,
+        attempts=len(started),
+        step=None if step is None else step.step,
+        steps=None if step is None else step.of,
+        cause=None if found is None else found.cause,
+        phase=None if found is None else found.phase,
+        reason="" if succeeded else reason,
+        evidence=() if found is None else tuple(_text(line.text) for line in found.evidence[:3]),
+        changes=changed(accepted.profile.knobs, knobs),
+        would_help=verdict.would_help if isinstance(verdict, GaveUp) else (),
+        marginal=goal.marginal if goal is not None and succeeded else None,
+        headroom=goal.headroom if goal is not None and succeeded and goal.peaks else None,
+        tokens_per_second=goal.tokens_per_second if goal is not None and succeeded else None,
+        next=_next(due.occasion, run.id),
+    )
+
+
+def _sentence(due: Due, *, attempts: int, seconds: float) -> str:
+    match due.about:
+        case GoalReached(step=step, marginal=marginal, headroom=headroom, peaks=peaks):
+            little = " with little free memory" if marginal else ""
+            free = f" ({headroom:.1%} of the fullest memory free)" if peaks else ""
+            return f"stable at step {step}{little}{free}"
+        case Finished(verdict=Infrastructure(reason=reason)):
+            return f"waits for a person: {reason}"
+        case Finished(verdict=verdict):
+            return messages.verdict(verdict, attempts=attempts, seconds=seconds)
+        case None:
+            return f"waits for a person: {due.reason}"
+
+
+def _reason(verdict: Verdict | None) -> str:
+    match verdict:
+        case GaveUp(reason=reason) | Infrastructure(reason=reason):
+            return reason
+        case NeedsHuman(diagnosis=found):
+            return messages.diagnosis(found)
+        case _:
+            return ""
+
+
+def _next(occasion: Occasion, run: str) -> str:
+    match occasion:
+        case Occasion.STABLE:
+            return f"autotune status {run}"
+        case Occasion.FINISHED:
+            return f"autotune report {run}"
+        case Occasion.GAVE_UP | Occasion.FAILED:
+            return f"autotune resume {run} --edit"
+        case Occasion.INFRASTRUCTURE:
+            return f"autotune resume {run}"
+
+
+def _text(text: str) -> str:
+    """Return a text as one line without secrets and control characters, cut where it is long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in masked(text)).split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

@@ -1,0 +1,32 @@
+"""Which rows of a history a person is to be notified of, and has not been yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.orchestrator.notify.document import Due, occasion_of
+from autotune.policies.values.events import Finished, GoalReached, History, Notified, Started
+from autotune.policies.values.job import Occasion
+
+
+def due(history: History, notified: Sequence[Notified]) -> tuple[Due, ...]:
+    """Return what a person is to be notified of.
+
+    The goal counts once per configuration, so that a relaunch of a stable one is no news; trials of a search
+    do not count. An end counts unless the run went on since.
+    """
+    known = {row.of for row in notified}
+    knobs = {e.attempt: e.knobs for e in history if isinstance(e, Started) and e.trial is None}
+    goals = [e for e in history if isinstance(e, GoalReached) and e.attempt in knobs]
+    proven = {knobs[e.attempt] for e in goals if e.at in known}
+    news = [
+        Due(occasion=Occasion.STABLE, about=goal)
+        for goal in goals[-1:]
+        if goal.at not in known and knobs[goal.attempt] not in proven
+    ]
+    last = history[-1] if history else None
+    if isinstance(last, Finished) and last.at not in known:
+        occasion = occasion_of(last.verdict)
+        if occasion is not None:
+            news.append(Due(occasion=occasion, about=last))
+    return tuple(news)
