@@ -66,6 +66,7 @@ class Framework(Protocol):
     version_file: str = ""  # in a checkout, the file that holds nothing but the version
     releases: tuple[str, ...] = ()  # whose settings are known; empty where one version stands for all
     modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
+    builds_on: str = ""  # the key of its file of settings that names the files which that one extends
     loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
 
     @property

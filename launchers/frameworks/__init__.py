@@ -7,6 +7,7 @@ from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.launchers.frameworks.command.adapter import AnyCommand
 from autotune.launchers.frameworks.miles.adapter import Miles
+from autotune.launchers.frameworks.nemo_rl.adapter import NemoRL
 from autotune.launchers.frameworks.openrlhf.adapter import OpenRlhf
 from autotune.launchers.frameworks.relax.adapter import Relax
 from autotune.launchers.frameworks.skyrl.adapter import SkyRL
@@ -25,6 +26,7 @@ FRAMEWORKS: dict[str, Framework] = {
         Miles(),
         OpenRlhf(),
         SkyRL(),
+        NemoRL(),
         Trl(),
         AnyCommand(),
     )

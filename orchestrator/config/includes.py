@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,29 +15,80 @@ from autotune.orchestrator.errors import Failure
 from autotune.policies.values.job import Job
 from autotune.policies.values.model import Model, model_from_shape
 
+_DEEPEST = 16  # files that extend one another
+_REPLACES = "_override_"  # a section with it replaces the one that it would extend
 
-def with_document(job: Job) -> tuple[Job, Document | None, tuple[Problem, ...]]:
+
+def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | None, tuple[Problem, ...]]:
     """Return the job with the content of `config:`, that file, and why it cannot be read.
 
-    Mistakes of form are complaints of the file itself.
+    `builds_on` is the key of the file that names the files which it extends, relative to its own folder: a
+    later one counts before an earlier one, the file itself before all (NeMo-RL, utils/config.py). Mistakes of
+    form are complaints of the file itself.
     """
     if job.config is None:
         return job, None, ()
     path = Path(job.workdir) / Path(job.config).expanduser()
+    document, problem = _document(path)
+    if document is None or document.complaints or problem is not None:
+        return job, document, () if problem is None else (problem,)
+    try:
+        found = _extended(document.value, path, builds_on, ()) if builds_on else document.value
+    except _ChainError as error:
+        return job, None, (error.problem,)
+    return msgspec.structs.replace(job, document=found), document, ()
+
+
+class _ChainError(Exception):
+    """A file that another one extends cannot be used."""
+
+    def __init__(self, path: Path, reason: str, *, named_in: Path) -> None:
+        hint = f"looked for {path}"
+        self.problem = Problem(path=("config",), message=f"{named_in.name} extends {reason}", hint=hint)
+
+
+def _document(path: Path) -> tuple[Document | None, Problem | None]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        return job, None, (Problem(path=("config",), message="no such file", hint=f"looked for {path}"),)
+        return None, Problem(path=("config",), message="no such file", hint=f"looked for {path}")
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error.strerror).lower()
-        return job, None, (Problem(path=("config",), message=f"cannot be read: {reason}", hint=str(path)),)
+        return None, Problem(path=("config",), message=f"cannot be read: {reason}", hint=str(path))
     document = Document(text, str(path), read=scalar_1_1)
-    if document.complaints:
-        return job, document, ()
-    if not isinstance(document.value, dict):
-        problem = Problem(path=("config",), message="holds no mapping of settings", hint=str(path))
-        return job, None, (problem,)
-    return msgspec.structs.replace(job, document=document.value), document, ()
+    if not document.complaints and not isinstance(document.value, dict):
+        return None, Problem(path=("config",), message="holds no mapping of settings", hint=str(path))
+    return document, None
+
+
+def _extended(own: dict[str, Any], path: Path, key: str, above: tuple[Path, ...]) -> dict[str, Any]:
+    """Return a file's settings on top of those of the files that it extends."""
+    named = own.get(key)
+    base: dict[str, Any] = {}
+    within = (*above, path.resolve())
+    for name in named if isinstance(named, list) else () if named is None else (named,):
+        file = (path.parent / str(name)).resolve()
+        if file in within or len(within) > _DEEPEST:
+            raise _ChainError(file, f"{name}, which extends it in turn", named_in=path)
+        document, problem = _document(file)
+        if document is None or document.complaints:
+            reason = problem.message if problem is not None else document.complaints[0].message  # type: ignore[union-attr]
+            raise _ChainError(file, f"{name}: {reason}", named_in=path)
+        base = _merged(base, _extended(document.value, file, key, within))
+    return _merged(base, {name: value for name, value in own.items() if name != key})
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any], *, top: bool = True) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in own.items():
+        if not isinstance(value, dict):
+            result[name] = value
+            continue
+        replaces = top and value.get(_REPLACES) is True
+        content = {key: each for key, each in value.items() if not (replaces and key == _REPLACES)}
+        before = None if replaces else result.get(name)
+        result[name] = _merged(before if isinstance(before, dict) else {}, content, top=False)
+    return result
 
 
 def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]]:

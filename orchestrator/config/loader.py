@@ -206,7 +206,7 @@ def _hint_for_unknown(path: KeyPath) -> str:
 def _complete(document: Document, job: Job, framework: Framework, missing: list[Problem] | None) -> Job:
     """Return the job with what it refers to; mistakes go to the document."""
     job = with_version(job, framework)
-    job, included, problems = with_document(job)
+    job, included, problems = with_document(job, builds_on=framework.builds_on)
     if missing is not None and problems and not (Path(job.workdir) / str(job.config)).exists():
         missing += problems
         problems = ()

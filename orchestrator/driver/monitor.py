@@ -272,8 +272,8 @@ class AttemptMonitor:
                 self._losses.append(loss)
             case Resumed(step=step):
                 self._resumed_from = step
-            case Saved(step=step):
-                self.saved = step if step is not None else (self.progress.step or 0) + 1
+            case Saved(step=step, last=last):
+                self.saved = step if step is not None else (self.progress.step or 0) + (not last)
             case TrainingDone():
                 self._done = True
             case StepDone():

@@ -17,6 +17,7 @@ from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     Settings,
     areal_settings,
+    file_and_overrides,
     flag_settings,
     hydra_settings,
     trl_settings,
@@ -192,6 +193,8 @@ def settings_of(framework: str, argv: Sequence[str]) -> Settings:
         return hydra_settings(argv)
     if framework == "areal":
         return areal_settings(argv)
+    if framework == "nemo-rl":
+        return file_and_overrides(argv)
     if framework == "trl":
         return trl_settings(argv)
     if framework in _PROGRAM_END:
@@ -222,6 +225,19 @@ def _of_document(path: Path) -> Draft:
             workdir=str(_repository(path) or path.parent.absolute()),
             hardware=hardware_of("areal", {}, document),
             notes=(Note(file=str(path), line=1, message=f"{told}; it stands in `command`"),),
+        )
+    if own == "nemo-rl":
+        script = "examples/run_grpo.py"
+        base = next((each for each in path.absolute().parents if (each / script).is_file()), None)
+        return Draft(
+            source=str(path),
+            name=name,
+            framework="nemo-rl",
+            command=("uv", "run", script),
+            config=str(path.absolute()),
+            workdir=str(base or path.parent.absolute()),
+            hardware=hardware_of("nemo-rl", {}, document),
+            notes=(Note(file=str(path), line=1, message=f"started by `{script}`: check `command`"),),
         )
     if own == "trl":
         return Draft(

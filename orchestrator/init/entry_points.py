@@ -40,7 +40,10 @@ _SLIME_FLAGS = frozenset({"--hf-checkpoint", "--rollout-batch-size", "--actor-nu
 _OTHERS: tuple[tuple[str, str], ...] = (
     ("verl's supervised trainer", r"verl[./].*sft_trainer"),
     ("OpenRLHF", r"openrlhf[./]"),
-    ("NeMo-RL", r"nemo_rl|run_grpo_(?:math|sliding|rm|vlm)?|run_grpo\.py|examples/run_(?:dpo|sft|rm)\.py"),
+    (
+        "NeMo-RL",
+        r"nemo_rl|run_grpo_(?:sliding|single)\w*\.py|examples/run_(?:dpo|sft|rm|ppo|distillation)\.py",
+    ),
     ("ROLL", r"start_(?:rlvr|agentic|dpo|distill|sft)\w*_pipeline\.py|(?:^|\s)roll\.pipeline"),
     (
         "TRL",
@@ -112,6 +115,8 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
         return "verl"
     if "skyrl.train." in joined or any(key.startswith(_SKYRL_KEYS) for key in own):
         return "skyrl"
+    if re.search(r"(?:^|[/\s])run_(?:vlm_)?grpo(?:_math|_rm)?\.py(?:\s|$)", joined):
+        return "nemo-rl"
     flags = {word.partition("=")[0] for word in argv}
     if any(re.search(r"(?:^|/)train(?:_async)?\.py$", word) for word in argv) and _SLIME_FLAGS & flags:
         return "miles" if _MILES_FLAGS & flags or any(map(_MILES.search, argv)) else "slime"
@@ -134,7 +139,7 @@ def framework_of_document(document: dict[str, Any]) -> str:
     if {"actor", "gconfig"} <= keys or len(keys & _AREAL_KEYS) >= 4:
         return "areal"
     if {"policy", "grpo"} <= keys or {"policy", "loss_fn"} <= keys:
-        return "command: NeMo-RL"
+        return "nemo-rl" if "grpo" in keys else "command: NeMo-RL"
     if {"actor_train", "actor_infer"} <= keys or ("pretrain" in keys and "actor_train" in keys):
         return "command: ROLL"
     if {"actor_rollout_ref", "trainer"} <= keys:

@@ -39,6 +39,13 @@ def hardware_of(framework: str, settings: Mapping[str, Any], document: Mapping[s
                 nodes=_whole(settings.get(f"{place}_nodes", 1)),
                 gpus_per_node=_whole(settings.get(f"{place}_gpus_per_node", 1)),
             )
+        case "nemo-rl":
+            section = document.get("cluster")
+            written = section if isinstance(section, dict) else {}
+            return Hardware(
+                nodes=_whole(settings.get("cluster.num_nodes", written.get("num_nodes"))),
+                gpus_per_node=_whole(settings.get("cluster.gpus_per_node", written.get("gpus_per_node"))),
+            )
         case "slime" | "relax" | "miles":
             return _of_flags(settings)
         case "openrlhf":

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from autotune.launchers.frameworks.dialects.hydra import bare, value_of, value_text
 from autotune.launchers.frameworks.verl.overrides import overrides_in
 from autotune.policies.values.value import Value
@@ -78,6 +80,15 @@ def areal_settings(argv: Sequence[str]) -> Settings:
         else:
             command.append(word)
     return Settings(command=tuple(command), given=given, config=config, repeated=tuple(repeated))
+
+
+def file_and_overrides(argv: Sequence[str]) -> Settings:
+    """Return Hydra's overrides and the file of `--config`; every other word stays with the program."""
+    at = next((n for n, word in enumerate(argv) if word.partition("=")[0] == "--config"), len(argv))
+    config = next((word.partition("=")[2] for word in argv[at : at + 1] if "=" in word), None)
+    after = at + (1 if config is not None else 2)
+    config = config if config is not None else next(iter(argv[at + 1 : at + 2]), None)
+    return msgspec.structs.replace(hydra_settings((*argv[:at], *argv[after:])), config=config)
 
 
 def trl_settings(argv: Sequence[str]) -> Settings:

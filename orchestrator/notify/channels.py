@@ -67,7 +67,7 @@ def faults(notify: Notify, *, workdir: str) -> Iterator[str]:
     if notify.webhook and "webhook" not in unset and not notify.webhook.startswith(("http://", "https://")):
         yield "notify.webhook is no http or https URL"
     if notify.apprise and importlib.util.find_spec("apprise") is None:
-        yield "notify.apprise needs the Apprise library; hint: pip install 'autotune[notify]'"
+        yield "notify.apprise needs the Apprise library; hint: pip install 'rl-autotune[notify]'"
 
 
 def _program(name: str, workdir: str) -> str | None:
@@ -183,7 +183,7 @@ def hand_over(url: str, notification: Notification) -> None:
     try:
         import apprise
     except ImportError:
-        raise Undelivered("the Apprise library is missing; hint: pip install 'autotune[notify]'") from None
+        raise Undelivered("the Apprise library is missing; hint: pip install 'rl-autotune[notify]'") from None
 
     logging.getLogger("apprise").disabled = True  # its warnings hold parts of the URL
     sender = apprise.Apprise(asset=apprise.AppriseAsset(app_id="autotune", app_desc="autotune"))

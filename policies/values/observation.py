@@ -97,9 +97,10 @@ class Resumed(Value, frozen=True, kw_only=True, tag="resumed", tag_field="kind")
 
 
 class Saved(Value, frozen=True, kw_only=True, tag="saved", tag_field="kind"):
-    """A marker: a checkpoint after `step` is complete; None: after the step in progress."""
+    """A marker: a checkpoint after `step` is complete; None: after the step in progress, or the last."""
 
     step: int | None
+    last: bool = False  # without `step`: it is of the last completed step
 
 
 class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_field="kind"):

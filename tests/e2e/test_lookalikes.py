@@ -20,6 +20,7 @@ __all__ = ["ray_head"]  # the fixture
 
 Event = dict[str, Any]
 _IN_PART = ("miles", "openrlhf")  # of each other framework all scenarios run in CI
+_UNNUMBERED = ("openrlhf", "nemo-rl")  # they never say how many steps there are
 _AT_ONCE = 3  # the programs sleep more than they work
 
 
@@ -75,7 +76,7 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
             timid = jobs.timid(framework)
             search = {"trials": 4, "probe_steps": 2, "confirm": 1, "vary": timid["vary"]}
             # They print no times of a step: the speed is seen from when their lines come.
-            pace_s = 0.4 if framework in ("areal", "skyrl") else 0.15
+            pace_s = 0.4 if framework in ("areal", "skyrl", "nemo-rl") else 0.15
             return "search", {"settings": timid["settings"], "search": search, "pace_s": pace_s}
     raise KeyError(name)
 
@@ -114,7 +115,7 @@ def every(case: str) -> pytest.MarkDecorator:
         [
             pytest.param(case, name, marks=pytest.mark.e2e_long if _is_long(case, name) else pytest.mark.e2e)
             for name in jobs.FRAMEWORKS
-            if (case, name) != ("early", "openrlhf")  # which never says how many steps there are
+            if case != "early" or name not in _UNNUMBERED
         ],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ _SKYRL = {
     "trainer.max_training_steps": 6,
     "trainer.logger": "console",
 }
+_NEMO_RL = {
+    "policy.model_name": "Qwen/Qwen2.5-7B-Instruct",
+    "policy.max_total_sequence_length": sum(_LONGEST.values()),
+    "policy.sequence_packing.train_mb_tokens": 16384,
+    "policy.sequence_packing.logprob_mb_tokens": 8192,
+    "policy.dtensor_cfg.activation_checkpointing": True,
+    "policy.generation.vllm_cfg.gpu_memory_utilization": 0.7,
+    "checkpointing.save_period": 1,
+    "grpo.max_num_steps": 6,
+}
+# What the job's own file says beyond those; it extends another one, as NeMo-RL's recipes do.
+_NEMO_RL_CLUSTER = {"cluster": {"gpus_per_node": 8, "num_nodes": 1}}
 _FLAGS = {
     "num-layers": 28,
     "num-attention-heads": 28,
@@ -106,12 +119,13 @@ _PROGRAMS = {
     "relax": ["tests.lookalikes.relax_train"],
     "slime": ["tests.lookalikes.slime_train"],
     "skyrl": ["tests.lookalikes.skyrl_main"],
+    "nemo-rl": ["tests.lookalikes.nemo_rl_grpo"],
     "miles": ["tests.lookalikes.miles_train"],
     "openrlhf": ["tests.lookalikes.openrlhf_train"],
     "command": ["tests.lookalikes.any_script", *_SCRIPT_WORDS],
 }
 FRAMEWORKS = tuple(_PROGRAMS)
-OF_DATA_FILES = ("skyrl",)  # they differ in files that launchers/frameworks/tabular reads
+OF_DATA_FILES = ("skyrl", "nemo-rl")  # they differ in files that launchers/frameworks/tabular reads
 # What makes each training pass, or the engine's start, fail as the job is written.
 _TOO_MANY = {
     "verl": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 40960},
@@ -119,6 +133,7 @@ _TOO_MANY = {
     "relax": {"max-tokens-per-gpu": 40960},
     "slime": {"max-tokens-per-gpu": 40960},
     "skyrl": {"trainer.max_tokens_per_microbatch": 40960},
+    "nemo-rl": {"policy.sequence_packing.train_mb_tokens": 40960},
     "miles": {"max-tokens-per-gpu": 40960},
     "openrlhf": {"train.max_tokens_per_gpu": 40960},
     "command": {"tokens_per_microbatch": 40960},
@@ -129,6 +144,7 @@ _TOO_SMALL = {
     "relax": {"sglang-mem-fraction-static": 0.1},
     "slime": {"sglang-mem-fraction-static": 0.1},
     "skyrl": {"generator.inference_engine.gpu_memory_utilization": 0.1},
+    "nemo-rl": {"policy.generation.vllm_cfg.gpu_memory_utilization": 0.1},
     "miles": {"sglang-mem-fraction-static": 0.1},
     "openrlhf": {"vllm.gpu_memory_utilization": 0.1},
     "command": {"memory_fraction": 0.1},
@@ -168,6 +184,7 @@ def written(
         "areal": {},
         "openrlhf": _OPENRLHF,
         "skyrl": _SKYRL,
+        "nemo-rl": _NEMO_RL,
         "command": _COMMAND,
     }
     own = others.get(framework, _FLAGS)
@@ -183,6 +200,8 @@ def written(
     }
     if framework == "areal":
         job["config"] = _areal(folder)
+    if framework == "nemo-rl":
+        job["config"] = _nemo_rl(folder)
     if own is _FLAGS:
         job["settings"] = {"save": str(folder / "checkpoints"), **job["settings"]}
     if framework == "openrlhf":
@@ -192,6 +211,23 @@ def written(
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(job))
     return file
+
+
+def _nemo_rl(folder: Path) -> str:
+    """Write the file that NeMo-RL's settings come from and one that extends it by the cards."""
+    facts = json.loads((ROOT / "launchers/frameworks/nemo_rl/facts/0.7.0.json").read_text())
+    tree: dict[str, Any] = {}
+    for key in facts["types"]:
+        *sections, name = key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = facts["defaults"].get(key)
+    (folder / "grpo_math_1B.yaml").write_text(yaml.safe_dump(tree))
+    (folder / "nemo-rl.yaml").write_text(
+        yaml.safe_dump({"defaults": "grpo_math_1B.yaml", **_NEMO_RL_CLUSTER})
+    )
+    return "nemo-rl.yaml"
 
 
 def _areal(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Metrics that a program prints as a Python dict."""
+"""Metrics and settings that a program prints as a Python dict."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 from math import isfinite
 
+_LONGEST = 100_000  # characters of printed settings
 _UNREADABLE = re.compile(r"(?<![\w/])-?(?:nan|inf)\b")
 _NUMPY = re.compile(r"\bnp\.\w+\(([^()]*)\)")
 
@@ -21,3 +22,13 @@ def numbers_in(text: str) -> dict[str, float] | None:
         for name, value in values.items()
         if isinstance(name, str) and isinstance(value, int | float) and isfinite(value)
     }
+
+
+def braced(text: str, start: int) -> str:
+    """Return the text from a brace to the one that closes it; raises ValueError where none is near."""
+    depth = 0
+    for at in range(start, min(len(text), start + _LONGEST)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if not depth:
+            return text[start : at + 1]
+    raise ValueError("no closing brace")

@@ -9,7 +9,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import GuidedFramework, package_of
 from autotune.launchers.frameworks.core.lengths import with_lengths
-from autotune.launchers.frameworks.dialects.hydra import bare, override, overrides_in, printed_overrides
+from autotune.launchers.frameworks.dialects.hydra import (
+    bare,
+    override,
+    overrides_in,
+    prefix,
+    printed_overrides,
+)
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of
@@ -32,6 +38,8 @@ class TabularFramework(GuidedFramework, Generic[C]):
     model_key: ClassVar[str]
     steps_key: ClassVar[str]
     no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
+    file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
+    adds: ClassVar[str] = ""  # the prefix that an override needs to add a key; empty: none is added
 
     @abstractmethod
     def config(self, job: Job) -> C:
@@ -73,7 +81,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         if not config.is_own:
             return ()
-        unknown = tuple(config.facts.unknown(config.given)) if config.release.exact else ()
+        if self.adds:
+            known = {row.setting for row in rows.knob_rows(package_of(self))}
+            unknown = tuple(config.absent(known, adds=self.adds))
+        else:
+            unknown = tuple(config.facts.unknown(config.given)) if config.release.exact else ()
         misfits = tuple(config.facts.misfits(config, config.given))
         return unknown + (misfits or tuple(self.refused(config)))
 
@@ -88,7 +100,8 @@ class TabularFramework(GuidedFramework, Generic[C]):
             framework=self.name,
             knobs=rows.read(present, config),
             supported=rows.offered(present, self.sizes(config, job.shape)),
-            unsupported=rows.declined(package_of(self), lambda name: not name or self.when[name](config)),
+            unsupported=rows.declined(package_of(self), lambda name: not name or self.when[name](config))
+            | rows.staying(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
             placement=placement,
             resident=resident,
@@ -106,8 +119,9 @@ class TabularFramework(GuidedFramework, Generic[C]):
         changed = self.settings(job, knobs)
         kept = {key: value for key, value in config.given.items() if bare(key) not in changed.keys() | own}
         entry = tuple(word for word in job.command if not overrides_in([word])) or self.entry
-        words = self.words({**kept, **changed, **own})
-        return Command(argv=(*entry, *words), env={**self.env, **job.env}, cwd=job.workdir)
+        file = () if job.config is None else (self.file_option, job.config)
+        words = self.words(self.spelled(config, {**kept, **changed, **own}))
+        return Command(argv=(*entry, *file, *words), env={**self.env, **job.env}, cwd=job.workdir)
 
     def model_path(self, job: Job) -> str | None:
         """Return the model that the settings name."""
@@ -121,7 +135,20 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as the framework's command line takes them."""
-        return tuple(override(key, value) for key, value in settings.items())
+        known = facts(package_of(self), self.releases[-1]).types if self.adds else {}
+        return tuple(
+            override(key if not self.adds or prefix(key) or key in known else f"{self.adds}{key}", value)
+            for key, value in settings.items()
+        )
+
+    def spelled(self, config: C, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return an attempt's settings under the keys that its command line takes."""
+        if not self.adds:
+            return settings
+        return {
+            key if prefix(key) or config.holds(key) else f"{self.adds}{key}": value
+            for key, value in settings.items()
+        }
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the overrides of the command line, where a log shows one."""
@@ -136,7 +163,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return rows.written(self.present(config), config, knobs)
 
     def _passed_on(self, config: C) -> Iterator[str]:
-        if config.release.exact and config.is_own:
+        if self.adds or (config.release.exact and config.is_own):
             return  # an error
         for problem in config.facts.unknown(config.given):
             yield f"{self.name} {config.release.version} has no setting {problem.path[-1]}; it is passed on"

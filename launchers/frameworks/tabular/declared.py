@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.core.versions import choose
-from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, value_of
+from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, prefix, value_of
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
@@ -27,6 +27,7 @@ class Facts(Value, frozen=True):
 
     types: dict[str, str]
     defaults: dict[str, Any]
+    source: str = ""  # where they were read, where it is no package of PyPI
 
     def unknown(self, given: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the settings that the release does not have, with the nearest that it has."""
@@ -71,14 +72,32 @@ class DeclaredSettings(Settings, ABC):
     ) -> None:
         """Read a job whose own program is `entry`, a part of a word of the command.
 
-        `document`: what its file of settings holds; `filled`: defaults that the declaration does not tell.
+        `document`: what its file of settings holds, which then counts instead of the declared defaults;
+        `filled`: defaults that neither tells.
         """
         self.release = choose(job.framework_version, releases)
         self.facts = facts(package, self.release.version)
         self.given = {**overrides_in(job.command), **flat(job.settings)}
         self.is_own = not job.command or any(entry in word for word in job.command)
         written = flat(document or {}) | {bare(key): value_of(value) for key, value in self.given.items()}
-        super().__init__(written, self.facts.defaults | dict(filled or {}))
+        super().__init__(written, ({} if document else self.facts.defaults) | dict(filled or {}))
+        # Of a file that is not here nothing is known.
+        own = flat(document) if document else {} if job.config is not None else self.facts.types
+        self.keys = frozenset(own)
+
+    def holds(self, key: str) -> bool:
+        """Return whether the job's file, or without one the framework's own, has a key or a section."""
+        return key in self.keys or any(each.startswith(f"{key}.") for each in self.keys)
+
+    def absent(self, known: Container[str], *, adds: str) -> Iterator[Problem]:
+        """Yield the overrides that add a key without saying so by `adds`; `known` ones get it anyway."""
+        for key in self.given if self.keys else ():
+            if prefix(key) or key in known or self.holds(key):
+                continue
+            near = difflib.get_close_matches(key, self.keys, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}? " if near else ""
+            hint += f"{adds}{key} adds a key of your own"
+            yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
     @property
     @abstractmethod

@@ -24,7 +24,7 @@ from autotune.policies.values.value import Value
 class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line and what it says; its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`."""
 
-    says: Literal["starts", "ends", "step", "tokens", "resumed", "saved", "done"]
+    says: Literal["starts", "ends", "step", "tokens", "resumed", "saved", "saved_last", "done"]
     pattern: str
     phase: Phase | None = None  # that starts or ends
     names: dict[str, Phase] = {}  # ... by what the group `name` holds
@@ -76,6 +76,8 @@ def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
             return Resumed(step=step)
         case "saved":
             return Saved(step=step or None)
+        case "saved_last":  # its line comes after that of the step
+            return Saved(step=None, last=True)
         case "done":
             return TrainingDone(step=step)
     phase = line.phase or line.names.get(groups.get("name") or "")

@@ -31,6 +31,7 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     phases: tuple[Phase, ...] = ()
     when: str = ""  # empty: in all
     fixed: str = ""  # why it stays as it is once a checkpoint is there; empty: it may change
+    stays: str = ""  # why it always stays as it is: it is read, for estimates, and never offered
 
 
 class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +82,8 @@ def offered(present: Iterable[Row], grids: Mapping[str, tuple[int, ...]]) -> dic
     """Return how the knobs may change; `grids` has the values that follow from the job itself."""
     result: dict[str, Support] = {}
     for row in present:
+        if row.stays:
+            continue
         values = tuple(row.modes) or grids.get(row.knob, ())
         grid = Grid(values=values) if values else row.grid
         support = Support(setting=row.setting, grid=grid, effect=row.effect, phases=row.phases)
@@ -93,12 +96,17 @@ def fixed(present: Iterable[Row]) -> tuple[FixedDuringRun, ...]:
     return tuple(FixedDuringRun(knob=row.knob, why=row.fixed) for row in present if row.fixed)
 
 
+def staying(present: Iterable[Row]) -> dict[str, str]:
+    """Return the knobs that are read and never offered, each with the reason."""
+    return {row.knob: row.stays for row in present if row.stays}
+
+
 def written(present: Iterable[Row], settings: Settings, knobs: Knobs) -> dict[str, Any]:
     """Return the settings that make a job use `knobs`, of those that it does not use already."""
     result: dict[str, Any] = {}
     for row in present:
         wanted = getattr(knobs, row.knob)
-        if wanted is None or _knob(row, settings.get(row.setting)) == wanted:
+        if wanted is None or row.stays or _knob(row, settings.get(row.setting)) == wanted:
             continue
         result[row.setting] = _value(row, wanted)
     return result

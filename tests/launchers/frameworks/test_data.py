@@ -107,6 +107,7 @@ def test_every_framework_of_its_own_has_data_files() -> None:
         "relax",
         "miles",
         "openrlhf",
+        "nemo_rl",
     }
 
 

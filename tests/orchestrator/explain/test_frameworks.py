@@ -82,7 +82,22 @@ _OPENRLHF_FRAMES = (
     '(PolicyModelActor pid=1)   File "openrlhf/trainer/ray/ppo_actor.py", line 301, in training_step\n'
     '(PolicyModelActor pid=1)   File "deepspeed/runtime/engine.py", line 2200, in backward\n'
 )
+_NEMO_RL = (
+    "Final config:\nMasterConfig(policy={'model_name': 'Qwen/Qwen3-8B', 'max_total_sequence_length': 4096, "
+    "'megatron_cfg': {'enabled': False}, 'dtensor_cfg': {'enabled': True, 'activation_checkpointing': True}, "
+    "'sequence_packing': {'enabled': True, 'train_mb_tokens': 16384, 'logprob_mb_tokens': 16384}, "
+    "'generation': {'vllm_cfg': {'gpu_memory_utilization': 0.6}}}, loss_fn=Loss(ratio_clip_min=0.2), "
+    "cluster={'gpus_per_node': 8, 'num_nodes': 1})\n"
+)
+_NEMO_RL_FRAMES = (
+    "▶ Training policy...\n"
+    '(DTensorPolicyWorkerV2 pid=9)   File "nemo_rl/models/policy/workers/dtensor_policy_worker_v2.py", '
+    "line 560, in train\n"
+    '(DTensorPolicyWorkerV2 pid=9)   File "torch/autograd/graph.py", line 841, in _engine_run_backward\n'
+    "(DTensorPolicyWorkerV2 pid=9) "
+)
 CASES = {
+    "nemo-rl": (_NEMO_RL, _NEMO_RL_FRAMES, "policy.sequence_packing.train_mb_tokens=4096"),
     "verl": (_VERL, _VERL_FRAMES, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=6144"),
     "slime": (_SLIME, _SLIME_FRAMES, "--max-tokens-per-gpu 9216"),
     "miles": (_SLIME, _MILES_FRAMES, "--max-tokens-per-gpu 9216"),
@@ -134,13 +149,14 @@ def test_a_model_that_the_settings_name_is_known() -> None:
 
 
 _FRAMES = {
-    "nemo-rl": (
-        "▶ Computing logprobs...\n(MegatronPolicyWorker pid=4411) Traceback (most recent call last):\n"
-        '(MegatronPolicyWorker pid=4411)   File "nemo_rl/models/policy/worker.py", line 8, in get_logprobs\n'
+    "roll": (
+        '(actor_train pid=4411)   File "roll/distributed/strategy/strategy.py", line 8, in train_step\n'
+        '(actor_train pid=4411)   File "torch/autograd/graph.py", line 841, in _engine_run_backward\n'
     ),
 }
 _TYPED = {
-    "nemo-rl": "policy.train_micro_batch_size=...   (scoring, policy.logprob_batch_size)",
+    "roll": "actor_train.training_args.per_device_train_batch_size: ..., "
+    "gradient_accumulation_steps up by the same factor",
 }
 
 

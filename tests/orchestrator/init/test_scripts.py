@@ -216,7 +216,7 @@ def test_a_command_behind_two_dashes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "named"),
     [
-        ("policy: {model_name: Qwen/Qwen3-4B}\ngrpo: {num_prompts_per_step: 32}\n", "NeMo-RL"),
+        ("policy: {model_name: Qwen/Qwen3-4B}\nloss_fn: {}\nsft: {max_num_steps: 32}\n", "NeMo-RL"),
         ("actor_train: {}\nactor_infer: {}\npretrain: Qwen/Qwen3-4B\n", "ROLL"),
     ],
 )
@@ -226,6 +226,39 @@ def test_frameworks_without_an_adapter_are_named(document: str, named: str, tmp_
     assert result.exit_code == 0, result.stderr
     assert named in result.stderr
     assert "framework: command" in (tmp_path / "job.yaml").read_text()
+
+
+def test_nemo_rl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "run_grpo.py").write_text("")
+    (tmp_path / "base.yaml").write_text(
+        "cluster: {gpus_per_node: 8, num_nodes: 2}\npolicy: {dtensor_cfg: {enabled: true}}\n"
+    )
+    (tmp_path / "grpo.yaml").write_text(
+        "defaults: base.yaml\npolicy: {precision: bfloat16}\ngrpo: {seed: 1}\n"
+    )
+    assert init(tmp_path, "grpo.yaml").exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.command) == ("nemo-rl", ("uv", "run", "examples/run_grpo.py"))
+    assert job.document["policy"] == {
+        "dtensor_cfg": {"enabled": True},
+        "precision": "bfloat16",
+    } and job.workdir == str(tmp_path)
+    (tmp_path / "job.yaml").unlink()
+    words = (
+        "uv",
+        "run",
+        "python",
+        "examples/run_grpo.py",
+        "--config",
+        "grpo.yaml",
+        "grpo.seed=2",
+        "++grpo.x=3",
+    )
+    assert init(tmp_path, "--", *words).exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.command, job.config) == (words[:4], "grpo.yaml")
+    assert job.settings == {"grpo.seed": 2, "++grpo.x": 3}
 
 
 def test_trl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""NeMo-RL's settings as the configuration says them that it takes without `--config`.
+
+python -m benchmarks.facts.nemo_rl CHECKOUT VERSION     write the facts of a checkout of that version
+
+PyPI has a placeholder under its name only, so the facts are read from a checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+FILE = "examples/configs/grpo_math_1B.yaml"
+_FOLDER = Path("launchers/frameworks/nemo_rl/facts")
+
+
+def facts(root: Path, commit: str) -> dict[str, Any]:
+    """Return types and defaults by key; a number may be whole or not, as no schema says it."""
+    found = dict(_leaves(yaml.safe_load((root / FILE).read_text()), ""))
+    return {
+        "source": f"https://github.com/NVIDIA-NeMo/RL/blob/{commit}/{FILE}",
+        "types": {key: _kind(value) for key, value in sorted(found.items())},
+        "defaults": {key: value for key, value in sorted(found.items()) if value is not None},
+    }
+
+
+def _leaves(tree: dict[str, Any], node: str) -> list[tuple[str, Any]]:
+    result: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        path = f"{node}{name}"
+        result += _leaves(value, f"{path}.") if isinstance(value, dict) and value else [(path, value)]
+    return result
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int | float):
+        return "float"
+    return "str" if isinstance(value, str) else "any"
+
+
+@click.command(help=__doc__)
+@click.argument("checkout", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("version")
+def main(checkout: Path, version: str) -> None:
+    """Write the facts of a checkout."""
+    words = ["git", "-C", str(checkout), "rev-parse", f"v{version}^{{commit}}"]
+    commit = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    path = _FOLDER / f"{version}.json"
+    path.write_text(json.dumps(facts(checkout, commit), indent=0, ensure_ascii=False) + "\n")
+    click.echo(f"{path}: {len(facts(checkout, commit)['types'])} settings")
+
+
+if __name__ == "__main__":
+    main()

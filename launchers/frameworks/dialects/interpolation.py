@@ -1,0 +1,60 @@
+"""OmegaConf's references, `${a.b}` and `${.c}`, and sums of them, `${mul:${a.b},2}`, in a job's settings."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+_MOST = 256  # references and sums followed for one key
+_INNERMOST = re.compile(r"\$\{(?:([\w.]+):)?([^${}]*)\}")
+_NUMBER = re.compile(r"[+-]?\d{1,18}(\.\d{1,18})?")
+# The resolvers that frameworks register under these names, NeMo-RL in nemo_rl/utils/config.py.
+_RESOLVERS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "max": max,
+}
+
+
+def resolved(key: str, raw: Callable[[str], Any]) -> Any:
+    """Return what a key comes to, given what is written for each; its text where a part is not known.
+
+    A reference to nothing is None.
+    """
+    left = _MOST
+
+    def value_of(key: str) -> Any:
+        nonlocal left
+        value = raw(key)
+        while isinstance(value, str) and left > 0 and (found := _INNERMOST.search(value)):
+            left -= 1
+            name, text = found[1], found[2].strip()
+            own = value_of(_absolute(text, key)) if name is None else _computed(name, text)
+            if own is None:
+                return None if name is None and found[0] == value.strip() else value
+            if isinstance(own, str) and "${" in own:  # it cannot be followed to its end
+                return value
+            value = own if found[0] == value.strip() else value.replace(found[0], str(own), 1)
+        return value
+
+    return value_of(key)
+
+
+def _absolute(name: str, key: str) -> str:
+    """Return the key that a name means in the value of another key: each leading dot is a section up."""
+    up = len(name) - len(name.lstrip("."))
+    return ".".join((*(key.split(".")[:-up] if up else ()), name[up:]))
+
+
+def _computed(name: str, text: str) -> int | float | None:
+    words = [word.strip() for word in text.split(",")]
+    if name not in _RESOLVERS or len(words) != 2 or not all(map(_NUMBER.fullmatch, words)):
+        return None
+    first, second = (float(word) if "." in word else int(word) for word in words)
+    if name == "div" and not second:
+        return None
+    value = float(_RESOLVERS[name](first, second))
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,1 @@
+"""NeMo-RL, as `autotune` drives it."""

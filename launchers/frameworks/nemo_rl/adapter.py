@@ -1,0 +1,197 @@
+"""NeMo-RL: GRPO with DTensor or Megatron trainers and vLLM or SGLang engines."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, ClassVar
+
+import msgspec
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.core.splits import divisors, head_sizes
+from autotune.launchers.frameworks.dialects.hydra import bare
+from autotune.launchers.frameworks.dialects.printed_dicts import braced
+from autotune.launchers.frameworks.dialects.settings import flat
+from autotune.launchers.frameworks.nemo_rl import config as key
+from autotune.launchers.frameworks.nemo_rl.config import Config
+from autotune.launchers.frameworks.nemo_rl.layout import layout, placement, resident
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.lines import lines
+from autotune.policies.values.job import SAVE_STEPS, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.model import Layout, Model
+from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement
+
+_FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
+_ALLOCATORS = ("", "expandable_segments:True")  # those that knobs.yaml knows
+_SHARED = "a rank's sequences of policy.train_global_batch_size"
+_PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its final configuration
+
+# The predicates that knobs.yaml and unsupported.yaml name.
+WHEN: dict[str, Callable[[Config], bool]] = {
+    "is_megatron": lambda config: config.megatron,
+    "is_dtensor": lambda config: not config.megatron,
+    "is_vllm": lambda config: config.engine == "vllm",
+    "is_sglang": lambda config: config.engine == "sglang",
+    "is_not_vllm": lambda config: config.engine != "vllm",
+    "is_another_engine": lambda config: config.engine not in ("vllm", "sglang"),
+    "packs": lambda config: config.packed.endswith("packing"),
+    "batches_dynamically": lambda config: config.packed.endswith("batching"),
+    "counts_tokens": lambda config: bool(config.packed),
+    "counts_sequences": lambda config: not config.packed,
+    "mini_batch_is_uneven": lambda config: not config.mini_batch,
+    "balances_experts": lambda config: (
+        config.megatron and config.text(f"{key.MEGATRON}.moe_router_load_balancing_type") not in ("", "none")
+    ),
+    "leaves_requests_to_vllm": lambda config: config.leaves(key.VLLM_KWARGS, "max_num_seqs"),
+    "leaves_requests_to_sglang": lambda config: config.leaves(key.SGLANG, "max_running_requests"),
+    "leaves_prefill_to_vllm": lambda config: config.leaves(key.VLLM_KWARGS, "max_num_batched_tokens"),
+    "chooses_what_to_recompute": lambda config: (
+        config.megatron and (config.text(f"{key.MEGATRON}.recompute_granularity") or "full") != "full"
+    ),
+    "keeps_fp32_logits": lambda config: (
+        config.megatron and not config.flag(f"{key.MEGATRON}.defer_fp32_logits")
+    ),
+    "names_an_allocator": lambda config: (
+        config.text(f"{key.MEGATRON if config.megatron else key.DTENSOR}.{key.ALLOCATOR}") not in _ALLOCATORS
+    ),
+    "is_apart": lambda config: not config.colocated,
+    "shares_gpus": lambda config: config.colocated,
+}
+
+
+class NemoRL(TabularFramework[Config]):
+    """NeMo-RL's GRPO scripts: a YAML file, or their own, under Hydra's overrides."""
+
+    name = "nemo-rl"
+    saves_by_time = False
+    announces_end = False  # an end by grpo.max_num_epochs is silent
+    done_is_final = True  # the step of its line is the last one
+    builds_on = "defaults"
+    file_option = "--config"
+    adds = "++"
+    traces: tuple[str, ...] = lines(__package__).traces
+    releases = key.RELEASES
+    modules = ("nemo_rl",)
+    when = WHEN
+    entry = ("uv", "run", "examples/run_grpo.py")
+    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
+    model_key = "policy.model_name"
+    steps_key = "grpo.max_num_steps"
+
+    def config(self, job: Job) -> Config:
+        """Return what a job's file and overrides come to."""
+        return Config(job)
+
+    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+        """Return where checkpoints lie and how often they come: what lies there is always gone on from."""
+        named = config.has(_FOLDER) and "${" not in config.text(_FOLDER)
+        folder = folder_of(job, config.text(_FOLDER), run=run, named=named)
+        own: dict[str, Any] = {_FOLDER: folder} if named or not job.resume else {}
+        if not config.has(_EVERY):
+            own[_EVERY] = job.recovery.save_every or SAVE_STEPS
+        return own
+
+    def checkpoint_folder(self, job: Job) -> str:
+        """Return the folder below which every run has its own."""
+        config = Config(job)
+        return absolute(job, config.text(_FOLDER) if config.has(_FOLDER) or job.resume else "checkpoints")
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the overrides that differ from the job as written."""
+        config = Config(job)
+        found = self.knob_settings(config, knobs)
+        if key.TRAIN_SIZE in found:  # scoring passes follow, as there is no knob for them
+            most = config.count(key.SCORE_SIZE) * found[key.TRAIN_SIZE] // config.count(key.TRAIN_SIZE)
+            found[key.SCORE_SIZE] = max(size for size in divisors(config.scored) if size <= max(1, most))
+        fraction = found.get(f"{key.MEGATRON}.optimizer.optimizer_offload_fraction")
+        if fraction is not None:  # it is taken only together
+            found[f"{key.MEGATRON}.optimizer.optimizer_cpu_offload"] = fraction > 0
+        return {name: value for name, value in found.items() if config.get(name) != value}
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the settings where a log shows the final configuration, and its overrides."""
+        found: dict[str, Any] = {}
+        for start in islice(_PRINTED.finditer(text), 2):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                found |= flat({start[1]: ast.literal_eval(braced(text, start.end() - 1))})
+        return found | super().printed(text)
+
+    def last_step(self, job: Job) -> int | None:
+        """Return the step that ends an asynchronous training; the length of the data may end another one."""
+        return super().last_step(job) if Config(job).flag("grpo.async_grpo.enabled") else None
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps under folders of its own, nothing reported or saved."""
+        own = document(__package__, "trial.yaml", dict[str, Any]) | {
+            self.steps_key: steps,
+            _FOLDER: f"{folder}/checkpoints",
+            "logger.log_dir": f"{folder}/logs",
+        }
+        given = {name: each for name, each in Config(job).given.items() if bare(name) not in own}
+        return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
+
+    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return who works where, who holds device memory in which phase, and every size."""
+        return placement(config), resident(config), layout(config)
+
+    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
+        """Return the sizes that the job's GPUs, heads and batches allow, from more memory to less."""
+        others = max(1, config.count(f"{key.VLLM}.pipeline_parallel_size"))
+        groups = math.gcd(config.per_node, config.engine_world // others)
+        present = max(1, config.count(f"{key.VLLM}.tensor_parallel_size"))
+        with_experts = config.count(f"{key.VLLM}.expert_parallel_size") > 1  # of which it is a divisor
+        return {
+            "rollout_tensor_parallel": (present,) if with_experts else head_sizes(divisors(groups), shape),
+            "microbatch_size": tuple(reversed(divisors(config.mini_batch))),
+        }
+
+    def constraints(self, config: Config) -> Iterator[Constraint]:
+        """Yield what binds the knobs beyond their grids."""
+        lengths = f"a pass holds whole sequences, and {config.longest} tokens are the longest"
+        for knob in ("tokens_per_microbatch", "logprob_tokens"):
+            yield AtLeast(knob=knob, value=config.longest, why=lengths)
+        yield Divides(knob="microbatch_size", of=config.mini_batch, why=f"it divides {_SHARED}")
+
+    def refused(self, config: Config) -> Iterator[Problem]:
+        """Yield what NeMo-RL refuses at its start (utils/config.py, models/policy/lm_policy.py)."""
+
+        def problem(setting: str, message: str) -> Problem:
+            return Problem(path=("settings", setting), message=message)
+
+        backends = [config.flag(f"{backend}.enabled") for backend in (key.DTENSOR, key.MEGATRON)]
+        if sum(backends) != 1:
+            both = "both are" if all(backends) else "none is"
+            yield problem(f"{key.MEGATRON}.enabled", f"DTensor or Megatron trains the policy; {both} enabled")
+            return
+        if all(config.flag(f"{section}.enabled") for section in (key.PACKING, key.DYNAMIC)):
+            yield problem(f"{key.DYNAMIC}.enabled", "dynamic batching excludes sequence packing")
+        if config.world % config.split:
+            kind = f"{key.MEGATRON}.tensor_model" if config.megatron else f"{key.DTENSOR}.tensor"
+            yield problem(f"{kind}_parallel_size", f"{config.world} GPUs cannot be split by {config.split}")
+        size, tensor = config.count(key.TRAIN_SIZE), config.count(f"{key.VLLM}.tensor_parallel_size")
+        if config.engine == "vllm" and tensor and config.engine_world % tensor:
+            message = f"{config.engine_world} GPUs of engines cannot be split by {tensor}"
+            yield problem(f"{key.VLLM}.tensor_parallel_size", message)
+        if not config.packed and config.mini_batch and (size < 1 or config.mini_batch % size):
+            yield problem(key.TRAIN_SIZE, f"{size} does not divide {config.mini_batch}: {_SHARED}")
+
+    def warnings(self, config: Config) -> Iterator[str]:
+        """Yield what the user should know before the launch."""
+        if not config.resumes:
+            why = "checkpointing.enabled is false or checkpointing.save_period not positive"
+            yield f"every relaunch begins at step 0: {why}"
+        limits = [f"{config.packed}.{kind}_mb_tokens" for kind in ("train", "logprob") if config.packed]
+        for limit in (name for name in limits if 0 < config.count(name) < config.longest):
+            yield f"{limit} cannot hold the longest sequence of {config.longest} tokens: NeMo-RL stops there"
+        if config.text("checkpointing.checkpoint_must_save_by"):
+            yield "an end by checkpointing.checkpoint_must_save_by is taken for the end of the training"
+        if config.flag("env.should_use_nemo_gym"):
+            yield "with NeMo Gym the log has no line that numbers a step, so none is counted"

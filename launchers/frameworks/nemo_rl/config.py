@@ -1,0 +1,122 @@
+"""A NeMo-RL job's settings: its YAML, or the one that NeMo-RL takes by itself, under the job's overrides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from autotune.launchers.frameworks.dialects.interpolation import resolved
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
+from autotune.policies.values.job import Job
+
+GENERATION = "policy.generation"
+VLLM, VLLM_KWARGS, SGLANG = (f"{GENERATION}.{name}" for name in ("vllm_cfg", "vllm_kwargs", "sglang_cfg"))
+DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
+PACKING, DYNAMIC = "policy.sequence_packing", "policy.dynamic_batching"
+TRAIN_SIZE, SCORE_SIZE = "policy.train_micro_batch_size", "policy.logprob_batch_size"
+ALLOCATOR = "env_vars.PYTORCH_CUDA_ALLOC_CONF"
+RELEASES = ("0.7.0",)
+
+
+class Config(DeclaredSettings):
+    """What a job's file and overrides come to; a file counts alone, without a file the default one does."""
+
+    def __init__(self, job: Job) -> None:
+        filled = {f"{backend}.{ALLOCATOR}": "" for backend in (DTENSOR, MEGATRON)}
+        super().__init__(job, __package__, RELEASES, entry="run_grpo", document=job.document, filled=filled)
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
+        """Return the value of a key, references and NeMo-RL's resolvers followed."""
+        return resolved(key, lambda name: self._values.get(name, self._defaults.get(name)))
+
+    @property
+    def megatron(self) -> bool:
+        """Whether the policy is trained by Megatron."""
+        return self.flag(f"{MEGATRON}.enabled")
+
+    @property
+    def engine(self) -> str:
+        """The inference engine."""
+        return self.text(f"{GENERATION}.backend") or "vllm"
+
+    def leaves(self, section: str, key: str) -> bool:
+        """Return whether the job leaves a number of a section to the engine that it belongs to."""
+        return section.startswith(f"{GENERATION}.{self.engine}") and not self.count(f"{section}.{key}")
+
+    @property
+    def colocated(self) -> bool:
+        """Whether trainer and engines share their GPUs."""
+        return self.flag(f"{GENERATION}.colocated.enabled")
+
+    @property
+    def packed(self) -> str:
+        """The section whose numbers of tokens fill passes; empty: they count sequences."""
+        return next((section for section in (PACKING, DYNAMIC) if self.flag(f"{section}.enabled")), "")
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of a node."""
+        return max(1, self.count("cluster.gpus_per_node"))
+
+    @property
+    def engine_world(self) -> int:
+        """GPUs of all engines together."""
+        resources = f"{GENERATION}.colocated.resources"
+        if self.colocated:
+            return self._gpus
+        return max(1, self.count(f"{resources}.gpus_per_node")) * max(1, self.count(f"{resources}.num_nodes"))
+
+    @property
+    def world(self) -> int:
+        """GPUs of the policy's trainer."""
+        return max(1, self._gpus - (0 if self.colocated else self.engine_world))
+
+    @property
+    def _gpus(self) -> int:
+        return self.per_node * max(1, self.count("cluster.num_nodes"))
+
+    def ranks(self, kind: str) -> int:
+        """Return the size of one kind of the trainer's parallelism: tensor, context, pipeline or expert."""
+        if not self.megatron:
+            return max(1, self.count(f"{DTENSOR}.{kind}_parallel_size"))
+        model = "" if kind == "context" else "_model"
+        return max(1, self.count(f"{MEGATRON}.{kind}{model}_parallel_size"))
+
+    @property
+    def split(self) -> int:
+        """GPUs that share the sequences of one micro-batch."""
+        return math.prod(map(self.ranks, ("tensor", "context", "pipeline")))
+
+    @property
+    def mini_batch(self) -> int:
+        """A rank's sequences of an update, which a micro-batch divides; 0 where they do not divide evenly."""
+        sequences, ranks = self.count("policy.train_global_batch_size"), max(1, self.world // self.split)
+        return 0 if sequences % ranks else sequences // ranks
+
+    @property
+    def scored(self) -> int:
+        """A rank's sequences of a step, which a scoring pass divides."""
+        return max(1, self.sequences // max(1, self.world // self.split))
+
+    @property
+    def sequences(self) -> int:
+        """Answers of one step."""
+        return self.count("grpo.num_prompts_per_step") * max(1, self.count("grpo.num_generations_per_prompt"))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, all turns together, padded as a pass takes it."""
+        longest = self.count("policy.max_total_sequence_length")
+        multiple = max(1, self.count("policy.make_sequence_length_divisible_by"))
+        return -(-longest // multiple) * multiple
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapters; 0: all weights are trained."""
+        section = f"{MEGATRON}.peft" if self.megatron else f"{DTENSOR}.lora_cfg"
+        return self.count(f"{section}.dim") if self.flag(f"{section}.enabled") else 0
+
+    @property
+    def resumes(self) -> bool:
+        """Whether checkpoints are written; NeMo-RL goes on from the last one of its folder by itself."""
+        return self.flag("checkpointing.enabled") and self.count("checkpointing.save_period") > 0

@@ -1,0 +1,80 @@
+"""How a NeMo-RL job is spread, and what holds device memory in which phase."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.model import Layout
+from autotune.policies.values.profile import Placement
+
+_TRAINING = (Phase.INIT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
+_GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+
+
+def placement(config: Config) -> Placement:
+    """Return whether trainer and engines share their GPUs, and whether they work at the same time."""
+    if config.colocated:
+        return Placement.COLOCATED
+    return Placement.ASYNCHRONOUS if config.flag("grpo.async_grpo.enabled") else Placement.SEPARATE
+
+
+def resident(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return who holds device memory in a phase.
+
+    Colocated, engines sleep while the trainer works, which is in host memory while they generate. The
+    reference's weights take the place of the policy's for its pass (use_reference_model of the workers).
+    """
+    trainer, rollout = Component.TRAINER.value, Component.ROLLOUT.value
+    result: dict[str, tuple[str, ...]] = {phase.value: (trainer,) for phase in _TRAINING}
+    result |= {phase.value: (rollout,) for phase in _GENERATION}
+    result[Phase.WEIGHT_SYNC.value] = (trainer, rollout) if config.colocated else (trainer,)
+    return result
+
+
+def layout(config: Config) -> Layout:
+    """Return every size that an estimate of the job's memory needs."""
+    megatron, offloaded = config.megatron, not config.megatron and config.flag(f"{DTENSOR}.cpu_offload")
+    optimizer = f"{MEGATRON}.optimizer"
+    on_host = megatron and config.flag(f"{optimizer}.optimizer_cpu_offload")
+    stored = 2 if megatron else 4  # the workers load fp32 and shard it by FSDP2
+    engine = "sglang_cfg.dtype" if config.engine == "sglang" else "vllm_cfg.precision"
+    precision = config.text(f"{GENERATION}.{engine}")
+    # By default prompt and answer share policy.max_total_sequence_length as they like.
+    prompt = max(config.longest - config.count(f"{GENERATION}.max_new_tokens"), config.longest // 8)
+    name = config.text("policy.optimizer.name").rpartition(".")[2] or "AdamW"
+    return Layout(
+        strategy="megatron" if megatron else "fsdp2",
+        ranks=config.world,
+        shards=config.world // (config.ranks("tensor") * config.ranks("pipeline")),
+        pipeline_parallel=config.ranks("pipeline"),
+        expert_parallel=config.ranks("expert") if megatron else 1,
+        engine_ranks=config.engine_world,
+        parameter_bytes=stored,
+        gradient_bytes=4,
+        reduce_bytes=0 if megatron else 4,
+        optimizer_bytes=megatron_state_bytes(
+            config.text(f"{optimizer}.optimizer") or "adam",
+            parameter_bytes=stored,
+            precise=config.flag(f"{optimizer}.use_precision_aware_optimizer"),
+            on_host=on_host,
+        )
+        if megatron
+        else torch_state_bytes(name, parameter_bytes=stored),
+        engine_bytes=width(precision),
+        kv_bytes=width(precision),
+        reference=config.share("loss_fn.reference_policy_kl_penalty") > 0,
+        reference_offload=True,
+        lora_rank=config.lora_rank,
+        engine_sleeps=config.colocated,
+        engine_weights_on_host=False,
+        sequence_parallel=config.flag(f"{MEGATRON if megatron else DTENSOR}.sequence_parallel"),
+        optimizer_stays_offloaded=offloaded or on_host,
+        parameters_stay_offloaded=offloaded,
+        tokens_before_split=True,
+        padded=not config.packed.endswith("sequence_packing"),
+        sequences=config.sequences,
+        mini_batch=min(config.count("policy.train_global_batch_size"), config.sequences),
+        prompt_tokens=prompt,
+        response_tokens=config.longest - prompt,
+    )
