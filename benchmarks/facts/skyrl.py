@@ -18,7 +18,7 @@ _FACTORIES = {
 
 
 def facts(root: Path) -> dict[str, Any]:
-    """Return what an unpacked release takes: engines it pins, types and defaults by key; `any` where it is no plain value."""
+    """Return what an unpacked release takes: engines it pins, types and defaults; `any`: no plain value."""
     classes = dataclasses_in(root / "skyrl" / "train" / "config")
     found = dict(_leaves(_ROOT, classes, ""))
     return {

@@ -142,11 +142,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return rows.written(self.present(config), config, knobs)
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
-        if not config.is_own:
-            return
-        for problem in () if config.release.exact else config.facts.unknown(config.given):
+        refused = config.release.exact and config.is_own  # an error, and no warning beside it
+        for problem in () if refused else config.facts.unknown(config.given):
             yield f"{self.name} {config.release.version} has no setting {problem.path[-1]}; it is passed on"
-        if (engine := self._engine(job, config)) is not None:
+        if config.is_own and (engine := self._engine(job, config)) is not None:
             yield from engine_arguments.passed_on(engine, self._arguments(config))
 
     def _engine(self, job: Job, config: C) -> engine_arguments.Engine | None:
