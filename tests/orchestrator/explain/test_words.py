@@ -30,7 +30,7 @@ class Case(NamedTuple):
     phase: str
     text: str
     names: tuple[str, ...]  # by which the framework may be called
-    keys: tuple[str, ...]  # with which what its users type begins
+    keys: tuple[str, ...]  # with which what its users type begins, without spaces
 
 
 def cases() -> Iterator[Case]:
@@ -57,7 +57,7 @@ def is_recognised(case: Case, found: Explanation) -> bool:
 def is_typeable(case: Case, found: Explanation) -> bool:
     """Return whether the first remedy is words that the framework's users, or a shell, can type."""
     lines = [line for remedied in found.remedies[:1] for _, lines in remedied.words for line in lines]
-    return bool(lines) and all(line.startswith((*case.keys, "PYTORCH_", "env ")) for line in lines)
+    return bool(lines) and all(line.replace(" ", "").startswith(case.keys) for line in lines)
 
 
 CASES = {case.name: case for case in cases()}
@@ -69,7 +69,22 @@ def found() -> dict[str, Explanation]:
 
 
 def test_every_log_is_one_of_device_memory(found: dict[str, Explanation]) -> None:
+    assert len(found) >= 60
     assert {name for name, each in found.items() if each.diagnosis.cause is not Cause.GPU_OOM} == set()
+
+
+def test_every_framework_is_recognised_alone(found: dict[str, Explanation]) -> None:
+    assert {name for name, each in found.items() if not is_recognised(CASES[name], each)} == set()
+
+
+def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, Explanation]) -> None:
+    assert {name for name, each in found.items() if not is_typeable(CASES[name], each)} == set()
+
+
+def test_the_phase_is_that_of_the_log(found: dict[str, Explanation]) -> None:
+    wrong = {name for name, each in found.items() if each.diagnosis.phase.value != CASES[name].phase}
+    # Optimizer states that come back before a training name no phase; an engine that wakes up takes weights.
+    assert wrong == {"openrlhf: reload", "rllm: vllm-wakeup"}
 
 
 def main() -> None:
