@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.facts.argparse_flags import flags_of
 from benchmarks.facts.dataclass_fields import Field, fields_of, read
+
+_FLAG = Field(kind="", default=None, section="")  # of the command line alone
 
 
 def sglang(root: Path) -> dict[str, Any]:
@@ -25,8 +28,10 @@ def vllm(root: Path) -> dict[str, Any]:
     source = root / "vllm"
     engine = read(source / "config") | read(source / "engine" / "arg_utils.py")
     files = sorted((source / "entrypoints").rglob("cli_args.py"))  # its place changes between releases
-    server = next(found for file in files if "FrontendArgs" in (found := read(file)).classes)
-    return _facts(fields_of("FrontendArgs", server) | fields_of("AsyncEngineArgs", engine))
+    file, server = next((f, found) for f in files if "FrontendArgs" in (found := read(f)).classes)
+    texts = ((source / "engine" / "arg_utils.py").read_text(), file.read_text())
+    flags = {name.replace("-", "_"): _FLAG for text in texts for name in flags_of(text)}
+    return _facts(flags | fields_of("FrontendArgs", server) | fields_of("AsyncEngineArgs", engine))
 
 
 def _facts(found: dict[str, Field]) -> dict[str, Any]:

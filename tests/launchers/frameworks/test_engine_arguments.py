@@ -60,7 +60,7 @@ def test_the_releases_have_what_the_frameworks_rely_on() -> None:
             "max_num_batched_tokens",
             "enforce_eager",
         } <= taken.keys()
-        assert "host" in taken  # of `vllm serve`, which verl and SkyRL start
+        assert {"host", "api_server_count"} <= taken.keys()  # of `vllm serve`, which verl and SkyRL start
     for version in releases("sglang"):
         assert arguments_of("sglang", version).types["mem_fraction_static"] == "float?"
 

@@ -1,4 +1,4 @@
-"""Logs of other frameworks, by phase: each is recognised, and its first remedy is typed as its users type it."""
+"""Logs of frameworks by phase: each is recognised, and its first remedy is typed as its users type it."""
 
 from __future__ import annotations
 
