@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in
+from benchmarks.facts.pins import pinned
 
 _ROOT = "SkyRLTrainConfig"
 # What a section gets beyond its class's own default, in a factory that is no literal.
@@ -17,10 +18,11 @@ _FACTORIES = {
 
 
 def facts(root: Path) -> dict[str, Any]:
-    """Return what an unpacked release takes: types and defaults by key; `any` where it is no plain value."""
+    """Return what an unpacked release takes: engines it pins, types and defaults; `any`: no plain value."""
     classes = dataclasses_in(root / "skyrl" / "train" / "config")
     found = dict(_leaves(_ROOT, classes, ""))
     return {
+        "engines": pinned(root),
         "types": {key: field.kind or "any" for key, field in sorted(found.items())},
         "defaults": {
             key: _FACTORIES.get(key, field.default)

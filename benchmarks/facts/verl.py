@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in
+from benchmarks.facts.pins import pinned
 
 _ENGINES = ("dp", "megatron")
-_ENGINE_PACKAGES = ("sglang", "vllm")
 _CONFIG = "verl/trainer/config"
 
 
@@ -33,23 +31,10 @@ def facts(root: Path) -> dict[str, Any]:
         }
         types |= {key: field.kind for key, field in found.items() if field.kind}
     return {
-        "engines": _pinned(next(root.glob("verl-*.dist-info/METADATA"))),
+        "engines": pinned(root),
         **_apart(values),
         "added": _apart(added),
         "types": dict(sorted(types.items())),
-    }
-
-
-def _pinned(metadata: Path) -> dict[str, str]:
-    """Return the inference engines of which a release's extras ask for one version."""
-    lines = metadata.read_text().splitlines()
-    required = [Requirement(line.partition(":")[2]) for line in lines if line.startswith("Requires-Dist:")]
-    return {
-        one.name: pin.version
-        for one in required
-        if one.name in _ENGINE_PACKAGES
-        for pin in one.specifier
-        if pin.operator == "=="
     }
 
 

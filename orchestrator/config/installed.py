@@ -13,11 +13,13 @@ from autotune.launchers.base import Framework
 from autotune.policies.values.job import Job
 
 _LONGEST = 64  # characters of a version
+_ENGINES = ("sglang", "vllm")
 _FOLDERS = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
 
 
 def with_version(job: Job, framework: Framework) -> Job:
-    """Return the job with its framework's version, and a note where it names another than it would run."""
+    """Return the job with the versions that it would run, and a note where it names another one."""
+    job = msgspec.structs.replace(job, engine_versions=_engines(job))
     found, place = _found(job, framework)
     if not job.framework_version:
         return msgspec.structs.replace(job, framework_version=found or None, version_from=place)
@@ -37,15 +39,21 @@ def _found(job: Job, framework: Framework) -> tuple[str, str]:
             version = ""
         if version:
             return version, str(file)
-    if not framework.distribution:
-        return "", ""
-    python = _interpreter(job.python)
-    places = [str(folder) for pattern in _FOLDERS for folder in python.parent.parent.glob(pattern)]
-    for distribution in distributions(
-        name=framework.distribution, path=sys.path if job.python is None else places
-    ):
-        return distribution.version[:_LONGEST], f"installed for {python}"
-    return "", ""
+    version = _installed(framework.distribution, job.python) if framework.distribution else ""
+    return (version, f"installed for {_interpreter(job.python)}") if version else ("", "")
+
+
+def _engines(job: Job) -> dict[str, str]:
+    """Return the versions of the inference engines that are installed where the job runs."""
+    found = {name: _installed(name, job.python) for name in _ENGINES}
+    return {name: version for name, version in found.items() if version}
+
+
+def _installed(distribution: str, python: str | None) -> str:
+    """Return the version of a distribution for an interpreter, empty where there is none."""
+    root = _interpreter(python).parent.parent
+    places = sys.path if python is None else [str(each) for way in _FOLDERS for each in root.glob(way)]
+    return next((each.version[:_LONGEST] for each in distributions(name=distribution, path=places)), "")
 
 
 def _interpreter(python: str | None) -> Path:

@@ -77,6 +77,9 @@ def with_edits(job: Job, edits: list[Edit]) -> Job:
         msgspec.convert(file, Job, from_attributes=True),
         shape=job.shape,
         shape_from=job.shape_from,
+        version_from=job.version_from,
+        engine_versions=job.engine_versions,
+        notes=job.notes,
         document=job.document,
     )
     problems = frameworks.find(job.framework).check(changed)

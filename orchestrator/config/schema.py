@@ -262,7 +262,7 @@ class NotifyKeys(Section):
         [],
         description=(
             "URLs of the [Apprise](https://github.com/caronc/apprise) library, such as `ntfy://topic`, for"
-            " chats, mail and telephones: `pip install 'autotune[notify]'`. They are treated as secrets."
+            " chats, mail and telephones: `pip install 'rl-autotune[notify]'`. They are treated as secrets."
         ),
     )
 

@@ -94,6 +94,7 @@ def _as_written(job: Job, base: Job) -> Job:
         document={},
         framework_version=base.framework_version,
         version_from="",
+        engine_versions={},
         notes=(),
         workdir=base.workdir,
         cluster=base.cluster,

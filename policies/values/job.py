@@ -118,6 +118,7 @@ class Job(Value, frozen=True, kw_only=True):
     framework: str
     framework_version: str | None = None  # written, or found where the framework is installed
     version_from: str = ""  # where `framework_version` was found, in words; empty where the job names it
+    engine_versions: dict[str, str] = {}  # of inference engines that are installed where the job runs
     notes: tuple[str, ...] = ()  # what the user should know of the job as it was read
     command: tuple[str, ...] = ()
     python: str | None = None

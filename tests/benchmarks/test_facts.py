@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.facts.__main__ import differences
-from benchmarks.facts.dataclass_fields import Field, dataclasses_in
+from benchmarks.facts.dataclass_fields import Field, dataclasses_in, fields_of, read
+from benchmarks.facts.pins import pinned
 
 _SOURCE = """
 from dataclasses import dataclass, field
@@ -54,3 +55,73 @@ def test_a_new_release_is_shown_by_setting() -> None:
     new = {"both": {"a": 1, "b": 3, "c": "x"}, "dp": {}, "megatron": {}}
     assert differences(old, new) == ["+ both c = 'x'", "! both b: 2 -> 3", "- megatron m"]
     assert differences(old, old) == []
+
+
+_ENGINE = """
+from dataclasses import dataclass, field
+from typing import Annotated, Optional
+from elsewhere import Mode
+LIMIT = 2 * 1024
+METHOD = Kind.FAST.value
+
+class Kind(str, Enum):
+    FAST = "fast"
+
+class CacheConfig:
+    share: float = Field(default=0.92, gt=0)
+    _own: int = 1
+
+@dataclass
+class Args:
+    share: float = CacheConfig.share
+    again: float = get_field(CacheConfig, "share")
+    kind: Kind = Kind.FAST
+    method: str = METHOD
+    limit: int = LIMIT
+    large: int = 2**32
+    noted: Annotated[Optional[int], "with a note"] = None
+    other: Mode = Mode.DEFAULT
+
+@dataclass
+class Server(Args):
+    _version: str = "v1"
+"""
+
+
+def test_defaults_are_followed_to_where_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "args.py").write_text(_ENGINE)
+    found = fields_of("Server", read(tmp_path))
+    assert found == {
+        "share": Field("float", 0.92, ""),
+        "again": Field("float", 0.92, ""),
+        "kind": Field("", "fast", "Kind"),
+        "method": Field("str", "fast", ""),
+        "limit": Field("int", 2048, ""),
+        "large": Field("int", 1 << 32, ""),
+        "noted": Field("int?", None, ""),
+        "other": Field("", None, ""),
+    }
+    assert dataclasses_in(tmp_path, private=True)["Server"]["_version"] == Field("str", "v1", "")
+    assert dataclasses_in(tmp_path)["Server"]["kind"].section == ""  # an enumeration is a value
+
+
+def test_the_engines_of_a_release_are_read_from_a_wheel_or_a_source_tree(tmp_path: Path) -> None:
+    folder = tmp_path / "areal-1.0.4.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Name: areal\nRequires-Dist: torch>=2\nRequires-Dist: sglang[tracing]==0.5.10.post1 ; extra == 'x'\n"
+    )
+    assert pinned(tmp_path) == {"sglang": "0.5.10.post1"}
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(
+        '[project]\nname = "areal"\ndependencies = ["ray"]\n[project.optional-dependencies]\n'
+        'vllm = ["vllm==0.17.0; sys_platform == \'linux\'"]\nall = ["areal[vllm]"]\n'
+    )
+    assert pinned(source) == {"vllm": "0.17.0"}
+
+
+def test_a_type_that_changed_or_came_without_a_default_is_shown() -> None:
+    old = {"defaults": {"a": 1}, "types": {"a": "int", "b": "any"}}
+    new = {"defaults": {"a": 1, "d": 2}, "types": {"a": "float", "c": "any", "d": "int"}}
+    assert differences(old, new) == ["+ defaults d = 2", "- b", "+ c: any", "! type of a: int -> float"]

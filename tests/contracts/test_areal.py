@@ -13,8 +13,7 @@ import yaml
 
 from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.areal.backend import BackendError, parse
-from autotune.launchers.frameworks.areal.config import defaults
-from autotune.launchers.frameworks.areal.keys import classes, kind_of
+from autotune.launchers.frameworks.areal.keys import keys_of, kind_of, releases
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.remedies.legality import completed, lowest, objections
@@ -59,15 +58,53 @@ def overrides(argv):
     return [word for word in argv if word.startswith("++")]
 
 
-def test_the_table_of_settings_is_areals_own(ask):
-    theirs = ask("classes")
-    assert theirs == {
-        name: classes()[name] for name in theirs
-    }  # ours also names the classes they inherit from
+OWN = keys_of("1.0.4")
+
+
+def flat(classes, name="GRPOConfig", node=""):
+    """Every setting below a class with its type, by dotted name; lists and dictionaries take anything."""
+    for key, kind in classes[name].items():
+        if kind.rstrip("?") in classes:
+            yield from flat(classes, kind.rstrip("?"), f"{node}{key}.")
+        else:
+            yield f"{node}{key}", kind if kind.rstrip("?") in ("int", "float", "bool", "str") else "any"
+
+
+def test_the_settings_of_the_newest_facts_are_areals_own(ask):
+    theirs = dict(flat(ask("classes")))
+    ours = {name: OWN.kind_of(name) for name in OWN.leaves() if not OWN.is_section(name)}
+    assert ours.keys() == theirs.keys()
+    plain = {name: kind for name, kind in ours.items() if kind != "any"}
+    # An enumeration is any value here; a text without a default may be null.
+    assert {k: v.rstrip("?") for k, v in plain.items()} == {k: theirs[k].rstrip("?") for k in plain}
 
 
 def test_the_defaults_are_areals_own(ask):
-    assert ask("defaults", names=list(defaults())) == defaults()
+    theirs = ask("defaults", names=list(OWN.defaults))
+    written = {name: value for name, value in theirs.items() if value is not None}
+    assert written == {name: OWN.defaults[name] for name in written}
+    # The rest stands in sections that are null until a job writes them.
+    optional = ("teacher.", "eval_gconfig.", "valid_dataset.", "perf_tracer.", "memory_profiler.")
+    rest = [name for name in theirs if name not in written and not name.startswith(optional)]
+    assert len(written) > 480
+    assert {name.rpartition(".")[0] for name in rest} <= {
+        f"{role}.{section}"
+        for role in ("actor", "ref", "critic")
+        for section in ("rejection_sampling", "reward_norm", "adv_norm", "megatron.fp8_config")
+    } | {"perf_tracer.session_tracer", "train_dataset.scheduling_spec"}
+
+
+@pytest.mark.parametrize("release", releases())
+@pytest.mark.parametrize("kind", JOBS)
+def test_every_setting_of_every_change_is_one_of_the_release(release, kind):
+    each = msgspec.structs.replace(JOBS[kind], framework_version=release)
+    known = keys_of(release)
+    assert FRAMEWORK.check(each) == ()
+    for name, knobs in [("as written", Knobs()), *legal_changes(each)]:
+        argv = FRAMEWORK.command(each, knobs, run="7c1e", attempt=1, resume=False).argv
+        for word in overrides(argv):
+            key = word.removeprefix("++").partition("=")[0]
+            assert known.kind_of(key) is not None, (release, name, key)
 
 
 @pytest.mark.parametrize("kind", JOBS)

@@ -1,4 +1,4 @@
-"""AReaL 1.0.4: its YAML with Hydra overrides behind it, launched through its own schedulers."""
+"""AReaL: its YAML with Hydra overrides behind it, launched through its own schedulers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.areal import lines
+from autotune.launchers.frameworks.areal import keys, lines
 from autotune.launchers.frameworks.areal.checks import problems
 from autotune.launchers.frameworks.areal.config import Config, overrides
 from autotune.launchers.frameworks.areal.engines import (
@@ -46,7 +46,9 @@ class Areal(GuidedFramework):
     name = "areal"
     saves_by_time = True
     announces_end = True
+    distribution = "areal"
     modules = ("areal",)
+    releases = keys.releases()
     traces: tuple[str, ...] = (
         "(AReaL)",
         "areal/trainer/",

@@ -16,9 +16,9 @@ from autotune.launchers.frameworks.areal.backend import (
     from_allocation_mode,
     parse,
 )
-from autotune.launchers.frameworks.areal.config import overrides
+from autotune.launchers.frameworks.areal.config import Config, overrides
 from autotune.launchers.frameworks.areal.engines import Site
-from autotune.launchers.frameworks.areal.keys import fields, is_section, kind_of, leaves
+from autotune.launchers.frameworks.areal.keys import Keys
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.policies.values.job import Job
@@ -33,6 +33,7 @@ _CHOICES = {  # the parser takes any text, AReaL fails once the models are loade
 }
 _NAMES = ("experiment_name", "trial_name")
 _FILES = ("saver", "evaluator", "stats_logger")  # and recover, which is filled in
+_NO_NAME = "is no dotted name of a setting"
 _NAME = re.compile(r"\w+(\.\w+)*")
 
 
@@ -64,63 +65,80 @@ def problems(job: Job) -> Iterator[Problem]:
             hint="add `config: ...`; it becomes --config",
         )
     site = Site(job)
-    yield from _keys(job)
+    yield from (problem for problem in unknown(job, site.config) if _is_certain(site.config, problem))
     yield from _values(job, site)
     yield from _backends(job, site)
     yield from _rules(job, site)
 
 
-def _keys(job: Job) -> Iterator[Problem]:
+def passed_on(job: Job, config: Config) -> tuple[str, ...]:
+    """Return a sentence for each setting that the known releases do not have, but the job's own may."""
+    release = config.keys.release
+    nearest = "" if release.exact else ", the nearest release known here,"
+    which = f"AReaL {release.version}{nearest}"
+    return tuple(
+        f"{which} does not have the setting {'.'.join(map(str, problem.path[1:]))}; it is passed on"
+        + (f" ({problem.hint})" if problem.hint else "")
+        for problem in unknown(job, config)
+        if not _is_certain(config, problem)
+    )
+
+
+def unknown(job: Job, config: Config) -> Iterator[Problem]:
+    """Yield the settings that the release which stands for the job's AReaL does not know."""
     own = overrides(job)
     for name in own:
-        yield from _key(name, ("settings", _as_written(job, name)), job.document)
-    for name in _document_names(job.document, ""):
+        yield from _key(name, ("settings", _as_written(job, name)), job.document, config.keys)
+    for name in _document_names(job.document, "", config.keys):
         if name not in own:
-            yield from _key(name, ("config", *name.split(".")), job.document)
+            yield from _key(name, ("config", *name.split(".")), job.document, config.keys)
 
 
-def _document_names(tree: dict[str, Any], prefix: str) -> Iterator[str]:
+def _is_certain(config: Config, problem: Problem) -> bool:
+    """Return whether an unknown setting is a mistake: no name, or the job's own release has a similar one."""
+    return _NO_NAME in problem.message or (config.keys.release.exact and bool(problem.hint))
+
+
+def _document_names(tree: dict[str, Any], prefix: str, keys: Keys) -> Iterator[str]:
     """Yield the dotted names of a YAML file, of an unknown or free section only its own."""
     for key, value in tree.items():
         name = f"{prefix}{key}"
         yield name
-        if isinstance(value, dict) and is_section(name):
-            yield from _document_names(value, f"{name}.")
+        if isinstance(value, dict) and keys.is_section(name):
+            yield from _document_names(value, f"{name}.", keys)
 
 
-def _key(name: str, path: tuple[str | int, ...], document: dict[str, Any]) -> Iterator[Problem]:
-    if kind_of(name) is not None or name in _HYDRA:
+def _key(name: str, path: tuple[str | int, ...], document: dict[str, Any], keys: Keys) -> Iterator[Problem]:
+    if keys.kind_of(name) is not None or name in _HYDRA:
         return
     if not _NAME.fullmatch(name):
-        yield Problem(
-            path=path, message=f"`{name}` is no dotted name of a setting", hint="null removes a section"
-        )
+        yield Problem(path=path, message=f"`{name}` {_NO_NAME}", hint="null removes a section")
         return
-    if not _is_own(name.partition(".")[0], document):
-        yield Problem(path=path, message=f"unknown setting `{name}`", hint=suggestion(name))
+    if not _is_own(name.partition(".")[0], document, keys):
+        yield Problem(path=path, message=f"unknown setting `{name}`", hint=suggestion(name, keys))
 
 
-def _is_own(root: str, document: dict[str, Any]) -> bool:
+def _is_own(root: str, document: dict[str, Any], keys: Keys) -> bool:
     """Return whether a name at the top is one that the job's own script adds to AReaL's configuration.
 
     A name like one of AReaL's is a misspelt one only where the file lacks that one.
     """
-    known = fields("") or {}
+    known = keys.fields() or {}
     if root in known or root in moved():
         return False
     meant = difflib.get_close_matches(root, known, n=1, cutoff=0.75)
     return not meant or meant[0] in document
 
 
-def suggestion(name: str) -> str:
+def suggestion(name: str, keys: Keys) -> str:
     """Return what an unknown setting probably stands for, or the empty string."""
     section, _, last = name.rpartition(".")
     move = moved().get(last)
     if move is not None and move.today != name:
         return move.hint or f"it is `{move.today}` today"
-    known = list(leaves())
+    known = list(keys.leaves())
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-    siblings = [f"{section}.{key}" for key in fields(section) or {}] if section else []
+    siblings = [f"{section}.{key}" for key in keys.fields(section) or {}] if section else []
     close = close or difflib.get_close_matches(name, siblings, n=1, cutoff=0.75)
     if not close and section:
         same = [other for other in known if other.rpartition(".")[2] == last]
@@ -140,7 +158,7 @@ def _wrong(job: Job, name: str, message: str, hint: str = "") -> Problem:
 
 def _values(job: Job, site: Site) -> Iterator[Problem]:
     for name in site.config.written():
-        kind, value = kind_of(name), site.config.get(name)
+        kind, value = site.config.keys.kind_of(name), site.config.get(name)
         wanted = misfit(kind, value)
         if wanted:
             yield _wrong(job, name, f"`{name}` must be {wanted}, not {value!r}")

@@ -5,17 +5,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
-from autotune.launchers.frameworks.areal.keys import kind_of
-from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.areal.keys import keys_of
 from autotune.policies.values.job import Job
-from autotune.policies.values.value import Value
 
-_ENGINES = ("actor", "ref", "critic")
-_FALSE = {"bool": False}
 # Texts that OmegaConf's typed nodes take for numbers and truths.
 _WHOLE = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -24,26 +19,11 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 _DEPTH = 20  # of references to references
 
 
-class _Defaults(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What areal_defaults.yaml holds."""
-
-    settings: dict[str, Any]
-    engines: dict[str, Any]  # below each of _ENGINES
-
-
-@cache
-def defaults() -> dict[str, Any]:
-    """Return the defaults of the settings that are read here, by dotted name."""
-    known = document(__package__, "defaults.yaml", _Defaults)
-    return known.settings | {
-        f"{role}.{key}": value for role in _ENGINES for key, value in known.engines.items()
-    }
-
-
 class Config:
     """The effective values of a job's settings, by dotted name."""
 
     def __init__(self, job: Job, extra: Mapping[str, Any] | None = None) -> None:
+        self.keys = keys_of(job.framework_version)
         self._tree: dict[str, Any] = copy.deepcopy(job.document)
         for name, value in {**overrides(job), **(extra or {})}.items():
             self._put(name, value)
@@ -52,8 +32,8 @@ class Config:
         """Return a setting's value, AReaL's default where the job is silent, None where that is null."""
         found, value = self._find(name)
         if found and value != "???":
-            return _typed(value, kind_of(name) or "") if isinstance(value, str) else value
-        return defaults().get(name, _FALSE.get(kind_of(name) or ""))
+            return _typed(value, self.keys.kind_of(name) or "") if isinstance(value, str) else value
+        return self.keys.defaults.get(name)
 
     def number(self, name: str) -> int | None:
         """Return a whole number, or None where the setting holds none."""
@@ -110,7 +90,7 @@ class Config:
             whole = _REFERENCE.fullmatch(value)
             if whole:
                 found, target = self._raw(whole[1])
-                return self._resolved(target, depth + 1) if found else defaults().get(whole[1])
+                return self._resolved(target, depth + 1) if found else self.keys.defaults.get(whole[1])
             return _REFERENCE.sub(lambda m: str(self._resolved(m[0], depth + 1)), value)
         if isinstance(value, dict):
             return {key: self._resolved(each, depth + 1) for key, each in value.items()}
@@ -192,7 +172,7 @@ def longest(config: Config) -> tuple[int, bool]:
 
     Where prompts have no limit, or a workflow takes several turns, only the engine's own limits remain.
     """
-    limit = config.number("gconfig.max_tokens") or defaults()["gconfig.max_tokens"]
+    limit = config.number("gconfig.max_tokens") or config.keys.defaults["gconfig.max_tokens"]
     engine = (
         "vllm.max_model_len" if config.text("rollout.backend").startswith("vllm") else "sglang.context_length"
     )

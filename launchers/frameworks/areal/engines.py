@@ -16,7 +16,6 @@ from autotune.launchers.frameworks.areal.config import (
     has_reference,
     longest,
 )
-from autotune.launchers.frameworks.areal.keys import is_section, kind_of
 from autotune.launchers.frameworks.areal.workers import allocator, environment, host_allocator
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
 from autotune.policies.values.job import Job
@@ -109,8 +108,8 @@ def pinned(before: Site, after: Site, changed: Mapping[str, Any]) -> dict[str, A
         name: before.config.get(name)
         for name in before.config.written()
         if name not in changed
-        and kind_of(name) is not None
-        and not is_section(name)
+        and before.config.keys.kind_of(name) is not None
+        and not before.config.keys.is_section(name)
         and name.rpartition(".")[2] not in keys
         and before.config.get(name) != after.config.get(name)
     }

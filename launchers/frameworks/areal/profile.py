@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from autotune.launchers.frameworks.areal.backend import Backend
+from autotune.launchers.frameworks.areal.checks import passed_on
 from autotune.launchers.frameworks.areal.engines import Site, budget, fraction_name, own_knobs
+from autotune.launchers.frameworks.areal.keys import kind_of
 from autotune.launchers.frameworks.areal.layout import layout_of, resident
 from autotune.launchers.frameworks.areal.recover import resumable, saves
 from autotune.launchers.frameworks.areal.workers import ALLOCATOR, PRELOAD
@@ -28,10 +31,9 @@ from autotune.policies.values.profile import (
 from autotune.policies.values.remedy import Effect
 
 _TWO = (False, True)
+_NAMES = re.compile(r"[\w.]+")
 _TOKENS = 128  # multiple of a token budget
 _QUEUE = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
-# What AReaL 1.0.4 pins; its vLLM is another lock file of the same release.
-_ENGINE_VERSIONS = {"sglang": "0.5.10.post1", "vllm": ""}
 
 
 def profile_of(job: Job, cluster: Cluster, *, name: str) -> Profile:
@@ -48,11 +50,11 @@ def profile_of(job: Job, cluster: Cluster, *, name: str) -> Profile:
         placement=placement(site),
         resident=resident(site),
         engine=site.engine,
-        engine_version=_ENGINE_VERSIONS[site.engine],
+        engine_version=job.engine_versions.get(site.engine) or site.config.keys.engines.get(site.engine, ""),
         longest_sequence=site.longest,
         resumable=resumable(job, site),
         layout=with_lengths(layout_of(site), job),
-        warnings=tuple(_warnings(job, site, cluster)),
+        warnings=(*job.notes, *passed_on(job, site.config), *_warnings(job, site, cluster)),
     )
 
 
@@ -83,6 +85,12 @@ def _support(site: Site, job: Job) -> tuple[dict[str, Support], dict[str, str]]:
     _engine(site, supported, unsupported)
     _training(site, supported, unsupported)
     _parallel(site, job, supported, unsupported)
+    known = site.config.keys
+    for knob, support in list(supported.items()):
+        names = [name for name in _NAMES.findall(support.setting) if kind_of(name) is not None]
+        if absent := [name for name in names if known.kind_of(name) is None]:
+            del supported[knob]
+            unsupported[knob] = f"AReaL {known.release.version} has no setting {absent[0]}"
     return supported, unsupported
 
 

@@ -68,6 +68,7 @@ class SkyRL(TabularFramework[Config]):
     entry = ("{python}", "-m", "skyrl.train.entrypoints.main_base")
     # Without it what workers and engines print, errors too, goes to a file of their node (ray_logging.py).
     env: ClassVar[Mapping[str, str]] = {"SKYRL_DUMP_INFRA_LOG_TO_STDOUT": "1", "RAY_DEDUP_LOGS": "0"}
+    engine_nodes = tuple(f"{ENGINE}.{kind}_init_kwargs" for kind in ("engine", "prefill", "decode"))
     model_key = f"{POLICY}.model.path"
     steps_key = "trainer.max_training_steps"
     no_file = "write its settings under `settings:`, such as trainer.strategy: fsdp"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import GuidedFramework, package_of
 from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
     bare,
     override,
@@ -37,6 +38,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     env: ClassVar[Mapping[str, str]]
     model_key: ClassVar[str]
     steps_key: ClassVar[str]
+    engine_nodes: ClassVar[tuple[str, ...]] = ()  # below which the names are arguments of the engine
     no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
     file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
     adds: ClassVar[str] = ""  # the prefix that an override needs to add a key; empty: none is added
@@ -87,6 +89,8 @@ class TabularFramework(GuidedFramework, Generic[C]):
         else:
             unknown = tuple(config.facts.unknown(config.given)) if config.release.exact else ()
         misfits = tuple(config.facts.misfits(config, config.given))
+        if (engine := self._engine(job, config)) is not None:
+            misfits += tuple(engine_arguments.problems(engine, self._arguments(config)))
         return unknown + (misfits or tuple(self.refused(config)))
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
@@ -106,10 +110,12 @@ class TabularFramework(GuidedFramework, Generic[C]):
             placement=placement,
             resident=resident,
             engine=config.engine,
+            engine_version=job.engine_versions.get(config.engine)
+            or config.facts.engines.get(config.engine, ""),
             longest_sequence=config.longest,
             resumable=config.resumes,
             layout=with_lengths(layout, job),
-            warnings=(*job.notes, *self.warnings(config), *self._passed_on(config)),
+            warnings=(*job.notes, *self.warnings(config), *self._passed_on(job, config)),
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -162,8 +168,24 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Return the settings of the rows in which a job does not use `knobs` already."""
         return rows.written(self.present(config), config, knobs)
 
-    def _passed_on(self, config: C) -> Iterator[str]:
-        if self.adds or (config.release.exact and config.is_own):
-            return  # an error
-        for problem in config.facts.unknown(config.given):
+    def _passed_on(self, job: Job, config: C) -> Iterator[str]:
+        refused = self.adds or (config.release.exact and config.is_own)  # an error, and no warning beside it
+        for problem in () if refused else config.facts.unknown(config.given):
             yield f"{self.name} {config.release.version} has no setting {problem.path[-1]}; it is passed on"
+        if config.is_own and (engine := self._engine(job, config)) is not None:
+            yield from engine_arguments.passed_on(engine, self._arguments(config))
+
+    def _engine(self, job: Job, config: C) -> engine_arguments.Engine | None:
+        if not self.engine_nodes:
+            return None
+        pinned, exact = config.facts.engines, config.release.exact
+        return engine_arguments.engine_of(config.engine, job, pinned, exact=exact)
+
+    def _arguments(self, config: C) -> list[engine_arguments.Argument]:
+        plain = {bare(key): value for key, value in config.given.items()}
+        spelled = {bare(key): key for key in config.given}
+        return [
+            each
+            for node in self.engine_nodes
+            for each in engine_arguments.arguments_below(node, plain, spelled)
+        ]

@@ -28,6 +28,7 @@ class Facts(Value, frozen=True):
     types: dict[str, str]
     defaults: dict[str, Any]
     source: str = ""  # where they were read, where it is no package of PyPI
+    engines: dict[str, str] = {}  # the version of an inference engine that the release asks for, by its name
 
     def unknown(self, given: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the settings that the release does not have, with the nearest that it has."""

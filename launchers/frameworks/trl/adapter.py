@@ -69,6 +69,7 @@ class Trl(GuidedFramework):
     done_is_final = True  # a callback may end the training before max_steps, and it says so
     traces: tuple[str, ...] = (
         "trl/trainer",
+        "trl/generation",
         "trl/scripts",
         "trl/cli",
         "trl/experimental",

@@ -61,7 +61,8 @@ class Verl(GuidedFramework):
             placement=layout.placement(config),
             resident=layout.resident(config),
             engine=config.rollout,
-            engine_version=config.keys.engines.get(config.rollout, ""),
+            engine_version=job.engine_versions.get(config.rollout)
+            or config.keys.engines.get(config.rollout, ""),
             longest_sequence=config.longest,
             resumable=_resumable(config),
             layout=with_lengths(layout.layout(config), job),

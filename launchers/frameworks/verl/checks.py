@@ -8,7 +8,9 @@ from functools import cache
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.types import misfit
-from autotune.launchers.frameworks.dialects.hydra import bare, prefix
+from autotune.launchers.frameworks.dialects import engine_arguments
+from autotune.launchers.frameworks.dialects.engine_arguments import Argument
+from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.verl import keys
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import critic_tokens, names
@@ -64,6 +66,8 @@ def problems(job: Job) -> tuple[Problem, ...]:
     if is_own(job):
         result += [problem for problem in unknown(config) if _is_certain(config, problem)]
         misfits = list(_misfits(config))  # which would show as wrong sizes, too
+        for engine, given in _handed_on(job, config):
+            misfits += engine_arguments.problems(engine, given)
         result += misfits or [_problem(config, *found) for found in _values(job, config)]
     return tuple(result)
 
@@ -90,12 +94,27 @@ def passed_on(job: Job, config: Config) -> tuple[str, ...]:
         if release.exact
         else f"verl {release.version}, the nearest release known here,"
     )
-    return tuple(
+    own = tuple(
         f"{which} does not have the setting {bare(str(problem.path[-1]))}; it is passed on"
         + (f" ({problem.hint})" if problem.hint else "")
         for problem in unknown(config)
         if not _is_certain(config, problem)
     )
+    engines = (engine_arguments.passed_on(*handed_on) for handed_on in _handed_on(job, config))
+    return own + tuple(sentence for sentences in engines for sentence in sentences)
+
+
+def _handed_on(job: Job, config: Config) -> Iterator[tuple[engine_arguments.Engine, list[Argument]]]:
+    """Yield the arguments of each inference engine that the settings hand on to it."""
+    plain = {bare(key): value_of(value) for key, value in config.spelled.items() if prefix(key) != "~"}
+    spelled = {bare(key): key for key in config.spelled}
+    for name in ("vllm", "sglang"):
+        pinned, exact = config.keys.engines, config.keys.release.exact
+        engine = engine_arguments.engine_of(name, job, pinned, exact=exact)
+        nodes = (f"{node}.engine_kwargs.{name}" for node in (ROLLOUT, "reward.reward_model.rollout"))
+        given = [each for node in nodes for each in engine_arguments.arguments_below(node, plain, spelled)]
+        if engine is not None and given:
+            yield engine, given
 
 
 def unknown(config: Config) -> Iterator[Problem]:

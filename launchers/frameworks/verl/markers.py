@@ -16,6 +16,11 @@ TRACES = (
     "(WorkerDict pid=",
     "AgentLoopWorkerTQ",
     "actor_rollout_ref.",
+    "rllm/trainer/verl",  # rLLM and verl-agent are verl with an agent's loop around it, and take its settings
+    "rllm.trainer.verl",
+    "rllm/engine/",
+    "rllm.engine.",
+    "agent_system/",
 )
 
 # A step's line as the console logger prints it; numbers are Python's own or numpy's representation.

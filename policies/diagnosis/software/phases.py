@@ -267,7 +267,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.LOG_PROB,
             (
-                r"compute_(?:ref_|reference_|actor_|old_)?log_?probs?\b|\bget_logprobs|"
+                r"compute_(?:ref_|reference_|actor_|old_)?log_?probs?\b|\b_?get_logprobs|"
                 r"get_reference_policy_logprobs|"
                 r"compute_values\b|(?<!=)\bforward_only\b(?!=(?:False|forward_only)\b)|compute_rm_score|"
                 r"compute_scores?\b|compute_logp|"
@@ -326,7 +326,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"gather_logprobs|selective_log_softmax|"
                 r"grpo_accumulated_loss|forward_step|training_step|fetch_sub_module|"
                 r"float_conversion|vocab_parallel|post_language_model|get_log_probs_and_entropy|"
-                r"entropy_from_logits|in forward\b|forward_backward|"
+                r"entropy_from_logits|in forward\b|forward_backward|concatenated_forward|"
                 r"train_one_step|_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
                 r"loss\w*\.py\S*, line \d+|in \w*cross_entropy\w*|\bpre_forward\b|\bloss_func\b|_loss_step\b|"
                 r"^\s+(?:[\w, ]+ = )?(?:self\.)?(?:\w*model|policy|actor|net|module)\((?!\))|"

@@ -42,6 +42,7 @@ def job(settings: dict[str, Any] | None = None, *, how: dict[str, Any] | None = 
         **{
             "name": "gsm8k",
             "framework": "areal",
+            "framework_version": "1.0.4",
             "command": ("python", "examples/math/gsm8k_rl.py"),
             "config": "gsm8k.yaml",
             "document": document(**changes),

@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.areal import checks as areal_check
 from autotune.launchers.frameworks.areal import keys as areal_keys
 from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.core.declined import declined_rows
+from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.megatron import profile
 from autotune.launchers.frameworks.openrlhf import profile as openrlhf_profile
 from autotune.launchers.frameworks.verl import checks, keys
@@ -130,11 +131,13 @@ def test_advice_is_complete(name: str) -> None:
         assert row.status is not Status.REPLACED or row.instead, row
 
 
-def test_every_type_of_areal_is_one_of_its_classes_or_plain() -> None:
-    classes = areal_keys.classes()
-    known = {"str", "int", "float", "bool", "list", "dict", *classes}
-    for name, fields in classes.items():
-        assert {kind.rstrip("?") for kind in fields.values()} <= known, name
+@pytest.mark.parametrize("release", areal_keys.releases())
+def test_every_type_of_areals_settings_is_known_and_every_default_fits(release: str) -> None:
+    known = areal_keys.keys_of(release)
+    for name in known.leaves():
+        kind = known.kind_of(name)
+        assert kind is not None and kind.rstrip("?") in {"str", "int", "float", "bool", "any", "section"}
+        assert misfit(kind, known.defaults.get(name)) == "", name
 
 
 def test_every_predicate_of_verls_unread_settings_is_named_and_every_name_is_one() -> None:

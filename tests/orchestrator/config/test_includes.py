@@ -57,7 +57,8 @@ def areal(folder: Path, before: str, after: str) -> Job:
     assert before in shipped
     (folder / "gsm8k.yaml").write_text(shipped.replace(before, after, 1))
     text = (ROOT / "configs" / "areal-gsm8k.yaml").read_text()
-    return parse(text.replace("configs/areal/gsm8k.yaml", str(folder / "gsm8k.yaml")))
+    text = text.replace("configs/areal/gsm8k.yaml", str(folder / "gsm8k.yaml"))
+    return parse(f"framework_version: 1.0.4\n{text}")
 
 
 def test_an_areal_file_is_read_as_omegaconf_does(tmp_path: Path) -> None:

@@ -48,3 +48,11 @@ def test_a_written_version_stays_and_a_difference_is_noted(tmp_path: Path) -> No
 def test_nothing_is_known_of_an_interpreter_that_is_not_here(tmp_path: Path) -> None:
     found = with_version(job(tmp_path, python="/opt/elsewhere/bin/python"), Verl())
     assert (found.framework_version, found.version_from, found.notes) == (None, "", ())
+
+
+def test_the_engines_of_the_jobs_interpreter_are_found(tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv", "0.8.0")
+    package = tmp_path / "venv/lib/python3.12/site-packages/vllm-0.24.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
+    assert with_version(job(tmp_path, python=python), Verl()).engine_versions == {"vllm": "0.24.0"}

@@ -184,5 +184,5 @@ def test_without_apprise_its_urls_are_one_fault_with_the_way_to_install_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "apprise", None)
     (fault,) = faults(Notify(apprise=("json://a", "json://b")), workdir="/")
-    assert "pip install 'autotune[notify]'" in fault
+    assert "pip install 'rl-autotune[notify]'" in fault
     assert "pip install" in refusal(channels.hand_over, "json://127.0.0.1:1/SECRET")

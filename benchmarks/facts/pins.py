@@ -1,0 +1,38 @@
+"""The inference engines that a release of a framework asks for in one version."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+_ENGINES = ("sglang", "vllm")
+
+
+def pinned(root: Path) -> dict[str, str]:
+    """Return an engine's version by its name, from an unpacked wheel or a source tree."""
+    found: dict[str, str] = {}
+    for text in (*_of_wheel(root), *_of_source(root)):
+        required = Requirement(text)
+        for pin in required.specifier if required.name in _ENGINES else ():
+            if pin.operator == "==":
+                found.setdefault(required.name, pin.version)
+    return found
+
+
+def _of_wheel(root: Path) -> Iterator[str]:
+    for file in root.glob("*.dist-info/METADATA"):
+        for line in file.read_text().splitlines():
+            if line.startswith("Requires-Dist:"):
+                yield line.partition(":")[2]
+
+
+def _of_source(root: Path) -> Iterator[str]:
+    """Yield the requirements of every pyproject file: AReaL has one for each engine."""
+    for file in sorted(root.glob("pyproject*.toml")):
+        project = tomllib.loads(file.read_text()).get("project", {})
+        yield from project.get("dependencies", ())
+        for extra in project.get("optional-dependencies", {}).values():
+            yield from (text for text in extra if not text.startswith(project.get("name", "") + "["))

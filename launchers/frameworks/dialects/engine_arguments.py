@@ -1,0 +1,144 @@
+"""Arguments that a framework hands on to SGLang or vLLM: which of a job's no release of the engine takes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+import msgspec
+from packaging.version import Version
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core import versions
+from autotune.launchers.frameworks.core.types import misfit
+from autotune.policies.values.job import Job
+from autotune.policies.values.value import Value
+
+_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
+_TITLES: Mapping[str, str] = {"sglang": "SGLang", "vllm": "vLLM"}
+
+
+class EngineFacts(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of `python -m benchmarks.facts sglang VERSION`, or of `vllm`."""
+
+    types: dict[str, str]  # int, float, bool or str, with `?` where null is allowed; else `any`
+    defaults: dict[str, Any]
+
+
+class Argument(NamedTuple):
+    """An argument of an engine in a job's settings."""
+
+    setting: str  # as the job writes it
+    name: str
+    value: Any
+
+
+class Engine(NamedTuple):
+    """An engine, and the known release that stands for a job's own."""
+
+    name: str
+    release: versions.Release
+
+    def __str__(self) -> str:
+        """Return the engine and its release in words."""
+        nearest = "" if self.release.exact else ", the nearest release known here,"
+        return f"{_TITLES[self.name]} {self.release.version}{nearest}"
+
+
+def engine_of(name: str, job: Job, pinned: Mapping[str, str], *, exact: bool) -> Engine | None:
+    """Return an engine in the version that is installed for the job, else the one that its framework pins.
+
+    `exact`: whether the pin is that of the framework's own release. None for an engine without facts.
+    """
+    if name not in _TITLES:
+        return None
+    installed = job.engine_versions.get(name)
+    found = versions.choose(installed or pinned.get(name), releases(name))
+    return Engine(name, found if installed or exact else found._replace(exact=False))
+
+
+def arguments_below(node: str, settings: Mapping[str, Any], spelled: Mapping[str, str]) -> Iterator[Argument]:
+    """Yield the arguments that a job's flat settings give below a node; of nested ones the first part.
+
+    `spelled`: how the job writes a setting, where that is not its plain name.
+    """
+    for key, value in settings.items():
+        if key == node and isinstance(value, Mapping):
+            for name, each in value.items():
+                yield Argument(spelled.get(key, key), _plain(str(name)), each)
+        elif key.startswith(f"{node}."):
+            name, _, inner = key.removeprefix(f"{node}.").partition(".")
+            yield Argument(spelled.get(key, key), _plain(name), None if inner else value)
+
+
+def problems(engine: Engine, given: Iterable[Argument]) -> Iterator[Problem]:
+    """Yield arguments that are misspelt or of a wrong type; none where the release is not the job's."""
+    if not engine.release.exact:
+        return
+    facts = _facts(engine)
+    for argument in given:
+        path = ("settings", argument.setting)
+        if not _is_known(argument, facts):
+            if near := _near(argument, facts):
+                yield Problem(path=path, message=f"{engine} has no argument {argument.name}", hint=near)
+        elif wanted := misfit(facts.types.get(argument.name), argument.value):
+            message = f"{argument.name} of {engine} must be {wanted}, not {argument.value!r}"
+            yield Problem(path=path, message=message)
+
+
+def passed_on(engine: Engine, given: Iterable[Argument]) -> Iterator[str]:
+    """Yield a sentence for each unknown argument that may still be one of the job's own engine."""
+    facts = _facts(engine)
+    for argument in given:
+        if _is_known(argument, facts):
+            continue
+        near = _near(argument, facts)
+        if not near or not engine.release.exact:
+            known = _known_elsewhere(engine, argument)
+            hint = f"{_TITLES[engine.name]} {known} has it" if known else near
+            said = f"{engine} has no argument {argument.name}; it is passed on"
+            yield f"{said} ({hint})" if hint else said
+
+
+@cache
+def releases(engine: str) -> tuple[str, ...]:
+    """Return the releases of an engine whose arguments are known."""
+    files = resources.files(__package__).joinpath("facts", engine).iterdir()
+    return tuple(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
+
+
+def arguments_of(engine: str, version: str) -> EngineFacts:
+    """Return the arguments of a known release."""
+    return _facts(Engine(engine, versions.Release(version, exact=True)))
+
+
+@cache
+def _facts(engine: Engine) -> EngineFacts:
+    file = resources.files(__package__).joinpath("facts", engine.name, f"{engine.release.version}.json")
+    return msgspec.json.decode(file.read_bytes(), type=EngineFacts)
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _is_known(argument: Argument, facts: EngineFacts) -> bool:
+    """Return whether an argument is one of a release; a switch may also be written with `no_`."""
+    kind = facts.types.get(argument.name.removeprefix("no_"), "")
+    return argument.name in facts.types or kind.startswith("bool")
+
+
+def _near(argument: Argument, facts: EngineFacts) -> str:
+    near = difflib.get_close_matches(argument.name, facts.types, n=1, cutoff=_NEAR)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _known_elsewhere(engine: Engine, argument: Argument) -> str:
+    """Return another known release that takes an argument, the newest one; empty where none does."""
+    for version in sorted(releases(engine.name), key=Version, reverse=True):
+        if _is_known(argument, arguments_of(engine.name, version)):
+            return version
+    return ""

@@ -1,0 +1,110 @@
+"""Logs of frameworks by phase: each is recognised, and its first remedy is typed as its users type it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.reader import read_from
+from autotune.policies.values.failure import Cause
+
+FOLDER = Path(__file__).with_name("words")
+_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.11 GiB. GPU 0 has a total capacity of "
+    "79.11 GiB of which 2.27 GiB is free. Of the allocated memory 72.61 GiB is allocated by PyTorch, and "
+    "410.55 MiB is reserved by PyTorch but unallocated."
+)
+_HEAD = re.compile(r"^=== ([\w-]+) \| (\w+)\n", re.MULTILINE)
+
+
+class Case(NamedTuple):
+    """A log in a framework's words, and what is expected of it."""
+
+    name: str
+    phase: str
+    text: str
+    names: tuple[str, ...]  # by which the framework may be called
+    keys: tuple[str, ...]  # with which what its users type begins, without spaces
+
+
+def cases() -> Iterator[Case]:
+    """Yield the cases of every file: its head names the framework and its settings."""
+    for path in sorted(FOLDER.glob("*.txt")):
+        head, *parts = _HEAD.split(path.read_text())
+        found = dict(re.findall(r"^(names|keys): (.*)$", head, re.MULTILINE))
+        names, keys = (tuple(found[key].split()) for key in ("names", "keys"))
+        for name, phase, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            yield Case(f"{path.stem}: {name}", phase, text.replace("{oom}", _OOM), names, keys)
+
+
+def explained(case: Case) -> Explanation:
+    return explain(read_from(io.BytesIO(case.text.encode()), name="run.log"), framework=None, model=None)
+
+
+def is_recognised(case: Case, found: Explanation) -> bool:
+    """Return whether the framework, and no other, answers."""
+    context = found.context
+    names = [context.framework.name] if context.framework else [tool.name for tool in context.tools]
+    return bool(names) and set(names) <= set(case.names)
+
+
+def is_typeable(case: Case, found: Explanation) -> bool:
+    """Return whether the first remedy is words that the framework's users, or a shell, can type."""
+    lines = [line for remedied in found.remedies[:1] for _, lines in remedied.words for line in lines]
+    return bool(lines) and all(line.replace(" ", "").startswith(case.keys) for line in lines)
+
+
+CASES = {case.name: case for case in cases()}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Explanation]:
+    return {name: explained(case) for name, case in CASES.items()}
+
+
+def test_every_log_is_one_of_device_memory(found: dict[str, Explanation]) -> None:
+    assert len(found) >= 60
+    assert {name for name, each in found.items() if each.diagnosis.cause is not Cause.GPU_OOM} == set()
+
+
+def test_every_framework_is_recognised_alone(found: dict[str, Explanation]) -> None:
+    assert {name for name, each in found.items() if not is_recognised(CASES[name], each)} == set()
+
+
+def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, Explanation]) -> None:
+    assert {name for name, each in found.items() if not is_typeable(CASES[name], each)} == set()
+
+
+def test_the_phase_is_that_of_the_log(found: dict[str, Explanation]) -> None:
+    wrong = {name for name, each in found.items() if each.diagnosis.phase.value != CASES[name].phase}
+    # Optimizer states that come back before a training name no phase; an engine that wakes up takes weights.
+    assert wrong == {"openrlhf: reload", "rllm: vllm-wakeup"}
+
+
+def main() -> None:
+    """Print what is wrong, and the shares that are right."""
+    right = {"recognised": 0, "typeable": 0, "both": 0, "phase": 0}
+    for case in CASES.values():
+        answer = explained(case)
+        known, typed = is_recognised(case, answer), is_typeable(case, answer)
+        phase = answer.diagnosis.phase.value == case.phase
+        for name, is_right in (("recognised", known), ("typeable", typed), ("both", known and typed)):
+            right[name] += is_right
+        right["phase"] += phase
+        if not (known and typed and phase):
+            tools = [tool.name for tool in answer.context.tools]
+            driven = answer.context.framework.name if answer.context.framework else None
+            first = answer.remedies[0] if answer.remedies else None
+            words = first.words if first else ()
+            print(case.name, answer.diagnosis.phase.value, driven, tools, first and first.cure.name, words)
+    print({name: f"{count}/{len(CASES)}" for name, count in right.items()})
+
+
+if __name__ == "__main__":
+    main()
