@@ -10,6 +10,7 @@ from autotune.orchestrator.units import show_duration, show_gib, show_rate, show
 from autotune.policies.remedies.proposals.host import held_by_others
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
+    CuredInPlace,
     Edited,
     Foreseen,
     GaveUp,
@@ -139,6 +140,12 @@ def goal(event: GoalReached) -> str:
     if event.tokens_per_second:
         parts.append(show_rate(event.tokens_per_second, Unit.TOKENS))
     return "   ".join(part for part in parts if part)
+
+
+def cured(event: CuredInPlace) -> str:
+    """Return `backward ran out of GPU memory in step 3, cured in place: microbatch_size 8 → 4`."""
+    change = arrow(event.knob, event.before, event.after)
+    return f"{event.phase} ran out of GPU memory in step {event.step}, cured in place: {change}"
 
 
 def forecast(event: Foreseen) -> str:
