@@ -15,7 +15,7 @@ from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run.driver_log import DriverLog
 from autotune.orchestrator.run.journal import encode
 from autotune.orchestrator.terminal.console import Console
-from autotune.policies.values.events import Event, Finished, GoalReached
+from autotune.policies.values.events import CuredInPlace, Event, Finished, GoalReached
 
 _STDOUT, _STDERR = 1, 2
 
@@ -44,7 +44,7 @@ class Views(Observer):
         if self._json:
             self._print_json(event)
         self._show(lambda: self.console.print_event(event))
-        if isinstance(event, GoalReached):
+        if isinstance(event, CuredInPlace | GoalReached):  # a cure may come after the goal
             self.export()
 
     def watch(self, progress: Progress, *, now: float) -> None:

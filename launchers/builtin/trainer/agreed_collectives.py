@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 Agreed = Callable[[int], AbstractContextManager[None]]
+_SEGMENTS_BYTES = 4 << 20  # gloo's rings send at most 1 MiB at a time, and hold two segments each way
+
 Work = distributed.Work | None
 # Their names since torch 2.13, and before.
 _gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -45,7 +47,7 @@ class _AllGather(_Buffers, AllGather):
         group: distributed.ProcessGroup,
         async_op: bool = False,
     ) -> Work:
-        with self._agreed(_copied_bytes(output_tensor)):
+        with self._agreed(_scratch_bytes(output_tensor)):
             work: Work = _gather(output_tensor, input_tensor, group=group, async_op=async_op)
         return work
 
@@ -59,11 +61,11 @@ class _ReduceScatter(_Buffers, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> Work:
-        with self._agreed(_copied_bytes(input_tensor)):
+        with self._agreed(_scratch_bytes(input_tensor)):
             work: Work = _scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         return work
 
 
-def _copied_bytes(tensor: torch.Tensor) -> int:
-    """Return what gloo allocates to gather or reduce into: a copy; NCCL's buffers are its own."""
-    return tensor.numel() * tensor.element_size() if tensor.device.type == "cpu" else 0
+def _scratch_bytes(tensor: torch.Tensor) -> int:
+    """Return what gloo allocates for a collective: a copy, and segments; NCCL's buffers are its own."""
+    return tensor.numel() * tensor.element_size() + _SEGMENTS_BYTES if tensor.device.type == "cpu" else 0
