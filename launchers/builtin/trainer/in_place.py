@@ -94,8 +94,10 @@ class InPlace:
     def agree(self) -> None:
         """Return where no rank has failed, and raise PassAbandonedError where another one has."""
         if self._ranks > 1:
+            self._in_collective = True
             self._flag.zero_()
             distributed.all_reduce(self._flag, op=distributed.ReduceOp.MAX, group=self._group)
+            self._in_collective = False
             if self._flag.item():
                 raise PassAbandonedError
 
@@ -114,9 +116,9 @@ class InPlace:
     @contextmanager
     def collective(self, scratch_bytes: int) -> Iterator[None]:
         """Agree upon a collective, which takes scratch memory of its own, and run it in this block."""
-        scratch = torch.empty(scratch_bytes, dtype=torch.uint8)  # fails here, where the others can be told
+        # A rank that lacks it fails here, where the others can be told; the exchange needs a little of it too.
+        torch.empty(scratch_bytes, dtype=torch.uint8)
         self.agree()
-        del scratch
         self._in_collective = True
         yield
         self._in_collective = False

@@ -150,7 +150,7 @@ def jobs(model: str) -> dict[str, list[Outcome]]:
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=400)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
