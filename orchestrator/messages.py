@@ -11,6 +11,7 @@ from autotune.policies.forecast.time_left import TimeLeft, Until
 from autotune.policies.remedies.proposals.host import held_by_others
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
+    CuredInPlace,
     Edited,
     Foreseen,
     GaveUp,
@@ -157,6 +158,12 @@ def time_left(value: TimeLeft) -> str:
 def speed(event: Progressed | None) -> str:
     """Return `, 1,638 tok/s` of a step that says so, else the empty string."""
     return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
+
+
+def cured(event: CuredInPlace) -> str:
+    """Return `backward ran out of GPU memory in step 3, cured in place: microbatch_size 8 → 4`."""
+    change = arrow(event.knob, event.before, event.after)
+    return f"{event.phase} ran out of GPU memory in step {event.step}, cured in place: {change}"
 
 
 def forecast(event: Foreseen) -> str:

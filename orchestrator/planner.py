@@ -17,7 +17,7 @@ from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
-from autotune.policies.recovery.worst_case import longest_sequences, worst_case
+from autotune.policies.recovery.worst_case import cautions, longest_sequences
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
 from autotune.policies.values.diagnosis import Diagnosis
@@ -155,7 +155,7 @@ def plan(
         ladder=tuple(_ladder(profile, action.knobs, job)),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
-        warnings=(*profile.warnings, *worst_case(run, action.knobs)),
+        warnings=(*profile.warnings, *cautions(run, action.knobs)),
     )
 
 

@@ -3,6 +3,8 @@
 import sys
 from typing import Literal, NamedTuple
 
+from autotune.launchers.builtin.process.records import CureRecord
+
 Component = Literal["trainer", "rollout"]
 
 
@@ -42,6 +44,14 @@ def phase_end(name: str, *, step: int, component: Component, usage: Usage) -> No
     say(
         f"phase end name={name} step={step} seconds={usage.seconds:.3f} component={component} "
         f"peak_bytes={usage.peak_bytes} budget_bytes={usage.budget_bytes}"
+    )
+
+
+def cured(record: CureRecord) -> None:
+    """Say that a phase begins anew in smaller micro-batches."""
+    say(
+        f"cured in place phase={record.phase} step={record.step} rank={record.rank} "
+        f"knob={record.knob} before={record.before} after={record.after}"
     )
 
 

@@ -22,6 +22,7 @@ from autotune.launchers.builtin.data.task import Prompt, request_seed, reward
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.lines import StepFigures, Usage
+from autotune.launchers.builtin.process.records import deliver
 from autotune.launchers.builtin.storage import checkpoint
 from autotune.launchers.builtin.weight_sync import Broadcast, lend
 
@@ -145,7 +146,7 @@ class Program:
     def _update(self, step: int, number: int) -> dict[str, float]:
         """Update the weights from a part of the step's samples, and return the figures of it."""
         lines.phase_start("forward", step=step)
-        trained = self._on_ranks("train", step, number)
+        trained = self._until_cured("train", step, number)
         lines.phase_end("forward", step=step, component="trainer", usage=_worst("forward", trained))
         lines.phase_start("backward", step=step)
         lines.phase_end("backward", step=step, component="trainer", usage=_worst("backward", trained))
@@ -276,9 +277,19 @@ class Program:
 
     def _phase(self, name: str, method: str, step: int) -> list[Any]:
         lines.phase_start(name, step=step)
-        reports = self._on_ranks(method, step)
+        reports = self._until_cured(method, step)
         lines.phase_end(name, step=step, component="trainer", usage=_worst(name, reports))
         return reports
+
+    def _until_cured(self, method: str, *arguments: Any) -> list[Any]:
+        """Call all ranks, and once more each time that they made their micro-batches smaller."""
+        while True:
+            reports = self._on_ranks(method, *arguments)
+            cure = reports[0].cure
+            if cure is None:
+                return reports
+            lines.cured(cure)
+            deliver(cure)
 
     def _on_ranks(self, method: str, *arguments: Any) -> list[Any]:
         calls = {label: getattr(rank, method).remote(*arguments) for label, rank in self._trainers.items()}

@@ -27,6 +27,7 @@ from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import (
     Accepted,
+    CuredInPlace,
     Diagnosed,
     Edited,
     Ended,
@@ -39,7 +40,7 @@ from autotune.policies.values.events import (
     Started,
     Tried,
 )
-from autotune.policies.values.history import accepted_of
+from autotune.policies.values.history import accepted_of, settled
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
@@ -61,6 +62,7 @@ class AttemptStatus(Value, frozen=True, kw_only=True):
     change: str
     seconds: float
     status: str
+    cured: tuple[CuredInPlace, ...] = ()  # failures after which the job itself went on
     foreseen: tuple[Foreseen, ...] = ()  # memories that are expected to run out in it
     memory: tuple[MemorySpan, ...] = ()  # of each node, from its start to now; for one run alone
 
@@ -218,6 +220,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
         parts.append(
             _below([(f"  ↳{a.attempt}", a.change, a.seconds, a.status) for a in run.attempts], width)
         )
+    parts += [f"  attempt #{a.attempt}: {messages.cured(e)}" for a in run.attempts for e in a.cured]
     parts += _left(run)
     parts += [f"  forecast: {messages.forecast(e)}" for a in run.attempts[-1:] for e in a.foreseen]
     measured = next((a for a in reversed(run.attempts) if a.memory), None)
@@ -262,6 +265,7 @@ def _attempts(
 ) -> tuple[AttemptStatus, ...]:
     attempts = []
     before = first
+    went_on = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started)}
     for start in started:
         rows = tuple(e for e in history if e.attempt == start.attempt)
         ended = next((e for e in rows if isinstance(e, Ended)), None)
@@ -276,9 +280,10 @@ def _attempts(
                 seconds=seconds,
                 status=_attempt_status(rows, ended),
                 foreseen=_foreseen(rows) if ended is None else (),
+                cured=tuple(e for e in rows if isinstance(e, CuredInPlace)),
             )
         )
-        before = start.knobs
+        before = went_on[start.attempt]
     return tuple(attempts)
 
 

@@ -195,6 +195,15 @@ class RecoveryKeys(Section):
             " before it and go on with the remedy for that phase, if there is one. `off`: nothing is said."
         ),
     )
+    in_place: OrAuto[Boolean] = _key(
+        "auto",
+        description=(
+            "Whether the job itself may answer an out-of-memory failure of log_prob, forward or backward: the"
+            " same samples run again in smaller micro-batches, without a relaunch, and later steps keep"
+            " that setting. `auto`: yes, where the framework can: the built-in job."
+        ),
+        schema={"anyOf": [{"type": "boolean"}, {"enum": ["auto", None]}]},
+    )
     save_every: OrAuto[Count] = _key(
         "auto",
         description=(

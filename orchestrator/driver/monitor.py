@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Framework, Observed
+from autotune.orchestrator.driver.cures import Cures
 from autotune.orchestrator.driver.forecaster import Forecaster
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
@@ -107,6 +108,7 @@ class AttemptMonitor:
         self._losses: deque[float] = deque(maxlen=10_000)  # of the updates since the last step
         self._step_s: float | None = None  # of the last step
         self._forecaster = Forecaster(known=known, longest_response=longest_response)
+        self._cures = Cures(known=known, attempt=attempt)
         self._done = False
         self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
         self._last_step = framework.last_step(job)
@@ -236,6 +238,7 @@ class AttemptMonitor:
         return True
 
     def _scanned(self, lines: LogLines, events: list[Event], now: float) -> None:
+        events += self._cures.read(lines)
         for line in lines:
             self._suspicions.printed(line, now)
             self._take_marker(self._framework.marker(line.text), events, now)

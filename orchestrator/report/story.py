@@ -15,6 +15,7 @@ from autotune.orchestrator.report.past import Past
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.units import show_duration
 from autotune.policies.values.events import (
+    CuredInPlace,
     Decided,
     Diagnosed,
     Ended,
@@ -25,7 +26,7 @@ from autotune.policies.values.events import (
     Started,
 )
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.history import accepted_of
+from autotune.policies.values.history import accepted_of, settled
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Lost
 
@@ -44,6 +45,7 @@ def story_of(run: directory.Run, past: Past, logs: LogReading) -> tuple[tuple[At
         by_attempt.setdefault(event.attempt, []).append((place, event))
     before = {e.attempt: old for (_, old), (_, e) in pairwise(started)}
     first = accepted_of(history).profile.knobs
+    came_to = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started)}
     rows = []
     for row, (place, event) in enumerate(shown):
         previous = before.get(event.attempt)
@@ -53,7 +55,7 @@ def story_of(run: directory.Run, past: Past, logs: LogReading) -> tuple[tuple[At
                 past,
                 event,
                 decided=_decision(history, place),
-                previous=first if previous is None else previous.knobs,
+                previous=first if previous is None else came_to[previous.attempt],
                 rows=by_attempt[event.attempt],
                 logs=logs,
                 weighed=row >= len(shown) - _WEIGHED,
@@ -92,12 +94,13 @@ def _attempt(
     ended = next((e for _, e in rows if isinstance(e, Ended)), None)
     goal = next((e for _, e in reversed(rows) if isinstance(e, GoalReached)), None)
     steps = [e for _, e in rows if isinstance(e, Progressed)]
+    cured = [messages.cured(e) for _, e in rows if isinstance(e, CuredInPlace)]
     story = AttemptStory(
         number=started.attempt,
         tone=_tone(ended, goal, diagnosed),
         change=change,
         remedy=decided.remedy.name if decided is not None and decided.remedy is not None else "",
-        reason=_reason(decided),
+        reason="; ".join(filter(None, (_reason(decided), *cured))),
         costs=messages.remedy_costs(decided.remedy) if decided is not None and decided.remedy else "",
         phases=_phases(steps, ended, diagnosed),
         steps=messages.step_of(steps[-1].step, steps[-1].of) if steps else "",

@@ -14,8 +14,8 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.run.script import script
 from autotune.policies.search import trials
-from autotune.policies.values.events import Decided, Ended, GoalReached, History, Started
-from autotune.policies.values.history import accepted_of
+from autotune.policies.values.events import CuredInPlace, Decided, Ended, GoalReached, History, Started
+from autotune.policies.values.history import accepted_of, settled
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Completed
@@ -23,7 +23,7 @@ from autotune.policies.values.observation import Cancelled, Completed
 
 def stable_knobs(history: History) -> Knobs | None:
     """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
-    own = {e.attempt: e.knobs for e in history if isinstance(e, Started) and e.trial is None}
+    own = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started) and e.trial is None}
     good = [
         own[e.attempt]
         for e in history
@@ -108,4 +108,6 @@ def _reasons(history: History) -> dict[str, str]:
         if isinstance(event, Decided) and event.remedy is not None:
             for name in event.remedy.changes:
                 out[name] = f"{event.remedy.name}: {event.remedy.reason}"
+        elif isinstance(event, CuredInPlace):
+            out[event.knob] = f"cured in place: {event.phase} ran out of memory in step {event.step}"
     return out

@@ -31,9 +31,10 @@ from autotune.orchestrator.terminal.widgets import (
     wants_color,
 )
 from autotune.orchestrator.units import show_duration
-from autotune.policies.recovery.worst_case import worst_case
+from autotune.policies.recovery.worst_case import cautions
 from autotune.policies.values.events import (
     Accepted,
+    CuredInPlace,
     Decided,
     Diagnosed,
     Edited,
@@ -126,6 +127,9 @@ class Console(Observer):
                 self._dated(f"failure detected: {messages.failure_line(event.finding)}")
             case Foreseen():
                 self._foreseen(event)
+            case CuredInPlace():
+                self._knobs = self._knobs and event.apply(self._knobs)
+                self._point(Text(f"! {messages.cured(event)}", style="yellow"))
             case GoalReached():
                 self._dated(messages.goal(event), style=goal_style(event))
             case StopRequested():
@@ -195,8 +199,8 @@ class Console(Observer):
     # ------------------------------------------------------------------ events
 
     def _accepted(self, event: Accepted) -> None:
-        quiet = self._silent or self._quiet
-        unlikely = () if quiet else worst_case(fold((event,)), event.profile.knobs)
+        shown = not (self._silent or self._quiet)
+        unlikely = cautions(fold((event,)), event.profile.knobs) if shown else ()
         for warning in (*event.profile.warnings, *unlikely):
             self._line(Text(f"warning: {warning}", style="yellow"))
         self._run, self._accepted_at = event.run, seconds_of(event.at)
@@ -270,9 +274,8 @@ class Console(Observer):
         line = event.evidence[0].line if event.evidence else None
         log = self._log(event.attempt, line)
         self._point(Text.assemble((f"✗ {messages.diagnosis(event)}", "red"), "   ", (log, "cyan")))
-        numbers = messages.figures(event.facts)
-        detail = numbers or (event.evidence[0].text.strip()[:160] if event.evidence else "")
-        if detail:
+        text = event.evidence[0].text.strip()[:160] if event.evidence else ""
+        if detail := messages.figures(event.facts) or text:
             self._detail(detail)
         if self._verbose and event.evidence:
             self._detail("\n".join(f"line {line.line}: {line.text.strip()}" for line in event.evidence))
@@ -321,8 +324,7 @@ class Console(Observer):
         """Yield what the user can use to go on from a run that failed."""
         match verdict:
             case GaveUp(nearest=nearest, would_help=would_help):
-                if nearest:
-                    yield Text(f"  {nearest}")
+                yield from [Text(f"  {nearest}")] if nearest else []
                 if would_help:
                     yield Text("  These would fit, but they change the training or need more hardware, so")
                     yield Text("  autotune does not apply them:")
@@ -337,11 +339,8 @@ class Console(Observer):
     def _offer(self, faster: Remedy | None) -> None:
         """Print the faster configuration that the free memory allows."""
         if faster is not None:
-            self._line(
-                Text.assemble(
-                    "  faster    set ", ("recovery: {climb: true}", "cyan"), f" to try: {faster.reason}"
-                )
-            )
+            hint = ("recovery: {climb: true}", "cyan")
+            self._line(Text.assemble("  faster    set ", hint, f" to try: {faster.reason}"))
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
         """Print what changed from the job, and the commands that show and reuse it."""

@@ -16,7 +16,7 @@ from autotune.orchestrator.metrics import Metrics
 from autotune.orchestrator.run.driver_log import DriverLog
 from autotune.orchestrator.run.journal import encode
 from autotune.orchestrator.terminal.console import Console
-from autotune.policies.values.events import Event, Finished, GoalReached, History
+from autotune.policies.values.events import CuredInPlace, Event, Finished, GoalReached, History
 
 _STDOUT, _STDERR = 1, 2
 
@@ -47,7 +47,7 @@ class Views(Observer):
             self._print_json(event)
         self._show(lambda: self.console.print_event(event))
         self.write_view("metrics", lambda: self._metrics.take(event))
-        if isinstance(event, GoalReached):
+        if isinstance(event, CuredInPlace | GoalReached):  # a cure may come after the goal
             self.export()
 
     def replay(self, events: History) -> None:

@@ -18,7 +18,7 @@ from autotune.policies.values.events import (
     Started,
     Tried,
 )
-from autotune.policies.values.history import accepted_of
+from autotune.policies.values.history import accepted_of, settled
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Completed
 from autotune.policies.values.profile import Profile
@@ -68,7 +68,7 @@ def changes_of(profile: Profile, knobs: Knobs) -> tuple[Change, ...]:
 def _since_edited(history: History) -> History:
     """Return the events since the user last changed the job: earlier attempts may have trained another."""
     last = max((n for n, event in enumerate(history) if isinstance(event, Edited)), default=-1)
-    return history[last + 1 :]
+    return settled(history)[last + 1 :]
 
 
 def _stability(history: History, knobs: Knobs, *, steps: int) -> Stability:

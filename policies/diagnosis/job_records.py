@@ -10,9 +10,11 @@ import msgspec
 from autotune.policies.diagnosis.message_figures import with_outside
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.value import Value
 
 _PREFIX = re.compile(r"(?:builtin|trl): failure (?=\{)")
+_CURED = re.compile(r"builtin: cured (?=\{)")
 _MARKER = re.compile(r"builtin: (?:phase (start|end) name=(\w+) step=(\d{1,12})|step (\d{1,12})/)")
 
 
@@ -27,6 +29,15 @@ class Record(Value, frozen=True, kw_only=True):
     facts: Facts = Facts()
 
 
+class CureRecord(Value, frozen=True, kw_only=True):
+    """A failure after which the job itself went on with a smaller setting."""
+
+    failure: Record
+    knob: str
+    before: int
+    after: int
+
+
 class Mark(Value, frozen=True, kw_only=True):
     """A phase that begins or ends, or a step that is done."""
 
@@ -38,15 +49,32 @@ class Mark(Value, frozen=True, kw_only=True):
 
 def record_of(line: str) -> Record | None:
     """Return the record in a line; None where there is none or it is not readable."""
-    prefix = _PREFIX.search(line)
-    if prefix is None:
+    return _record(_decoded(line, _PREFIX))
+
+
+def cure_of(line: str) -> CureRecord | None:
+    """Return the cure in a line; None where there is none or it is not readable."""
+    raw = _decoded(line, _CURED)
+    failure, knob = _record(raw), raw.get("knob")
+    before, after = _bytes(raw.get("before")), _bytes(raw.get("after"))
+    if failure is None or before is None or not after or knob not in KNOBS:
         return None
+    return CureRecord(failure=failure, knob=knob, before=before, after=after)
+
+
+def _decoded(line: str, prefix: re.Pattern[str]) -> dict[str, Any]:
+    """Return the JSON object behind a prefix; empty where there is none or it is not readable."""
+    match = prefix.search(line)
+    if match is None:
+        return {}
     try:
-        raw: Any = msgspec.json.decode(line[prefix.end() :].strip())
+        raw: Any = msgspec.json.decode(line[match.end() :].strip())
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
-    if not isinstance(raw, dict):
-        return None
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _record(raw: dict[str, Any]) -> Record | None:
     cause = _one_of(Cause, raw.get("cause"))
     if cause is None:
         return None

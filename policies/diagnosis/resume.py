@@ -29,7 +29,7 @@ def while_loading(history: History, diagnosis: Diagnosis, *, attempt: int) -> Di
     is not the load's, nor is anything that fails under knobs with which another load passed.
     """
     run = fold(history)
-    place = next((n for n, each in enumerate(run.attempts) if each.number == attempt), None)
+    place = max((n for n, each in enumerate(run.attempts) if each.number == attempt), default=None)
     if place is None or diagnosis.cause not in _MEMORIES or diagnosis.component in _ENGINES:
         return diagnosis
     last, before = run.attempts[place], run.attempts[:place]

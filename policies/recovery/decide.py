@@ -164,7 +164,7 @@ def _spent(run: Run) -> str:
     failed = [
         a
         for a in run.since_resumed
-        if not (a.infrastructure or a.interrupted or a.foregone or stopped_to_climb(a))
+        if not (a.infrastructure or a.interrupted or a.foregone or a.cured or stopped_to_climb(a))
     ]
     if len(failed) + len(run.refused) > recovery.relaunches:
         return f"all {recovery.relaunches} relaunches are used"

@@ -30,6 +30,18 @@ def came_late(run: Run) -> bool:
     return len(last.progress) >= LATE
 
 
+def cautions(run: Run, knobs: Knobs) -> tuple[str, ...]:
+    """Return what the user should know before the launch, beyond what the framework warns of."""
+    accepted, more = run.accepted, worst_case(run, knobs)
+    if not accepted.job.recovery.in_place or accepted.profile.cures_in_place:
+        return more
+    framework = accepted.profile.framework
+    return (
+        f"recovery.in_place: true has no effect with {framework}: its failures are cured by relaunches",
+        *more,
+    )
+
+
 def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
     """Return a warning where a configuration fits the steps of the goal but not the longest sequences."""
     view = outlook(run)

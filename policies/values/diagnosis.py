@@ -7,6 +7,7 @@ from autotune.policies.values.observation import Outcome
 from autotune.policies.values.value import Value
 
 FORESEEN = "autotune-forecast"  # the rule of a line that says what is expected
+CURED = "autotune-cured"  # the rule of a line that says what the job itself cured
 
 
 class Line(Value, frozen=True, kw_only=True):

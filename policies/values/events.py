@@ -5,10 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from autotune.policies.values.diagnosis import FORESEEN, Diagnosis, Facts, Finding, Line
+import msgspec
+
+from autotune.policies.values.diagnosis import CURED, FORESEEN, Diagnosis, Facts, Finding, Line
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Cluster, Job, Occasion
-from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.observation import Outcome, Peak
 from autotune.policies.values.priors import Learned
 from autotune.policies.values.profile import Profile
@@ -169,6 +171,38 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
         )
 
 
+class CuredInPlace(EventBase, frozen=True, kw_only=True, tag="cured_in_place", tag_field="type"):
+    """A phase ran out of memory, and the job itself went on with a smaller setting: no step was lost."""
+
+    cause: Cause
+    phase: Phase
+    component: Component = Component.TRAINER
+    rank: int | None = None
+    step: int  # in progress
+    facts: Facts = Facts()
+    knob: str
+    before: Setting
+    after: Setting
+
+    def apply(self, knobs: Knobs) -> Knobs:
+        """Return the knobs with which the job went on."""
+        return msgspec.structs.replace(knobs, **{self.knob: self.after})
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The failure of the configuration before it."""
+        text = f"out of memory in step {self.step}; the job went on with {self.knob} {self.after}"
+        return Diagnosis(
+            cause=self.cause,
+            phase=self.phase,
+            component=self.component,
+            rank=self.rank,
+            step=self.step,
+            evidence=(Line(line=0, text=text, rule=CURED),),
+            facts=self.facts,
+        )
+
+
 class GoalReached(EventBase, frozen=True, kw_only=True, tag="goal_reached", tag_field="type"):
     """`goal.steps` consecutive steps are done."""
 
@@ -305,6 +339,7 @@ Event: TypeAlias = (
     | Progressed
     | FailureSeen
     | Foreseen
+    | CuredInPlace
     | GoalReached
     | StopRequested
     | Ended

@@ -11,6 +11,7 @@ from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     SURE,
     Accepted,
+    CuredInPlace,
     Decided,
     Diagnosed,
     Edited,
@@ -56,6 +57,7 @@ class Attempt(Value, frozen=True, kw_only=True):
     resumed: bool = False  # the user asked to go on after it
     renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
     continued: bool = False  # it loads the optimizer state that an attempt before it saved
+    cured: bool = False  # the job itself went on with other knobs, which are an attempt of their own here
 
     @property
     def infrastructure(self) -> bool:
@@ -189,6 +191,15 @@ def fold(history: History, *, trials: bool = False) -> Run:  # noqa: C901 - one 
                     attempts, steps, furthest, places = [], [], [], {}
             case Finished():
                 finished = event.verdict
+            case CuredInPlace():
+                if attempts:
+                    place = places.get(event.attempt, len(attempts) - 1)
+                    places[event.attempt] = len(attempts)
+                    steps.append([done for done in steps[place] if done.step >= event.step])
+                    steps[place] = [done for done in steps[place] if done.step < event.step]
+                    attempts[place], after = _split(attempts[place], event, steps[place])
+                    attempts.append(after)
+                    furthest.append(max(furthest[place], attempts[place].step or 0))
             case (
                 Progressed()
                 | FailureSeen()
@@ -217,6 +228,42 @@ def fold(history: History, *, trials: bool = False) -> Run:  # noqa: C901 - one 
         renewed=renewed,
         edited=edited and bool(attempts),
     )
+
+
+def settled(history: History) -> History:
+    """Return the history as if each attempt had begun with the knobs that it came to in place."""
+    knobs = {event.attempt: event.knobs for event in history if isinstance(event, Started)}
+    for event in history:
+        if isinstance(event, CuredInPlace) and event.attempt in knobs:
+            knobs[event.attempt] = event.apply(knobs[event.attempt])
+    return tuple(
+        msgspec.structs.replace(event, knobs=knobs[event.attempt]) if isinstance(event, Started) else event
+        for event in history
+    )
+
+
+def _split(attempt: Attempt, cure: CuredInPlace, steps: list[Progressed]) -> tuple[Attempt, Attempt]:
+    """Return an attempt up to the failure that it cured itself, after `steps`, and what it went on as."""
+    reached = attempt.goal is not None and attempt.goal.step < cure.step
+    before = msgspec.structs.replace(
+        attempt,
+        cured=True,
+        diagnosis=cure.diagnosis,
+        step=max((done.step for done in steps), default=None),
+        new_step=attempt.new_step and bool(steps),
+        stopping="",
+        failure=None,
+        foreseen=(),
+        goal=attempt.goal if reached else None,
+    )
+    after = msgspec.structs.replace(
+        attempt,
+        knobs=cure.apply(attempt.knobs),
+        remedy=None,
+        new_step=attempt.step is not None and attempt.step >= cure.step and attempt.new_step,
+        goal=None if reached else attempt.goal,
+    )
+    return before, after
 
 
 def _saved(attempts: list[Attempt], steps: list[list[Progressed]]) -> bool:

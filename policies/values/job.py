@@ -74,6 +74,7 @@ class Recovery(Value, frozen=True, kw_only=True):
     preflight: Preflight = Preflight.APPLY
     climb: bool = False
     forecast: Forecasting = Forecasting.TELL
+    in_place: bool | None = None  # None: where the framework can
     save_every: int | None = None  # steps; None: auto
     duration_s: float | None = None
 

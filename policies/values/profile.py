@@ -98,5 +98,6 @@ class Profile(Value, frozen=True, kw_only=True):
     trainer_budget_bytes: int | None = None  # device budget of a trainer rank without a GPU
     engine_budget_bytes: int | None = None
     resumable: bool = True
+    cures_in_place: bool = False  # the job itself can go on in smaller micro-batches
     layout: Layout = Layout()
     warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each

@@ -15,6 +15,9 @@ Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 NonNegativeReal = Annotated[float, msgspec.Meta(ge=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0)]
 
+# Knobs that the job may turn itself when a pass runs out of memory, see trainer/in_place.py.
+InPlaceKnob = Literal["tokens_per_microbatch", "microbatch_size", "logprob_tokens"]
+
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>B|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _REALS = (Share, NonNegativeReal, PositiveReal)
@@ -75,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trainer's passes; auto: bf16 on a card
     dataloader_workers: NonNegative = 0
     allocator: Literal["default", "expandable"] = "default"
+    in_place: tuple[InPlaceKnob, ...] = ()  # what a pass that runs out of memory may be cured by
 
 
 class ConfigError(msgspec.Struct, frozen=True):

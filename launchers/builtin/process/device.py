@@ -100,9 +100,7 @@ class Device:
             return cls(on_gpu=True, baseline_bytes=0, budget_bytes=budget_bytes)
         device = cls(on_gpu=False, baseline_bytes=0, budget_bytes=budget_bytes)
         device.baseline_bytes = vm_data_bytes()
-        if budget_bytes is not None:
-            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(resource.RLIMIT_DATA, (device.baseline_bytes + budget_bytes, hard))
+        device.enforce()
         return device
 
     @property
@@ -113,6 +111,13 @@ class Device:
         if self.on_gpu:
             return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
         return 0
+
+    def enforce(self) -> None:
+        """Set the limit, for the first time or after `lift`; the next failure is the first to be kept."""
+        self.failed_phase = self.failed_used_bytes = None
+        if not self.on_gpu and self.budget_bytes is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (self.baseline_bytes + self.budget_bytes, hard))
 
     def lift(self) -> None:
         """Remove the limit, so that a failing process can still say why."""

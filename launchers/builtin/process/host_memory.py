@@ -148,6 +148,18 @@ class Parking:
         self._parked = not self._parked
 
 
+def fetch(parking: Parking | None) -> None:
+    """Bring parameters back to the device, where they are ever parked."""
+    if parking is not None:
+        parking.fetch()
+
+
+def park(parking: Parking | None, *, changed: bool) -> None:
+    """Free the device memory of parameters, where they are ever parked."""
+    if parking is not None:
+        parking.park(changed=changed)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, without gradient."""
     inner = getattr(tensor, "_local_tensor", None)

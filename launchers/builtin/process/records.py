@@ -14,6 +14,7 @@ Cause = Literal["gpu-oom", "host-oom", "pool-too-small", "kv-pool", "disk", "cod
 Component = Literal["trainer", "ref", "rollout"]
 
 PREFIX = "builtin: failure "
+CURED = "builtin: cured "
 _FILE = "AUTOTUNE_RECORDS"  # names the file that autotune reads; a log may hold anybody's text
 
 # Texts of torch 2.13, glibc and SGLang 0.5.23.
@@ -47,6 +48,18 @@ class FailureRecord(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """Return the log line, without its newline."""
         return PREFIX + msgspec.json.encode(self).decode()
+
+
+class CureRecord(FailureRecord, frozen=True, kw_only=True):
+    """A failure after which all ranks went on with smaller micro-batches."""
+
+    knob: str
+    before: int
+    after: int
+
+    def line(self) -> str:
+        """Return the log line, without its newline."""
+        return CURED + msgspec.json.encode(self).decode()
 
 
 class HostMemoryExhausted(OSError):  # noqa: N818 - says what happened

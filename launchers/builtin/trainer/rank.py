@@ -1,8 +1,7 @@
 """One trainer rank: its phases are methods, which the main program calls on all ranks at once."""
 
 import math
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -14,13 +13,21 @@ from autotune.launchers.builtin.config.settings import Settings
 from autotune.launchers.builtin.data.samples import Sample
 from autotune.launchers.builtin.process.activation_offload import ActivationOffload
 from autotune.launchers.builtin.process.device import Device, PhaseReading, limit_thread_stacks, warm_up
-from autotune.launchers.builtin.process.host_memory import HostMemory, Parking
-from autotune.launchers.builtin.process.records import Component, PhaseFailure, describe, report
+from autotune.launchers.builtin.process.host_memory import HostMemory, Parking, fetch, park
+from autotune.launchers.builtin.process.ray_node import free_address, warm_up_transport
+from autotune.launchers.builtin.process.records import (
+    Component,
+    CureRecord,
+    PhaseFailure,
+    describe,
+    report,
+)
 from autotune.launchers.builtin.storage import checkpoint
 from autotune.launchers.builtin.storage.tensor_file import write
 from autotune.launchers.builtin.trainer import state
 from autotune.launchers.builtin.trainer.batching import Batch, Update, padded, plan, updates
 from autotune.launchers.builtin.trainer.finite import gradient_error
+from autotune.launchers.builtin.trainer.in_place import InPlace, PassAbandonedError, clear
 from autotune.launchers.builtin.trainer.loss import TokenTerms, objective
 from autotune.launchers.builtin.trainer.optimizer import Adam
 from autotune.launchers.builtin.trainer.policy import Policy, load_policy, shard, warm_up_policy
@@ -35,6 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     readings: Readings
     budget_bytes: int  # or the card's memory; 0: unlimited
     values: dict[str, float] = {}
+    cure: CureRecord | None = None  # all ranks abandoned the call: it is to be made once more
 
 
 class TrainerRank:
@@ -61,9 +69,7 @@ class TrainerRank:
 
     def address(self) -> str:
         """Return where the ranks can meet."""
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            return f"{_own_address()}:{listener.getsockname()[1]}"
+        return free_address()
 
     def start(self, model: str, meeting: str | None, resume_from: str | None) -> Report:
         """Load the model, or the checkpoint over it; the budget begins here, above the warmed-up process."""
@@ -73,7 +79,7 @@ class TrainerRank:
             limit_thread_stacks()
         warm_up()
         warm_up_policy()
-        _warm_up_transport()
+        warm_up_transport()
         if meeting is not None:
             torch.distributed.init_process_group(
                 "nccl" if self._on_gpu else "gloo",
@@ -88,6 +94,7 @@ class TrainerRank:
             torch.distributed.init_process_group(
                 "nccl" if self._on_gpu else "gloo", store=HashStore(), rank=0, world_size=1
             )
+        self._in_place = InPlace(settings, on_gpu=self._on_gpu)
         self._device = Device.open(budget_bytes=settings.trainer_budget[self._rank], on_gpu=self._on_gpu)
         with self._phase("init", step=0):
             self._host = HostMemory(Path(settings.host_dir))
@@ -131,15 +138,19 @@ class TrainerRank:
 
     def log_prob(self, step: int) -> Report:
         """Score the samples under the policy, and under the reference when there is a penalty."""
+        groups = self._groups(range(len(self._samples)), scoring=True)
+        return self._cured(lambda: self._log_prob(step, groups), groups, scoring=True)
+
+    def _log_prob(self, step: int, groups: list[list[int]]) -> Report:
         with self._phase("log_prob", step=step):
-            self._fetch(self._policy_parking)
-            self._old = self._scores(self._policy)
+            fetch(self._policy_parking)
+            self._old = self._scores(self._policy, groups)
             if self._reference is not None:
                 self._component = "ref"
-                self._park(self._policy_parking, changed=False)
-                self._fetch(self._reference_parking)
-                self._reference_scores = self._scores(self._reference)
-                self._park(self._reference_parking, changed=False)
+                park(self._policy_parking, changed=False)
+                fetch(self._reference_parking)
+                self._reference_scores = self._scores(self._reference, groups)
+                park(self._reference_parking, changed=False)
                 self._component = "trainer"
             gap = 0.0
             for index, sample in enumerate(self._samples):
@@ -150,16 +161,17 @@ class TrainerRank:
 
     def train(self, step: int, number: int = 0) -> Report:
         """Accumulate the gradients of one of the step's updates; the values are this rank's shares."""
-        settings, update = self._settings, self._updates[number]
+        update = self._updates[number]
+        groups = self._groups(update.own, scoring=False)
+        return self._cured(lambda: self._train(step, update, groups), groups, scoring=False)
+
+    def _train(self, step: int, update: Update, groups: list[list[int]]) -> Report:
+        settings = self._settings
         loss = kl = clipped = 0.0
-        for batch in self._batches(
-            update.own,
-            tokens=settings.tokens_per_microbatch,
-            sequences=settings.microbatch_size,
-            dynamic=settings.dynamic_batching,
-        ):
-            with self._phase("forward", step=step):
-                self._fetch(self._policy_parking)
+        with self._phase("forward", step=step):
+            fetch(self._policy_parking)
+        for batch in self._batches(groups):
+            with self._phase("forward", step=step), self._in_place.watched():
                 with nullcontext() if self._activations is None else self._activations.saving():
                     logprobs = self._policy(batch.tokens, batch.responses, settings.logprob_chunk)
                     share = objective(
@@ -176,7 +188,7 @@ class TrainerRank:
                 kl += share.kl.item() * batch.weight
                 clipped += share.clipped.item() * batch.weight
                 del logprobs, share
-            with self._phase("backward", step=step):
+            with self._phase("backward", step=step), self._in_place.watched():
                 total.backward()  # type: ignore[no-untyped-call]
             del total
         self._loss = loss
@@ -201,7 +213,7 @@ class TrainerRank:
     def bucket_count(self, step: int) -> int:
         """Return how many transfers a weight sync through memory takes."""
         with self._phase("weight_sync", step=step):
-            self._fetch(self._policy_parking)
+            fetch(self._policy_parking)
             self._buckets = weights.buckets(self._weights, limit_bytes=self._settings.sync_buffer)
         return len(self._buckets)
 
@@ -243,7 +255,7 @@ class TrainerRank:
     def write_weights(self, folder: str, step: int) -> None:
         """Write the whole weights as a Hugging Face folder's model.safetensors (rank 0)."""
         with self._phase("weight_sync", step=step):
-            self._fetch(self._policy_parking)
+            fetch(self._policy_parking)
             blocks = weights.gathered(self._weights)
             if self._rank == 0:
                 entries = [weights.entry_of(name, weight) for name, weight in self._weights.items()]
@@ -261,7 +273,7 @@ class TrainerRank:
         """
         with self._phase("weight_sync", step=step):
             self._lent = []
-            self._park(self._policy_parking, changed=True)
+            park(self._policy_parking, changed=True)
             if leave_card:
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
@@ -285,32 +297,49 @@ class TrainerRank:
         )
         if not self._sharded:
             return policy
-        return shard(policy, device=self._torch_device, ranks=settings.ranks, half=self._half)
+        policy = shard(policy, device=self._torch_device, ranks=settings.ranks, half=self._half)
+        self._in_place.attach(policy)
+        return policy
 
-    def _scores(self, policy: Policy) -> dict[int, torch.Tensor]:
-        settings = self._settings
-        limit = settings.logprob_tokens or settings.tokens_per_microbatch
+    def _scores(self, policy: Policy, groups: list[list[int]]) -> dict[int, torch.Tensor]:
         scores: dict[int, torch.Tensor] = {}
-        with torch.no_grad():
-            for batch in self._batches(
-                range(len(self._samples)),
-                tokens=limit,
-                sequences=settings.microbatch_size,
-                dynamic=settings.dynamic_batching or settings.logprob_tokens is not None,
-            ):
-                output = policy(batch.tokens, batch.responses, settings.logprob_chunk)
+        with torch.no_grad(), self._in_place.watched():
+            for batch in self._batches(groups):
+                output = policy(batch.tokens, batch.responses, self._settings.logprob_chunk)
                 if batch.weight:
                     parts = output.split([len(self._samples[index].response) for index in batch.indices])
                     # Clones: a part would keep the whole micro-batch alive.
                     scores |= {index: part.clone() for index, part in zip(batch.indices, parts, strict=True)}
         return scores
 
-    def _batches(
-        self, own: Sequence[int], *, tokens: int | None, sequences: int | None, dynamic: bool
-    ) -> Iterator[Batch]:
-        lengths = [self._samples[index].tokens for index in own]
-        planned = plan(lengths, dynamic=dynamic, tokens=tokens, sequences=sequences)
-        groups = [[own[place] for place in group] for group in planned]
+    def _groups(self, own: Sequence[int], *, scoring: bool) -> list[list[int]]:
+        sizes = self._in_place.sizes
+        planned = plan(
+            [self._samples[index].tokens for index in own],
+            dynamic=sizes.packs_tokens(scoring=scoring),
+            tokens=sizes.logprob_tokens if scoring else sizes.tokens_per_microbatch,
+            sequences=sizes.microbatch_size,
+        )
+        return [[own[place] for place in group] for group in planned]
+
+    def _cured(self, work: Callable[[], Report], groups: list[list[int]], *, scoring: bool) -> Report:
+        """Return what a pass reports, or the cut that all ranks made after one of them failed in it."""
+        outcome = self._in_place.run(
+            work, clear=self._clear, groups=groups, tokens=[s.tokens for s in self._samples], scoring=scoring
+        )
+        return (
+            outcome if isinstance(outcome, Report) else msgspec.structs.replace(self._report(), cure=outcome)
+        )
+
+    def _clear(self) -> None:
+        scored = self._reference if self._component == "ref" else None
+        clear(scored or self._policy)
+        park(self._reference_parking, changed=False)
+        self._component = "trainer"
+        self._device.take()  # the cut pass is what counts
+        self._device.enforce()
+
+    def _batches(self, groups: list[list[int]]) -> Iterator[Batch]:
         wanted = len(groups)
         if self._settings.ranks > 1:
             # Every forward is a collective: a rank with fewer micro-batches repeats a sequence at weight 0.
@@ -338,14 +367,6 @@ class TrainerRank:
             reference_logprobs=reference,
         )
 
-    def _fetch(self, parking: Parking | None) -> None:
-        if parking is not None:
-            parking.fetch()
-
-    def _park(self, parking: Parking | None, *, changed: bool) -> None:
-        if parking is not None:
-            parking.park(changed=changed)
-
     def _report(self, **values: float) -> Report:
         return Report(readings=self._device.take(), budget_bytes=self._device.capacity_bytes, values=values)
 
@@ -355,7 +376,11 @@ class TrainerRank:
         try:
             with device.phase(name):
                 yield
-        except Exception as error:
+        except Exception as caught:
+            abandoned = caught if isinstance(caught, PassAbandonedError) else None
+            error = caught if abandoned is None else abandoned.error
+            if error is None:  # of another rank
+                raise
             device.lift()
             record = describe(
                 error,
@@ -367,19 +392,8 @@ class TrainerRank:
                 used_bytes=device.failed_used_bytes,
                 budget_bytes=device.budget_bytes,
             )
+            if abandoned is not None and self._in_place.may_cure(record):
+                abandoned.record = record
+                raise
             report(record, error)
             raise PhaseFailure(record) from error
-
-
-def _warm_up_transport() -> None:
-    """Cause the threads that Ray's object store starts at its first use; their stacks would count later."""
-    import ray
-
-    if ray.is_initialized():
-        ray.get(ray.put(torch.zeros(1 << 20, dtype=torch.uint8).numpy()))
-
-
-def _own_address() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"

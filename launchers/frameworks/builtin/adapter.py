@@ -11,10 +11,12 @@ import yaml
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.builtin.config.placement import colocated, half_precision
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
+from autotune.launchers.builtin.config.sizes import mini_batch, nominal
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.own_lines import own_marker
 from autotune.policies.certificate.contents import Training
+from autotune.policies.remedies.permissions import denial
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
@@ -24,6 +26,7 @@ from autotune.policies.values.profile import AtLeast, AtMost, Constraint, Grid, 
 
 _PROGRAM = "autotune.launchers.builtin"
 _TWO = (False, True)
+_PASSES = ("tokens_per_microbatch", "microbatch_size", "logprob_tokens")
 _SUPPORTED: dict[str, Grid] = {
     "concurrency": Grid(minimum=1),
     "memory_fraction": Grid(minimum=0.02, maximum=0.98, multiple=0.01),
@@ -103,12 +106,10 @@ class Builtin(Framework):
         """Return the job's knobs with the defaults filled in, and what limits them."""
         settings = parse_settings(self._document(job, run="profile"))
         sequence = settings.prompt_tokens + settings.response_tokens
-        step = settings.prompts * settings.samples
-        update = _mini_batch(settings) or step
         own = {name: getattr(settings, name) for name in _SUPPORTED}
         limit = settings.tokens_per_microbatch
-        own["tokens_per_microbatch"] = limit or -(-update // settings.ranks) * sequence
-        own["logprob_tokens"] = settings.logprob_tokens or limit or -(-step // settings.ranks) * sequence
+        own["tokens_per_microbatch"] = limit or nominal(settings, "tokens_per_microbatch")
+        own["logprob_tokens"] = settings.logprob_tokens or limit or nominal(settings, "logprob_tokens")
         own["concurrency"] = min(settings.concurrency, settings.prompts * settings.samples)
         gpus = cluster.gpus_per_node > 0
         shared = colocated(settings, cards=cluster.nodes * cluster.gpus_per_node)
@@ -146,6 +147,7 @@ class Builtin(Framework):
             trainer_budget_bytes=min((b for b in settings.trainer_budget if b), default=None),
             engine_budget_bytes=settings.engine_budget,
             resumable=settings.save_every > 0,
+            cures_in_place=True,
             layout=with_lengths(_layout(settings, gpus=gpus, shared=shared), job),
         )
 
@@ -169,6 +171,7 @@ class Builtin(Framework):
         """Render an attempt as `python -P -m autotune.launchers.builtin --config settings.yaml`."""
         document = self._document(job, run=run) | self.settings(job, knobs)
         # A checkpoint in the run's own folder is the run's own; in one that the user named it may be foreign.
+        document.setdefault("in_place", self._in_place(job, knobs))
         document["resume"] = "auto" if resume or "checkpoint_dir" not in job.settings else "never"
         return Command(
             argv=("{python}", "-P", "-m", _PROGRAM, "--config", "{attempt}/settings.yaml"),
@@ -219,6 +222,7 @@ class Builtin(Framework):
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a checkpoint folder of its own and a few steps."""
         own: dict[str, Any] = {"steps": steps, "checkpoint_dir": f"{folder}/checkpoints", "save_every": 0}
+        own["in_place"] = []  # a trial is of its own configuration
         if longest and job.settings.get("ignore_eos") is False:
             own["ignore_eos"] = True
         return msgspec.structs.replace(job, settings={**job.settings, **own})
@@ -226,6 +230,22 @@ class Builtin(Framework):
     def marker(self, line: str) -> Marker | None:
         """Return what one of the job's own lines says."""
         return own_marker(line, program=self.name)
+
+    def _in_place(self, job: Job, knobs: Knobs) -> list[str]:
+        """Return the knobs that the job may turn itself after a pass that ran out of memory.
+
+        By default all that the job permits: the update stays the same up to summation order, and a pass that
+        fails again fails as it would have without.
+        """
+        if job.recovery.in_place is False:
+            return []
+        profile = self.profile(job, _NOWHERE)
+        smaller = {name: msgspec.structs.replace(knobs, **{name: 1}) for name in _PASSES}
+        return [
+            name
+            for name, after in smaller.items()
+            if name in profile.supported and not denial(job.recovery, profile, knobs, after)
+        ]
 
     def _document(self, job: Job, *, run: str) -> dict[str, Any]:
         document = dict(job.settings)
@@ -278,8 +298,7 @@ def _layout(settings: Settings, *, gpus: bool, shared: bool) -> Layout:
 
 def _mini_batch(settings: Settings) -> int:
     """Return the samples of one update, 0 where it is the whole step."""
-    updates = settings.updates_per_rollout
-    return 0 if updates == 1 else -(-settings.prompts * settings.samples // updates)
+    return 0 if settings.updates_per_rollout == 1 else mini_batch(settings)
 
 
 _CLIPPING_BYTES = 16  # the gradient's norm is taken in fp64: a copy and its square
