@@ -20,6 +20,7 @@ from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 COMMANDS: Mapping[str, str] = {
     "init": "Make a job file from the command or script that you have.",
     "launch": "Run the training to its end, recovering from memory failures.",
+    "rehearse": "Meet in a few steps what fails late, and cure it before the training.",
     "search": "Find the fastest configuration that fits.",
     "plan": "Show what launch would do, and why; start nothing.",
     "doctor": "Check machine, cluster and job before GPUs are spent.",

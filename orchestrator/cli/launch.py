@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.shared.options import given, global_options
+from autotune.orchestrator.cli.shared.options import given, global_options, option
 
 CODES = """\b
 Exit codes:
@@ -19,6 +19,11 @@ Exit codes:
 
 @click.command("launch", epilog=CODES)
 @launching("launch")
+@option(
+    "--rehearse",
+    is_flag=True,
+    help="Begin with a rehearsal: a few steps in a folder of their own that meet what fails late.",
+)
 @global_options
 @click.pass_context
 def command(context: click.Context, launch_options: LaunchOptions) -> None:

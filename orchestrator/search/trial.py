@@ -24,6 +24,7 @@ from autotune.policies.values.events import (
     Purpose,
     Result,
     Speed,
+    Started,
     StopRequested,
     Tried,
 )
@@ -142,15 +143,8 @@ class Trial:
         self._steps, self._failed = [], False
         self.attempt = bench.ledger.trials.last_attempt + 1
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
-        start = intended(
-            bench.context,
-            job,
-            self.knobs,
-            number=self.attempt,
-            resume=False,
-            trial=self.number,
-            longest=self._longest,
-        )
+        begin_as = Started(attempt=self.attempt, knobs=self.knobs, trial=self.number, longest=self._longest)
+        start = intended(bench.context, job, begin_as)
 
         def begin() -> Handle:
             self.handle = start()

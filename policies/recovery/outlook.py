@@ -66,7 +66,13 @@ def outlook(run: Run) -> Outlook | None:
     likely = tuple(
         in_phase(a, calibration.moved[a.number]) if a.number in calibration.moved else a for a in run.attempts
     )
-    return Outlook(run=msgspec.structs.replace(run, attempts=likely), model=model, calibration=calibration)
+    forced = bool(run.attempts) and run.attempts[-1].longest
+    return Outlook(
+        run=msgspec.structs.replace(run, attempts=likely),
+        model=model,
+        calibration=calibration,
+        assumption=Assumption.LONGEST if forced else Assumption.EXPECTED,
+    )
 
 
 def _known_model(run: Run) -> Model | None:
@@ -171,7 +177,10 @@ def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
     model, last = _known_model(run), run.attempts[-1]
     if model is None or len(last.progress) >= LATE:
         return False
-    estimate = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
+    assumption = Assumption.LONGEST if last.longest else Assumption.EXPECTED
+    estimate = estimates(
+        run.accepted.profile, run.accepted.cluster, model, (last.knobs,), assumption=assumption
+    )
     if diagnosis.cause is Cause.HOST_OOM:
         prediction, expected = HOST_LIMIT * estimate.host_capacity, float(estimate.host.max())
         return math.isfinite(prediction) and prediction > _BEYOND * expected

@@ -19,7 +19,7 @@ from autotune.orchestrator.cluster_fit import misfits
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import parse
-from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
 from autotune.orchestrator.errors import ExitCode, Failure
@@ -40,6 +40,7 @@ from autotune.policies.values.events import (
     Interrupted,
     NeedsHuman,
     Progressed,
+    Rehearsed,
     Stable,
     Started,
     TrainingCompleted,
@@ -118,8 +119,9 @@ def drive(
         views.close()
     code = exit_code(verdict)
     with listening(hung_up=views.hang_up) as after:
-        if code is ExitCode.OK and not options.json and (run.path / "stable.yaml").exists():
-            views.print_line(str(options.runs_dir / run.id / "stable.yaml"))
+        name = export.REHEARSED if isinstance(verdict, Rehearsed) else export.STABLE
+        if code is ExitCode.OK and not options.json and (run.path / name).exists():
+            views.print_line(str(options.runs_dir / run.id / name))
         if told:
             limit_s = at_end.HURRIED_S if isinstance(verdict, Interrupted) else at_end.LIMIT_S
             views.write_view(
@@ -165,7 +167,7 @@ def _drive(
     history = journal.history()
     finished = history[-1] if history else None
     if isinstance(finished, Finished) and edit is None:
-        if isinstance(finished.verdict, (TrainingCompleted, Stable)):
+        if isinstance(finished.verdict, (TrainingCompleted, Stable, Rehearsed)):
             return finished.verdict
         if isinstance(finished.verdict, (GaveUp, NeedsHuman)) and not fixed:
             views.show_end(finished, hint=how_to_go_on(run))
@@ -245,7 +247,7 @@ def _learn(journal: Journal) -> None:
 
 def _conduct(context: RunContext, views: Views) -> Verdict:
     """Launch or search, as the run was asked for."""
-    if context.folder.request.mode is directory.Mode.LAUNCH:
+    if context.folder.request.mode is not directory.Mode.SEARCH:
         return reconcile.run(context)
     from autotune.orchestrator.search import controller
 
@@ -298,9 +300,10 @@ def _measured(job: Job, cluster: Cluster) -> Job:
 
 
 def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
-    cluster = runner.cluster()
+    cluster, request = runner.cluster(), run.request
     _match(job, cluster)
     job = _measured(job, cluster)
+    only = request.mode is directory.Mode.REHEARSE
     reconcile.accept(
         journal,
         run=run.id,
@@ -308,8 +311,9 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         profile=framework.profile(job, cluster),
         cluster=cluster,
         versions=versions(),
-        mode=run.request.mode,
-        policy=run.request.policy,
+        mode=request.mode,
+        policy=request.policy,
+        rehearsed=rehearsal.planned(framework, job, only=only) if request.rehearse else None,
         recall=calibration_cache.recall,
         now=Clock().now(),
     )
@@ -336,10 +340,11 @@ def _match(job: Job, cluster: Cluster) -> None:
 
 
 def _export(run: directory.Run, job: Job) -> None:
-    """Write the stable configuration of a run whose job is `job`."""
+    """Write the proven configuration of a run whose job is `job`."""
     history = run.history()
-    knobs = export.stable_knobs(history)
-    if knobs is not None:
+    proven = export.proven(history)
+    if proven is not None:
+        name, knobs = proven
         accepted = msgspec.structs.replace(
             accepted_of(history).job,
             env=job.env,
@@ -348,7 +353,7 @@ def _export(run: directory.Run, job: Job) -> None:
             document=job.document,
             variables=job.variables,
         )
-        export.write(run, history, frameworks.find(job.framework), accepted, knobs)
+        export.write(run, history, frameworks.find(job.framework), accepted, knobs, name=name)
 
 
 def _certify(run: directory.Run) -> None:
@@ -360,21 +365,22 @@ def _certify(run: directory.Run) -> None:
 
 
 def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> None:
-    """Write the stable configuration of a run that succeeded, and say what changed."""
-    if not isinstance(verdict, (TrainingCompleted, Stable)):
+    """Write the proven configuration of a run that succeeded, and say what changed."""
+    if not isinstance(verdict, (TrainingCompleted, Stable, Rehearsed)):
         return
     views.export()
     history = run.history()
-    knobs = export.stable_knobs(history)
-    if knobs is not None:
+    proven = export.proven(history)
+    if proven is not None:
+        name, knobs = proven
         framework = frameworks.find(job.framework)
-        views.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
+        views.summary(export.changes(history, framework, knobs), stable=str(run.path / name))
 
 
 def exit_code(verdict: Verdict) -> ExitCode:
     """Return the exit code of a verdict."""
     match verdict:
-        case TrainingCompleted() | Stable():
+        case TrainingCompleted() | Stable() | Rehearsed():
             return ExitCode.OK
         case GaveUp() | NeedsHuman():
             return ExitCode.NO

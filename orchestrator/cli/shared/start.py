@@ -245,6 +245,7 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
     python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
     request = prepared.request
     arguments = f"--runs-dir {runs_dir} {request.mode} job.yaml --policy {request.policy}"
+    arguments += " --rehearse" if request.rehearse and request.mode is directory.Mode.LAUNCH else ""
     arguments += " --continue" if continued else ""
     entrypoint = (
         f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "
