@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
     world: World
     kind: Kind
-    extra_bytes: float  # that the event needs beside the phase's usual peak
+    times: float  # the phase's usual peak, that the event needs
     longest: float  # times the usual short-lived memory of a pass, at full length
     at: int  # the step of the full-length batch
 
@@ -109,11 +109,10 @@ def drawn_case(kind: Kind, stratum: Stratum, *, seed: int) -> Case:
     world = msgspec.structs.replace(
         world, late=(), accepted=msgspec.structs.replace(accepted, profile=profile)
     )
-    case = Case(world=world, kind=kind, extra_bytes=0.0, longest=1.0, at=rng.randint(20, _STEPS))
+    case = Case(world=world, kind=kind, times=1.0, longest=1.0, at=rng.randint(20, _STEPS))
     capacity, over = accepted.cluster.gpu_memory_bytes, rng.uniform(1.01, 1.15)
     if kind in _PLACES:
-        held = _usual(case, best.knobs, 2)[_PLACES[kind][1]]
-        return case._replace(extra_bytes=capacity * over - held)
+        return case._replace(times=capacity * over / _usual(case, best.knobs, 2)[_PLACES[kind][1]])
     short = float(device_peaks(world, columns(world, (best.knobs,)))[Phase.BACKWARD][1][0])
     spare = capacity - max(_usual(case, best.knobs, 2)[phase] for phase in _PASSES)
     if kind is Kind.HOLDS:
@@ -179,7 +178,16 @@ def _progressed(case: Case, action: Launch, step: int, *, attempt: int, saved: b
         more = int(true[Phase(name)] - usual[Phase(name)])
         used = min(peak.capacity_bytes or peak.used_bytes, peak.used_bytes + more)
         peaks[name] = msgspec.structs.replace(peak, used_bytes=used)
-    return Progressed(attempt=attempt, step=step, seconds=60.0, peaks=peaks, saved=step if saved else None)
+    world = case.world
+    tokens = world.mean_sequence * world.accepted.profile.layout.sequences
+    return Progressed(
+        attempt=attempt,
+        step=step,
+        seconds=60.0,
+        tokens_per_second=tokens / 60.0,
+        peaks=peaks,
+        saved=step if saved else None,
+    )
 
 
 def _end(
@@ -245,7 +253,7 @@ def _failure(
     demands = list(_peaks(case, knobs, step, longest=longest).items())
     if happens.get(case.kind, False):
         phase, same = _PLACES[case.kind]
-        event = (phase, _usual(case, knobs, step)[same] + case.extra_bytes)
+        event = (phase, _usual(case, knobs, step)[same] * case.times)
         demands = [event, *demands] if loads and case.kind is Kind.RELOAD else [*demands, event]
     for phase, peak in demands:
         if peak > capacity:

@@ -35,34 +35,38 @@ _FOLLOWS_LENGTHS = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.KV_POOL, Caus
 def while_rehearsing(run: Run, rehearsal: Rehearsal, ordinary: Callable[[Run], Action]) -> Action | None:
     """Return what follows the rehearsals of `run`; None: the training does.
 
-    `ordinary` is what would follow if they were attempts at the training. A failure that only answers of
-    full length cause is cured where it is likely in the training; else its remedy is kept ready, and the
-    rehearsal goes on with the job's own lengths. A rehearsal that ends without a cure keeps no training from
-    its start: it may be to blame itself.
+    `ordinary` is what would follow if they were attempts at the training. After a failure with every answer
+    at full length the rehearsal goes on with the job's own lengths; what it measures tells whether the
+    training is likely to meet that failure, and only then it is cured. A rehearsal that ends without a cure
+    keeps no training from its start: it may be to blame itself.
     """
     last = run.attempts[-1] if run.attempts else None
     if last is not None and not last.longest:
-        # What failed at full length alone is known to the estimate, and asks for no cure any more.
-        own = tuple(a for a in run.attempts if not a.longest)
-        forced = tuple(a for a in run.attempts if a.longest)
-        run = msgspec.structs.replace(run, attempts=own, rehearsed=forced)
+        run = _apart(run)
     action = ordinary(run)
+    if last is None:
+        starts = isinstance(action, Launch)
+        return _start(action, Part.WORST, longest=rehearsal.forces) if starts else action
+    if isinstance(action, Launch) and run.edited:
+        return _start(action, Part.WORST, longest=rehearsal.forces)
+    part = last.rehearsal or Part.WORST
+    over = isinstance(action, Launch | Finish) and run.finished is None
+    if _by_length(last) and over and not _likely(run, last, rehearsal, action):
+        return _start(_own_lengths(last, action), part, longest=False)
     match action:
-        case Launch() if last is None:
-            return _start(action, Part.WORST, longest=rehearsal.forces)
-        case Finish(verdict=TrainingCompleted()) if last is not None:
-            if last.rehearsal is Part.WORST and rehearsal.reloads:
-                reason = "rehearsal: goes on from its checkpoint"
-                return _start(Launch(knobs=last.knobs, reason=reason), Part.RELOAD, longest=last.longest)
-            return Finish(verdict=_passed(run, last)) if rehearsal.only else None
-        case Finish(verdict=GaveUp() | NeedsHuman()) if last is not None:
-            if kept := _kept(run, last, rehearsal, action):
-                return kept
-            return action if rehearsal.only or run.finished is not None else None
-        case Launch() if last is not None:
-            part = Part.WORST if run.edited else last.rehearsal or Part.WORST
-            longest = rehearsal.forces if run.edited else last.longest
-            return _kept(run, last, rehearsal, action) or _start(action, part, longest=longest)
+        case Launch():
+            return _start(action, part, longest=last.longest)
+        case Finish(verdict=TrainingCompleted()):
+            if part is Part.WORST and rehearsal.reloads:
+                reload = Launch(knobs=last.knobs, reason="rehearsal: goes on from its checkpoint")
+                return _start(reload, Part.RELOAD, longest=last.longest)
+            cure = _cure(run, last, rehearsal, ordinary)
+            if cure is not None:
+                return _start(cure, Part.WORST, longest=True)
+            cured = last.knobs != run.accepted.profile.knobs
+            return Finish(verdict=Rehearsed(cured=cured)) if rehearsal.only else None
+        case Finish(verdict=GaveUp() | NeedsHuman()) if not rehearsal.only and run.finished is None:
+            return None
         case _:
             return action
 
@@ -75,19 +79,19 @@ def passed(run: Run) -> Attempt | None:
     return last
 
 
-def chance(run: Run, steps: int) -> float | None:
-    """Return the chance that so many steps meet the last failure with the job's own lengths.
+def chance(run: Run, failed: Attempt, *, steps: int) -> float | None:
+    """Return the chance that so many steps with the job's own lengths meet a failure.
 
     None where no estimate knows.
     """
-    last = run.attempts[-1]
     goal = msgspec.structs.replace(run.accepted.job.goal, steps=steps)
     job = msgspec.structs.replace(run.accepted.job, goal=goal)
-    view = outlook(msgspec.structs.replace(run, accepted=msgspec.structs.replace(run.accepted, job=job)))
-    place = None if last.diagnosis is None else _row(last.diagnosis)
+    accepted = msgspec.structs.replace(run.accepted, job=job)
+    view = outlook(msgspec.structs.replace(run, accepted=accepted))
+    place = None if failed.diagnosis is None else _row(failed.diagnosis)
     if view is None or place is None:
         return None
-    estimate = replace(view, assumption=Assumption.EXPECTED).estimates((last.knobs,))
+    estimate = replace(view, assumption=Assumption.EXPECTED).estimates((failed.knobs,))
     return float(chances(estimate, predicted(view.calibration, estimate), headroom=0.0)[place, 0])
 
 
@@ -100,28 +104,55 @@ def _row(diagnosis: Diagnosis) -> int | None:
     return None
 
 
-def _kept(run: Run, last: Attempt, rehearsal: Rehearsal, action: Action) -> Launch | None:
-    """Return the rehearsal with the job's own lengths where the failure is not likely in the training."""
-    diagnosis = last.diagnosis
-    if not last.longest or run.edited or diagnosis is None:
-        return None
-    if diagnosis.cause not in _FOLLOWS_LENGTHS or diagnosis.phase not in _LENGTHS:
-        return None
-    likely = chance(run, rehearsal.steps)
-    if likely is not None and likely > _LIKELY:
-        return None
-    known = "not known" if likely is None else f"{likely:.0%}"
+def _apart(run: Run) -> Run:
+    """Return the run without its rehearsals at full length: their failures ask for no cure by themselves."""
+    forced = tuple(a for a in run.attempts if a.longest)
+    return msgspec.structs.replace(
+        run, attempts=tuple(a for a in run.attempts if not a.longest), rehearsed=forced
+    )
+
+
+def _by_length(attempt: Attempt) -> bool:
+    """Return whether an attempt failed where full length may be why."""
+    diagnosis = attempt.diagnosis
+    if diagnosis is None or not attempt.longest:
+        return False
+    return diagnosis.cause in _FOLLOWS_LENGTHS and diagnosis.phase in _LENGTHS
+
+
+def _likely(run: Run, last: Attempt, rehearsal: Rehearsal, action: Action) -> bool:
+    """Return whether the job's own lengths, once measured, make a failure at full length worth a cure now."""
+    measured = any(a.progress for a in run.attempts if not a.longest)
+    if not measured or not isinstance(action, Launch) or action.remedy is None:
+        return False
+    return (chance(run, last, steps=rehearsal.steps) or 0.0) > _LIKELY
+
+
+def _own_lengths(last: Attempt, action: Launch | Finish) -> Launch:
+    """Return the rehearsal with the job's own lengths, after one at full length that failed."""
+    phase = "it" if last.diagnosis is None else last.diagnosis.phase.value
     remedy = action.remedy if isinstance(action, Launch) else None
     ready = f"; kept ready: {words(last.knobs, remedy.changes)}" if remedy is not None else ""
     reason = (
-        f"rehearsal: {diagnosis.phase.value} fails with every answer at full length, whose chance in "
-        f"{rehearsal.steps} steps is {known}: on with the job's own lengths{ready}"
+        f"rehearsal: {phase} fails with every answer at full length; on with the job's own lengths{ready}"
     )
-    return _start(Launch(knobs=last.knobs, reason=reason), last.rehearsal or Part.WORST, longest=False)
+    return Launch(knobs=last.knobs, reason=reason)
 
 
-def _passed(run: Run, last: Attempt) -> Rehearsed:
-    return Rehearsed(cured=last.knobs != run.accepted.profile.knobs)
+def _cure(run: Run, last: Attempt, rehearsal: Rehearsal, ordinary: Callable[[Run], Action]) -> Launch | None:
+    """Return the cure of the last failure at full length, where the training is likely to meet it."""
+    failed = run.rehearsed[-1] if run.rehearsed else None
+    if last.longest or failed is None or failed.knobs != last.knobs:
+        return None
+    likely = chance(run, failed, steps=rehearsal.steps)
+    if likely is None or likely <= _LIKELY:
+        return None
+    action = ordinary(msgspec.structs.replace(run, attempts=run.rehearsed, rehearsed=run.attempts))
+    if not isinstance(action, Launch) or action.remedy is None:
+        return None
+    reason = f"{likely:.0%} chance in {rehearsal.steps} steps; {action.reason}"
+    remedy = msgspec.structs.replace(action.remedy, reason=reason)
+    return msgspec.structs.replace(action, reason=reason, remedy=remedy)
 
 
 def _start(action: Launch, part: Part, *, longest: bool) -> Launch:

@@ -66,6 +66,7 @@ class Late:
     """The scripted job with one failure that comes late: which, and until which setting is changed."""
 
     fails: Callable[[dict[str, Any], int, bool], str]  # settings, step and whether it resumed -> phase or ""
+    token_bytes: int = 0  # of a backward pass beside 50 MiB
 
     def __call__(self, world: World, command: Command) -> tuple[Script, Exit | None]:
         own = settings(command)
@@ -82,10 +83,11 @@ class Late:
                     reported(failed, number),
                 ]
                 return [*script, *[""] * 1000], None
+            used = (50 << 20) + self.token_bytes * tokens(own)
             saves = number % every == 0 or number == of
             script.append(
                 phase("rollout", number)
-                + phase("backward", number)
+                + phase("backward", number, used=used)
                 + f"builtin: step {number}/{of} seconds=2.5 tokens=4096 tokens_per_second=1638.4 reward=0.1\n"
                 + (f"builtin: checkpoint step={number} seconds=0.1 path={folder}\n" if saves else "")
             )
@@ -222,16 +224,31 @@ def test_a_failure_of_full_length_alone_that_no_estimate_calls_likely_keeps_its_
     assert "full length" in kept and "kept ready: tokens_per_microbatch" in kept
 
 
-def test_a_failure_of_full_length_that_the_training_will_meet_is_cured(tmp_path: Path) -> None:
+def test_a_failure_that_the_jobs_own_lengths_cause_too_is_cured(tmp_path: Path) -> None:
     def fails(own: dict[str, Any], step: int, resumed: bool) -> str:
-        return "backward" if tokens(own) > 1024 and (own["ignore_eos"] or step >= 9) else ""
+        return "backward" if step >= 2 and tokens(own) > 1024 else ""
 
-    # By the estimate 4,096 tokens are far beyond this budget, whatever the answers' lengths.
-    case = Case(tmp_path, Night(Late(fails)), budget="12MiB")
-    assert case.drive(Policy.ESTIMATE) == TrainingCompleted()
+    case = Case(tmp_path, Night(Late(fails)))
+    assert case.drive() == TrainingCompleted()
+    assert [longest for _, longest, _ in parts(case)][:2] == [True, False]
     assert tokens(settings(case.world.commands[-1])) <= 1024
     last = case.started[-1].attempt
     assert not [e for e in case.history if isinstance(e, Diagnosed) and e.attempt == last]
+
+
+def test_a_failure_of_full_length_that_is_likely_in_the_training_is_cured(tmp_path: Path) -> None:
+    # With the job's own lengths the pass gets through, and leaves next to nothing free.
+    case = Case(tmp_path, Night(Late(long_answers, token_bytes=12_750)))
+    assert isinstance(case.drive(Policy.ESTIMATE), TrainingCompleted)
+    assert parts(case)[:4] == [
+        (Part.WORST, True, False),
+        (Part.WORST, False, False),
+        (Part.RELOAD, False, True),
+        (Part.WORST, True, False),
+    ]
+    assert parts(case)[-2:] == [(Part.RELOAD, True, True), (None, False, False)]
+    assert tokens(settings(case.world.commands[-1])) <= 1024
+    assert any("chance in 12 steps" in e.reason for e in case.history if isinstance(e, Decided))
 
 
 def test_a_rehearsal_that_ends_with_the_jobs_own_error_keeps_no_training_from_its_start(
