@@ -45,13 +45,13 @@ def while_rehearsing(run: Run, rehearsal: Rehearsal, ordinary: Callable[[Run], A
         run = _apart(run)
     action = ordinary(run)
     if last is None:
-        starts = isinstance(action, Launch)
-        return _start(action, Part.WORST, longest=rehearsal.forces) if starts else action
+        if not isinstance(action, Launch):
+            return action
+        return _start(action, Part.WORST, longest=rehearsal.forces)
     if isinstance(action, Launch) and run.edited:
         return _start(action, Part.WORST, longest=rehearsal.forces)
     part = last.rehearsal or Part.WORST
-    over = isinstance(action, Launch | Finish) and run.finished is None
-    if _by_length(last) and over and not _likely(run, last, rehearsal, action):
+    if _by_length(last) and _answers(run, action) and not _likely(run, last, rehearsal, action):
         return _start(_own_lengths(last, action), part, longest=False)
     match action:
         case Launch():
@@ -112,6 +112,12 @@ def _apart(run: Run) -> Run:
     )
 
 
+def _answers(run: Run, action: Action) -> bool:
+    """Return whether an action answers a failure: memory that is still held, or the user, come first."""
+    gives_up = isinstance(action, Finish) and isinstance(action.verdict, GaveUp | NeedsHuman)
+    return isinstance(action, Launch) or (gives_up and run.finished is None)
+
+
 def _by_length(attempt: Attempt) -> bool:
     """Return whether an attempt failed where full length may be why."""
     diagnosis = attempt.diagnosis
@@ -128,7 +134,7 @@ def _likely(run: Run, last: Attempt, rehearsal: Rehearsal, action: Action) -> bo
     return (chance(run, last, steps=rehearsal.steps) or 0.0) > _LIKELY
 
 
-def _own_lengths(last: Attempt, action: Launch | Finish) -> Launch:
+def _own_lengths(last: Attempt, action: Action) -> Launch:
     """Return the rehearsal with the job's own lengths, after one at full length that failed."""
     phase = "it" if last.diagnosis is None else last.diagnosis.phase.value
     remedy = action.remedy if isinstance(action, Launch) else None
