@@ -43,7 +43,7 @@ _UNKNOWN = "No estimate: the model's shape, or the size of a device, is not know
 def memory_of(past: Past) -> Memory:
     """Return the peaks of the attempts of a launch, of at most twelve of them."""
     history = past.history
-    started = [(place, e) for place, e in enumerate(history) if isinstance(e, Started) and e.trains]
+    started = [(place, e) for place, e in enumerate(history) if isinstance(e, Started) and e.trial is None]
     if len(started) > _FIRST + _LAST:
         started = [*started[:_FIRST], *started[-_LAST:]]
     rows: dict[int, list[Event]] = {event.attempt: [] for _, event in started}
@@ -72,7 +72,7 @@ def memory_of(past: Past) -> Memory:
 
 def chosen_attempt(history: History) -> int:
     """Return the last attempt that reached the goal, else the last that was started; 0 for none."""
-    own = [e.attempt for e in history if isinstance(e, Started) and e.trains]
+    own = [e.attempt for e in history if isinstance(e, Started) and e.trial is None]
     reached = [e.attempt for e in history if isinstance(e, GoalReached) and e.attempt in set(own)]
     return reached[-1] if reached else own[-1] if own else 0
 
