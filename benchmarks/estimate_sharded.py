@@ -22,10 +22,10 @@ import msgspec
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.shapes import Parameters
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
+from autotune.policies.values.architecture.model import Layout, Model, model_from_config
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model, model_from_config
 from autotune.policies.values.profile import Placement, Profile
 from benchmarks.one_estimate import estimate
 from benchmarks.sharded_jobs import HELD_OUT, JOBS, MODELS, Job

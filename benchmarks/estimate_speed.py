@@ -11,9 +11,9 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from autotune.policies.estimate.peaks import estimates
+from autotune.policies.values.architecture.model import Layout, model_from_config
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, model_from_config
 from autotune.policies.values.profile import Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.one_estimate import estimate

@@ -24,9 +24,9 @@ import msgspec
 
 from autotune.policies.estimate.load import load_of
 from autotune.policies.estimate.passes import logits_of
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import Placement, Profile
 
 RECORDED = Path(__file__).parent / "measurements" / "loss-code.jsonl"

@@ -6,10 +6,10 @@ import numpy as np
 
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 

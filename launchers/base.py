@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import msgspec
 
 from autotune.policies.certificate.contents import Training
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.observation import Marker, Sample
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import STEPS, Met, Part
 from autotune.policies.values.value import Value
 
 
@@ -141,6 +142,18 @@ class Framework(Protocol):
 
         `longest` forces every sequence to its full length, where that is possible.
         """
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal of the job meets of what fails late; empty where it cannot be rehearsed."""
+        return ()
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return the job as a part of its rehearsal runs it: a trial that also saves and validates.
+
+        Its checkpoints go below `folder`, which both parts share, and nowhere else. Asked only of a job that
+        meets something.
+        """
+        return self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
 
 
 OWN_SOURCE = "autotune"  # of records by autotune's own code, which no output of a job can have

@@ -20,16 +20,27 @@ from autotune.policies.values.events import (
     Interrupted,
     NeedsHuman,
     Progressed,
+    Rehearsed,
     Stable,
+    Started,
     TrainingCompleted,
     Tried,
-    Unit,
     Verdict,
 )
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs, Setting, changed
-from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost, Outcome, Peak
+from autotune.policies.values.observation import (
+    Cancelled,
+    Completed,
+    Crashed,
+    Hung,
+    Lost,
+    Outcome,
+    Peak,
+    Unit,
+)
+from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
 
 _CAUSES = {
@@ -200,11 +211,11 @@ def _fullness(peak: Peak) -> tuple[float, int]:
     return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
 
 
-def outcome(value: Outcome) -> str:
+def outcome(value: Outcome, *, rehearsal: bool = False) -> str:
     """Return how an attempt ended."""
     match value:
         case Completed():
-            return "training complete"
+            return "got through" if rehearsal else "training complete"
         case Crashed(exit_code=code, signal=signal):
             if signal is not None:
                 return f"killed by signal {signal}"
@@ -224,6 +235,17 @@ def outcome(value: Outcome) -> str:
             }.get(by, f"stopped by {by}")
         case _:
             assert_never(value)
+
+
+def attempt(event: Started, *, before: Knobs, first: Knobs | None) -> str:
+    """Return what an attempt changes, and which part of a rehearsal it is."""
+    same = "as written" if event.knobs == first else "same settings again"
+    change = setting_changes(before, event.knobs) or same
+    if event.rehearsal is None:
+        return change
+    part = "rehearsal" if event.rehearsal is Part.WORST else "rehearsal, from its checkpoint"
+    full = ", every answer at full length" if event.longest else ""
+    return f"{part}{full}: {change}"
 
 
 def edits(event: Edited) -> str:
@@ -266,6 +288,9 @@ def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
             return f"Training complete{_MARGINAL if marginal else ''} after {tries} in {took}"
         case Stable(marginal=marginal):
             return f"Stable{_MARGINAL if marginal else ''} after {tries} in {took}"
+        case Rehearsed(cured=cured):
+            how = "with the settings above" if cured else "as written"
+            return f"Rehearsed {how} after {tries} in {took}"
         case GaveUp(reason=reason):
             return f"gave up after {tries}: {reason}"
         case NeedsHuman(diagnosis=found):

@@ -18,6 +18,7 @@ from autotune.policies.values.events import (
     Interrupted,
     NeedsHuman,
     Progressed,
+    Rehearsed,
     Stable,
     Started,
     TrainingCompleted,
@@ -116,7 +117,7 @@ def _state(verdict: Verdict) -> State:
     match verdict:
         case TrainingCompleted():
             return State.COMPLETED
-        case Stable():
+        case Stable() | Rehearsed():
             return State.STABLE
         case GaveUp():
             return State.GAVE_UP

@@ -28,6 +28,7 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting, changed
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import Met
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
@@ -120,6 +121,7 @@ class Plan(Value, frozen=True, kw_only=True):
     knobs: tuple[KnobPlan, ...]
     unsupported: dict[str, str]
     warnings: tuple[str, ...]
+    rehearsal: tuple[Met, ...] = ()  # what a rehearsal meets of what fails late; empty: there is none
 
 
 def plan(
@@ -156,6 +158,7 @@ def plan(
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
         warnings=(*profile.warnings, *cautions(run, action.knobs)),
+        rehearsal=framework.meets(job),
     )
 
 

@@ -14,6 +14,7 @@ from autotune.policies.values.events import (
     Interrupted,
     Launch,
     NeedsHuman,
+    Rehearsed,
     Stable,
     Stop,
     TrainingCompleted,
@@ -70,6 +71,8 @@ def verdict_text(verdict: Verdict) -> str:
             kind = "completed" if isinstance(verdict, TrainingCompleted) else "stable"
             faster = "" if verdict.faster is None else f", faster: {remedy_text(verdict.faster)}"
             return f"{kind}{' marginal' if verdict.marginal else ''}{faster}"
+        case Rehearsed():
+            return f"rehearsed{' cured' if verdict.cured else ''}"
         case GaveUp():
             return f"gave up: {verdict.reason}"
         case NeedsHuman():

@@ -11,10 +11,10 @@ import msgspec
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
+from autotune.policies.values.architecture.model import Layout, model_from_config
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, model_from_config
 from autotune.policies.values.observation import Crashed
 from autotune.policies.values.profile import Placement, Profile
 from benchmarks.one_estimate import estimate

@@ -9,10 +9,10 @@ import msgspec
 from autotune.policies.estimate.belief.calibration import Calibration, calibrated
 from autotune.policies.recovery import outlook
 from autotune.policies.recovery.decide import decide
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import Diagnosed, History, Launch
 from autotune.policies.values.history import Run
-from autotune.policies.values.model import Model
 
 
 def no_calibration(history: History) -> Launch | None:

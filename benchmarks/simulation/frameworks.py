@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import permutations
 from random import Random
 
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import (
     AtLeast,
     Constraint,

@@ -7,9 +7,9 @@ from random import Random
 
 import msgspec
 
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.job import Cluster, Goal, Job, Preflight, Recovery
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import Placement
 from benchmarks.simulation.cluster import run
 from benchmarks.simulation.frameworks import OFFERS, Offer, profile, written

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.events import Accepted
-from autotune.policies.values.model import Model
 from autotune.policies.values.value import Value
 
 GIB = 1 << 30

@@ -21,6 +21,7 @@ from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking
 COMMANDS: Mapping[str, str] = {
     "init": "Make a job file from the command or script that you have.",
     "launch": "Run the training to its end, recovering from memory failures.",
+    "rehearse": "Meet in a few steps what fails late, and cure it before the training.",
     "search": "Find the fastest configuration that fits.",
     "plan": "Show what launch would do, and why; start nothing.",
     "doctor": "Check machine, cluster and job before GPUs are spent.",
@@ -34,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "remedies": "List every remedy for a framework: setting, limits, cost.",
     "skill": "Write the instructions by which a coding agent uses autotune.",
 }
+BESIDE: Mapping[str, str] = {"rehearse": "launch"}  # commands in the module of another
 ALIASES: Mapping[str, str] = {"ladder": "remedies"}
 
 
@@ -49,7 +51,8 @@ class Commands(click.Group):
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"autotune.orchestrator.cli.{name}").command
+        module = importlib.import_module(f"autotune.orchestrator.cli.{BESIDE.get(name, name)}")
+        command: click.Command = getattr(module, name if name in BESIDE else "command")
         command.short_help = COMMANDS[name]
         # Without it click would put the command's name into the variables.
         command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX

@@ -32,7 +32,7 @@ from autotune.orchestrator.explain.snapshot import (
 )
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 _CODES = """\b
 Exit codes:

@@ -1,11 +1,11 @@
-"""`autotune launch`."""
+"""`autotune launch` and `autotune rehearse`."""
 
 from __future__ import annotations
 
 import click
 
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.shared.options import given, global_options
+from autotune.orchestrator.cli.shared.options import given, global_options, option
 
 CODES = """\b
 Exit codes:
@@ -16,9 +16,19 @@ Exit codes:
   101  a bug in autotune
   130  interrupted; 143 terminated; `autotune resume` continues the run"""
 
+_REHEARSAL_CODES = CODES.replace(
+    "the training is complete, or `then: stop` was reached",
+    "the job got through; `rehearsed.yaml` of the run is the job with what that took",
+)
+
 
 @click.command("launch", epilog=CODES)
 @launching("launch")
+@option(
+    "--rehearse",
+    is_flag=True,
+    help="Begin with a rehearsal: a few steps in a folder of their own that meet what fails late.",
+)
 @global_options
 @click.pass_context
 def command(context: click.Context, launch_options: LaunchOptions) -> None:
@@ -27,6 +37,22 @@ def command(context: click.Context, launch_options: LaunchOptions) -> None:
     \b
     Example:
       autotune launch job.yaml --set tokens_per_microbatch=16384
+    """  # noqa: D301 - click reads the backspace
+    from autotune.orchestrator.cli.shared import start
+
+    context.exit(start.begin(launch_options, options=given(context)))
+
+
+@click.command("rehearse", epilog=_REHEARSAL_CODES)
+@launching("rehearse")
+@global_options
+@click.pass_context
+def rehearse(context: click.Context, launch_options: LaunchOptions) -> None:
+    """Meet in a few steps what fails late, and cure it: full lengths, checkpoint, validation, reload.
+
+    \b
+    Example:
+      autotune rehearse job.yaml
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli.shared import start
 

@@ -269,16 +269,14 @@ def _attempts(
     for start in started:
         rows = tuple(e for e in history if e.attempt == start.attempt)
         ended = next((e for e in rows if isinstance(e, Ended)), None)
-        change = messages.setting_changes(before, start.knobs) or (
-            "as written" if start.knobs == first else "same settings again"
-        )
+        change = messages.attempt(start, before=before, first=first)
         seconds = ended.seconds if ended is not None else max(0.0, now - seconds_of(start.at))
         attempts.append(
             AttemptStatus(
                 attempt=start.attempt,
                 change=change,
                 seconds=seconds,
-                status=_attempt_status(rows, ended),
+                status=_attempt_status(rows, ended, rehearsal=start.rehearsal is not None),
                 foreseen=_foreseen(rows) if ended is None else (),
                 cured=tuple(e for e in rows if isinstance(e, CuredInPlace)),
             )
@@ -320,12 +318,12 @@ def _change(first: Knobs, knobs: Knobs) -> str:
     return messages.setting_changes(first, knobs) or "as written"
 
 
-def _attempt_status(rows: tuple[Event, ...], ended: Ended | None) -> str:
+def _attempt_status(rows: tuple[Event, ...], ended: Ended | None, *, rehearsal: bool) -> str:
     diagnosed = next((e for e in rows if isinstance(e, Diagnosed)), None)
     if diagnosed is not None:
         return f"✗ {messages.diagnosis(diagnosed)}"
     if ended is not None:
-        return messages.outcome(ended.outcome)
+        return messages.outcome(ended.outcome, rehearsal=rehearsal)
     step = next((e for e in reversed(rows) if isinstance(e, Progressed)), None)
     return "RUNNING" if step is None else f"RUNNING step {messages.step_of(step.step, step.of)}"
 
@@ -337,11 +335,16 @@ def _status(history: History, *, driven: bool) -> str:
     if not driven:
         return "INTERRUPTED"
     started = [e for e in history if isinstance(e, Started)]
+    if started and started[-1].rehearsal is not None:
+        return "REHEARSING"
+    started = [e for e in started if e.rehearsal is None]
     if any(e.trial is not None for e in started):
         return "SEARCHING"
     if any(isinstance(e, GoalReached) and e.attempt == started[-1].attempt for e in history if started):
         return "STABLE"
-    return "RECOVERING" if len(started) > 1 or any(isinstance(e, Ended) for e in history) else "RUNNING"
+    training = {e.attempt for e in started}
+    ended = any(isinstance(e, Ended) and e.attempt in training for e in history)
+    return "RECOVERING" if len(started) > 1 or ended else "RUNNING"
 
 
 def _short_place(accepted: Accepted) -> str:

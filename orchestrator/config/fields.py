@@ -24,9 +24,9 @@ from pydantic_core import PydanticCustomError
 from autotune.orchestrator import units
 from autotune.orchestrator.config.cards import CARDS, find_card
 from autotune.policies.remedies.ladder import LADDER
+from autotune.policies.values.architecture.model import CHOICES, Model
 from autotune.policies.values.job import Forecasting, Occasion, Preflight, Then
 from autotune.policies.values.knobs import KNOBS
-from autotune.policies.values.model import CHOICES, Model
 from autotune.policies.values.remedy import Effect
 
 _T = TypeVar("_T")

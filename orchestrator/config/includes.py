@@ -12,8 +12,8 @@ from autotune.launchers.runners.node.model_folder import find_folder
 from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.yaml_nodes import Document, scalar_1_1
 from autotune.orchestrator.errors import Failure
+from autotune.policies.values.architecture.model import Model, model_from_shape
 from autotune.policies.values.job import Job
-from autotune.policies.values.model import Model, model_from_shape
 
 _DEEPEST = 16  # files that extend one another
 _REPLACES = "_override_"  # a section with it replaces the one that it would extend

@@ -10,7 +10,7 @@ import msgspec
 from autotune.launchers.runners.node.model_folder import CONFIG, find_folder
 from autotune.orchestrator.config.public_models import PublicModel, find_public
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.policies.values.model import Model, model_from_config
+from autotune.policies.values.architecture.model import Model, model_from_config
 
 _LARGEST_CONFIG_BYTES = 8 << 20  # the longest public ones list every layer's quantisation, below 1 MiB
 _LARGEST_SIZE = 10**9  # of any count in a shape; the largest vocabularies are below 10**6

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autotune.policies.values.model import Model, model_from_config
+from autotune.policies.values.architecture.model import Model, model_from_config
 
 _FILE = Path(__file__).with_name("public_models.json")
 _SNAPSHOT = re.compile(

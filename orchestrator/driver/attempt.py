@@ -30,7 +30,6 @@ from autotune.policies.values.events import (
     StopRequested,
 )
 from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled
 
 POLL_S = 0.4
@@ -40,41 +39,25 @@ KILL_S = 10.0  # after the second request to end; what has not answered by then 
 LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
 
-def intended(
-    context: RunContext,
-    job: Job,
-    knobs: Knobs,
-    *,
-    number: int,
-    resume: bool,
-    trial: int | None = None,
-    longest: bool = False,
-) -> Callable[[], Handle]:
-    """Record that an attempt begins and return what starts it.
+def intended(context: RunContext, job: Job, begin: Started) -> Callable[[], Handle]:
+    """Record that an attempt of a job begins and return what starts it; `begin` lacks the command.
 
     That raises Unreachable when the place cannot take it.
     """
+    number = begin.attempt
     command = command_of(
         context.framework,
         job,
-        knobs,
+        begin.knobs,
         history=context.journal.history(),
         run=context.folder.id,
         attempt=number,
-        resume=resume,
+        resume=begin.resume,
     )
     attempt = context.folder.attempt(number)
     attempt.create()
     context.observer.write_view("command.sh", lambda: attempt.write_command(command, job))
-    started = Started(
-        attempt=number,
-        knobs=knobs,
-        command=shown_command(command, job).argv,
-        resume=resume,
-        trial=trial,
-        longest=longest,
-    )
-    context.record(started)
+    context.record(msgspec.structs.replace(begin, command=shown_command(command, job).argv))
     return lambda: context.runner.start(command, run=context.folder.id, attempt=number, python=job.python)
 
 

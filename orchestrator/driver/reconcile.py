@@ -11,6 +11,7 @@ import msgspec
 from autotune.launchers.base import Handle, Unreachable
 from autotune.orchestrator.clock import seconds_of, timestamp
 from autotune.orchestrator.config.secrets import masked
+from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.attempt import POLL_S, RunningAttempt, explain, intended, kill
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.monitor import AttemptMonitor
@@ -36,6 +37,7 @@ from autotune.policies.values.events import (
     Launch,
     Policy,
     Progressed,
+    Rehearsed,
     Stable,
     Started,
     Stop,
@@ -48,6 +50,7 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.observation import Completed, Lost
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import Part, Rehearsal
 
 
 def accept(
@@ -61,9 +64,13 @@ def accept(
     now: float,
     mode: str = "launch",
     policy: Policy = Policy.ESTIMATE,
+    rehearsed: Rehearsal | None = None,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
 ) -> None:
-    """Record that a run begins; `recall` gives what earlier jobs of its kind taught."""
+    """Record that a run begins, with a rehearsal if there is one.
+
+    `recall` gives what earlier jobs of its kind taught.
+    """
     accepted = Accepted(
         at=timestamp(now),
         run=run,
@@ -73,6 +80,7 @@ def accept(
         versions=versions,
         mode=mode,
         policy=policy,
+        rehearsal=rehearsed,
     )
     known = recall(kind_of(fold((accepted,))))
     journal.append(msgspec.structs.replace(accepted, learned=known))
@@ -215,17 +223,20 @@ class _Reconciler:
         if not self.wait(action.not_before_s):
             return
         number = self.number + 1
-        accepted = accepted_of(history)
-        resume = accepted.profile.resumable and (number > 1 or self.context.job.resume)
         begun_at = self.clock.monotonic()
+        part = action.rehearsal
+        if part is None:
+            again = any(isinstance(e, Started) and e.trains for e in history)
+            resume = accepted_of(history).profile.resumable and (again or self.context.job.resume)
+            if not again and self.number:
+                rehearsal.clear(self.context)
+        else:
+            resume = part is Part.RELOAD
+        start = Started(
+            attempt=number, knobs=action.knobs, resume=resume, rehearsal=part, longest=action.longest
+        )
         try:
-            handle = intended(
-                self.context,
-                self.context.job,
-                action.knobs,
-                number=number,
-                resume=resume,
-            )()
+            handle = intended(self.context, rehearsal.job_of(self.context, start), start)()
         except Unreachable as unreachable:
             self.record(Ended(attempt=number, outcome=Lost(reason=unreachable.message)))
             if number == 1:
@@ -246,7 +257,7 @@ class _Reconciler:
         number, folder = self.number, self.folder.attempt(self.number)
         watch = AttemptMonitor(
             framework=self.context.framework,
-            job=self.context.job,
+            job=rehearsal.job_of(self.context, self.started()),
             attempt=number,
             folder=folder,
             known=self.of_attempt(),
@@ -266,14 +277,21 @@ class _Reconciler:
 
     def saved_before(self) -> int | None:
         """Return the step of the checkpoint that the attempt should continue, where it was told to."""
-        history, number = self.journal.history(), self.number
-        started = next(e for e in reversed(history) if isinstance(e, Started))
+        history, started = self.journal.history(), self.started()
+        alike = {e.attempt for e in history if isinstance(e, Started) and e.trains is started.trains}
         earlier = [
             e.saved
             for e in history
-            if isinstance(e, (Progressed, Ended)) and e.attempt < number and e.saved is not None
+            if isinstance(e, (Progressed, Ended))
+            and e.attempt < started.attempt
+            and e.attempt in alike
+            and e.saved is not None
         ]
         return max(earlier, default=None) if started.resume else None
+
+    def started(self) -> Started:
+        """Return the row of the last attempt's start."""
+        return next(e for e in reversed(self.journal.history()) if isinstance(e, Started))
 
     def await_news(self) -> None:
         """Poll until something is recorded or the user interrupts."""
@@ -300,7 +318,9 @@ class _Reconciler:
 
     def finish(self, verdict: Verdict) -> Verdict:
         last = self.journal.history()[-1]
-        success = isinstance(verdict, (TrainingCompleted, Stable))
+        success = isinstance(verdict, (TrainingCompleted, Stable, Rehearsed))
+        if not isinstance(verdict, (Interrupted, Infrastructure)):
+            rehearsal.clear(self.context)
         if not isinstance(last, Finished) and (self.conclude or not success):
             self.record(Finished(attempt=self.number, verdict=verdict))
         return verdict

@@ -13,9 +13,9 @@ from autotune.orchestrator.explain.trend import steps_of, what_changed
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.message_figures import facts_of
 from autotune.policies.explain.tensor_sizes import Named, named
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Line
 from autotune.policies.values.failure import Cause
-from autotune.policies.values.model import Model
 from autotune.policies.values.value import Value
 
 _HOLDER = re.compile(r"Process (\d{1,9}) has (\d{1,9}(?:\.\d{1,4})?) (GiB|MiB|KiB|bytes) memory in use")

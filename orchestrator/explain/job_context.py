@@ -17,11 +17,11 @@ from autotune.orchestrator.explain.reader import Reading
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
 from autotune.policies.remedies.catalogue import spoken
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import ENGINE_KNOBS
 from autotune.policies.values.knobs import KNOBS, Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.profile import Profile, Support
 from autotune.policies.values.value import Value
 

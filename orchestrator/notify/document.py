@@ -19,6 +19,7 @@ from autotune.policies.values.events import (
     Interrupted,
     NeedsHuman,
     Progressed,
+    Rehearsed,
     Stable,
     Started,
     TrainingCompleted,
@@ -79,7 +80,7 @@ class Notification(Value, frozen=True, kw_only=True):
 def occasion_of(verdict: Verdict) -> Occasion | None:
     """Return what the end of a run is to a person; None: the user ended it."""
     match verdict:
-        case TrainingCompleted() | Stable():
+        case TrainingCompleted() | Stable() | Rehearsed():
             return Occasion.FINISHED
         case GaveUp():
             return Occasion.GAVE_UP

@@ -28,6 +28,7 @@ from autotune.policies.values.events import (
     Infrastructure,
     Interrupted,
     NeedsHuman,
+    Rehearsed,
     Stable,
     Started,
     TrainingCompleted,
@@ -79,6 +80,8 @@ def _status(verdict: Verdict | None) -> tuple[str, str]:
             return "completed", "warn" if marginal else "good"
         case Stable(marginal=marginal):
             return "stable", "warn" if marginal else "good"
+        case Rehearsed():
+            return "rehearsed", "good"
         case GaveUp():
             return "gave_up", "bad"
         case NeedsHuman():

@@ -66,7 +66,7 @@ def _importance(dimensions: Sequence[Dimension], results: tuple[Tried, ...]) -> 
 def _start(history: History) -> Knobs:
     """Return the configuration from which the search set out."""
     goals = {e.attempt for e in history if isinstance(e, GoalReached)}
-    own = [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in goals]
+    own = [e for e in history if isinstance(e, Started) and e.trains and e.attempt in goals]
     return own[-1].knobs if own else accepted_of(history).profile.knobs
 
 

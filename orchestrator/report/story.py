@@ -86,9 +86,8 @@ def _attempt(
     weighed: bool,
 ) -> AttemptStory:
     first = accepted_of(past.history).profile.knobs
-    change = messages.setting_changes(previous, started.knobs) or (
-        "as written" if started.knobs == first else "same settings again"
-    )
+    change = messages.attempt(started, before=previous, first=first)
+    weighed = weighed and started.rehearsal is None  # its failure is answered by other rules too
     failures = [(place, e) for place, e in rows if isinstance(e, Diagnosed)]
     place, diagnosed = failures[0] if failures else (0, None)
     ended = next((e for _, e in rows if isinstance(e, Ended)), None)
@@ -104,7 +103,7 @@ def _attempt(
         costs=messages.remedy_costs(decided.remedy) if decided is not None and decided.remedy else "",
         phases=_phases(steps, ended, diagnosed),
         steps=messages.step_of(steps[-1].step, steps[-1].of) if steps else "",
-        outcome=_outcome(ended, goal),
+        outcome=_outcome(ended, goal, rehearsal=started.rehearsal is not None),
         seconds=None if ended is None else ended.seconds,
         log=f"attempts/{started.attempt:04d}/run.log",
     )
@@ -145,12 +144,12 @@ def _reason(decided: Decided | None) -> str:
     return f"{text}{wait}"
 
 
-def _outcome(ended: Ended | None, goal: GoalReached | None) -> str:
+def _outcome(ended: Ended | None, goal: GoalReached | None, *, rehearsal: bool) -> str:
     parts = [] if goal is None else [messages.goal(goal).replace("   ", " · ")]
     if ended is None:
         parts.append("no end on record")
     elif not isinstance(ended.outcome, Cancelled) or ended.outcome.by == "user":
-        parts.append(messages.outcome(ended.outcome))
+        parts.append(messages.outcome(ended.outcome, rehearsal=rehearsal))
         if isinstance(ended.outcome, Lost):
             parts[-1] += ", which costs no remedy"
     if ended is not None and ended.held:

@@ -58,7 +58,7 @@ def _turned(history: History) -> tuple[Fact, ...]:
 def _losses(run: directory.Run, history: History, logs: LogReading) -> list[Losses]:
     curves: list[Losses] = []
     for event in history:
-        if not isinstance(event, Started):
+        if not isinstance(event, Started) or event.rehearsal is not None:
             continue
         steps = [m for m in logs.markers(run.attempt(event.attempt)) if isinstance(m, StepDone)]
         found = [(step.step, loss) for step in steps if (loss := loss_of(step)) is not None]

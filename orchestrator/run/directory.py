@@ -70,6 +70,7 @@ class Mode(StrEnum):
 
     LAUNCH = "launch"
     SEARCH = "search"
+    REHEARSE = "rehearse"
 
 
 class RunRequest(Value, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class RunRequest(Value, frozen=True, kw_only=True):
     policy: Policy = Policy.ESTIMATE
     job_file: str = ""  # absolute; by its name alone where a Ray job brought it
     job_digest: str = ""  # of its text when it was last read
+    rehearse: bool = False  # before the training
     overrides: tuple[str, ...] = ()  # --set, and the other options that change the job
     relaunches: int | None = None
     trials: int | None = None

@@ -13,17 +13,21 @@ from autotune.orchestrator.messages import arrow
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.run.script import script
+from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials
 from autotune.policies.values.events import CuredInPlace, Decided, Ended, GoalReached, History, Started
-from autotune.policies.values.history import accepted_of, settled
+from autotune.policies.values.history import accepted_of, fold, settled
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Completed
 
+STABLE = "stable.yaml"
+REHEARSED = "rehearsed.yaml"  # a rehearsal is no proof of a training
+
 
 def stable_knobs(history: History) -> Knobs | None:
     """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
-    own = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started) and e.trial is None}
+    own = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started) and e.trains}
     good = [
         own[e.attempt]
         for e in history
@@ -37,6 +41,15 @@ def stable_knobs(history: History) -> Knobs | None:
     start = good[-1] if good else None
     best = trials.winner(trials.tried(history), start=start)
     return start if best is None else best.knobs
+
+
+def proven(history: History) -> tuple[str, Knobs] | None:
+    """Return the file of the configuration that a run has proven, and its knobs."""
+    stable = stable_knobs(history)
+    if stable is not None:
+        return STABLE, stable
+    rehearsed = passed(fold(history)) if accepted_of(history).mode == directory.Mode.REHEARSE else None
+    return None if rehearsed is None else (REHEARSED, rehearsed.knobs)
 
 
 def changes(history: History, framework: Framework, knobs: Knobs) -> list[tuple[str, str, str]]:
@@ -53,10 +66,14 @@ def changes(history: History, framework: Framework, knobs: Knobs) -> list[tuple[
     return rows
 
 
-def write(run: directory.Run, history: History, framework: Framework, job: Job, knobs: Knobs) -> None:
-    """Write stable.yaml and launch.sh of a run."""
+def write(
+    run: directory.Run, history: History, framework: Framework, job: Job, knobs: Knobs, *, name: str = STABLE
+) -> None:
+    """Write the job with proven knobs, and launch.sh of a stable one."""
     text = stable_text(run.job_text, history, framework, job, knobs)
-    directory.write_private(run.path / "stable.yaml", text.encode())
+    directory.write_private(run.path / name, text.encode())
+    if name != STABLE:
+        return
     command = command_of(
         framework, job, knobs, history=history, run=f"{run.id}-stable", attempt=1, resume=False
     )

@@ -23,14 +23,14 @@ from autotune.policies.values.events import (
     Progressed,
     Purpose,
     Result,
-    Speed,
+    Started,
     StopRequested,
     Tried,
 )
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Completed, Lost, Peak
+from autotune.policies.values.observation import Completed, Lost, Peak, Speed
 
 
 class TrialContext:
@@ -142,15 +142,8 @@ class Trial:
         self._steps, self._failed = [], False
         self.attempt = bench.ledger.trials.last_attempt + 1
         job = bench.trial_job(str(self.number), longest=self._longest, steps=steps)
-        start = intended(
-            bench.context,
-            job,
-            self.knobs,
-            number=self.attempt,
-            resume=False,
-            trial=self.number,
-            longest=self._longest,
-        )
+        begin_as = Started(attempt=self.attempt, knobs=self.knobs, trial=self.number, longest=self._longest)
+        start = intended(bench.context, job, begin_as)
 
         def begin() -> Handle:
             self.handle = start()

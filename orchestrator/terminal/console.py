@@ -49,6 +49,7 @@ from autotune.policies.values.events import (
     Interrupted,
     NeedsHuman,
     Progressed,
+    Rehearsed,
     Result,
     Stable,
     Started,
@@ -90,7 +91,7 @@ class Console(Observer):
             width=width or (None if stream.isatty() else PIPED_WIDTH),
         )
         self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
-        self._silent = False
+        self._silent = self._rehearses = False
         self._live: Live | None = None
         self._run = ""
         self._first: Knobs | None = None
@@ -99,8 +100,7 @@ class Console(Observer):
         self._view = LiveView()
         self._accepted_at = 0.0
         self._gpus = 0
-        self._tells = True
-        self._has_steps = False
+        self._tells, self._has_steps = True, False
         self._printed_at = self._step_printed_at = 0.0
 
     # ------------------------------------------------------------------ interface
@@ -217,15 +217,14 @@ class Console(Observer):
 
     def _started(self, event: Started) -> None:
         self._number = event.attempt
+        self._rehearses = event.rehearsal is not None
         # Trials do not build on each other: each is compared with the job as written.
-        before = (self._first if event.trial is not None else self._knobs) or event.knobs
-        title = messages.setting_changes(before, event.knobs) or (
-            "as written" if event.knobs == self._first else "same settings again"
-        )
+        before = (self._knobs if event.trial is None else self._first) or event.knobs
+        title = messages.attempt(event, before=before, first=self._first)
         self._view.attempt(event.attempt).title = title
         self._knobs = event.knobs
         # A job that resumes has a checkpoint from the start; any other only after a step.
-        resumes = event.resume and (self._has_steps or event.attempt == 1)
+        resumes = event.resume and event.trains and (self._has_steps or event.attempt == 1)
         self._dated(f"started: {title}" + (", resuming from the last checkpoint" if resumes else ""))
 
     def _progressed(self, event: Progressed) -> None:
@@ -241,7 +240,7 @@ class Console(Observer):
 
     def _ended(self, event: Ended) -> None:
         self.close()
-        outcome = messages.outcome(event.outcome)
+        outcome = messages.outcome(event.outcome, rehearsal=self._rehearses)
         last = "" if event.step is None else f", last step {event.step}"
         if not self._is_live:
             self._dated(f"{outcome}{last} ({show_duration(event.seconds)})")
@@ -310,6 +309,8 @@ class Console(Observer):
                 mark, style = ("!", "yellow") if marginal else ("✓", "green")
                 self._line(Text(f"{mark} {text}{hours}.", style=style))
                 self._offer(event.verdict.faster)
+            case Rehearsed():
+                self._line(Text(f"✓ {text}", style="green"))
             case Interrupted():
                 self._line(Text(f"! {text}", style="yellow"))
                 self._line(self._resume_hint(f"continues at attempt #{self._number + 1}"))

@@ -10,6 +10,7 @@ from autotune.orchestrator import messages
 from autotune.orchestrator.planner import PhasePlan, Plan, RungPlan
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
 from autotune.orchestrator.units import show_gib, show_setting
+from autotune.policies.values.rehearsing import LateEvent
 
 _PARTS = {
     "weights": ("weights",),
@@ -21,6 +22,15 @@ _PARTS = {
     "others": ("buffers", "graphs", "residue", "outside"),
 }
 _MARKS = {"fits": "✓ fits", "marginal": "! marginal", "overflows": "✗ overflows", "unknown": ""}
+_LATE = {
+    LateEvent.LENGTH: "full lengths",
+    LateEvent.OPTIMIZER: "the second optimizer step",
+    LateEvent.SAVE: "a save",
+    LateEvent.VALIDATION: "a validation with it",
+    LateEvent.RELOAD: "the reload",
+    LateEvent.WAKE_UP: "the engine's wake-up",
+}
+_NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not be kept apart from the training"
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
 _SHORT_COMMAND = 8  # arguments
@@ -36,6 +46,7 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
     lines += ["", *_first_attempt(plan, width)]
     lines += _command(plan.command, verbose=verbose, width=width or PIPED_WIDTH)
     lines += ["", "if it runs out of memory, in this order", *_remedies(plan.ladder, width)]
+    lines += ["", *_rehearsal(plan, width or PIPED_WIDTH)]
     if verbose:
         knobs = ((_INDENT + k.knob, show_setting(k.knob, k.value), k.source, k.setting) for k in plan.knobs)
         unsupported = ((_INDENT + name, why) for name, why in plan.unsupported.items())
@@ -43,6 +54,27 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
         lines += ["", "not available", rendered(table(unsupported, wrap={1: 30}), width=width)]
     lines += ["", f"Nothing was launched. Run it: autotune launch {shlex.quote(file)}"]
     return "\n".join(lines)
+
+
+def _rehearsal(plan: Plan, width: int) -> list[str]:
+    """Return what a rehearsal meets and, each with its reason, what it does not."""
+    met = [
+        _LATE[each.event] + (f" ({each.reason})" if each.reason else "")
+        for each in plan.rehearsal
+        if each.met
+    ]
+    text = f"a rehearsal meets {', '.join(met)}" if met else f"no rehearsal: {_NO_REHEARSAL}"
+    missing = [f"not {_LATE[each.event]}: {each.reason}" for each in plan.rehearsal if not each.met]
+    return [
+        *textwrap.wrap(text, width=width, subsequent_indent=_INDENT),
+        *(
+            line
+            for each in missing
+            for line in textwrap.wrap(
+                each, width=width, initial_indent=_INDENT, subsequent_indent=_INDENT * 2
+            )
+        ),
+    ]
 
 
 def summary(plan: Plan) -> tuple[str, ...]:

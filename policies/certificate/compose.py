@@ -77,7 +77,7 @@ def _stability(history: History, knobs: Knobs, *, steps: int) -> Stability:
         isinstance(e, Tried) and e.knobs == knobs and e.purpose is Purpose.CONFIRM and e.result is Result.FITS
         for e in history
     )
-    own = {e.attempt for e in history if isinstance(e, Started) and e.trial is None and e.knobs == knobs}
+    own = {e.attempt for e in history if isinstance(e, Started) and e.trains and e.knobs == knobs}
     reached = {e.attempt for e in history if isinstance(e, GoalReached)} & own
     ended = {e.attempt for e in history if isinstance(e, Ended) and isinstance(e.outcome, Completed)} & own
     if confirmed:

@@ -30,7 +30,7 @@ def step_loss(metrics: Mapping[str, float], name: str, *, updates: Sequence[floa
 
 def losses_of(history: History) -> Losses:
     """Return the overlapping steps of a run's own attempts; trials of a search train other checkpoints."""
-    own = {e.attempt for e in history if isinstance(e, Started) and e.trial is None}
+    own = {e.attempt for e in history if isinstance(e, Started) and e.trains}
     by_attempt: dict[int, dict[int, float]] = {}
     for event in history:
         if isinstance(event, Progressed) and event.attempt in own and event.loss is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.events import History
+from autotune.policies.values.events import History, Started
 from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.history import Attempt, fold
+from autotune.policies.values.history import Attempt, fold, rehearsal_of
 from autotune.policies.values.knob_table import ROWS
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Profile
@@ -28,7 +28,7 @@ def while_loading(history: History, diagnosis: Diagnosis, *, attempt: int) -> Di
     start also under knobs that asked for no less of it. A pass that fails again after a remedy for the load
     is not the load's, nor is anything that fails under knobs with which another load passed.
     """
-    run = fold(history)
+    run = rehearsal_of(history) if _rehearses(history, attempt) else fold(history)
     place = max((n for n, each in enumerate(run.attempts) if each.number == attempt), default=None)
     if place is None or diagnosis.cause not in _MEMORIES or diagnosis.component in _ENGINES:
         return diagnosis
@@ -47,6 +47,10 @@ def while_loading(history: History, diagnosis: Diagnosis, *, attempt: int) -> Di
             and not any(each.loading for each in before)
         )
     return msgspec.structs.replace(diagnosis, phase=Phase.RESUME) if loads else diagnosis
+
+
+def _rehearses(history: History, attempt: int) -> bool:
+    return any(isinstance(e, Started) and e.attempt == attempt and e.rehearsal is not None for e in history)
 
 
 def _loaded(earlier: Attempt) -> bool:

@@ -10,7 +10,7 @@ from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats, instant
 from autotune.policies.estimate.shapes import cache_layers, parameters, working_set
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 _SAMPLER_COPIES = 2  # fp32 logits and their probabilities for one token of every running request
 _POOLLESS = frozenset({"light", "replay"})

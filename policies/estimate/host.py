@@ -12,8 +12,8 @@ from autotune.policies.estimate.parts import Floats, instant
 from autotune.policies.estimate.passes import Pass
 from autotune.policies.estimate.shapes import FP32, parameters
 from autotune.policies.estimate.training import State
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Cluster
-from autotune.policies.values.model import Model
 from autotune.policies.values.profile import Placement
 
 _CPU_PROCESS = 0.6 * GIB  # resident memory of torch, transformers and Ray in one rank

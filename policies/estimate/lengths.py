@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.parts import Flags, Floats
-from autotune.policies.values.model import Layout
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Profile
 
 UNBOUNDED = 1e18

@@ -18,10 +18,10 @@ from autotune.policies.estimate.lengths import (
     longest_of,
 )
 from autotune.policies.estimate.parts import Flags, Floats
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.job import Cluster, Goal
 from autotune.policies.values.knob_table import KNOB_TABLE
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement, Profile
 
 

@@ -11,7 +11,7 @@ from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.shapes import FP32, gradient_set, kept_at_the_end, kept_by_layer, working_set
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant, o
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
 from autotune.policies.estimate.training import State, resting, state_of, trainer_phases
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Cluster, Goal
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import Placement, Profile
 
 PHASES: tuple[Phase, ...] = (

@@ -11,8 +11,8 @@ from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.passes import Pass
 from autotune.policies.estimate.shapes import active_parameters, cache_layers, parameters
 from autotune.policies.estimate.training import State
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Cluster
-from autotune.policies.values.model import Model
 from autotune.policies.values.profile import Placement
 
 

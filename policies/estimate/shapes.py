@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 FP32 = 4
 _MODELS = 64  # of which counts are kept: a job asks for the same ones with every estimate

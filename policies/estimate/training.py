@@ -15,7 +15,7 @@ from autotune.policies.estimate.shapes import last_matrix, lora_parameters, para
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
 from autotune.policies.estimate.sharded.instants import Gradients, Instants, forward, sharded_backward
 from autotune.policies.estimate.sharded.instants import backward as plain_backward
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

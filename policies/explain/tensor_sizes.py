@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from autotune.policies.values.model import Model, model_from_config
+from autotune.policies.values.architecture.model import Model, model_from_config
 from autotune.policies.values.value import Value
 
 _TOLERANCE = 0.005  # of the size; messages round to two decimals

@@ -10,6 +10,7 @@ from autotune.policies.forecast.last_checkpoint import forewarned, why_now
 from autotune.policies.recovery.first_launch import first_launch
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
 from autotune.policies.recovery.refusals import refusals_text, without_refused
+from autotune.policies.recovery.rehearsal import while_rehearsing
 from autotune.policies.recovery.upgrade import CLIMB, back, due, offer, stopped_to_climb
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
@@ -27,7 +28,7 @@ from autotune.policies.values.events import (
     TrainingCompleted,
 )
 from autotune.policies.values.failure import Cause
-from autotune.policies.values.history import FORECAST, RESUMED, Attempt, Run, fold
+from autotune.policies.values.history import FORECAST, RESUMED, Attempt, Run, fold, rehearsal_of
 from autotune.policies.values.job import Then
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 
@@ -49,7 +50,12 @@ def decide(history: History) -> Action:
     or cured.
     """
     run = without_refused(fold(history))
-    action = _next(run)
+    rehearsal, action = run.accepted.rehearsal, None
+    if rehearsal is not None and not run.attempts and not run.refused:
+        rehearsed = without_refused(rehearsal_of(history))
+        action = while_rehearsing(rehearsed, rehearsal, _next)
+        run = run if action is None else rehearsed
+    action = action or _next(run)
     undone = refusals_text(run)
     if isinstance(action, Launch) and undone:
         return msgspec.structs.replace(action, reason=f"{action.reason}; {undone}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.permissions import may_follow
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
+from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.recovery.remedy_text import peaks, step, words
 from autotune.policies.values.events import Launch
 from autotune.policies.values.formatting import show_gib
@@ -14,6 +15,7 @@ from autotune.policies.values.knobs import Knobs, new_values
 
 PREFLIGHT = "preflight"
 AS_WRITTEN = "as written"
+REHEARSED = "as rehearsed"
 # The chance of failure above which a launch as written would only cost a relaunch: two standard deviations.
 _HOPELESS = 0.97
 
@@ -21,6 +23,9 @@ _HOPELESS = 0.97
 def first_launch(run: Run) -> Launch:
     """Return the first launch of a run, or the next one after the job refused the changes of the first."""
     written, mode = run.accepted.profile.knobs, run.accepted.job.recovery.preflight
+    rehearsed = passed(run)
+    if rehearsed is not None and not run.refused:
+        return Launch(knobs=rehearsed.knobs, reason=f"{REHEARSED} in attempt #{rehearsed.number}")
     view = None if mode is Preflight.OFF or len(run.refused) > 1 else outlook(run)
     before = None if view is None else judged(view, written)
     if view is None or before is None or before.least_risk < _HOPELESS:

@@ -21,12 +21,12 @@ from autotune.policies.estimate.belief.gaussian import Floats, exceeded
 from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Policy
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Model
 
 HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
 _WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
@@ -66,7 +66,13 @@ def outlook(run: Run) -> Outlook | None:
     likely = tuple(
         in_phase(a, calibration.moved[a.number]) if a.number in calibration.moved else a for a in run.attempts
     )
-    return Outlook(run=msgspec.structs.replace(run, attempts=likely), model=model, calibration=calibration)
+    forced = bool(run.attempts) and run.attempts[-1].longest
+    return Outlook(
+        run=msgspec.structs.replace(run, attempts=likely),
+        model=model,
+        calibration=calibration,
+        assumption=Assumption.LONGEST if forced else Assumption.EXPECTED,
+    )
 
 
 def _known_model(run: Run) -> Model | None:
@@ -171,7 +177,10 @@ def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
     model, last = _known_model(run), run.attempts[-1]
     if model is None or len(last.progress) >= LATE:
         return False
-    estimate = estimates(run.accepted.profile, run.accepted.cluster, model, (last.knobs,))
+    assumption = Assumption.LONGEST if last.longest else Assumption.EXPECTED
+    estimate = estimates(
+        run.accepted.profile, run.accepted.cluster, model, (last.knobs,), assumption=assumption
+    )
     if diagnosis.cause is Cause.HOST_OOM:
         prediction, expected = HOST_LIMIT * estimate.host_capacity, float(estimate.host.max())
         return math.isfinite(prediction) and prediction > _BEYOND * expected

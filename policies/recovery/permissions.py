@@ -22,6 +22,7 @@ from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
@@ -139,6 +140,8 @@ def may_follow(run: Run, present: Knobs, proposed: Knobs, *, started: bool) -> b
 
 def started_before(run: Run) -> bool:
     """Return whether a checkpoint may exist that the next attempt continues."""
+    if run.attempts and run.attempts[-1].rehearsal is Part.WORST:
+        return False  # a rehearsal begins anew
     return run.accepted.job.resume or run.best_step is not None
 
 

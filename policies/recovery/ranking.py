@@ -22,7 +22,7 @@ from autotune.policies.recovery.outlook import (
     less_than,
     with_host_and_pool,
 )
-from autotune.policies.recovery.step_times import SURELY, StepTimes, step_times
+from autotune.policies.recovery.speed.step_times import SURELY, StepTimes, step_times
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import Score, choices, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis

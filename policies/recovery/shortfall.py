@@ -10,11 +10,11 @@ from autotune.policies.estimate.shapes import parameters
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import Ranked, nearest, overflowing
 from autotune.policies.recovery.remedy_text import words
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs, new_values
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import AtLeast, Profile
 from autotune.policies.values.value import Value
 

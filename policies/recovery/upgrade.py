@@ -29,7 +29,7 @@ def offer(run: Run) -> Remedy | None:
     def permitted(knobs: Knobs) -> bool:
         known = any(
             a.diagnosis is not None and a.out_of_memory and repeats(profile, a.knobs, a.diagnosis, knobs)
-            for a in run.attempts
+            for a in (*run.rehearsed, *run.attempts)
         )
         tried = any(a.knobs == knobs for a in run.attempts)
         return not known and not tried and may_follow(run, stable.knobs, knobs, started=True)

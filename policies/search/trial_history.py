@@ -104,7 +104,7 @@ def has_trials(history: History) -> bool:
 def stable_start(history: History) -> Started:
     """Return the attempt that made the job stable; raises IndexError where none has ended."""
     ended = {e.attempt for e in history if isinstance(e, Ended)}
-    return [e for e in history if isinstance(e, Started) and e.trial is None and e.attempt in ended][-1]
+    return [e for e in history if isinstance(e, Started) and e.trains and e.attempt in ended][-1]
 
 
 def start_result(history: History, *, headroom: float) -> Tried:

@@ -18,14 +18,12 @@ from autotune.policies.values.events import (
     Progressed,
     Purpose,
     Result,
-    Speed,
     Started,
     Tried,
-    Unit,
 )
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs, Setting, changed
-from autotune.policies.values.observation import Peak
+from autotune.policies.values.observation import Peak, Speed, Unit
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 

@@ -11,9 +11,10 @@ from autotune.policies.values.diagnosis import CURED, FORESEEN, Diagnosis, Facts
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Cluster, Job, Occasion
 from autotune.policies.values.knobs import Knobs, Setting
-from autotune.policies.values.observation import Outcome, Peak
+from autotune.policies.values.observation import Outcome, Peak, Unit
 from autotune.policies.values.priors import Learned
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import Part, Rehearsal
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
 
@@ -33,6 +34,12 @@ class Stable(Value, frozen=True, kw_only=True, tag="stable", tag_field="verdict"
 
     marginal: bool = False
     faster: Remedy | None = None
+
+
+class Rehearsed(Value, frozen=True, kw_only=True, tag="rehearsed", tag_field="verdict"):
+    """The rehearsal that was asked for got through; no training follows it."""
+
+    cured: bool = False  # with other knobs than the job's own
 
 
 class GaveUp(Value, frozen=True, kw_only=True, tag="gave_up", tag_field="verdict"):
@@ -61,7 +68,9 @@ class Interrupted(Value, frozen=True, kw_only=True, tag="interrupted", tag_field
     by: str
 
 
-Verdict: TypeAlias = TrainingCompleted | Stable | GaveUp | NeedsHuman | Infrastructure | Interrupted
+Verdict: TypeAlias = (
+    TrainingCompleted | Stable | Rehearsed | GaveUp | NeedsHuman | Infrastructure | Interrupted
+)
 
 
 class EventBase(Value, frozen=True, kw_only=True):
@@ -90,7 +99,8 @@ class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="
     versions: dict[str, str] = {}
     policy: Policy = Policy.ESTIMATE
     learned: Learned | None = None  # what earlier runs of such jobs showed
-    mode: str = "launch"  # launch | search
+    mode: str = "launch"  # launch | search | rehearse
+    rehearsal: Rehearsal | None = None  # that the run begins with
 
 
 class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="type"):
@@ -101,6 +111,12 @@ class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="ty
     resume: bool = False
     trial: int | None = None  # of a search
     longest: bool = False  # every sequence was made as long as the job allows
+    rehearsal: Part | None = None  # it is no part of the training
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is an attempt at the training itself, and neither a trial nor a rehearsal."""
+        return self.trial is None and self.rehearsal is None
 
 
 class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_field="type"):
@@ -287,21 +303,6 @@ class Result(StrEnum):
     GATED = "gated"  # never run: predicted, or known, not to fit
 
 
-class Unit(StrEnum):
-    """What a speed counts."""
-
-    TOKENS = "tok/s"
-    STEPS = "steps/s"
-
-
-class Speed(Value, frozen=True, kw_only=True):
-    """How fast steps were."""
-
-    per_second: float
-    unit: Unit
-    noise: float = 0.0  # relative standard error
-
-
 class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type"):
     """What a search learned about one configuration."""
 
@@ -374,6 +375,8 @@ class Launch(Value, frozen=True, kw_only=True, tag="launch", tag_field="action")
     reason: str
     remedy: Remedy | None = None
     not_before_s: float = 0.0  # backoff, seconds from the decision
+    rehearsal: Part | None = None  # not the training itself
+    longest: bool = False  # with every sequence as long as the job allows
 
 
 class Await(Value, frozen=True, kw_only=True, tag="await", tag_field="action"):

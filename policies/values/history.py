@@ -30,6 +30,7 @@ from autotune.policies.values.events import (
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.observation import Cancelled, Lost
+from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
 
@@ -58,6 +59,8 @@ class Attempt(Value, frozen=True, kw_only=True):
     renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
     continued: bool = False  # it loads the optimizer state that an attempt before it saved
     cured: bool = False  # the job itself went on with other knobs, which are an attempt of their own here
+    rehearsal: Part | None = None
+    longest: bool = False  # a rehearsal whose answers were made as long as the job allows
 
     @property
     def infrastructure(self) -> bool:
@@ -119,6 +122,7 @@ class Run(Value, frozen=True, kw_only=True):
     renewed: int = 0
     edited: bool = False  # the user changed knobs, and nothing has run with them yet
     refused: tuple[Refused, ...] = ()  # changes; their attempts are not among `attempts`
+    rehearsed: tuple[Attempt, ...] = ()  # before the training, and not among `attempts`
 
     @property
     def best_step(self) -> int | None:
@@ -131,12 +135,25 @@ class Run(Value, frozen=True, kw_only=True):
         return tuple(a for a in self.attempts if a.renewed == self.renewed)
 
 
-def fold(history: History, *, trials: bool = False) -> Run:  # noqa: C901 - one branch per kind of event
+def fold(history: History, *, trials: bool = False) -> Run:
     """Return the history as attempts; raises ValueError where it does not begin with Accepted.
 
     With `trials` those of a search are there too, as far as they show the worst case: where the longest
-    sequences were forced, attempts on the job's own lengths are left out.
+    sequences were forced, attempts on the job's own lengths are left out. Rehearsals stand apart.
     """
+    run = _folded(history, left_out=_left_out(history, trials=trials))
+    if run.accepted.rehearsal is None or any(isinstance(e, Edited) and e.forgets for e in history):
+        return run
+    return msgspec.structs.replace(run, rehearsed=rehearsal_of(history).attempts)
+
+
+def rehearsal_of(history: History) -> Run:
+    """Return the rehearsals of a run as if there was nothing else."""
+    others = {e.attempt for e in history if isinstance(e, Started) and e.rehearsal is None}
+    return _folded(history, left_out=others)
+
+
+def _folded(history: History, *, left_out: set[int]) -> Run:  # noqa: C901 - one branch per kind of event
     accepted = accepted_of(history)
     edited = saved_before = False
     attempts: list[Attempt] = []
@@ -146,7 +163,6 @@ def fold(history: History, *, trials: bool = False) -> Run:  # noqa: C901 - one 
     steps: list[list[Progressed]] = []  # of each attempt
     furthest: list[int] = []  # step of those before each attempt
     places: dict[int, int] = {}
-    left_out = _left_out(history, trials=trials)
     for event in history[1:]:
         if event.attempt in left_out:
             continue
@@ -168,6 +184,8 @@ def fold(history: History, *, trials: bool = False) -> Run:  # noqa: C901 - one 
                         remedy=remedy,
                         renewed=renewed,
                         continued=event.resume and saved,
+                        rehearsal=event.rehearsal,
+                        longest=event.longest and event.rehearsal is not None,
                     )
                 )
                 steps.append([])
@@ -319,7 +337,8 @@ def _left_out(history: History, *, trials: bool) -> set[int]:
     """Return the attempts that are not looked at: a launch decides without a search's trials."""
     begun = [e for e in history if isinstance(e, Started) and e.trial is not None]
     forced = any(e.longest for e in begun)
-    return {e.attempt for e in begun if not trials or (forced and not e.longest)}
+    rehearsed = {e.attempt for e in history if isinstance(e, Started) and e.rehearsal is not None}
+    return rehearsed | {e.attempt for e in begun if not trials or (forced and not e.longest)}
 
 
 def accepted_of(history: History) -> Accepted:

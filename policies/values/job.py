@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TypeAlias
 
 from autotune.policies.values.failure import Component, Phase
@@ -146,3 +147,18 @@ class Cancelled(Value, frozen=True, kw_only=True, tag="cancelled", tag_field="ou
 
 
 Outcome: TypeAlias = Completed | Crashed | Hung | Lost | Cancelled
+
+
+class Unit(StrEnum):
+    """What a speed counts."""
+
+    TOKENS = "tok/s"
+    STEPS = "steps/s"
+
+
+class Speed(Value, frozen=True, kw_only=True):
+    """How fast steps were."""
+
+    per_second: float
+    unit: Unit
+    noise: float = 0.0  # relative standard error

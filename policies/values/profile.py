@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 

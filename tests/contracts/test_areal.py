@@ -20,6 +20,7 @@ from autotune.policies.remedies.legality import completed, lowest, objections
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import StepDone, StepTokens
+from autotune.policies.values.rehearsing import Part
 from tests.launchers.frameworks.areal_jobs import CLUSTER, JOBS, ROOT, job
 
 from .environments import environment, run
@@ -146,6 +147,11 @@ def test_presets_examples_and_trials_are_taken(ask, tmp_path):
     jobs = [job(dict(settings)) for settings in starts]
     jobs += [
         FRAMEWORK.trial(each, folder="/runs/7c1e/trials/1", steps=5, longest=True) for each in JOBS.values()
+    ]
+    jobs += [
+        FRAMEWORK.rehearsal(each, folder="/rehearsals/7c1e/1", part=part, longest=True)
+        for each in JOBS.values()
+        for part in Part
     ]
     cases = [
         {

@@ -23,6 +23,7 @@ from autotune.launchers.frameworks.dialects.flags import arguments
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 from benchmarks.facts.argparse_flags import flags_of
 from tests.contracts.wheels import wheel
 from tests.launchers.frameworks.megatron_replay import CLUSTER
@@ -101,6 +102,12 @@ def test_the_example_job_passes_the_real_checks(attempt: int, monkeypatch: pytes
     argv = OPENRLHF.command(trial, Knobs(), run="r", attempt=1, resume=False).argv
     seen = accepted(list(argv[3:]), monkeypatch)
     assert (seen.data.max_samples, seen.ckpt.save_steps) == (384, -1)
+    part = Part.WORST if attempt == 1 else Part.RELOAD
+    short = OPENRLHF.rehearsal(written, folder="/r/1", part=part, longest=False)
+    argv = OPENRLHF.command(short, Knobs(), run="r", attempt=attempt, resume=attempt > 1).argv
+    seen = accepted(list(argv[3:]), monkeypatch)
+    assert (seen.ckpt.save_steps, seen.ckpt.load_enable) == (2, attempt > 1)
+    assert seen.ckpt.path.startswith("/r/1/checkpoints/")
 
 
 @pytest.mark.parametrize("preset", OPENRLHF.presets.values(), ids=OPENRLHF.presets.keys())

@@ -23,6 +23,7 @@ from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, MILES, RELAX, SLIME, job
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of
@@ -108,6 +109,9 @@ def attempts(written: Job, framework: MegatronRl) -> Iterator[tuple[str, ...]]:
         yield framework.command(written, knobs, run="r", attempt=attempt, resume=attempt > 1).argv
     trial = framework.trial(written, folder="/trials", steps=3, longest=False)
     yield framework.command(trial, Knobs(), run="r", attempt=1, resume=False).argv
+    for part in Part:
+        short = framework.rehearsal(written, folder="/r/1", part=part, longest=False)
+        yield framework.command(short, Knobs(), run="r", attempt=2, resume=part is Part.RELOAD).argv
 
 
 @pytest.mark.parametrize(

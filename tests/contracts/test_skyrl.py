@@ -11,6 +11,7 @@ from autotune.launchers.frameworks.skyrl.adapter import SkyRL
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.policies.remedies.legality import completed, objections
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 from tests.launchers.frameworks.skyrl_jobs import CLUSTER, JOBS, job
 
 from .environments import run
@@ -77,6 +78,11 @@ def test_presets_the_example_and_trials_are_taken(ask):
     starts = [*FRAMEWORK.presets.values(), example]
     of = [job(dict(start)) for start in starts]
     of += [FRAMEWORK.trial(each, folder="/runs/1", steps=5, longest=True) for each in JOBS.values()]
+    of += [
+        FRAMEWORK.rehearsal(each, folder="/r/1", part=part, longest=True)
+        for each in JOBS.values()
+        for part in Part
+    ]
     names = ["trainer.ckpt_path", "trainer.resume_mode"]
     answers = ask([{"overrides": overrides(each, Knobs()), "names": names} for each in of])
     assert all("error" not in answer for answer in answers), answers

@@ -13,6 +13,7 @@ from autotune.launchers.frameworks import find
 from autotune.launchers.frameworks.trl import entry
 from autotune.launchers.frameworks.trl.config import defaults, keys
 from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.rehearsing import Part
 from tests.contracts.environments import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -119,9 +120,11 @@ def test_every_change_is_taken_and_keeps_the_batch(tmp_path: Path) -> None:
         moves = [profile.knobs]
         for knob, support in profile.supported.items():
             moves += [replace(profile.knobs, **{knob: value}) for value in support.grid.values]
-        for knobs in (*moves, None):
-            wanted = TRL.trial(job, folder="/t", steps=2, longest=True) if knobs is None else job
-            argv = TRL.command(wanted, knobs or profile.knobs, run="r", attempt=1, resume=False).argv
+        forms = [*((job, knobs) for knobs in moves)]
+        forms += [(TRL.trial(job, folder="/t", steps=2, longest=True), profile.knobs)]
+        forms += [(TRL.rehearsal(job, folder="/r", part=part, longest=True), profile.knobs) for part in Part]
+        for wanted, knobs in forms:
+            argv = TRL.command(wanted, knobs, run="r", attempt=1, resume=False).argv
             at, launched = argv.index("trl.scripts.grpo"), argv.index("launch")
             launch = list(argv[launched + 1 : at - 3])
             if "--accelerate_config" in launch:  # the entry finds its file

@@ -21,6 +21,7 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Setting
 from autotune.policies.values.observation import StepDone
+from autotune.policies.values.rehearsing import Part
 from tests.contracts.environments import environment, run
 from tests.launchers.frameworks.verl_jobs import JOBS, VERL, job, moves, profile, with_settings, written_jobs
 
@@ -124,8 +125,10 @@ def lists_of(of: Job) -> list[tuple[dict[str, Setting] | str, tuple[str, ...]]]:
         (group, overrides(of, VERL.settings(of, replace(own.knobs, **group)))) for group in folded(of)
     ]
     short = VERL.trial(of, folder="/scratch/trial", steps=5, longest=True)
+    parts = {part: VERL.rehearsal(of, folder="/scratch/1", part=part, longest=True) for part in Part}
     return [
         *found,
+        *((part.value, overrides(each, {}, resume=part is Part.RELOAD)) for part, each in parts.items()),
         ("as written", overrides(of, {})),
         ("resumed", overrides(of, {}, resume=True)),
         ("trial", overrides(short, {})),

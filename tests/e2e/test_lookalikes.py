@@ -21,6 +21,7 @@ __all__ = ["ray_head"]  # the fixture
 Event = dict[str, Any]
 _IN_PART = ("miles", "openrlhf")  # of each other framework all scenarios run in CI
 _UNNUMBERED = ("openrlhf", "nemo-rl")  # they never say how many steps there are
+_REHEARSED = ("verl", "areal", "slime")  # answers that can be forced, twice, and that cannot
 _AT_ONCE = 3  # the programs sleep more than they work
 
 
@@ -53,7 +54,7 @@ class Told:
 
 
 def told(head: Head, verb: str, job: str = "job.yaml") -> Told:
-    done = head.autotune(verb, job)
+    done = head.autotune(*verb.split(), job)
     return Told(head, code=done.returncode, said=done.stderr)
 
 
@@ -62,6 +63,8 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
     match name:
         case "overflow":
             return "launch", {"settings": jobs.overflowing(framework)}
+        case "rehearsal":
+            return "launch --rehearse", {"settings": jobs.overflowing(framework)}
         case "starved":
             return "launch", {"settings": jobs.starved(framework)}
         case "hang":
@@ -116,12 +119,15 @@ def every(case: str) -> pytest.MarkDecorator:
             pytest.param(case, name, marks=pytest.mark.e2e_long if _is_long(case, name) else pytest.mark.e2e)
             for name in jobs.FRAMEWORKS
             if case != "early" or name not in _UNNUMBERED
+            if (case, name) != ("rehearsal", "command")  # whose look-alike has no late step within three
         ],
     )
 
 
 def _is_long(case: str, framework: str) -> bool:
     """Return whether a scenario stays out of CI: what it shows is seen there with another framework's log."""
+    if case == "rehearsal" and framework not in _REHEARSED:
+        return True
     return framework in (*_IN_PART, *jobs.OF_DATA_FILES) and case != "overflow"
 
 
@@ -144,6 +150,22 @@ def test_an_overflow_is_cured_from_the_checkpoint(seen: Told, case: str, framewo
     (second_run,) = (run for run in (seen.head.folder / "runs").iterdir() if run != seen.run)
     kinds = [json.loads(line)["type"] for line in (second_run / "events.jsonl").read_text().splitlines()]
     assert kinds.count("started") == 1 and "diagnosed" not in kinds
+
+
+@every("rehearsal")
+def test_a_rehearsal_meets_the_overflow_and_the_training_does_not(
+    seen: Told, case: str, framework: str
+) -> None:
+    assert seen.code == 0, seen.said
+    parts = [event.get("rehearsal") for event in seen.of("started")]
+    trained = seen.of("started")[-1]["attempt"]
+    assert parts[0] == "worst" and parts[-2:] == ["reload", None] and None not in parts[:-1], parts
+    assert {(e["cause"], e["phase"]) for e in seen.of("diagnosed")} == {("gpu-oom", "backward")}
+    assert not seen.of("diagnosed", attempt=trained)
+    assert seen.steps(trained) == [1, 2, 3, 4, 5, 6]
+    reloaded = seen.of("progressed", attempt=trained - 1)[0]
+    assert reloaded["resumed_from"] in (2, 3)
+    assert not (seen.head.folder / "rehearsals").exists()
 
 
 @every("starved")

@@ -6,8 +6,9 @@ import pytest
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.units import show_rate, show_time_left
-from autotune.policies.values.events import Purpose, Result, Tried, Unit
+from autotune.policies.values.events import Purpose, Result, Tried
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Unit
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import Accepted, Diagnosed, Ended, Event
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Cluster, Goal, Job, Recovery
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.observation import Crashed, Peak
 from autotune.policies.values.profile import AtLeast, FixedDuringRun, Grid, Placement, Profile, Support
 from autotune.policies.values.remedy import Effect

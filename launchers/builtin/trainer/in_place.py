@@ -116,7 +116,7 @@ class InPlace:
     @contextmanager
     def collective(self, scratch_bytes: int) -> Iterator[None]:
         """Agree upon a collective, which takes scratch memory of its own, and run it in this block."""
-        # A rank that lacks it fails here, where the others can be told; the exchange too needs a little of it.
+        # A rank that lacks it fails here, where the others can be told; the exchange needs a little of it.
         torch.empty(scratch_bytes, dtype=torch.uint8)
         self.agree()
         self._in_collective = True

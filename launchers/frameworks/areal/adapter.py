@@ -22,7 +22,8 @@ from autotune.launchers.frameworks.areal.engines import (
 )
 from autotune.launchers.frameworks.areal.overrides import printed, words
 from autotune.launchers.frameworks.areal.profile import profile_of
-from autotune.launchers.frameworks.areal.recover import recover_root, recover_settings
+from autotune.launchers.frameworks.areal.recover import recover_root, recover_settings, resumable
+from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command
@@ -30,6 +31,7 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
 _OLD_LAUNCHER = "areal.infra.launcher."
@@ -149,6 +151,29 @@ class Areal(GuidedFramework):
         if longest:
             own["gconfig.ignore_eos"] = True
         return msgspec.structs.replace(job, settings={**overrides(job), **own})
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets, by what the job itself recovers from and validates."""
+        site = Site(job)
+        without = [] if site.lengths_known else [LateEvent.LENGTH]
+        without += [] if resumable(job, site) else [LateEvent.SAVE]
+        without += [] if _validates(site.config) else [LateEvent.VALIDATION]
+        return rehearsals.met(__package__, without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves for recovery and validates in the same step, where the job does."""
+        site = Site(job)
+        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        trial = msgspec.structs.replace(trial, resume=False)
+        if not resumable(job, site):
+            return trial
+        own = rehearsals.additions(__package__, validation=_validates(site.config))
+        own = {name: value for name, value in own.items() if value is not None or site.config.has(name)}
+        return msgspec.structs.replace(trial, settings={**trial.settings, **own})
+
+
+def _validates(config: Config) -> bool:
+    return any(config.has(f"evaluator.freq_{unit}") for unit in ("epochs", "steps", "secs"))
 
 
 _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)

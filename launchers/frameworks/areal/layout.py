@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.engines import Site, samples, updates
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.policies.values.model import Layout
+from autotune.policies.values.architecture.model import Layout
 
 _HALVED = "adam_bf16"
 # What FSDP's optimizer of that name is built with (fsdp_engine.py, fsdp_utils/optimizer.py).

@@ -12,17 +12,19 @@ from autotune.launchers.base import Framework, Problem
 from autotune.launchers.builtin.config.placement import colocated, half_precision
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.launchers.builtin.config.sizes import mini_batch, nominal
+from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.own_lines import own_marker
 from autotune.policies.certificate.contents import Training
 from autotune.policies.remedies.permissions import denial
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import AtLeast, AtMost, Constraint, Grid, Placement, Profile, Support
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _PROGRAM = "autotune.launchers.builtin"
 _TWO = (False, True)
@@ -226,6 +228,19 @@ class Builtin(Framework):
         if longest and job.settings.get("ignore_eos") is False:
             own["ignore_eos"] = True
         return msgspec.structs.replace(job, settings={**job.settings, **own})
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return all but a validation, which the job has none of."""
+        saves = self._document(job, run="meets")["save_every"] > 0
+        without = [LateEvent.VALIDATION] + ([] if saves else [LateEvent.SAVE])
+        return rehearsals.met(__package__, without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that writes checkpoints into its own folder."""
+        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        saves = self._document(job, run="rehearsal")["save_every"] > 0
+        own = rehearsals.additions(__package__, validation=False) if saves else {}
+        return msgspec.structs.replace(trial, settings={**trial.settings, **own}, resume=False)
 
     def marker(self, line: str) -> Marker | None:
         """Return what one of the job's own lines says."""

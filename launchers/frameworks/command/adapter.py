@@ -20,11 +20,12 @@ from autotune.launchers.frameworks.command.placeholders import (
     environment,
     placeholders,
 )
+from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
-from autotune.policies.values.model import Layout
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import (
     AtLeast,
@@ -36,6 +37,7 @@ from autotune.policies.values.profile import (
     Profile,
     Support,
 )
+from autotune.policies.values.rehearsing import LateEvent, Met
 from autotune.policies.values.remedy import Effect
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Knobs)}
@@ -153,6 +155,13 @@ class AnyCommand(Framework):
         own = {"steps": steps, "folder": f"{folder}/checkpoints"}
         kept = {name: value for name, value in job.settings.items() if name != "resume"}
         return msgspec.structs.replace(job, settings={**kept, **own})
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets of a command that takes its number of steps and its folder."""
+        if not {"steps", "folder"} <= {placeholder.name for placeholder in _all(job)}:
+            return ()
+        late = (LateEvent.LENGTH, LateEvent.SAVE, LateEvent.VALIDATION)
+        return rehearsals.met(__package__, without=late)
 
 
 # --------------------------------------------------------------------------- reading

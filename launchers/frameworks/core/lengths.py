@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.job import Job
-from autotune.policies.values.model import Layout
 
 
 def with_lengths(layout: Layout, job: Job) -> Layout:

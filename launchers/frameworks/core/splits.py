@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.profile import Requires, Support
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Advice, Problem
+from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of, rows
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.flags import (
@@ -39,12 +40,13 @@ from autotune.launchers.frameworks.megatron.profile import (
     unsupported_of,
 )
 from autotune.policies.certificate.contents import Training
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Placement, Profile
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _PYTHONS = ("python", "python3")
@@ -185,6 +187,27 @@ class MegatronRl(GuidedFramework):
         if not flags.has("save"):
             changes["save"] = None  # said, so that no checkpoint is added
         return msgspec.structs.replace(job, settings={**job.settings, **changes}, resume=False)
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets, by what the job itself saves and validates."""
+        flags = self._flags(job)
+        without = [LateEvent.LENGTH] + ([] if saves(flags) else [LateEvent.SAVE])
+        without += [] if rehearsals.validates(__package__, flags.given.get) else [LateEvent.VALIDATION]
+        return rehearsals.met(__package__, without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
+        flags = self._flags(job)
+        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        if not saves(flags):
+            return trial
+        validation = rehearsals.validates(__package__, flags.given.get)
+        own = rehearsals.additions(__package__, validation=validation) | {"save": f"{folder}/checkpoints"}
+        left = set(rehearsals.left(__package__, validation=validation))
+        left |= {name for name in flags.given if validation and name.startswith(self.dialect.prefixes)}
+        changes = spelled(job.settings, own, negatable=self.dialect.negatable)
+        settings = rehearsals.settings_of(job, trial, changes, left=left, bare=bare)
+        return msgspec.structs.replace(trial, settings=settings)
 
     def _flags(self, job: Job) -> Flags:
         return flags_of(job.settings, negatable=self.dialect.negatable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from autotune.launchers.frameworks.dialects.flags import Flags
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 _DENSE = re.compile(r"\[\s*0\s*\]\s*\*\s*(\d+)")  # in --moe-layer-freq "([0]*3+[1]*58)"
 

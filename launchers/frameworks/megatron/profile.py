@@ -16,8 +16,8 @@ from autotune.launchers.frameworks.megatron.job import (
     needs_weights_backup,
 )
 from autotune.launchers.frameworks.megatron.knobs import most_concurrent
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import (
     AtLeast,
     AtMost,

@@ -24,9 +24,9 @@ from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.nemo_rl.layout import layout, placement, resident
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.lines import lines
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Component, Phase
-from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement
 
 _TRAINING = (Phase.INIT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import residency
+from autotune.launchers.frameworks.core import rehearsals, residency
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.launchers.frameworks.core.lengths import with_lengths
@@ -37,6 +37,7 @@ from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Placement, Profile
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _RELEASE = "0.11.2"
 
@@ -151,6 +152,27 @@ class OpenRlhf(GuidedFramework):
         changes = {**spelled(job.settings, off, negatable=NO_FORM), "ckpt.path": None}
         own = {key: value for key, value in job.settings.items() if bare(key) != "ckpt.path"}
         return msgspec.structs.replace(job, settings={**own, **changes}, resume=False)
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets, by what the job itself saves and validates."""
+        flags = _flags(job)
+        without = [LateEvent.LENGTH] + ([] if _saves(flags) else [LateEvent.SAVE])
+        without += [] if rehearsals.validates(__package__, flags.given.get) else [LateEvent.VALIDATION]
+        return rehearsals.met(__package__, without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
+        flags = _flags(job)
+        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        if not _saves(flags):
+            return trial
+        validation = rehearsals.validates(__package__, flags.given.get)
+        own = rehearsals.additions(__package__, validation=validation)
+        own["ckpt.path"] = f"{folder}/checkpoints"
+        left = rehearsals.left(__package__, validation=validation)
+        changes = spelled(job.settings, own, negatable=NO_FORM)
+        settings = rehearsals.settings_of(job, trial, changes, left=left, bare=bare)
+        return msgspec.structs.replace(trial, settings=settings)
 
     def _warnings(self, job: Job, flags: Flags, shape: Shape) -> Iterator[str]:
         facts = flag_facts.flag_facts(__package__, f"facts/{_RELEASE}.json")

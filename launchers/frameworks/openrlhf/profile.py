@@ -9,7 +9,7 @@ from autotune.launchers.frameworks.core.declined import declined
 from autotune.launchers.frameworks.dialects.flags import Flags
 from autotune.launchers.frameworks.openrlhf.job import Shape
 from autotune.launchers.frameworks.openrlhf.knobs import FLAGS
-from autotune.policies.values.model import Layout
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import (
     AtLeast,
     Constraint,

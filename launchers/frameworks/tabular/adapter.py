@@ -20,10 +20,10 @@ from autotune.launchers.frameworks.dialects.hydra import (
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Constraint, Placement, Profile
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.launchers.frameworks.core.types import misfit
@@ -43,6 +44,7 @@ from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import SAVED_AT, STEPS, LateEvent, Met, Part
 
 _ENTRY = "{attempt}/entry.py"
 _MODULE = "trl.scripts.grpo"
@@ -107,7 +109,7 @@ class Trl(GuidedFramework):
         settings["output_dir"] = folder_of(job, written, run=run, named=bool(named))
         # Which checkpoint is the best depends on which there are.
         if not {"save_steps", "save_strategy"} & config.written.keys() and not config.on(_BEST):
-            span = max(1, config.passes * config.count("num_iterations") // config.accumulation)
+            span = _span(config)
             every = job.recovery.save_every or SAVE_STEPS
             settings["save_steps"] = -(-every // span) * span  # a generation is never cut in two
             if not job.resume and "save_total_limit" not in config.written:
@@ -198,6 +200,37 @@ class Trl(GuidedFramework):
             forced = {"ignore_eos": True} if config.on("use_vllm") else least
             own["generation_kwargs"] = {**(given if isinstance(given, dict) else {}), **forced}
         return msgspec.structs.replace(job, settings={**job.settings, **own}, resume=False)
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets, by what the job itself saves and validates."""
+        config = Config(job)
+        without = [] if _saves(config) else [LateEvent.SAVE]
+        without += [LateEvent.RELOAD] if config.on("save_only_model") else []
+        without += [] if rehearsals.validates(__package__, config.get) else [LateEvent.VALIDATION]
+        return rehearsals.met(__package__, without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves below `folder` and validates in the same step, where the job does.
+
+        Its steps are generations of answers, each of which may be several optimizer steps.
+        """
+        config, span = Config(job), _span(Config(job))
+        trial = self.trial(job, folder=folder, steps=STEPS[part] * span, longest=longest)
+        if not _saves(config):
+            return trial
+        validation = rehearsals.validates(__package__, config.get)
+        own = rehearsals.additions(__package__, validation=validation)
+        own |= {"save_steps": SAVED_AT * span, **({"eval_steps": SAVED_AT * span} if validation else {})}
+        return msgspec.structs.replace(trial, settings={**trial.settings, **own})
+
+
+def _saves(config: Config) -> bool:
+    return str(config.get("save_strategy")) not in ("no", "False")
+
+
+def _span(config: Config) -> int:
+    """Return the optimizer steps of one generation of answers, which no checkpoint should cut in two."""
+    return max(1, config.passes * config.count("num_iterations") // config.accumulation)
 
 
 def _parts(job: Job) -> tuple[tuple[str, ...], str, tuple[str, ...]]:

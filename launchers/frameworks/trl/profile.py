@@ -20,9 +20,9 @@ from autotune.launchers.frameworks.trl.config import (
     release_of,
     unknown,
 )
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import (
     Constraint,
     Divides,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import GuidedFramework
 from autotune.launchers.frameworks.core.lengths import with_lengths
-from autotune.launchers.frameworks.dialects.hydra import override
+from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
 from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import read, write
@@ -20,6 +23,7 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
 
@@ -126,10 +130,34 @@ class Verl(GuidedFramework):
         """Return the job with a few steps under names, folders and loggers of its own."""
         return launch.trial(job, folder=folder, steps=steps, longest=longest)
 
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
+        config = Config(job)
+        without = [LateEvent.LENGTH] if not launch.can_force_longest(config) else []
+        without += [] if _saves(config) else [LateEvent.SAVE]
+        without += [] if _resumable(config) else [LateEvent.RELOAD]
+        without += [] if rehearsals.validates(__package__, config.get) else [LateEvent.VALIDATION]
+        return rehearsals.met(__package__, without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
+        config = Config(job)
+        trial = launch.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        if not _saves(config):
+            return trial
+        validation = rehearsals.validates(__package__, config.get)
+        own = rehearsals.additions(__package__, validation=validation)
+        left = rehearsals.left(__package__, validation=validation)
+        settings = rehearsals.settings_of(job, trial, own, left=left, bare=bare)
+        return msgspec.structs.replace(trial, settings=settings)
+
+
+def _saves(config: Config) -> bool:
+    return config.count("trainer.save_freq") > 0 or not config.has("trainer.save_freq")
+
 
 def _resumable(config: Config) -> bool:
-    saves = config.count("trainer.save_freq") > 0 or not config.has("trainer.save_freq")
-    return saves and config.text("trainer.resume_mode") != "disable"
+    return _saves(config) and config.text("trainer.resume_mode") != "disable"
 
 
 def _warnings(job: Job, config: Config) -> tuple[str, ...]:

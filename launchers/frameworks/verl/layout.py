@@ -5,8 +5,8 @@ from __future__ import annotations
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Component, Phase
-from autotune.policies.values.model import Layout
 from autotune.policies.values.profile import Placement
 
 _FP32 = 4

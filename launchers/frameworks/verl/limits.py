@@ -9,8 +9,8 @@ from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.knobs import names, prefill, requests
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.model import Model
 from autotune.policies.values.profile import (
     AtLeast,
     Constraint,

@@ -22,7 +22,7 @@ from autotune.orchestrator.cluster_fit import misfits
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import parse
-from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
 from autotune.orchestrator.errors import ExitCode, Failure, require
@@ -41,6 +41,7 @@ from autotune.policies.values.events import (
     History,
     Interrupted,
     Progressed,
+    Rehearsed,
     Started,
     Verdict,
 )
@@ -121,8 +122,9 @@ def drive(
         views.close()
     code = exit_code(verdict)
     with listening(hung_up=views.hang_up) as after:
-        if code is ExitCode.OK and not options.json and (run.path / "stable.yaml").exists():
-            views.print_line(str(options.runs_dir / run.id / "stable.yaml"))
+        name = export.REHEARSED if isinstance(verdict, Rehearsed) else export.STABLE
+        if code is ExitCode.OK and not options.json and (run.path / name).exists():
+            views.print_line(str(options.runs_dir / run.id / name))
         if told:
             limit_s = at_end.HURRIED_S if isinstance(verdict, Interrupted) else at_end.LIMIT_S
             views.write_view(
@@ -249,7 +251,7 @@ def _learn(journal: Journal) -> None:
 
 def _conduct(context: RunContext, views: Views) -> Verdict:
     """Launch or search, as the run was asked for."""
-    if context.folder.request.mode is directory.Mode.LAUNCH:
+    if context.folder.request.mode is not directory.Mode.SEARCH:
         return reconcile.run(context)
     from autotune.orchestrator.search import controller
 
@@ -303,9 +305,10 @@ def _measured(job: Job, cluster: Cluster) -> Job:
 
 
 def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
-    cluster = runner.cluster()
+    cluster, request = runner.cluster(), run.request
     _match(job, cluster)
     job = _measured(job, cluster)
+    only = request.mode is directory.Mode.REHEARSE
     reconcile.accept(
         journal,
         run=run.id,
@@ -313,8 +316,9 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         profile=framework.profile(job, cluster),
         cluster=cluster,
         versions=versions(),
-        mode=run.request.mode,
-        policy=run.request.policy,
+        mode=request.mode,
+        policy=request.policy,
+        rehearsed=rehearsal.planned(framework, job, only=only) if request.rehearse else None,
         recall=calibration_cache.recall,
         now=Clock().now(),
     )
@@ -334,10 +338,11 @@ def _match(job: Job, cluster: Cluster) -> None:
 
 
 def _export(run: directory.Run, job: Job) -> None:
-    """Write the stable configuration of a run whose job is `job`."""
+    """Write the proven configuration of a run whose job is `job`."""
     history = run.history()
-    knobs = export.stable_knobs(history)
-    if knobs is not None:
+    proven = export.proven(history)
+    if proven is not None:
+        name, knobs = proven
         accepted = msgspec.structs.replace(
             accepted_of(history).job,
             env=job.env,
@@ -347,7 +352,7 @@ def _export(run: directory.Run, job: Job) -> None:
             notify=job.notify,
             variables=job.variables,
         )
-        export.write(run, history, frameworks.find(job.framework), accepted, knobs)
+        export.write(run, history, frameworks.find(job.framework), accepted, knobs, name=name)
 
 
 def _certify(run: directory.Run) -> None:
@@ -364,10 +369,11 @@ def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> 
         return
     views.export()
     history = run.history()
-    knobs = export.stable_knobs(history)
-    if knobs is not None:
+    proven = export.proven(history)
+    if proven is not None:
+        name, knobs = proven
         framework = frameworks.find(job.framework)
-        views.summary(export.changes(history, framework, knobs), stable=str(run.path / "stable.yaml"))
+        views.summary(export.changes(history, framework, knobs), stable=str(run.path / name))
 
 
 def _unreachable(error: Unreachable, run: directory.Run) -> Failure:

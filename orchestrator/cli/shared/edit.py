@@ -20,7 +20,7 @@ from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
 from autotune.policies.search.trial_history import has_trials
-from autotune.policies.values.events import Finished, GaveUp, History, Stable, TrainingCompleted
+from autotune.policies.values.events import Finished, GaveUp, History, Rehearsed, Stable, TrainingCompleted
 from autotune.policies.values.history import accepted_of, unended
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
@@ -131,7 +131,7 @@ def check(edit: EditedJob | None, run: directory.Run) -> None:
             hint=launch_again,
             code=ExitCode.USAGE,
         )
-    if isinstance(verdict, (TrainingCompleted, Stable)) and not has_trials(history):
+    if isinstance(verdict, (TrainingCompleted, Stable, Rehearsed)) and not has_trials(history):
         raise Failure(f"run {run.id} is complete", hint=launch_again, code=ExitCode.USAGE)
     if edit.job.framework != accepted_of(history).job.framework:
         raise Failure("`framework` cannot change within a run", hint=launch_again, code=ExitCode.USAGE)

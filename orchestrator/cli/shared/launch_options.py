@@ -88,6 +88,7 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             relaunches: int | None,
             trials: int | None = None,
             duration: str | None = None,
+            rehearse: bool = False,
             **written: Any,
         ) -> None:
             from autotune.orchestrator.run.directory import Mode, RunRequest
@@ -100,6 +101,7 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
                 relaunches=relaunches,
                 trials=trials,
                 duration=duration,
+                rehearse=rehearse or mode == Mode.REHEARSE,
             )
             command(launch_options=LaunchOptions(request=request, **written))
 

@@ -23,6 +23,7 @@ from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, read_text, written
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
+from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import BEAT_S, Driven, owner
@@ -30,6 +31,7 @@ from autotune.orchestrator.run.script import script
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Finished, GaveUp, NeedsHuman
 from autotune.policies.values.job import Job
+from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.value import Value
 
 _DRIVER_START_S = 30.0
@@ -64,10 +66,14 @@ def _assumed(variable: str) -> str:
     return os.environ.get(variable) or variable
 
 
-def first_command(job: Job) -> Command:
+def first_command(job: Job, *, rehearse: bool = False) -> Command:
     """Return the command of the first attempt, as far as it is known before a cluster is."""
     framework = frameworks.find(job.framework)
     knobs = framework.profile(job, assumed(job)).knobs
+    if rehearse:
+        planned = rehearsal.planned(framework, job, only=False)
+        folder = f"{job.workdir}/rehearsals/dry-run/1"
+        job = framework.rehearsal(job, folder=folder, part=Part.WORST, longest=planned.forces)
     return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume)
 
 
@@ -76,6 +82,8 @@ def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
     prepared = prepare(launch_options)
     if launch_options.submit and launch_options.detach:
         raise click.UsageError("--submit runs elsewhere already; leave out --detach")
+    if prepared.request.rehearse:
+        rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, only=False)
     if launch_options.dry_run:
         show(prepared, as_json=options.json)
     elif launch_options.submit:
@@ -93,7 +101,7 @@ def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
 
 def show(prepared: Prepared, *, as_json: bool) -> None:
     """Print the first command without any effect."""
-    command = first_command(prepared.job)
+    command = first_command(prepared.job, rehearse=prepared.request.rehearse)
     if as_json:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
@@ -258,6 +266,7 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
     python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
     request = prepared.request
     arguments = f"--runs-dir {runs_dir} {request.mode} job.yaml --policy {request.policy}"
+    arguments += " --rehearse" if request.rehearse and request.mode is directory.Mode.LAUNCH else ""
     arguments += " --continue" if continued else ""
     entrypoint = (
         f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "

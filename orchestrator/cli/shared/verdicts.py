@@ -8,6 +8,7 @@ from autotune.policies.values.events import (
     Infrastructure,
     Interrupted,
     NeedsHuman,
+    Rehearsed,
     Stable,
     TrainingCompleted,
     Verdict,
@@ -17,7 +18,7 @@ from autotune.policies.values.events import (
 def exit_code(verdict: Verdict) -> ExitCode:
     """Return the exit code of a verdict."""
     match verdict:
-        case TrainingCompleted() | Stable():
+        case TrainingCompleted() | Stable() | Rehearsed():
             return ExitCode.OK
         case GaveUp() | NeedsHuman():
             return ExitCode.NO
@@ -34,6 +35,8 @@ def word(verdict: Verdict) -> str:
             return "COMPLETED"
         case Stable():
             return "STABLE"
+        case Rehearsed():
+            return "REHEARSED"
         case GaveUp():
             return "GAVE UP"
         case NeedsHuman():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from autotune.policies.estimate.belief.gaussian import Belief, Floats
+from autotune.policies.estimate.belief.growth import Growth
 from autotune.policies.estimate.belief.observations import (
     growths,
     lengths_seen,
@@ -16,10 +18,12 @@ from autotune.policies.estimate.belief.observations import (
     shown_by,
 )
 from autotune.policies.estimate.belief.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
+from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.model import Model
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.priors import Factor, Kind, Learned
 
 _POOL_ERROR = 0.10
@@ -47,33 +51,46 @@ class Prediction:
 
 
 def calibrated(run: Run, model: Model) -> Calibration:
-    """Return the belief after all attempts of a run."""
+    """Return the belief after all attempts of a run and its rehearsals.
+
+    One whose answers were made as long as the job allows is compared with the estimate of such steps.
+    """
     profile, cluster = run.accepted.profile, run.accepted.cluster
     attempts = [
         a if a.diagnosis is None or not a.diagnosis.expected else msgspec.structs.replace(a, diagnosis=None)
-        for a in run.attempts
+        for a in (*run.rehearsed, *run.attempts)
         if (a.progress or a.ended is not None or a.diagnosis is not None) and not a.loading
     ]
     knobs = [profile.knobs, *(a.knobs for a in attempts)]
-    estimate = estimates(profile, cluster, model, knobs, steps=run.accepted.job.goal.steps)
+    steps = run.accepted.job.goal.steps
+    estimate = estimates(profile, cluster, model, knobs, steps=steps)
+    forced = any(a.longest for a in attempts)
+    longest = (
+        estimates(profile, cluster, model, knobs, assumption=Assumption.LONGEST, steps=steps)
+        if forced
+        else estimate
+    )
     capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
     belief = prior(estimate, run.accepted.learned)
     needed = float(profile.longest_sequence or 1)
     failed_pool, refused = 0.0, 0
     grown = [growths(attempt) for attempt in attempts]
-    floors = settled_peaks(attempts, grown)
+    floors = {is_forced: _floors(attempts, grown, longest=is_forced) for is_forced in (False, True)}
     moved: dict[int, Phase] = {}
     named: set[Phase] = set()
     for column, (attempt, grew) in enumerate(zip(attempts, grown, strict=True), start=1):
         diagnosis = attempt.diagnosis
         if diagnosis is not None and diagnosis.phase not in named:
-            likely = likely_phase(belief, estimate, column, attempt)
+            likely = likely_phase(belief, longest if attempt.longest else estimate, column, attempt)
             named.add(diagnosis.phase)
             if likely is not None:
                 moved[attempt.number] = likely
                 attempt = in_phase(attempt, likely)
-        belief = shown_by(belief, estimate, column, attempt, capacity, floors[attempt.knobs], grew)
-        belief = lengths_seen(belief, profile, attempt)
+        floor = floors[attempt.longest][attempt.knobs]
+        shown = longest if attempt.longest else estimate
+        belief = shown_by(belief, shown, column, attempt, capacity, floor, grew)
+        if not attempt.longest:
+            belief = lengths_seen(belief, profile, attempt)
         pool = float(estimate.pool_tokens[column])
         if attempt.diagnosis is not None and attempt.diagnosis.cause is Cause.POOL_TOO_SMALL:
             failed_pool, refused = max(failed_pool, pool), refused + 1
@@ -86,6 +103,14 @@ def calibrated(run: Run, model: Model) -> Calibration:
         pool_tokens=max(needed, failed_pool * (1 + _POOL_ERROR * 2 ** max(0, refused - 1))),
         moved=moved,
     )
+
+
+def _floors(
+    attempts: Sequence[Attempt], grown: Sequence[dict[str, Growth]], *, longest: bool
+) -> dict[Knobs, dict[str, float]]:
+    """Return `settled_peaks` of the attempts whose answers were, or were not, of full length."""
+    alike = [place for place, attempt in enumerate(attempts) if attempt.longest is longest]
+    return settled_peaks([attempts[place] for place in alike], [grown[place] for place in alike])
 
 
 def in_phase(attempt: Attempt, phase: Phase) -> Attempt:

@@ -10,7 +10,7 @@ import numpy as np
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.shapes import Parameters, last_matrix
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 
 class Moment(NamedTuple):

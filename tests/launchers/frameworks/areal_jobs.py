@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.model import Model
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = Cluster(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.model import Model
 
 CLUSTER = Cluster(
     address="local", nodes=1, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40

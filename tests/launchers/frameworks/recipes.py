@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from autotune.policies.values.model import Model, model_from_config
+from autotune.policies.values.architecture.model import Model, model_from_config
 
 ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
 

@@ -8,9 +8,9 @@ import yaml
 
 from autotune.launchers.frameworks.command.adapter import AnyCommand
 from autotune.policies.remedies.legality import objections
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.observation import Resumed, Saved, StepDone, TrainingDone
 from autotune.policies.values.profile import FixedDuringRun, Placement
 

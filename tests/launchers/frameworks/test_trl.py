@@ -21,10 +21,10 @@ from autotune.launchers.frameworks.trl import entry
 from autotune.launchers.frameworks.trl.adapter import Trl
 from autotune.policies.diagnosis.job_records import record_of
 from autotune.policies.remedies.legality import objections
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job, Recovery
 from autotune.policies.values.knobs import KNOBS, Knobs
-from autotune.policies.values.model import Model
 from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
 from autotune.policies.values.profile import Placement
 

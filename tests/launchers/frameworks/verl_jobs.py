@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from autotune.launchers.frameworks.verl.adapter import Verl
 from autotune.policies.remedies.legality import lowest, objections
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs, Setting
-from autotune.policies.values.model import Model
 from autotune.policies.values.profile import Profile
 
 VERL = Verl()

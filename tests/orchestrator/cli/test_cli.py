@@ -36,9 +36,11 @@ GLOBAL = {
     "--color",
     "--runs-dir",
 }
+BEGINS = {"-n", "--dry-run", "--detach", "--submit", "--set", "--continue", "--relaunches", "--policy"}
 OWN = {
     "init": {"-o", "--output", "--gpus", "--force"},
-    "launch": {"-n", "--dry-run", "--detach", "--submit", "--set", "--continue", "--relaunches", "--policy"},
+    "launch": BEGINS | {"--rehearse"},
+    "rehearse": BEGINS,
     "search": {
         "-n",
         "--dry-run",

@@ -14,7 +14,7 @@ from autotune.orchestrator.config.public_models import (
     public_models,
 )
 from autotune.policies.estimate.shapes import parameters
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 _ENTRIES = [pytest.param(model, id=model.names[0]) for model in public_models()]
 

@@ -38,12 +38,11 @@ from autotune.policies.values.events import (
     Started,
     StopRequested,
     Tried,
-    Unit,
     Verdict,
 )
 from autotune.policies.values.history import elapsed_s
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Completed
+from autotune.policies.values.observation import Completed, Unit
 from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, phase, reported, settings
 
 JOB = """\

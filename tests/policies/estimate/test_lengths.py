@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from autotune.policies.estimate.lengths import Assumption, Grouping, Lengths, deviation_of, lengths_of
 from autotune.policies.estimate.load import load_of
 from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout
 from tests.policies.estimate.test_peaks import CLUSTER, FSDP, QWEN, profile
 
 BACKWARD = PHASES.index(Phase.BACKWARD)

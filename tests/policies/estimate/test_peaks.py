@@ -17,10 +17,10 @@ from autotune.policies.estimate.passes import logits_of, pass_of
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.estimate.shapes import kept_by_layer, parameters
 from autotune.policies.estimate.training import state_of
+from autotune.policies.values.architecture.model import Layout, Model, model_from_config
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.model import Layout, Model, model_from_config
 from autotune.policies.values.profile import Placement, Profile
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.one_estimate import estimate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autotune.policies.explain.tensor_sizes import named, printed_model
-from autotune.policies.values.model import Model
+from autotune.policies.values.architecture.model import Model
 
 GIB = 1 << 30
 QWEN = Model(

@@ -8,21 +8,11 @@ from msgspec.structs import replace
 
 from autotune.policies.search import schedule, trials
 from autotune.policies.values.diagnosis import Facts
-from autotune.policies.values.events import (
-    Diagnosed,
-    Ended,
-    Progressed,
-    Purpose,
-    Result,
-    Speed,
-    Started,
-    Tried,
-    Unit,
-)
+from autotune.policies.values.events import Diagnosed, Ended, Progressed, Purpose, Result, Started, Tried
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Search
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Completed, Peak
+from autotune.policies.values.observation import Completed, Peak, Speed, Unit
 from tests.policies.jobs import accepted, profile
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.policies.estimate.shapes import active_parameters, cache_layers, parameters
-from autotune.policies.values.model import Model, model_from_config, model_from_shape
+from autotune.policies.values.architecture.model import Model, model_from_config, model_from_shape
 from benchmarks.architectures import ARCHITECTURES
 
 QWEN = ARCHITECTURES["Qwen2.5-0.5B"]

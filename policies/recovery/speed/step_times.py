@@ -12,7 +12,7 @@ import numpy as np
 from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.recovery.outlook import Outlook
-from autotune.policies.recovery.step_time_model import (
+from autotune.policies.recovery.speed.step_time_model import (
     Axes,
     Offered,
     Pace,

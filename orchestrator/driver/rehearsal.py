@@ -1,0 +1,73 @@
+"""The rehearsal before a training: which job its attempts run, and where what they write goes."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from autotune.launchers.base import Framework
+from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.policies.values.events import Started
+from autotune.policies.values.job import Goal, Job, Then
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsal
+
+
+def planned(framework: Framework, job: Job, *, only: bool) -> Rehearsal:
+    """Return the rehearsal of a job; raises Failure where it has none. With `only` no training follows."""
+    events = framework.meets(job)
+    if not events:
+        raise Failure(
+            f"a job of {framework.name} cannot be rehearsed as it is written",
+            hint="`autotune plan job.yaml` says why",
+            code=ExitCode.USAGE,
+        )
+    met = {each.event for each in events if each.met}
+    longest, own = (
+        framework.rehearsal(job, folder="/rehearsal", part=Part.WORST, longest=forced)
+        for forced in (True, False)
+    )
+    steps = framework.last_step(job) or framework.training(job).steps or job.goal.steps
+    return Rehearsal(
+        forces=LateEvent.LENGTH in met and longest != own,
+        reloads=LateEvent.RELOAD in met,
+        steps=min(steps, job.goal.steps) if job.goal.then is Then.STOP else steps,
+        only=only,
+    )
+
+
+def job_of(context: RunContext, started: Started) -> Job:
+    """Return the job that an attempt runs: the user's, or as a part of its rehearsal."""
+    part = started.rehearsal
+    if part is None:
+        return context.job
+    first = max(
+        e.attempt
+        for e in (*context.journal.history(), started)
+        if isinstance(e, Started) and e.rehearsal is Part.WORST and e.attempt <= started.attempt
+    )
+    folder = str(_folder(context) / str(first))
+    job = context.framework.rehearsal(context.job, folder=folder, part=part, longest=started.longest)
+    # The steps of a rehearsal bring the job no nearer to its goal.
+    return msgspec.structs.replace(job, goal=Goal(steps=1 + max(STEPS.values()), headroom=job.goal.headroom))
+
+
+def clear(context: RunContext) -> None:
+    """Remove the checkpoints of a run's rehearsals."""
+    folder = _folder(context)
+    if not folder.exists():
+        return
+    try:
+        shutil.rmtree(folder)
+        with suppress(OSError):  # other runs rehearse too
+            folder.parent.rmdir()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        context.observer.say(f"the rehearsal's files stay in {folder}: {reason}")
+
+
+def _folder(context: RunContext) -> Path:
+    return Path(context.job.workdir) / "rehearsals" / context.folder.id

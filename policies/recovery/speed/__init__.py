@@ -1,0 +1,1 @@
+"""How fast configurations are: what was measured, and what follows for others."""

@@ -1,0 +1,146 @@
+"""The rehearsal of each framework: what it meets, what it saves and loads, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.config.loader import load_elsewhere
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import LateEvent, Part
+from tests.lookalikes import jobs
+
+# What makes a job of the look-alikes validate, and how its rehearsal then says so.
+VALIDATING: dict[str, tuple[dict[str, Any], str]] = {
+    "verl": ({"trainer.test_freq": 20}, "trainer.test_freq=2"),
+    "areal": ({"evaluator.freq_epochs": 1}, "++evaluator.freq_steps=2"),
+    "slime": ({"eval-interval": 20, "eval-num-gpus": 2}, "--eval-interval 2"),
+    "relax": ({"eval-interval": 20}, "--eval-interval 2"),
+    "miles": ({"eval-interval": 20, "eval-sglang-mem-fraction-static": 0.5}, "--eval-interval 2"),
+    "openrlhf": ({"eval.dataset": "mine", "eval.steps": 20}, "--eval.steps 2"),
+    "skyrl": ({"trainer.eval_interval": 20, "data.val_data": ["v.parquet"]}, "trainer.eval_interval=2"),
+}
+SAVES = {
+    "verl": "trainer.save_freq=2",
+    "areal": "++recover.freq_steps=2",
+    "slime": "--save-interval 2",
+    "relax": "--save-interval 2",
+    "miles": "--save-interval 2",
+    "openrlhf": "--ckpt.save_steps 2",
+    "skyrl": "trainer.ckpt_interval=2",
+}
+# How the second start says that it goes on, and the first that it does not.
+RELOADS = {
+    "verl": ("trainer.resume_mode=auto", "trainer.resume_mode=disable"),
+    "areal": ("++recover.mode=", "++recover.mode="),
+    "slime": ("--load /r/7/1/checkpoints", "--save /r/7/1/checkpoints"),
+    "relax": ("--load /r/7/1/checkpoints", "--save /r/7/1/checkpoints"),
+    "miles": ("--load /r/7/1/checkpoints", "--save /r/7/1/checkpoints"),
+    "openrlhf": ("--ckpt.load_enable", "--ckpt.path /r/7/1/checkpoints"),
+    "skyrl": ("trainer.resume_mode=latest", "trainer.resume_mode=none"),
+}
+NOT_MET = {"verl": "trainer.save_freq", "skyrl": "trainer.ckpt_interval", "openrlhf": "ckpt.path"}
+
+
+def job(name: str, folder: Path, settings: dict[str, Any] | None = None) -> Job:
+    file = jobs.written(name, folder, address="local", settings=settings or {}, workdir=str(folder))
+    return load_elsewhere(file)[0]
+
+
+def rendered(name: str, of: Job, part: Part, *, longest: bool = True) -> Command:
+    framework = FRAMEWORKS[name]
+    short = framework.rehearsal(of, folder="/r/7/1", part=part, longest=longest)
+    return framework.command(short, Knobs(), run="7", attempt=1, resume=part is Part.RELOAD)
+
+
+def words(name: str, of: Job, part: Part, *, longest: bool = True) -> str:
+    return " ".join(rendered(name, of, part, longest=longest).argv)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_event_that_is_not_met_has_a_reason(name: str, tmp_path: Path) -> None:
+    if name in jobs.FRAMEWORKS:
+        of = job(name, tmp_path)
+    else:
+        of = Job(name="j", framework=name, workdir="/w", settings={})
+    met = FRAMEWORKS[name].meets(of)
+    assert [each.event for each in met] == list(LateEvent)
+    assert all(each.reason for each in met if not each.met)
+    assert {each.event for each in met if each.met} >= {LateEvent.OPTIMIZER, LateEvent.WAKE_UP}
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_a_rehearsal_saves_into_its_own_folder_and_goes_on_from_there(name: str, tmp_path: Path) -> None:
+    of = job(name, tmp_path)
+    met = {each.event for each in FRAMEWORKS[name].meets(of) if each.met}
+    assert {LateEvent.SAVE, LateEvent.RELOAD} <= met
+    worst, reload = words(name, of, Part.WORST), words(name, of, Part.RELOAD)
+    assert SAVES[name] in worst and SAVES[name] in reload
+    on, off = RELOADS[name]
+    assert on in reload and off in worst and "/r/7/1" in worst
+    assert str(tmp_path / "checkpoints") not in worst + reload
+    assert str(tmp_path / "areal") not in worst + reload
+
+
+@pytest.mark.parametrize("name", VALIDATING)
+def test_it_validates_with_the_save_where_the_job_does(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    settings, said = VALIDATING[name]
+    of, plain = job(name, tmp_path / "a", settings), job(name, tmp_path / "b")
+    assert LateEvent.VALIDATION in {each.event for each in FRAMEWORKS[name].meets(of) if each.met}
+    assert said in words(name, of, Part.WORST)
+    assert LateEvent.VALIDATION not in {each.event for each in FRAMEWORKS[name].meets(plain) if each.met}
+    assert said not in words(name, plain, Part.WORST)
+    for setting, value in settings.items():  # such as the engines that validate
+        if setting in ("eval-num-gpus", "eval-sglang-mem-fraction-static", "eval.dataset"):
+            assert f"--{setting} {value}" in words(name, of, Part.WORST)
+
+
+@pytest.mark.parametrize("name", NOT_MET)
+def test_a_job_that_never_saves_is_not_made_to(name: str, tmp_path: Path) -> None:
+    never: Any = None if name == "openrlhf" else -1
+    of = job(name, tmp_path, {NOT_MET[name]: never})
+    met = {each.event for each in FRAMEWORKS[name].meets(of) if each.met}
+    assert not met & {LateEvent.SAVE, LateEvent.RELOAD}
+    assert SAVES[name] not in words(name, of, Part.WORST)
+
+
+def test_answers_are_forced_only_where_the_framework_can(tmp_path: Path) -> None:
+    of = job("verl", tmp_path)
+    assert "ignore_eos=True" in words("verl", of, Part.WORST)
+    assert "ignore_eos" not in words("verl", of, Part.WORST, longest=False)
+    other = replace(of, settings={**of.settings, "actor_rollout_ref.rollout.name": "sglang"})
+    length = FRAMEWORKS["verl"].meets(other)[0]
+    assert (length.event, length.met) == (LateEvent.LENGTH, False) and "vLLM alone" in length.reason
+
+
+def test_trl_saves_after_whole_generations() -> None:
+    of = Job(
+        name="j",
+        framework="trl",
+        workdir="/w",
+        settings={"num_iterations": 2, "eval_strategy": "steps", "output_dir": "/mine"},
+    )
+    trl = FRAMEWORKS["trl"]
+    short = trl.rehearsal(of, folder="/r", part=Part.WORST, longest=True)
+    span = short.settings["save_steps"] // 2
+    assert span >= 2
+    assert (short.settings["max_steps"], short.settings["eval_steps"]) == (3 * span, 2 * span)
+    assert short.settings["save_strategy"] == short.settings["eval_strategy"] == "steps"
+    assert short.settings["output_dir"] == "/r/checkpoints"
+    never = replace(of, settings={"save_strategy": "no"})
+    assert LateEvent.RELOAD not in {each.event for each in trl.meets(never) if each.met}
+
+
+def test_a_command_without_a_folder_of_its_own_is_not_rehearsed(tmp_path: Path) -> None:
+    of = job("command", tmp_path)
+    assert FRAMEWORKS["command"].meets(of)
+    fixed = replace(of, command=tuple(word for word in of.command if "{folder}" not in word))
+    assert not FRAMEWORKS["command"].meets(fixed)
