@@ -106,7 +106,8 @@ def savers(run: Run, failures: int) -> frozenset[str]:
         case Cause.GPU_OOM:
             levels = _LEVELS.get(_group(last.diagnosis.phase), _OTHER)
         case Cause.POOL_TOO_SMALL:
-            levels = _POOL
+            # An engine that cannot even begin lacks more than a step of its share: it is split at once.
+            levels = _POOL[1:] if last.diagnosis.phase is Phase.ROLLOUT_INIT else _POOL
         case Cause.HOST_OOM:
             levels = _HOST
         case _:

@@ -103,9 +103,11 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
     step = FRACTION_STEP_BLIND
     if missing is not None and capacity:
-        # An engine that did not even start has shown nothing of what its batches need beside the pool.
-        least = FRACTION_STEP_BLIND if diagnosis.phase is Phase.ROLLOUT_INIT else FRACTION_STEP
-        step = max(least, 1.1 * missing / capacity + FRACTION_MULTIPLE)
+        # An engine that runs out by itself asks for more later: its batches fill, and the trainer beside it has
+        # no optimizer state before the first update. A pool cut too far costs less than another relaunch.
+        by_itself = diagnosis.phase in (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+        least, times = (FRACTION_STEP_BLIND, 2.2) if by_itself else (FRACTION_STEP, 1.1)
+        step = max(least, times * missing / capacity + FRACTION_MULTIPLE)
     step *= 2 ** (diagnosis.streak - 1)
     floor = lowest(profile, knob)
     floor = FRACTION_STEP_BLIND if floor is None else floor

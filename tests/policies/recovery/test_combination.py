@@ -87,15 +87,15 @@ def test_a_share_that_the_figures_size_comes_before_fewer_requests():
     blind = begun().fails(diagnosed(**engine)).launch().remedy
     assert blind.changes.keys() == {"concurrency"}
     sized = diagnosed(**engine, requested_bytes=2 * GIB, free_bytes=GIB, capacity_bytes=80 * GIB)
-    assert begun().fails(sized).launch().remedy.changes == {"memory_fraction": 0.75}
+    assert begun().fails(sized).launch().remedy.changes == {"memory_fraction": 0.7}
 
 
 def test_an_engine_whose_pool_stays_too_small_is_split():
     story = begun(of=profile(replace(KNOBS, rollout_tensor_parallel=1), supported=RANKS))
     small = diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT)
-    assert story.fails(small).launch().remedy.changes == {"memory_fraction": 0.85}
     assert story.fails(small).launch().remedy.changes == {"rollout_tensor_parallel": 2}
-    assert story.fails(small).launch().knobs.rollout_tensor_parallel == 8
+    both = {"memory_fraction": 0.9, "rollout_tensor_parallel": 4}
+    assert story.fails(small).launch().remedy.changes == both
 
 
 def test_a_woken_engine_is_split_when_smaller_shares_did_not_help():
