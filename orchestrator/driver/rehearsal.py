@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ import msgspec
 from autotune.launchers.base import Framework
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.policies.values.events import Started
+from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.job import Goal, Job, Then
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsal
 
@@ -50,20 +49,41 @@ def job_of(context: RunContext, started: Started) -> Job:
         if isinstance(e, Started) and e.rehearsal is Part.WORST and e.attempt <= started.attempt
     )
     folder = str(_folder(context) / str(first))
-    job = context.framework.rehearsal(context.job, folder=folder, part=part, longest=started.longest)
-    # The steps of a rehearsal bring the job no nearer to its goal.
-    return msgspec.structs.replace(job, goal=Goal(steps=1 + max(STEPS.values()), headroom=job.goal.headroom))
+    return short(context.framework, context.job, folder=folder, part=part, longest=started.longest)
+
+
+def short(framework: Framework, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+    """Return the job as a part of its rehearsal runs it, with a goal that none of its steps reaches."""
+    result = framework.rehearsal(job, folder=folder, part=part, longest=longest)
+    # Some frameworks count several steps for each of a rehearsal's.
+    steps = 1 + max(framework.last_step(result) or 0, *STEPS.values())
+    return msgspec.structs.replace(result, goal=Goal(steps=steps, headroom=job.goal.headroom))
 
 
 def clear(context: RunContext) -> None:
-    """Remove the checkpoints of a run's rehearsals."""
-    folder = _folder(context)
-    if not folder.exists():
+    """Remove the checkpoints that the rehearsals of a run wrote since its training last began, if any.
+
+    Says where they stay if they cannot be removed: the driver may not see the file system of the job.
+    """
+    history = context.journal.history()
+    trained = max((e.attempt for e in history if isinstance(e, Started) and e.trains), default=0)
+    since = {
+        e.attempt
+        for e in history
+        if isinstance(e, Started) and e.rehearsal is not None and e.attempt > trained
+    }
+    if not since:
         return
+    folder = _folder(context)
     try:
-        shutil.rmtree(folder)
-        with suppress(OSError):  # other runs rehearse too
-            folder.parent.rmdir()
+        shutil.rmtree(folder)  # it follows no links
+    except FileNotFoundError:
+        if any(
+            isinstance(e, Progressed | Ended) and e.saved is not None and e.attempt in since for e in history
+        ):
+            context.observer.say(
+                f"{folder} of the rehearsal cannot be seen from here: remove it on the cluster"
+            )
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         context.observer.say(f"the rehearsal's files stay in {folder}: {reason}")

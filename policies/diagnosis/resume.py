@@ -33,7 +33,10 @@ def while_loading(history: History, diagnosis: Diagnosis, *, attempt: int) -> Di
     if place is None or diagnosis.cause not in _MEMORIES or diagnosis.component in _ENGINES:
         return diagnosis
     last, before = run.attempts[place], run.attempts[:place]
-    if not last.continued or last.progress:
+    trained = any(
+        each.progress for each in run.attempts if each.number == attempt
+    )  # before a cure in place too
+    if not last.continued or trained:
         return diagnosis
     if run.accepted.job.resume or any(_loaded(each) and each.knobs == last.knobs for each in before):
         return diagnosis  # with `resume: true` even the first attempt loads a checkpoint: the user's

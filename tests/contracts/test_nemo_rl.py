@@ -12,6 +12,7 @@ from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.policies.remedies.legality import completed, objections
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 from tests.launchers.frameworks.nemo_rl_jobs import CLUSTER, JOBS, job
 
 from .environments import run
@@ -85,6 +86,11 @@ def test_presets_the_example_and_trials_are_taken(ask):
     example = yaml.safe_load((ROOT / "configs" / "nemo-rl-math.yaml").read_text())["settings"]
     of = [job(dict(start)) for start in (*FRAMEWORK.presets.values(), example)]
     of += [FRAMEWORK.trial(each, folder="/runs/1", steps=5, longest=False) for each in JOBS.values()]
+    of += [
+        FRAMEWORK.rehearsal(each, folder="/r/1", part=part, longest=True)
+        for each in JOBS.values()
+        for part in Part
+    ]
     names = ["checkpointing.checkpoint_dir", "grpo.max_num_steps"]
     answers = ask([{"overrides": overrides(each, Knobs()), "names": names} for each in of])
     assert all("error" not in answer for answer in answers), answers

@@ -74,7 +74,7 @@ def first_command(job: Job, *, rehearse: bool = False) -> Command:
         planned = rehearsal.planned(framework, job, only=False)
         folder = f"{job.workdir}/rehearsals/dry-run/1"
         job = framework.rehearsal(job, folder=folder, part=Part.WORST, longest=planned.forces)
-    return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume)
+    return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume and not rehearse)
 
 
 def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.config.loader import load_elsewhere
+from autotune.orchestrator.driver import rehearsal
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.rehearsing import LateEvent, Part
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Part
 from tests.lookalikes import jobs
 
 # What makes a job of the look-alikes validate, and how its rehearsal then says so.
@@ -25,7 +26,9 @@ VALIDATING: dict[str, tuple[dict[str, Any], str]] = {
     "miles": ({"eval-interval": 20, "eval-sglang-mem-fraction-static": 0.5}, "--eval-interval 2"),
     "openrlhf": ({"eval.dataset": "mine", "eval.steps": 20}, "--eval.steps 2"),
     "skyrl": ({"trainer.eval_interval": 20, "data.val_data": ["v.parquet"]}, "trainer.eval_interval=2"),
+    "nemo-rl": ({"grpo.val_period": 20}, "grpo.val_period=2"),
 }
+WITHOUT: dict[str, dict[str, Any]] = {"nemo-rl": {"grpo.val_period": 0}}  # whose own file validates
 SAVES = {
     "verl": "trainer.save_freq=2",
     "areal": "++recover.freq_steps=2",
@@ -34,6 +37,7 @@ SAVES = {
     "miles": "--save-interval 2",
     "openrlhf": "--ckpt.save_steps 2",
     "skyrl": "trainer.ckpt_interval=2",
+    "nemo-rl": "checkpointing.save_period=2",
 }
 # How the second start says that it goes on, and the first that it does not.
 RELOADS = {
@@ -44,8 +48,14 @@ RELOADS = {
     "miles": ("--load /r/7/1/checkpoints", "--save /r/7/1/checkpoints"),
     "openrlhf": ("--ckpt.load_enable", "--ckpt.path /r/7/1/checkpoints"),
     "skyrl": ("trainer.resume_mode=latest", "trainer.resume_mode=none"),
+    "nemo-rl": ("checkpointing.checkpoint_dir=/r/7/1", "checkpointing.checkpoint_dir=/r/7/1"),
 }
-NOT_MET = {"verl": "trainer.save_freq", "skyrl": "trainer.ckpt_interval", "openrlhf": "ckpt.path"}
+NOT_MET = {
+    "verl": "trainer.save_freq",
+    "nemo-rl": "checkpointing.save_period",
+    "skyrl": "trainer.ckpt_interval",
+    "openrlhf": "ckpt.path",
+}
 
 
 def job(name: str, folder: Path, settings: dict[str, Any] | None = None) -> Job:
@@ -93,7 +103,7 @@ def test_it_validates_with_the_save_where_the_job_does(name: str, tmp_path: Path
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     settings, said = VALIDATING[name]
-    of, plain = job(name, tmp_path / "a", settings), job(name, tmp_path / "b")
+    of, plain = job(name, tmp_path / "a", settings), job(name, tmp_path / "b", WITHOUT.get(name))
     assert LateEvent.VALIDATION in {each.event for each in FRAMEWORKS[name].meets(of) if each.met}
     assert said in words(name, of, Part.WORST)
     assert LateEvent.VALIDATION not in {each.event for each in FRAMEWORKS[name].meets(plain) if each.met}
@@ -137,6 +147,16 @@ def test_trl_saves_after_whole_generations() -> None:
     assert short.settings["output_dir"] == "/r/checkpoints"
     never = replace(of, settings={"save_strategy": "no"})
     assert LateEvent.RELOAD not in {each.event for each in trl.meets(never) if each.met}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_no_step_of_a_rehearsal_reaches_the_goal(name: str, tmp_path: Path) -> None:
+    settings = {"num_iterations": 4} if name == "trl" else {}  # of which each generation takes four steps
+    of = job(name, tmp_path) if name in jobs.FRAMEWORKS else Job(name="j", framework=name, settings=settings)
+    for part in Part:
+        short = rehearsal.short(FRAMEWORKS[name], of, folder="/r", part=part, longest=True)
+        last = FRAMEWORKS[name].last_step(short) or STEPS[part]
+        assert last >= STEPS[part] and short.goal.steps > last
 
 
 def test_a_command_without_a_folder_of_its_own_is_not_rehearsed(tmp_path: Path) -> None:

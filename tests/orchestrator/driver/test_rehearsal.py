@@ -13,7 +13,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Exit
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile, rehearsal
-from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.run import directory, export, journal
 from autotune.policies.values.command import Command
@@ -104,10 +104,29 @@ class Night(World):
         self.folders: dict[str, int] = {}
 
 
+class Said(Observer):
+    """Keeps the messages."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+
+
 class Case:
-    def __init__(self, folder: Path, world: World, *, only: bool = False, budget: str = "100MiB") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        *,
+        only: bool = False,
+        rehearses: bool = True,
+        budget: str = "100MiB",
+    ) -> None:
         text = JOB.format(folder=folder, budget=budget)
-        self.world, self.clock, self.only = world, Hands(), only
+        self.world, self.clock, self.only, self.rehearses = world, Hands(), only, rehearses
+        self.said: list[str] = []
         self.run = directory.create(folder / "runs", job_text=text)
         self.job = parse(text)
 
@@ -125,7 +144,9 @@ class Case:
                     now=self.clock.now(),
                     mode="rehearse" if self.only else "launch",
                     policy=policy,
-                    rehearsed=rehearsal.planned(framework, self.job, only=self.only),
+                    rehearsed=(
+                        rehearsal.planned(framework, self.job, only=self.only) if self.rehearses else None
+                    ),
                 )
             return reconcile.run(
                 RunContext(
@@ -136,6 +157,7 @@ class Case:
                     folder=self.run,
                     job=self.job,
                     interrupts=Interrupts(),
+                    observer=Said(self.said),
                 )
             )
 
@@ -290,6 +312,33 @@ def test_the_files_of_a_rehearsal_are_removed_and_nothing_else(tmp_path: Path) -
     case.drive()
     assert not mine.exists()
     assert (tmp_path / "rehearsals" / "other").exists() and (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_without_a_rehearsal_removes_nothing(tmp_path: Path) -> None:
+    case = Case(tmp_path, Night(Late(never)), rehearses=False)
+    other = tmp_path / "rehearsals" / case.run.id
+    other.mkdir(parents=True)
+    assert case.drive() == TrainingCompleted()
+    assert [part for part, _, _ in parts(case)] == [None] and other.exists()
+
+
+def test_a_link_in_the_place_of_its_folder_is_not_followed(tmp_path: Path) -> None:
+    case = Case(tmp_path, Night(Late(never)))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").touch()
+    (tmp_path / "rehearsals").mkdir()
+    (tmp_path / "rehearsals" / case.run.id).symlink_to(tmp_path / "data")
+    assert case.drive() == TrainingCompleted()
+    assert (tmp_path / "data" / "mine").exists()
+    (said,) = (text for text in case.said if "stay in" in text)
+    assert str(tmp_path / "rehearsals" / case.run.id) in said
+
+
+def test_checkpoints_on_a_file_system_that_the_driver_does_not_see_are_said_once(tmp_path: Path) -> None:
+    case = Case(tmp_path, Night(Late(never)))  # whose checkpoints are told and lie nowhere
+    assert case.drive() == TrainingCompleted()
+    (said,) = (text for text in case.said if "cannot be seen from here" in text)
+    assert str(tmp_path / "rehearsals" / case.run.id) in said
 
 
 def test_killed_at_any_moment_a_rehearsal_resumes_to_the_same_end(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from autotune.policies.recovery.outlook import outlook
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Accepted,
+    CuredInPlace,
     Decided,
     Diagnosed,
     Ended,
@@ -103,6 +104,24 @@ def test_a_pass_that_already_ran_out_of_memory_is_its_own() -> None:
 
 def _fields(phase: Phase) -> dict[str, object]:
     return {"cause": Cause.GPU_OOM, "phase": phase, "component": Component.TRAINER}
+
+
+def test_after_a_cure_in_place_a_load_that_was_followed_by_steps_is_over() -> None:
+    cure = CuredInPlace(
+        attempt=2,
+        cause=Cause.GPU_OOM,
+        phase=Phase.BACKWARD,
+        step=12,
+        knob="tokens_per_microbatch",
+        before=KNOBS.tokens_per_microbatch,
+        after=KNOBS.tokens_per_microbatch // 2,
+    )
+    begun, *ended = loads(Phase.CHECKPOINT)
+    done = Progressed(attempt=2, step=11, of=400)
+    failure = oom(Phase.CHECKPOINT)
+    before = [*trained(), LOSS, begun]
+    assert while_loading((*before, cure, *ended), failure, attempt=2).phase is Phase.RESUME
+    assert while_loading((*before, done, cure, *ended), failure, attempt=2).phase is Phase.CHECKPOINT
 
 
 def test_other_causes_and_later_steps_are_left_alone() -> None:
