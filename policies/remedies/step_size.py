@@ -103,8 +103,8 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
     step = FRACTION_STEP_BLIND
     if missing is not None and capacity:
-        # An engine that runs out by itself asks for more later: its batches fill, and before the first update the
-        # trainer beside it has no optimizer state. A pool cut too far costs less than another relaunch.
+        # An engine that runs out by itself asks for more later: its batches fill, and before the first update
+        # the trainer beside it has no optimizer state. A pool cut too far costs less than another relaunch.
         by_itself = diagnosis.phase in (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
         least, times = (FRACTION_STEP_BLIND, 2.2) if by_itself else (FRACTION_STEP, 1.1)
         step = max(least, times * missing / capacity + FRACTION_MULTIPLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
@@ -18,6 +19,8 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 _NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
+# Whole numbers as the engines' command lines take them: `human_readable_int` of both.
+_COUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]i?")
 _TITLES: Mapping[str, str] = {"sglang": "SGLang", "vllm": "vLLM"}
 
 
@@ -75,16 +78,19 @@ def arguments_below(node: str, settings: Mapping[str, Any], spelled: Mapping[str
 
 
 def problems(engine: Engine, given: Iterable[Argument]) -> Iterator[Problem]:
-    """Yield arguments that are misspelt or of a wrong type; none where the release is not the job's."""
+    """Yield arguments that are misspelt or of a wrong type; none where the release is not the job's.
+
+    One that another known release takes is not misspelt: a pinned version may not be the installed one.
+    """
     if not engine.release.exact:
         return
     facts = _facts(engine)
     for argument in given:
         path = ("settings", argument.setting)
         if not _is_known(argument, facts):
-            if near := _near(argument, facts):
+            if (near := _near(argument, facts)) and not _known_elsewhere(engine, argument):
                 yield Problem(path=path, message=f"{engine} has no argument {argument.name}", hint=near)
-        elif wanted := misfit(facts.types.get(argument.name), argument.value):
+        elif (wanted := misfit(facts.types.get(argument.name), argument.value)) and not _is_count(argument):
             message = f"{argument.name} of {engine} must be {wanted}, not {argument.value!r}"
             yield Problem(path=path, message=message)
 
@@ -95,9 +101,8 @@ def passed_on(engine: Engine, given: Iterable[Argument]) -> Iterator[str]:
     for argument in given:
         if _is_known(argument, facts):
             continue
-        near = _near(argument, facts)
-        if not near or not engine.release.exact:
-            known = _known_elsewhere(engine, argument)
+        near, known = _near(argument, facts), _known_elsewhere(engine, argument)
+        if known or not near or not engine.release.exact:
             hint = f"{_TITLES[engine.name]} {known} has it" if known else near
             said = f"{engine} has no argument {argument.name}; it is passed on"
             yield f"{said} ({hint})" if hint else said
@@ -129,6 +134,10 @@ def _is_known(argument: Argument, facts: EngineFacts) -> bool:
     """Return whether an argument is one of a release; a switch may also be written with `no_`."""
     kind = facts.types.get(argument.name.removeprefix("no_"), "")
     return argument.name in facts.types or kind.startswith("bool")
+
+
+def _is_count(argument: Argument) -> bool:
+    return isinstance(argument.value, str) and _COUNT.fullmatch(argument.value.strip()) is not None
 
 
 def _near(argument: Argument, facts: EngineFacts) -> str:

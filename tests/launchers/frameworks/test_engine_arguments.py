@@ -94,8 +94,17 @@ def test_an_argument_like_no_other_is_passed_on_with_the_release_that_has_it() -
 
 
 def test_values_are_checked_against_their_types() -> None:
-    found = verl({f"+{VLLM}.max_num_batched_tokens": "16k"}, framework_version="0.9.1")
-    assert refused(found) == [("max_num_batched_tokens of vLLM 0.24.0 must be a whole number, not '16k'", "")]
+    found = verl({f"+{VLLM}.max_num_batched_tokens": "many"}, framework_version="0.9.1")
+    assert refused(found) == [("max_num_batched_tokens of vLLM 0.24.0 must be a whole number, not 'many'", "")]
+
+
+def test_what_a_newer_release_takes_is_not_misspelt() -> None:
+    newer = f"+{VLLM}.kda_prefill_backend"  # like gdn_prefill_backend
+    found = verl({newer: "triton"}, framework_version="0.9.1")
+    assert refused(found) == []
+    assert said(found) == [
+        "vLLM 0.24.0 has no argument kda_prefill_backend; it is passed on (vLLM 0.33.0 has it)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +114,7 @@ def test_values_are_checked_against_their_types() -> None:
         {f"+{VLLM}.no_enable_prefix_caching": True},
         {VLLM: {"max_num_seqs": 64}},
         {f"+{VLLM}.compilation_config.mode": 3},
+        {f"+{VLLM}.max_num_batched_tokens": "16k"},
         {"+actor_rollout_ref.rollout.engine_kwargs.sglang.cuda_graph_max_bs": 16},
     ],
 )
