@@ -53,7 +53,7 @@ def never_drains(world: World, command: Command) -> tuple[Script, Exit | None]:
 
 
 def no_stable_file(world: World, command: Command) -> tuple[Script, Exit | None]:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     export.write = full
