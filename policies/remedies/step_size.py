@@ -111,7 +111,8 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     step *= 2 ** (diagnosis.streak - 1)
     floor = lowest(profile, knob)
     floor = FRACTION_STEP_BLIND if floor is None else floor
-    value = _snapped(profile, knob, max(floor, present - step), down=True, floor=floor)
+    # Half at most: a pool that is cut to nothing shows nothing of what would have sufficed.
+    value = _snapped(profile, knob, max(floor, present / 2, present - step), down=True, floor=floor)
     return value if value is not None and value < present - _SNAP else None
 
 
