@@ -18,7 +18,12 @@ class Relax(MegatronRl):
     entry = ("{python}", "-m", "relax.entrypoints.train")
     # Its health check starts everything again with the arguments that failed, up to three times.
     dropped = ("use-health-check", "max-global-restart")
-    trial_off: Mapping[str, Any] = {"rotate-ckpt": False, "timeline-dump-dir": None}
+    trial_off: Mapping[str, Any] = {
+        "use-clearml": False,
+        "notify-urls": None,
+        "rotate-ckpt": False,
+        "timeline-dump-dir": None,
+    }
     traces: tuple[str, ...] = (
         "relax/backends/",
         "relax/components/",

@@ -50,6 +50,26 @@ RELOADS = {
     "skyrl": ("trainer.resume_mode=latest", "trainer.resume_mode=none"),
     "nemo-rl": ("checkpointing.checkpoint_dir=/r/7/1", "checkpointing.checkpoint_dir=/r/7/1"),
 }
+# What reports a training to others, and the words of a command that do so.
+REPORTING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "verl": ({"trainer.logger": ["console", "wandb"]}, ("wandb",)),
+    "areal": (
+        {"stats_logger.wandb.mode": "online", "stats_logger.swanlab.mode": "cloud"},
+        ("online", "cloud"),
+    ),
+    "slime": ({"use-wandb": True}, ("--use-wandb",)),
+    "relax": (
+        {"use-wandb": True, "use-clearml": True, "notify-urls": "json://me"},
+        ("--use-wandb", "--use-clearml", "--notify-urls"),
+    ),
+    "miles": ({"use-wandb": True, "use-mlflow": True}, ("--use-wandb", "--use-mlflow")),
+    "openrlhf": ({"logger.wandb.key": "mine"}, ("logger.wandb.key",)),
+    "skyrl": ({"trainer.logger": "wandb"}, ("wandb",)),
+    "nemo-rl": (
+        {"logger.wandb_enabled": True, "logger.mlflow_enabled": True},
+        ("wandb_enabled=true", "mlflow_enabled=true"),
+    ),
+}
 NOT_MET = {
     "verl": "trainer.save_freq",
     "nemo-rl": "checkpointing.save_period",
@@ -111,6 +131,16 @@ def test_it_validates_with_the_save_where_the_job_does(name: str, tmp_path: Path
     for setting, value in settings.items():  # such as the engines that validate
         if setting in ("eval-num-gpus", "eval-sglang-mem-fraction-static", "eval.dataset"):
             assert f"--{setting} {value}" in words(name, of, Part.WORST)
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_it_reports_to_nobody(name: str, tmp_path: Path) -> None:
+    settings, said = REPORTING[name]
+    of = job(name, tmp_path, settings)
+    training = " ".join(FRAMEWORKS[name].command(of, Knobs(), run="7", attempt=1, resume=False).argv).lower()
+    assert all(word in training for word in said), training
+    for part in Part:
+        assert not [word for word in said if word in words(name, of, part).lower()]
 
 
 @pytest.mark.parametrize("name", NOT_MET)
