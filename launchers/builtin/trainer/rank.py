@@ -343,6 +343,7 @@ class TrainerRank:
         wanted = len(groups)
         if self._settings.ranks > 1:
             # Every forward is a collective: a rank with fewer micro-batches repeats a sequence at weight 0.
+            self._in_place.agree()  # a rank may have failed after the last collective of other scores
             count = torch.tensor([wanted], device=self._torch_device)
             torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
             wanted = int(count.item())
