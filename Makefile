@@ -27,10 +27,12 @@ $(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/co
 	$(PIP) -r requirements/cpu.txt -c requirements/constraints.txt
 	$(PIP) --no-deps -r requirements/engine.txt
 	$(BIN)/python -m pip uninstall --quiet --quiet --yes autotune  # the distribution's name in a .venv from before rl-autotune
+	rm -rf src/autotune.egg-info  # the same: SGLang would find its entry points twice
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 wheel:  ## build dist/rl_autotune-VERSION-py3-none-any.whl; needs no .venv
+	rm -rf build/lib  # setuptools would pack what an earlier build left there
 	$(PYTHON) -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
 
 check: install  ## lint, types, import directions

@@ -153,6 +153,7 @@ def answered(scripts: Path, folder: Path, words: list[str], said: str) -> None:
     ("words", "what", "extra"),
     [
         (["launch", "builtin-cpu.yaml"], "`launch` needs Ray, which ", "ray"),
+        (["rehearse", "builtin-cpu.yaml"], "`rehearse` needs Ray, which ", "ray"),
         (["search", "builtin-cpu.yaml"], "`search` needs Ray and Optuna, which ", "ray"),
         (["launch", "--detach", "builtin-cpu.yaml"], "`launch` needs Ray, which ", "ray"),
         (["--runs-dir", "/nowhere", "launch", "--submit", "http://h:1", "builtin-cpu.yaml"], "Ray", "ray"),
