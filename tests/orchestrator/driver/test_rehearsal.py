@@ -193,6 +193,7 @@ def test_a_job_that_holds_costs_two_starts_and_trains_as_written(tmp_path: Path)
     assert own[0]["checkpoint_dir"] == own[1]["checkpoint_dir"] != own[2]["checkpoint_dir"]
     assert [each["steps"] for each in own] == [3, 4, 12]
     assert [each["resume"] for each in own][:2] == ["never", "auto"]
+    assert [bool(each["in_place"]) for each in own] == [False, False, True]
     # Nothing of it counts as the job's own.
     run = fold(case.history)
     assert [a.number for a in run.attempts] == [3]
