@@ -146,6 +146,7 @@ class TrainerRank:
             fetch(self._policy_parking)
             self._old = self._scores(self._policy, groups)
             if self._reference is not None:
+                self._in_place.agree()  # a rank may have failed after the policy's last collective
                 self._component = "ref"
                 park(self._policy_parking, changed=False)
                 fetch(self._reference_parking)
@@ -343,7 +344,6 @@ class TrainerRank:
         wanted = len(groups)
         if self._settings.ranks > 1:
             # Every forward is a collective: a rank with fewer micro-batches repeats a sequence at weight 0.
-            self._in_place.agree()  # a rank may have failed after the last collective of other scores
             count = torch.tensor([wanted], device=self._torch_device)
             torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
             wanted = int(count.item())
