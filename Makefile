@@ -20,7 +20,7 @@ install: $(VENV)/.installed  ## set everything up in .venv
 
 # torch comes first: with its CPU build in place, nothing later pulls the CUDA packages in.
 $(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/constraints.txt pyproject.toml setup.py
-	@echo "setting up $(VENV) (about 3 minutes, 2.6 GB)"
+	@echo "setting up $(VENV) (about 3 minutes, 3.2 GB)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "pip>=25.3" -c requirements/constraints.txt
 	$(PIP) "$(TORCH)" -c requirements/constraints.txt || $(PIP) "$(TORCH)" --extra-index-url $(TORCH_INDEX) -c requirements/constraints.txt
