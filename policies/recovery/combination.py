@@ -49,6 +49,8 @@ _POOL = (
     ("increase_mem_fraction", *_OFFLOADS),
     ("disable_cuda_graph", *_BATCHES),
 )
+# An engine that cannot even begin lacks more than a step of its share.
+_POOL_AT_START = (("increase_mem_fraction", "tensor_parallel"), (), *_POOL[2:])
 _HOST = (("reduce_workers", "drop_weights_backup", "host_allocator"),)
 
 
@@ -106,8 +108,7 @@ def savers(run: Run, failures: int) -> frozenset[str]:
         case Cause.GPU_OOM:
             levels = _LEVELS.get(_group(last.diagnosis.phase), _OTHER)
         case Cause.POOL_TOO_SMALL:
-            # An engine that cannot even begin lacks more than a step of its share: it is split at once.
-            levels = _POOL[1:] if last.diagnosis.phase is Phase.ROLLOUT_INIT else _POOL
+            levels = _POOL_AT_START if last.diagnosis.phase is Phase.ROLLOUT_INIT else _POOL
         case Cause.HOST_OOM:
             levels = _HOST
         case _:

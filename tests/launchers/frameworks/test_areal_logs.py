@@ -78,7 +78,7 @@ def decided(each, diagnosis, markers: list[Marker]):
             Phase.ROLLOUT_INIT,
             Component.ROLLOUT,
             "increase_mem_fraction",
-            ("++sglang.mem_fraction_static=0.95",),
+            ("++sglang.mem_fraction_static=0.95", "++rollout.backend=sglang:d2t2"),
         ),
         (
             "rollout",
@@ -86,7 +86,7 @@ def decided(each, diagnosis, markers: list[Marker]):
             Phase.ROLLOUT,
             Component.ROLLOUT,
             "reduce_mem_fraction",
-            ("++sglang.mem_fraction_static=0.85",),
+            ("++sglang.mem_fraction_static=0.8",),
         ),
         (
             "log_prob",

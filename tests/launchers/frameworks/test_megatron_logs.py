@@ -23,7 +23,7 @@ def test_a_resumed_run_counts_on(framework) -> None:
 SAME = [
     (Phase.INIT, Component.TRAINER, "tensor_parallel", "--tensor-model-parallel-size 4"),
     (Phase.ROLLOUT_INIT, Component.ROLLOUT, "reduce_mem_fraction", "--sglang-mem-fraction-static 0.7"),
-    (Phase.ROLLOUT, Component.ROLLOUT, "reduce_mem_fraction", "--sglang-mem-fraction-static 0.75"),
+    (Phase.ROLLOUT, Component.ROLLOUT, "reduce_mem_fraction", "--sglang-mem-fraction-static 0.7"),
     (Phase.FORWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
     (Phase.BACKWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
     (Phase.OPTIMIZER, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
@@ -68,4 +68,8 @@ def test_a_failure_of_device_memory_gets_its_first_remedy(framework, phase, comp
 def test_a_refused_pool_grows(framework) -> None:
     found = cure(framework, job(framework, FAILING[framework.name]), "pool_too_small")
     assert found.diagnosis.cause is Cause.POOL_TOO_SMALL
-    assert found.words == ("--sglang-mem-fraction-static 0.85",)
+    assert found.words == (
+        "--sglang-mem-fraction-static 0.85",
+        "--rollout-num-gpus-per-engine 2",
+        "--sglang-max-running-requests 32",  # of twice the engines' size, as many in sum
+    )

@@ -192,8 +192,13 @@ def test_a_log_says_where_a_run_died(log, cause, phase, component) -> None:
     [
         ("init", "fsdp", "offload_params", (f"{ACTOR}.fsdp_config.param_offload=True",)),
         ("rollout_init", "fsdp", "reduce_mem_fraction", (f"{ROLLOUT}.gpu_memory_utilization=0.4",)),
-        ("pool_too_small", "fsdp", "increase_mem_fraction", (f"{ROLLOUT}.gpu_memory_utilization=0.55",)),
-        ("rollout", "fsdp", "reduce_mem_fraction", (f"{ROLLOUT}.gpu_memory_utilization=0.45",)),
+        (
+            "pool_too_small",
+            "fsdp",
+            "increase_mem_fraction",
+            (f"{ROLLOUT}.gpu_memory_utilization=0.55", f"{ROLLOUT}.tensor_model_parallel_size=4"),
+        ),
+        ("rollout", "fsdp", "reduce_mem_fraction", (f"{ROLLOUT}.gpu_memory_utilization=0.4",)),
         (
             "log_prob",
             "fsdp2-reference",

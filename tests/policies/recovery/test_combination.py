@@ -93,9 +93,10 @@ def test_a_share_that_the_figures_size_comes_before_fewer_requests():
 def test_an_engine_whose_pool_stays_too_small_is_split():
     story = begun(of=profile(replace(KNOBS, rollout_tensor_parallel=1), supported=RANKS))
     small = diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT)
-    assert story.fails(small).launch().remedy.changes == {"rollout_tensor_parallel": 2}
-    both = {"memory_fraction": 0.9, "rollout_tensor_parallel": 4}
-    assert story.fails(small).launch().remedy.changes == both
+    first = story.fails(small).launch().remedy
+    assert first.name == "increase_mem_fraction"
+    assert first.changes == {"memory_fraction": 0.85, "rollout_tensor_parallel": 2}
+    assert story.fails(small).launch().knobs.rollout_tensor_parallel == 4
 
 
 def test_a_woken_engine_is_split_when_smaller_shares_did_not_help():
