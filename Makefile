@@ -20,17 +20,19 @@ install: $(VENV)/.installed  ## set everything up in .venv
 
 # torch comes first: with its CPU build in place, nothing later pulls the CUDA packages in.
 $(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/constraints.txt pyproject.toml setup.py
-	@echo "setting up $(VENV) (about 3 minutes, 2.6 GB)"
+	@echo "setting up $(VENV) (about 3 minutes, 3.2 GB)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "pip>=25.3" -c requirements/constraints.txt
 	$(PIP) "$(TORCH)" -c requirements/constraints.txt || $(PIP) "$(TORCH)" --extra-index-url $(TORCH_INDEX) -c requirements/constraints.txt
 	$(PIP) -r requirements/cpu.txt -c requirements/constraints.txt
 	$(PIP) --no-deps -r requirements/engine.txt
 	$(BIN)/python -m pip uninstall --quiet --quiet --yes autotune  # the distribution's name in a .venv from before rl-autotune
+	rm -rf src/autotune.egg-info  # the same: SGLang would find its entry points twice
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 wheel:  ## build dist/rl_autotune-VERSION-py3-none-any.whl; needs no .venv
+	rm -rf build/lib  # setuptools would pack what an earlier build left there
 	$(PYTHON) -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
 
 check: install  ## lint, types, import directions

@@ -19,7 +19,11 @@ EXTRAS: Mapping[str, tuple[str, str]] = {
 }
 
 # What a run imports that is not installed with the core, by the command that began it.
-NEEDED: Mapping[str, tuple[str, ...]] = {"launch": ("ray",), "search": ("ray", "optuna")}
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "launch": ("ray",),
+    "search": ("ray", "optuna"),
+    "rehearse": ("ray",),
+}
 
 
 def version_of(distribution: str) -> str:

@@ -29,7 +29,7 @@ from autotune.policies.values.events import (
 class State(StrEnum):
     """Where a run stands."""
 
-    STARTING = "starting"
+    STARTING = "starting"  # until the first step of the training; a rehearsal is before it
     RUNNING = "running"
     RECOVERING = "recovering"  # between attempts, or in one that has completed no step
     STABLE = "stable"
@@ -46,7 +46,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self._cluster: ClusterMetrics | None = None
-        self._attempts = self._relaunches = 0
+        self._attempts = self._launches = 0  # launches: of the training itself
+        self._rehearses = False
         self._step: int | None = None
         self._headroom: dict[str, float] = {}  # phase -> share of its memory that was free at its peak
         self._state = State.STARTING
@@ -62,25 +63,28 @@ class Metrics:
             case Accepted(cluster=cluster, run=run, job=job):
                 tags = {"run": run, "job": job.name, "framework": job.framework}
                 self._cluster = None if cluster.address == "local" else ClusterMetrics(common=tags)
-            case Started(trial=trial):
+            case Started(trial=trial, rehearsal=part):
                 self._attempts += 1
-                self._relaunches += self._attempts > 1 and trial is None
+                self._launches += event.trains
+                self._rehearses = part is not None
                 self._headroom = {}
                 if trial is not None:
                     self._state = State.SEARCHING
             case Progressed(step=step, peaks=peaks):
-                self._step = step
                 self._headroom |= {
                     phase: 1.0 - peak.used_bytes / peak.capacity_bytes
                     for phase, peak in peaks.items()
                     if peak.capacity_bytes
                 }
+                if self._rehearses:
+                    return
+                self._step = step
                 if self._state in (State.STARTING, State.RECOVERING):
                     self._state = State.RUNNING
             case GoalReached() if self._state is not State.SEARCHING:
                 self._state = State.STABLE
             case Ended() | Decided() | Edited() if self._state is not State.SEARCHING:
-                self._state = State.RECOVERING
+                self._state = State.STARTING if self._rehearses else State.RECOVERING
             case Finished(verdict=verdict):
                 self._state = _state(verdict)
             case _:
@@ -91,9 +95,15 @@ class Metrics:
         cluster = self._cluster
         if cluster is None:
             return
-        cluster.export("autotune_attempts", self._attempts, description="Attempts begun, trials included.")
         cluster.export(
-            "autotune_relaunches", self._relaunches, description="Attempts after the first, without trials."
+            "autotune_attempts",
+            self._attempts,
+            description="Attempts begun, trials and rehearsals included.",
+        )
+        cluster.export(
+            "autotune_relaunches",
+            max(0, self._launches - 1),
+            description="Attempts at the training after the first.",
         )
         if self._step is not None:
             cluster.export("autotune_step", self._step, description="Last completed training step.")

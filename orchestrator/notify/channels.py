@@ -14,9 +14,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -26,10 +28,10 @@ from autotune.policies.values.job import Notify, Occasion
 Channel = Callable[[Notification], None]  # raises Undelivered
 
 LIMIT_S = 10.0  # of a command, and of each wait for a webhook
-_ERROR_BYTES = 2000  # of what a command prints on stderr
-_UNSET = re.compile(
-    r"\$\{\w+:\?\}"
-)  # is left where a variable is not set; in words of a shell it is the shell's
+_ERROR_BYTES = 2000  # that are kept of what a command prints on stderr
+_DRAIN_S = 0.5  # for the rest of it, after the command's end
+# What is left where a variable is not set; in words of a shell it is the shell's.
+_UNSET = re.compile(r"\$\{\w+:\?\}")
 _AGAIN = (429, 500, 502, 503, 504)
 
 
@@ -85,25 +87,35 @@ def run_command(command: tuple[str, ...], workdir: str, notification: Notificati
     if program is None:
         raise Undelivered(f"there is no program `{command[0]}`")
     try:
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as given:
             given.write(msgspec.json.encode(notification) + b"\n")
             given.seek(0)
             child = subprocess.Popen(
                 [program, *command[1:]],
                 stdin=given,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=subprocess.PIPE,
                 cwd=workdir,
                 env={**os.environ, **variables(notification)},
                 start_new_session=True,
             )
-            _await(child)
-            said.seek(0)
-            words = _last_line(said.read(_ERROR_BYTES))
+        said = bytearray()
+        reader = threading.Thread(target=_keep_end, args=(child.stderr, said), daemon=True)
+        reader.start()
+        _await(child)
+        reader.join(_DRAIN_S)  # longer where something in the background holds the pipe
     except OSError as error:
         raise Undelivered((error.strerror or type(error).__name__).lower()) from None
     if child.returncode:
-        raise Undelivered(f"exit code {child.returncode}{words}")
+        raise Undelivered(f"exit code {child.returncode}{_last_line(bytes(said))}")
+
+
+def _keep_end(pipe: IO[bytes], said: bytearray) -> None:
+    """Read a pipe to its end, and keep the last of it: what a command prints has no bound."""
+    with pipe:
+        while block := os.read(pipe.fileno(), 1 << 16):
+            said += block
+            del said[:-_ERROR_BYTES]
 
 
 def _await(child: subprocess.Popen[bytes]) -> None:

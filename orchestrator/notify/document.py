@@ -9,6 +9,7 @@ from typing import assert_never
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.units import show_duration
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.events import (
     Finished,
@@ -56,13 +57,13 @@ class Notification(Value, frozen=True, kw_only=True):
     job: str
     framework: str
     run: str
-    mode: str  # launch | search
+    mode: str  # launch | search | rehearse
     host: str  # of the driver
     folder: str  # of the run, on that host
     at: str  # UTC, ISO 8601
     seconds: float  # since the run was accepted
     attempt: int  # 1-based; 0: none has begun
-    attempts: int  # that have begun, trials included
+    attempts: int  # that have begun, trials and rehearsals included
     step: int | None  # last completed
     steps: int | None  # of the training
     cause: Cause | None  # of the job's own failure
@@ -143,6 +144,8 @@ def _sentence(due: Due, *, attempts: int, seconds: float) -> str:
             return f"stable at step {step}{little}{free}"
         case Finished(verdict=Infrastructure(reason=reason)):
             return f"waits for a person: {reason}"
+        case Finished(verdict=Rehearsed(cured=True)):
+            return f"rehearsed, with other settings than written, in {show_duration(seconds)}"
         case Finished(verdict=verdict):
             return messages.verdict(verdict, attempts=attempts, seconds=seconds)
         case None:

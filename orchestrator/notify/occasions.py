@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from autotune.orchestrator.notify.document import Due, occasion_of
 from autotune.policies.values.events import Finished, GoalReached, History, Notified, Started
+from autotune.policies.values.history import settled
 from autotune.policies.values.job import Occasion
 
 
 def due(history: History, notified: Sequence[Notified]) -> tuple[Due, ...]:
     """Return what a person is to be notified of.
 
-    The goal counts once per configuration, so that a relaunch of a stable one is no news; trials of a search
-    do not count. An end counts unless the run went on since.
+    The goal counts once per configuration, so that a relaunch of a stable one, or of what the job itself made
+    of it, is no news; trials of a search do not count. An end counts unless the run went on since.
     """
     known = {row.of for row in notified}
-    knobs = {e.attempt: e.knobs for e in history if isinstance(e, Started) and e.trial is None}
+    knobs = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started) and e.trains}
     goals = [e for e in history if isinstance(e, GoalReached) and e.attempt in knobs]
     proven = {knobs[e.attempt] for e in goals if e.at in known}
     news = [

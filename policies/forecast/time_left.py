@@ -27,6 +27,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.job import Job, Then
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.value import Value
 
 _KEPT = 100  # latest step times of an attempt; older ones say little of what comes
@@ -119,6 +120,8 @@ def follow(course: Course, event: Event, *, last_step: Callable[[Job], int | Non
     passed = event.after_s if event.after_s is not None else max(0.0, at - course.at)
     course = replace(course, at=at, driven_s=course.driven_s + passed)
     match event:
+        case Started(rehearsal=Part()):  # no part of the training: its steps and checkpoints do not count
+            return replace(course, wait_s=0.0)
         case Started():
             leg = Leg(
                 attempt=event.attempt,
@@ -137,9 +140,11 @@ def follow(course: Course, event: Event, *, last_step: Callable[[Job], int | Non
         case Finished():
             return replace(course, over=True, legs=())
         case Ended():
-            saved = course.saved if event.saved is None else max(course.saved, event.saved)
+            ended = next((leg for leg in course.legs if leg.attempt == event.attempt), None)
             left = tuple(leg for leg in course.legs if leg.attempt != event.attempt)
-            return replace(course, legs=left, saved=saved if _trial(course, event) is None else course.saved)
+            counts = ended is not None and ended.trial is None
+            saved = max(course.saved, event.saved or 0) if counts else course.saved
+            return replace(course, legs=left, saved=saved)
         case Progressed():
             return _stepped(course, event)
         case GoalReached():
@@ -353,10 +358,6 @@ def _expecting(leg: Leg, event: Foreseen) -> Leg:
 def _changed(course: Course, attempt: int, change: Callable[[Leg], Leg]) -> Course:
     legs: Sequence[Leg] = course.legs
     return replace(course, legs=tuple(change(leg) if leg.attempt == attempt else leg for leg in legs))
-
-
-def _trial(course: Course, event: Ended) -> int | None:
-    return next((leg.trial for leg in course.legs if leg.attempt == event.attempt), None)
 
 
 def _unix(stamp: str) -> float:

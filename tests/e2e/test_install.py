@@ -92,10 +92,12 @@ def uv_settings() -> dict[str, str]:
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
-    named = dict(re.findall(r"^(?:global|install|user|:env:)\.([a-z-]+)='(.*)'$", asked.stdout, re.MULTILINE))
+    found = re.findall(r"^(?:global|install|user|:env:)\.([a-z-]+)='(.*)'$", asked.stdout, re.MULTILINE)
+    named = dict(reversed(found))  # sorted by place: what the environment says counts most
     cache = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
-    index = {"UV_DEFAULT_INDEX": named["index-url"]} if "index-url" in named else {}
-    return {"UV_CACHE_DIR": cache, **index}
+    variables = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
+    settings = {variable: named[key] for key, variable in variables.items() if key in named}
+    return {"UV_CACHE_DIR": cache, **settings}
 
 
 def call(folder: Path, *argv: str | Path) -> subprocess.CompletedProcess[str]:
@@ -153,6 +155,7 @@ def answered(scripts: Path, folder: Path, words: list[str], said: str) -> None:
     ("words", "what", "extra"),
     [
         (["launch", "builtin-cpu.yaml"], "`launch` needs Ray, which ", "ray"),
+        (["rehearse", "builtin-cpu.yaml"], "`rehearse` needs Ray, which ", "ray"),
         (["search", "builtin-cpu.yaml"], "`search` needs Ray and Optuna, which ", "ray"),
         (["launch", "--detach", "builtin-cpu.yaml"], "`launch` needs Ray, which ", "ray"),
         (["--runs-dir", "/nowhere", "launch", "--submit", "http://h:1", "builtin-cpu.yaml"], "Ray", "ray"),

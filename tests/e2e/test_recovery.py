@@ -84,13 +84,20 @@ def autotune(
     return Told(folder, result)
 
 
-def launch(folder: Path, settings: dict[str, Any], *, env: dict[str, str] | None = None) -> Told:
+def launch(
+    folder: Path,
+    settings: dict[str, Any],
+    *,
+    recovery: dict[str, Any] | None = None,
+    env: dict[str, str] | None = None,
+) -> Told:
     job = {
         "name": "recovery",
         "framework": "builtin",
         "settings": FITS | settings,
         "cluster": {"address": "local"},
         "goal": {"steps": 2},
+        "recovery": recovery or {"in_place": False},
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return autotune(folder, "launch", "job.yaml", env=env)
@@ -141,6 +148,25 @@ def test_memory_that_arrives_with_the_first_step_is_cured_from_the_checkpoint(tm
     assert resumed[0]["resumed_from"] == 1
     steps = [event["step"] for event in told.of("progressed")]
     assert steps == sorted(set(steps)), "no step was trained twice"
+
+
+def test_a_pass_is_cured_in_place_and_the_stable_job_has_the_smaller_value(tmp_path: Path) -> None:
+    """The default: the attempt in which the scoring pass ran out of memory is the one that trains."""
+    told = launch(tmp_path, {"engine": "light", "logprob_tokens": 6144}, recovery={"relaunches": 12})
+    assert told.result.returncode == 0, told.story
+    assert len(told.of("started")) == 1 and told.failures == [], told.story
+    cures = told.of("cured_in_place")
+    assert {(cure["phase"], cure["step"], cure["knob"]) for cure in cures} == {
+        ("log_prob", 1, "logprob_tokens")
+    }, told.story
+    assert [cures[0]["before"], *(cure["after"] for cure in cures)] == [
+        6144 >> cut for cut in range(len(cures) + 1)
+    ]
+    assert [event["step"] for event in told.of("progressed")] == [1, 2]
+    stable = yaml.safe_load((told.run / "stable.yaml").read_text())
+    assert stable["settings"]["logprob_tokens"] == cures[-1]["after"]
+    proof = yaml.safe_load((told.run / "certificate.json").read_text())
+    assert "logprob_tokens" in {change["knob"] for change in proof["changes"]}
 
 
 def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.launchers import packages
 from autotune.orchestrator.errors import ExitCode, Failure, require
+from autotune.orchestrator.run.directory import Mode
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -26,6 +27,11 @@ def test_the_modules_of_the_extras_are_those_of_the_project() -> None:
     shown = {module: extra for module, (extra, _) in packages.EXTRAS.items()}
     assert {module: named.get(module) for module in shown} == shown
     assert {"ray", "optuna", "torch", "sglang"} <= set(shown)
+
+
+def test_what_each_way_to_begin_a_run_needs_is_known() -> None:
+    assert set(packages.NEEDED) == set(Mode)
+    assert {module for modules in packages.NEEDED.values() for module in modules} <= set(packages.EXTRAS)
 
 
 def test_what_is_installed_is_found_and_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

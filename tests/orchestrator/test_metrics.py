@@ -30,6 +30,7 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Crashed, Peak
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import Part
 from tests.orchestrator.cli.terminal import ROOT, run
 from tests.orchestrator.scripted import JOB
 
@@ -99,6 +100,22 @@ def test_the_figures_follow_the_journal(run_metrics: Metrics) -> None:
     assert found["autotune_headroom_ratio backward"] == 0.25
     assert "autotune_headroom_ratio rollout" not in found, "its capacity is not known"
     assert len([name for name in found if name.startswith("autotune_state")]) == len(State)
+
+
+def test_a_rehearsal_is_before_the_training(run_metrics: Metrics) -> None:
+    run_metrics.take(accepted("10.0.0.1:6379"))
+    for number in (1, 2):
+        run_metrics.take(Started(attempt=number, knobs=Knobs(), rehearsal=Part.WORST))
+        run_metrics.take(Progressed(attempt=number, step=1, peaks=PEAKS))
+        run_metrics.take(Ended(attempt=number, outcome=Crashed(exit_code=1)))
+        run_metrics.take(Decided(attempt=number, reason="x"))
+        assert state(run_metrics) == ["starting"]
+    assert "autotune_step" not in values(run_metrics)
+    run_metrics.take(Started(attempt=3, knobs=Knobs()))
+    found = values(run_metrics)
+    assert (found["autotune_attempts"], found["autotune_relaunches"]) == (3, 0)
+    run_metrics.take(Progressed(attempt=3, step=1))
+    assert state(run_metrics) == ["running"]
 
 
 def test_the_page_names_every_figure_and_state(run_metrics: Metrics) -> None:

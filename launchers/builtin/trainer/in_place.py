@@ -2,8 +2,8 @@
 
 A pass is `log_prob`, or the gradients of one update. Nothing outlives it but those scores and gradients, so
 one that failed can be abandoned and made anew from its first sample. Ranks under FSDP meet in a collective
-at every layer, where the others would wait forever for the one that failed. Before each of these
-collectives, and at the end, the ranks therefore exchange a number. A rank that failed exchanges a 1, and all
+at every layer, where the others would wait forever for the one that failed. Before each collective of a
+pass, and at the end, the ranks therefore exchange a number. A rank that failed exchanges a 1, and all
 of them abandon the pass at the same place, with no collective under way. Then they exchange what failed,
 agree on half of the largest micro-batch, drop gradients, graph and gathered weights, and restore the random
 generators.
@@ -93,7 +93,7 @@ class InPlace:
 
     def agree(self) -> None:
         """Return where no rank has failed, and raise PassAbandonedError where another one has."""
-        if self._ranks > 1:
+        if self.on and self._ranks > 1:
             self._in_collective = True
             self._flag.zero_()
             distributed.all_reduce(self._flag, op=distributed.ReduceOp.MAX, group=self._group)

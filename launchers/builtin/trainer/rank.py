@@ -146,6 +146,7 @@ class TrainerRank:
             fetch(self._policy_parking)
             self._old = self._scores(self._policy, groups)
             if self._reference is not None:
+                self._in_place.agree()  # a rank may have failed after the policy's last collective
                 self._component = "ref"
                 park(self._policy_parking, changed=False)
                 fetch(self._reference_parking)

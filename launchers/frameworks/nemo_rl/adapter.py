@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
@@ -29,7 +28,6 @@ from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement
-from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
 _ALLOCATORS = ("", "expandable_segments:True")  # those that knobs.yaml knows
@@ -139,23 +137,6 @@ class NemoRL(TabularFramework[Config]):
         }
         given = {name: each for name, each in Config(job).given.items() if bare(name) not in own}
         return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
-
-    def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets, by what the job itself saves and validates."""
-        config = Config(job)
-        without = [LateEvent.LENGTH] + ([] if config.resumes else [LateEvent.SAVE])
-        without += [] if rehearsals.validates(__package__, config.get) else [LateEvent.VALIDATION]
-        return rehearsals.met(__package__, without=without)
-
-    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
-        config = Config(job)
-        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        if not config.resumes:
-            return trial
-        own = rehearsals.additions(__package__, validation=rehearsals.validates(__package__, config.get))
-        settings = rehearsals.settings_of(job, trial, own, left=(), bare=bare)
-        return msgspec.structs.replace(trial, settings=settings)
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return who works where, who holds device memory in which phase, and every size."""

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
-from autotune.launchers.frameworks.dialects.hydra import bare, yaml_override
+from autotune.launchers.frameworks.dialects.hydra import yaml_override
 from autotune.launchers.frameworks.skyrl.config import (
     CPU_ADAM,
     ENGINE,
@@ -31,7 +30,6 @@ from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement, Requires
-from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _SAME_DEVICES = "trainer.placement.colocate_all: num_engines x tensor_parallel_size = the trainer's GPUs"
 
@@ -128,26 +126,6 @@ class SkyRL(TabularFramework[Config]):
         if longest and self.can_force_longest(job):
             own["generator.sampling_params.additional_kwargs.ignore_eos"] = True
         return msgspec.structs.replace(job, settings={**Config(job).given, **own}, resume=False)
-
-    def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
-        config = Config(job)
-        without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
-        without += [] if config.resumes else [LateEvent.SAVE]
-        without += [] if rehearsals.validates(__package__, config.get) else [LateEvent.VALIDATION]
-        return rehearsals.met(__package__, without=without)
-
-    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
-        config = Config(job)
-        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        if not config.resumes:
-            return trial
-        validation = rehearsals.validates(__package__, config.get)
-        own = rehearsals.additions(__package__, validation=validation)
-        left = rehearsals.left(__package__, validation=validation)
-        settings = rehearsals.settings_of(job, trial, own, left=left, bare=bare)
-        return msgspec.structs.replace(trial, settings=settings)
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return who works where, who holds device memory in which phase, and every size."""

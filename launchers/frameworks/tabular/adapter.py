@@ -6,7 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
+
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import GuidedFramework, package_of
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
@@ -26,12 +29,13 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Constraint, Placement, Profile
+from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
-    """Its folder holds `knobs.yaml`, `unsupported.yaml`, `lines.yaml` and `facts/RELEASE.json`."""
+    """Its folder holds knobs, unsupported, lines and rehearsal (each `.yaml`), and `facts/RELEASE.json`."""
 
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
@@ -155,6 +159,26 @@ class TabularFramework(GuidedFramework, Generic[C]):
             key if prefix(key) or config.holds(key) else f"{self.adds}{key}": value
             for key, value in settings.items()
         }
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
+        config = self.config(job)
+        without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
+        without += [] if config.resumes else [LateEvent.SAVE]
+        without += [] if rehearsals.validates(package_of(self), config.get) else [LateEvent.VALIDATION]
+        return rehearsals.met(package_of(self), without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
+        config = self.config(job)
+        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        if not config.resumes:
+            return trial
+        validation = rehearsals.validates(package_of(self), config.get)
+        own = rehearsals.additions(package_of(self), validation=validation)
+        left = rehearsals.left(package_of(self), validation=validation)
+        settings = rehearsals.settings_of(job, trial, own, left=left, bare=bare)
+        return msgspec.structs.replace(trial, settings=settings)
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the overrides of the command line, where a log shows one."""

@@ -155,7 +155,7 @@ _FRAMES = {
     ),
 }
 _TYPED = {
-    "roll": "actor_train.training_args.per_device_train_batch_size: ..., "
+    "roll": "actor_train: {training_args: {per_device_train_batch_size: ...}}, "
     "gradient_accumulation_steps up by the same factor",
 }
 

@@ -118,6 +118,16 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(tmp_path: Pat
     assert time.monotonic() - begun < 4
 
 
+def test_of_what_a_command_prints_only_the_end_is_kept(tmp_path: Path) -> None:
+    lines = "sys.stderr.write('no\\n' * 2_000_000 + 'the last word\\n'); print('x' * 2_000_000)"
+    many = f"import sys; {lines}; sys.exit(4)"
+    assert refusal(run_command, (sys.executable, "-c", many), str(tmp_path)) == "exit code 4: the last word"
+    begun = time.monotonic()
+    held = "sleep 30 & echo why >&2; exit 5"
+    assert refusal(run_command, ("sh", "-c", held), str(tmp_path)) == "exit code 5: why"
+    assert time.monotonic() - begun < 9
+
+
 def test_a_webhook_gets_the_document() -> None:
     with receiver() as hook:
         post(hook.url, DOCUMENT)

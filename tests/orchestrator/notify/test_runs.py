@@ -24,6 +24,7 @@ from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
+    CuredInPlace,
     Decided,
     Event,
     Finished,
@@ -33,13 +34,15 @@ from autotune.policies.values.events import (
     Interrupted,
     NeedsHuman,
     Notified,
+    Rehearsed,
     Row,
     Started,
     TrainingCompleted,
 )
-from autotune.policies.values.failure import Cause
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import RESUMED, accepted_of
 from autotune.policies.values.job import Notify, Occasion
+from autotune.policies.values.rehearsing import Part
 from tests.orchestrator.cli.terminal import ROOT, Seen, run
 from tests.orchestrator.notify.receiver import Receiver, receiver
 from tests.orchestrator.notify.test_channels import DOCUMENT
@@ -235,6 +238,38 @@ def test_a_goal_counts_once_per_configuration_and_an_end_until_the_run_goes_on(
     assert occasions((*on, other, same[-1]), told) == [Occasion.STABLE]
     trial = msgspec.structs.replace(other, trial=4)
     assert occasions((*on, trial, same[-1]), told) == []
+
+
+def test_a_cure_in_place_and_a_relaunch_with_it_are_no_news(past: tuple[Event, ...]) -> None:
+    goal = next(e for e in past if isinstance(e, GoalReached))
+    start = next(e for e in past if isinstance(e, Started) and e.attempt == goal.attempt)
+    cure = CuredInPlace(
+        attempt=goal.attempt,
+        cause=Cause.GPU_OOM,
+        phase=Phase.BACKWARD,
+        step=9,
+        knob="tokens_per_microbatch",
+        before=start.knobs.tokens_per_microbatch,
+        after=64,
+    )
+    going = tuple(e for e in past if not isinstance(e, Finished))
+    told = row(goal, Occasion.STABLE)
+    assert occasions((*going, cure), told) == []
+    again = msgspec.structs.replace(start, attempt=9, knobs=cure.apply(start.knobs))
+    relaunched = (*going, cure, again, msgspec.structs.replace(goal, attempt=9, at="2030-01-03"))
+    assert occasions(relaunched, told) == []
+
+
+def test_the_end_of_a_rehearsal_is_told_in_words_of_its_own(past: tuple[Event, ...], tmp_path: Path) -> None:
+    accepted = msgspec.structs.replace(accepted_of(past), mode="rehearse")
+    part = Started(attempt=1, knobs=accepted.profile.knobs, rehearsal=Part.WORST)
+    end = Finished(at="2030-01-01T00:00:00.000Z", verdict=Rehearsed(cured=True))
+    with receiver() as hook:
+        watched = Watched(tmp_path, (accepted, part, end), hook)
+        watched.drive()
+        (got,) = hook.got
+    assert (got["occasion"], got["mode"], got["attempts"]) == ("finished", "rehearse", 1)
+    assert got["text"].startswith("story: rehearsed, with other settings than written, in ")
 
 
 @pytest.mark.parametrize(

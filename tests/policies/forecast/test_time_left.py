@@ -26,6 +26,7 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Goal, Then
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Crashed
+from autotune.policies.values.rehearsing import Part
 from tests.policies.stories import accepted, profile
 
 EPOCH = 1_800_000_000.0
@@ -139,6 +140,17 @@ def test_steps_towards_the_goal_count_anew_after_a_relaunch() -> None:
     told = Told(last=None, goal=Goal(steps=10, then=Then.STOP)).starts(1).steps(*range(1, 9))
     told.then(Ended(attempt=1, outcome=Crashed(), saved=5), after=0.0).starts(2, resume=True)
     assert middle(told.steps(6, 7, attempt=2).left()) == 80.0
+
+
+def test_a_rehearsal_is_no_part_of_the_training() -> None:
+    told = Told().then(Started(attempt=1, knobs=FAST, rehearsal=Part.WORST), after=0.0)
+    told.steps(1, 2, 3, 4, 5, saved=2)
+    assert told.left() is None and told.course.step_s == ()
+    told.then(Ended(attempt=1, outcome=TrainingCompleted(), saved=5), after=1.0)
+    assert told.left() is None
+    told.starts(2).steps(1, 2, 3, 4, attempt=2)
+    assert told.course.saved == 0
+    assert middle(told.left()) == 960.0
 
 
 def test_what_cannot_resume_begins_anew() -> None:
