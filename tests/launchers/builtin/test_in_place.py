@@ -21,6 +21,8 @@ from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
 from autotune.launchers.builtin.process.records import CureRecord, FailureRecord, PhaseFailure
 from autotune.launchers.builtin.trainer.rank import Report, TrainerRank
 
+pytestmark = pytest.mark.timeout(500)
+
 SHAPE = ModelShape(hidden=256, layers=2, heads=8, kv_heads=4, intermediate=1024, vocab=2048)
 ALL = ["tokens_per_microbatch", "microbatch_size", "logprob_tokens"]
 BASE: dict[str, Any] = {
