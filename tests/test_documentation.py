@@ -75,7 +75,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 def parses(words: list[str]) -> str:
     """Return what the command line's parser objects to; empty for nothing."""
-    context = click.Context(main, info_name="autotune")
+    context = click.Context(main, info_name="autotune", **main.context_settings)
     try:
         _, rest, _ = main.make_parser(context).parse_args(list(words))
         if not rest:

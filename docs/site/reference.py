@@ -71,7 +71,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _commands() -> str:
-    group = click.Context(main, info_name="autotune")
+    group = click.Context(main, info_name="autotune", **main.context_settings)
     every = {name: main.get_command(group, name) for name in COMMANDS}
     aliases = {name: alias for alias, name in ALIASES.items()}
     parts = [
