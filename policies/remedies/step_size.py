@@ -101,18 +101,19 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     if present is None:
         return None
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
-    step = FRACTION_STEP_BLIND
+    step, needed = FRACTION_STEP_BLIND, 0.0
     if missing is not None and capacity:
+        needed = 1.1 * missing / capacity + FRACTION_MULTIPLE
         # An engine that runs out by itself asks for more later: its batches fill, and before the first update
         # the trainer beside it has no optimizer state. A pool cut too far costs less than another relaunch.
         by_itself = diagnosis.phase in (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
-        least, times = (FRACTION_STEP_BLIND, 2.2) if by_itself else (FRACTION_STEP, 1.1)
-        step = max(least, times * missing / capacity + FRACTION_MULTIPLE)
+        step = max(FRACTION_STEP_BLIND, 2 * needed) if by_itself else max(FRACTION_STEP, needed)
     step *= 2 ** (diagnosis.streak - 1)
+    # At most half beyond what the message says: a pool cut to nothing does not show what would have sufficed.
+    step = min(step, max(needed, present / 2))
     floor = lowest(profile, knob)
     floor = FRACTION_STEP_BLIND if floor is None else floor
-    # Half at most: a pool that is cut to nothing shows nothing of what would have sufficed.
-    value = _snapped(profile, knob, max(floor, present / 2, present - step), down=True, floor=floor)
+    value = _snapped(profile, knob, max(floor, present - step), down=True, floor=floor)
     return value if value is not None and value < present - _SNAP else None
 
 
