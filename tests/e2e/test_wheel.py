@@ -110,7 +110,7 @@ def test_a_detached_launch_beside_packages_of_our_names(installed: Path, reposit
     assert begun.returncode == 0, begun.stderr
 
     def finished() -> bool:
-        return any('"finished"' in path.read_text() for path in repository.glob("runs/*/events.jsonl"))
+        return any('"type":"finished"' in path.read_text() for path in repository.glob("runs/*/events.jsonl"))
 
     until(finished, "the detached run did not finish")
     status = call(installed, repository, "status")
