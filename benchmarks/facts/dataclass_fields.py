@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,15 @@ def dataclasses_in(root: Path, *, private: bool = False) -> dict[str, dict[str, 
     whole = read(root)
     own = Source({name: node for name, node in whole.classes.items() if _is_dataclass(node)}, whole.constants)
     return {name: _fields(name, own, whole, private=private) for name in own.classes}
+
+
+def declared(found: Mapping[str, Field], beyond: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return types and defaults by key, `any` for no scalar; `beyond` has defaults that a factory gives."""
+    defaults = {key: beyond.get(key, field.default) for key, field in sorted(found.items())}
+    return {
+        "types": {key: field.kind or "any" for key, field in sorted(found.items())},
+        "defaults": {key: value for key, value in defaults.items() if value is not None},
+    }
 
 
 def fields_of(name: str, source: Source) -> dict[str, Field]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts.dataclass_fields import Field, dataclasses_in
+from benchmarks.facts.dataclass_fields import Field, dataclasses_in, declared
 from benchmarks.facts.pins import pinned
 
 _ROOT = "SkyRLTrainConfig"
@@ -20,16 +20,7 @@ _FACTORIES = {
 def facts(root: Path) -> dict[str, Any]:
     """Return what an unpacked release takes: engines it pins, types and defaults; `any`: no plain value."""
     classes = dataclasses_in(root / "skyrl" / "train" / "config")
-    found = dict(_leaves(_ROOT, classes, ""))
-    return {
-        "engines": pinned(root),
-        "types": {key: field.kind or "any" for key, field in sorted(found.items())},
-        "defaults": {
-            key: _FACTORIES.get(key, field.default)
-            for key, field in sorted(found.items())
-            if _FACTORIES.get(key, field.default) is not None
-        },
-    }
+    return {"engines": pinned(root), **declared(dict(_leaves(_ROOT, classes, "")), _FACTORIES)}
 
 
 def _leaves(name: str, classes: dict[str, dict[str, Field]], node: str) -> Iterator[tuple[str, Field]]:
