@@ -230,6 +230,14 @@ class Bench:
         """Start the run."""
         return self.autotune("launch", "job.yaml", terminal=terminal)
 
+    def launched(
+        self, count: int, *, cards: bool = False, durable: bool = False, **job: Any
+    ) -> tuple[Nodes, Driver]:
+        """Start a cluster and, with the keys of `job`, the run of a job on it."""
+        nodes = self.nodes(count, cards=cards, durable=durable)
+        self.job(nodes.address, **job)
+        return nodes, self.launch()
+
     def resume(self) -> Driver:
         """Go on with the run."""
         return self.autotune("resume")

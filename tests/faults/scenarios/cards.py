@@ -16,9 +16,7 @@ _USED = str(70 << 30)
 
 def _nvml_error(text: str) -> Callable[[Bench, Random], int]:
     def play(bench: Bench, random: Random) -> int:
-        nodes = bench.nodes(1, cards=True)
-        bench.job(nodes.address)
-        driver = bench.launch()
+        _, driver = bench.launched(1, cards=True)
         bench.training(3)
         time.sleep(random.uniform(0.0, 2.0))
         bench.fault()
@@ -55,9 +53,7 @@ def _size(bench: Bench) -> int:
 
 def _unsupported(bench: Bench, random: Random) -> int:
     (bench.cards / "unsupported").touch()
-    nodes = bench.nodes(1, cards=True)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1, cards=True)
     bench.training(5)
     time.sleep(random.uniform(0.0, 2.0))
     return bench.finish(driver)
@@ -66,17 +62,13 @@ def _unsupported(bench: Bench, random: Random) -> int:
 def _foreign(bench: Bench, random: Random) -> int:
     """Others hold memory of the card before the run, more of it later, and keep it."""
     (bench.cards / "0").write_text(str(random.randrange(10, 40) << 30))
-    nodes = bench.nodes(1, cards=True)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1, cards=True)
     bench.training(5)
     return bench.finish(driver)
 
 
 def _stale_for_a_while(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(1, cards=True)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1, cards=True)
     bench.training(2 * SAVE_EVERY)
     bench.order("card-kept")
     bench.order("oom")
@@ -90,9 +82,7 @@ def _stale_for_a_while(bench: Bench, random: Random) -> int:
 
 
 def _stale_for_good(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(1, cards=True)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1, cards=True)
     bench.training(2 * SAVE_EVERY)
     bench.order("card-kept")
     bench.order("oom")

@@ -67,9 +67,7 @@ def _do(*words: str) -> str:
 
 def _full(bench: Bench, random: Random) -> int:
     disk = Disk(bench)
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1)
     bench.training(3)
     time.sleep(random.uniform(0.0, 2.0))
     bench.fault()
@@ -84,9 +82,7 @@ def _full(bench: Bench, random: Random) -> int:
 
 def _read_only(bench: Bench, random: Random) -> int:
     disk = Disk(bench)
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1)
     bench.training(3)
     time.sleep(random.uniform(0.0, 2.0))
     bench.fault()
@@ -103,9 +99,7 @@ def _read_only(bench: Bench, random: Random) -> int:
 
 
 def _quota(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1)
     bench.training(3)
     time.sleep(random.uniform(0.0, 2.0))
     bench.fault()

@@ -20,9 +20,7 @@ _STEP_S = 3 * 3600.0
 
 def _killed_at_random(kills: int) -> Callable[[Bench, Random], int]:
     def play(bench: Bench, random: Random) -> int:
-        nodes = bench.nodes(1)
-        bench.job(nodes.address)
-        driver = bench.launch()
+        _, driver = bench.launched(1)
         bench.training(1)
         for _ in range(kills):
             time.sleep(random.uniform(0.0, _LONGEST_LIFE_S))
@@ -36,9 +34,7 @@ def _killed_at_random(kills: int) -> Callable[[Bench, Random], int]:
 
 def _killed_at_every_event(bench: Bench, random: Random) -> int:
     """Kill it as soon as the journal has a new row, each time, through a failure, its cure and the end."""
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1)
     known = 0
     begun = time.monotonic()
     while True:
@@ -122,9 +118,7 @@ def _clock_steps(seconds: float) -> Callable[[Bench, Random], int]:
 
 
 def _two_drivers(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1)
     bench.training(1)
     time.sleep(random.uniform(0.0, 3.0))
     bench.fault()
@@ -152,9 +146,7 @@ def _reader_gone(bench: Bench, random: Random) -> int:
 
 def _journal_damaged(bench: Bench, random: Random) -> int:
     """Damage a copy of the journal at every byte of its last line; go on with the run from three of them."""
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1)
     bench.training(2 * SAVE_EVERY)
     driver.kill()
     path = bench.run / "events.jsonl"

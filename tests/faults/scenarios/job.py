@@ -37,9 +37,7 @@ def _cured(bench: Bench, driver: Driver) -> int:
 
 def _restarts(bench: Bench, random: Random) -> int:
     """Its second attempt forgets the checkpoint: a human must know, before work is lost for good."""
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    _, driver = bench.launched(1)
     bench.training(2 * SAVE_EVERY)
     time.sleep(random.uniform(0.0, 2.0))
     bench.order("forget")
@@ -55,9 +53,7 @@ def _restarts(bench: Bench, random: Random) -> int:
 
 def _exits(bench: Bench, random: Random) -> int:
     """It exits with 0 long before its last step: that is no success."""
-    nodes = bench.nodes(1)
-    bench.job(nodes.address, words=("--of", "5000"))
-    driver = bench.launch()
+    _, driver = bench.launched(1, words=("--of", "5000"))
     bench.training(SAVE_EVERY)
     time.sleep(random.uniform(0.0, 2.0))
     bench.fault()

@@ -22,9 +22,7 @@ def _trains(bench: Bench, random: Random) -> None:
 
 def _supervisor_frozen(seconds: float) -> Callable[[Bench, Random], int]:
     def play(bench: Bench, random: Random) -> int:
-        nodes = bench.nodes(1)
-        bench.job(nodes.address)
-        driver = bench.launch()
+        nodes, driver = bench.launched(1)
         _trains(bench, random)
         supervisor = nodes.actors(1)
         if not supervisor:
@@ -41,9 +39,7 @@ def _supervisor_frozen(seconds: float) -> Callable[[Bench, Random], int]:
 
 
 def _sampler_frozen(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(2)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    nodes, driver = bench.launched(2)
     _trains(bench, random)
     bench.fault()
     with frozen(nodes.actors(2)):
@@ -57,9 +53,7 @@ def _sampler_frozen(bench: Bench, random: Random) -> int:
 
 
 def _sampler_frozen_oom(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(2)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    nodes, driver = bench.launched(2)
     _trains(bench, random)
     bench.training(SAVE_EVERY)
     with frozen(nodes.actors(2)):
@@ -72,9 +66,7 @@ def _sampler_frozen_oom(bench: Bench, random: Random) -> int:
 
 
 def _worker_node_lost(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(4)
-    bench.job(nodes.address, words=("--ranks", "2"))
-    driver = bench.launch()
+    nodes, driver = bench.launched(4, words=("--ranks", "2"))
     _trains(bench, random)
     bench.fault()
     nodes.lose(random.choice((2, 3)))
@@ -85,9 +77,7 @@ def _worker_node_lost(bench: Bench, random: Random) -> int:
 
 
 def _unused_node_lost(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(3)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    nodes, driver = bench.launched(3)
     _trains(bench, random)
     bench.fault()
     nodes.lose(random.choice((2, 3)))
@@ -99,9 +89,7 @@ def _unused_node_lost(bench: Bench, random: Random) -> int:
 
 
 def _unused_node_frozen(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(2)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    nodes, driver = bench.launched(2)
     _trains(bench, random)
     bench.fault()
     nodes.freeze(2)
@@ -115,9 +103,7 @@ def _unused_node_frozen(bench: Bench, random: Random) -> int:
 
 
 def _node_joins(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(1)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    nodes, driver = bench.launched(1)
     _trains(bench, random)
     bench.fault()
     number = nodes.add()
@@ -136,9 +122,7 @@ def _node_joins(bench: Bench, random: Random) -> int:
 
 
 def _gcs_restarted(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(2, durable=True)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    nodes, driver = bench.launched(2, durable=True)
     _trains(bench, random)
     bench.fault()
     nodes.restart_gcs(down_s=random.uniform(1.0, 10.0))
@@ -151,9 +135,7 @@ def _gcs_restarted(bench: Bench, random: Random) -> int:
 
 
 def _head_lost(bench: Bench, random: Random) -> int:
-    nodes = bench.nodes(2)
-    bench.job(nodes.address)
-    driver = bench.launch()
+    nodes, driver = bench.launched(2)
     _trains(bench, random)
     bench.fault()
     nodes.lose(1)
