@@ -13,7 +13,7 @@ from autotune.launchers.runners.cluster.actors import Posts, name_of, on_node
 from autotune.launchers.runners.cluster.connection import Head, in_main_thread
 from autotune.launchers.runners.cluster.jobs import remove_leftovers
 from autotune.launchers.runners.cluster.readers import NodeReader, has_died, wait_once
-from autotune.launchers.runners.cluster.silence import Silence, Silences, State
+from autotune.launchers.runners.cluster.silence import HEAD, Silence, Silences, State, silences_of
 from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.agent import Report, end_attempt
@@ -24,7 +24,6 @@ from autotune.policies.values.observation import Sample
 _STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
 _RETRY_S = 5.0  # before an actor that died is replaced once more, doubled each time
 _RETRY_MOST_S = 300.0
-_HEAD = "the Ray cluster's head"
 
 
 class RayHandle:
@@ -143,8 +142,10 @@ class RayHandle:
                 self._lose(node, answer)
             else:
                 self._readers[node].answered(answer)
+        # A node that falls silent as the framework fails may be why: it is not waited for.
+        longest = self._waits.others if self._harvest.begun else self._waits.notice / 2
         self._surveyor.suspects = frozenset(
-            node for node, reader in self._readers.items() if reader.silent_s >= self._waits.notice / 2
+            node for node, reader in self._readers.items() if reader.silent_s >= longest
         )
         return {node: answer for node, answer in answers.items() if isinstance(answer, Report)}
 
@@ -233,7 +234,7 @@ class RayHandle:
         if not linked and self._reach is None and self._link.gone:
             self._lost = self._link.gone
         elif not linked and now - self._linked_at > self._waits.head:
-            self._lost = f"{_HEAD} has not answered for {now - self._linked_at:.0f} s: {self._trouble}"
+            self._lost = f"{HEAD} has not answered for {now - self._linked_at:.0f} s: {self._trouble}"
         elif self._died is not None:
             since, reason = self._died
             # Another actor has read its last words, or cannot.
@@ -245,34 +246,30 @@ class RayHandle:
     def _silent(self, *, linked: bool) -> tuple[Silence, ...]:
         if not linked:
             seconds = time.monotonic() - self._linked_at
-            return (Silence(name=_HEAD, state=State.UNKNOWN, seconds=seconds, head=True),)
+            return (Silence(name=HEAD, state=State.UNKNOWN, seconds=seconds, head=True),)
         if self._died is not None:
             return ()
         tables = self._surveyor
-        head = Silence(
-            name=_HEAD, state=State.BUSY, seconds=tables.silent_s, head=True, reason=tables.trouble
-        )
-        deaf = self._survey.deaf if self._survey is not None else frozenset()
-        return head, *(
-            Silence(
-                name=f"node {reader.name}",
-                state=State.FROZEN if node in deaf else State.BUSY,
-                seconds=reader.silent_s,
-                supervisor=node == self._head,
-            )
-            for node, reader in self._readers.items()
-        )
+        head = Silence(name=HEAD, state=State.BUSY, seconds=tables.silent_s, head=True, reason=tables.trouble)
+        return head, *silences_of(self._readers, head=self._head, deaf=self._deaf)
 
     def _exit(self, reports: dict[str, Report], *, heard: bool) -> Exit | None:
         head = reports.get(self._head)
         if head is None or head.exit is None:
             return None
-        alive = sum(report.alive for report in reports.values())
-        alive += sum(reader.used for node, reader in self._readers.items() if node not in reports)
+        silent = {node for node, reader in self._readers.items() if reader.used and node not in reports}
+        alive = sum(report.alive for report in reports.values()) + len(silent)
         ended = self._harvest.publish(head.exit, heard=heard, alive=alive)
         if ended is None:
             self._surveyor.hurry()  # a job that failed early may not be known yet
+        elif ended.code != 0 and (gone := sorted(self._readers[node].name for node in silent & self._deaf)):
+            self._lost = f"node {', '.join(gone)} does not answer, nor does Ray's own process there"
+            return None  # the framework failed because of it
         return ended
+
+    @property
+    def _deaf(self) -> frozenset[str]:
+        return self._survey.deaf if self._survey is not None else frozenset()
 
     # ------------------------------------------------------------------ ending
 
@@ -342,7 +339,7 @@ class RayHandle:
 
         begun = time.monotonic()
         if not self._link.answers():
-            return Drain(clear=False, seconds=0.0, unknown=self._link.gone or f"{_HEAD} does not answer")
+            return Drain(clear=False, seconds=0.0, unknown=self._link.gone or f"{HEAD} does not answer")
         try:
             survey = self._surveyor.fresh(within_s=self._waits.answer)
             if survey is not None:
