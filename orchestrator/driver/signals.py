@@ -1,4 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP as facts that the loop looks at; a second Ctrl-C cuts any wait short."""
+"""Ctrl-C, SIGTERM and SIGHUP as facts that the loop looks at; a second Ctrl-C cuts any wait short.
+
+The handler raises KeyboardInterrupt, which `cutting` turns into ForcedExit: Ray's compiled waits look for
+signals once a second and pass on no other exception, they wait to their end.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class Interrupts:
         self._by = ""
         self._request = request
         self.impatient = False
-        self._cutting = self._unheard = self._raised = False
+        self._cutting = self._at_once = self._unheard = self._raised = False
 
     @property
     def by(self) -> str:
@@ -32,22 +36,26 @@ class Interrupts:
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
-        if not self._by:
+        first = not self._by
+        if first:
             self._by = signal.Signals(number).name
-            return
-        self.impatient = self._unheard = True
-        if self._cutting and _in_main_thread():
+        else:
+            self.impatient = self._unheard = True
+        if self._cutting and (self._at_once or not first) and _in_main_thread():
             self._unheard = False
             self._raised = True
-            raise ForcedExit
+            raise KeyboardInterrupt
 
     @contextmanager
-    def cutting(self) -> Iterator[None]:
-        """Let a second signal raise ForcedExit inside, wherever it waits; in the main thread only."""
-        with self._set(cutting=True):
+    def cutting(self, *, at_once: bool = False) -> Iterator[None]:
+        """Let a second signal, `at_once` the first, raise ForcedExit inside, wherever it waits.
+
+        In the main thread only.
+        """
+        with self._set(cutting=True, at_once=at_once):
             try:
                 yield
-            except SystemError:  # what Ray's compiled calls make of an exception of a signal handler
+            except (KeyboardInterrupt, SystemError):  # the latter where compiled code did not expect it
                 if not self._raised:
                     raise
                 raise ForcedExit from None
@@ -62,15 +70,16 @@ class Interrupts:
             raise ForcedExit
 
     @contextmanager
-    def _set(self, *, cutting: bool) -> Iterator[None]:
+    def _set(self, *, cutting: bool, at_once: bool = False) -> Iterator[None]:
         if not _in_main_thread():
             yield
             return
-        before, self._cutting = self._cutting, cutting
+        before = self._cutting, self._at_once
+        self._cutting, self._at_once = cutting, at_once
         try:
             yield
         finally:
-            self._cutting = before
+            self._cutting, self._at_once = before
 
 
 def _in_main_thread() -> bool:

@@ -12,7 +12,7 @@ from autotune.launchers.base import Chunk, Drain, Exit, Observed, Unreachable
 from autotune.launchers.runners.cluster.actors import Posts, name_of, on_node
 from autotune.launchers.runners.cluster.connection import Head, in_main_thread
 from autotune.launchers.runners.cluster.jobs import remove_leftovers
-from autotune.launchers.runners.cluster.readers import NodeReader, has_died, wait_once
+from autotune.launchers.runners.cluster.readers import NodeReader, has_died, one_per_machine, wait_once
 from autotune.launchers.runners.cluster.silence import HEAD, Silence, Silences, State, silences_of
 from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
@@ -58,6 +58,7 @@ class RayHandle:
         self._residues_asked: dict[str, Any] = {}  # by nodes that have not answered yet
         self._died: tuple[float, str] | None = None  # the supervisor: when, why
         self._lost = ""
+        self._stopping: set[str] = set()  # the supervisor while it waits for the framework to end
 
     # ------------------------------------------------------------------ reading
 
@@ -130,7 +131,8 @@ class RayHandle:
         survey = self._surveyor.latest
         if survey is not None and survey is not self._survey:
             self._reconcile(survey)
-        jobs, reading = survey.jobs if survey is not None else (), self._reading()
+        jobs = survey.jobs if survey is not None else ()
+        reading = one_per_machine(self._readers, first=self._head)
         asked = {
             node: reference
             for node, reader in self._readers.items()
@@ -207,15 +209,6 @@ class RayHandle:
             reader.actor.claim_offered.remote(*claim)
             reader.claim, reader.used = claim, True
 
-    def _reading(self) -> set[str]:
-        """Return whose logs are read: of the nodes that see the same files, the supervisor's or the first."""
-        machines: dict[str, str] = {}
-        for node in (self._head, *self._readers):
-            start = self._readers[node].start
-            if start is not None:
-                machines.setdefault(start.machine, node)
-        return set(machines.values())
-
     def _take(self, reports: dict[str, Report]) -> tuple[tuple[Chunk, ...], tuple[Sample, ...]]:
         chunks: list[Chunk] = []
         samples: list[Sample] = []
@@ -287,10 +280,14 @@ class RayHandle:
         return time.monotonic() - begun
 
     def _end_everywhere(self, grace_s: float) -> None:
-        answering = set(self._ask("begun", timeout_s=self._waits.replace))
+        asked = set(self._readers) - self._stopping
+        answering = set(self._ask("begun", nodes=asked, timeout_s=self._waits.replace))
         patience_s = grace_s + self._waits.end
         if self._head in answering:
-            self._ask("stop_child", nodes={self._head}, timeout_s=patience_s, grace_s=grace_s)
+            self._stopping = {self._head}  # until it answers: a second request to end may cut this short
+            self._stopping -= set(
+                self._ask("stop_child", nodes={self._head}, timeout_s=patience_s, grace_s=grace_s)
+            )
         survey = self._surveyor.fresh(within_s=self._waits.answer)
         jobs = survey.jobs if survey is not None else self._survey.jobs if self._survey is not None else ()
         if survey is not None:

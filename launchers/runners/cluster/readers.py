@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.launchers.base import Chunk, Unreachable
@@ -85,6 +86,16 @@ class NodeReader:
         faults = [f"node {self.name}: {fault}" for fault in report.faults if fault not in self._faults]
         self._faults.update(report.faults)
         return chunks, report.samples, faults
+
+
+def one_per_machine(readers: Mapping[str, NodeReader], *, first: str) -> set[str]:
+    """Return whose logs are read: of the nodes that see the same files one, `first` if it is among them."""
+    machines: dict[str, str] = {}
+    for node in (first, *readers):
+        start = readers[node].start
+        if start is not None:
+            machines.setdefault(start.machine, node)
+    return set(machines.values())
 
 
 def wait_once(

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.runner import RayRunner
 from autotune.launchers.runners.cluster.waits import Waits
+from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -194,6 +196,25 @@ def test_stop_and_drain_across_two_nodes(runner, program: Program, run):
         ended.release()
     assert not carriers(f"{run}/2")
     assert not [name for name in _names() if run in name]
+
+
+def test_a_second_signal_cuts_the_wait_for_a_program_that_does_not_end(runner, program: Program, run):
+    source = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
+    handle = runner.start(program(source), run=run, attempt=1, python=None)
+    Reading(handle).until("ready")
+    interrupts = Interrupts()
+    interrupts.note(signal.SIGINT)
+    before = signal.signal(signal.SIGUSR1, interrupts.note)
+    try:
+        threading.Timer(1.0, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+        with pytest.raises(ForcedExit), interrupts.cutting():
+            handle.stop(grace_s=600.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert carriers(f"{run}/1")
+    handle.stop(grace_s=0.0)
+    assert not carriers(f"{run}/1")
+    handle.release()
 
 
 def _names() -> list[str]:
