@@ -6,10 +6,13 @@ signals once a second and pass on no other exception, they wait to their end.
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -118,3 +121,18 @@ def hangups_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def end_at_once(code: int) -> None:
+    """Let this process end with `code` and without what else is done at exit.
+
+    For a connection to Ray that a signal left half made: what Ray does at exit then can crash.
+    """
+
+    def leave() -> None:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(leave)

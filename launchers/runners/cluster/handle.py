@@ -231,7 +231,7 @@ class RayHandle:
         elif self._died is not None:
             since, reason = self._died
             # Another actor has read its last words, or cannot.
-            if self._head in reports or now - since > self._waits.answer:
+            if self._head in reports or now - since > self._waits.last_words:
                 self._lost = reason
         elif linked and head.silent_s > self._waits.supervisor:
             self._lost = f"the attempt's supervisor on {head.name} has not answered for {head.silent_s:.0f} s"

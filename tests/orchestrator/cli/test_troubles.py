@@ -117,6 +117,12 @@ def test_a_second_ctrl_c_is_heard_while_it_starts(home: Path) -> None:
     assert "autotune resume" in seen.err
 
 
+def test_an_interrupted_connection_does_not_crash_the_end(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play="half_connected")
+    assert seen.code == 130, seen.err
+    assert "stopped by SIGINT before anything was started" in seen.err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_end_is_heard_while_memory_is_awaited(number: signal.Signals, home: Path) -> None:
     def ask(child: subprocess.Popen[bytes]) -> None:
