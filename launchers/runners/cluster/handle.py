@@ -331,7 +331,7 @@ class RayHandle:
         return wait_once(asked, late=set(), first="", timeout_s=timeout_s, waits=self._waits)
 
     def drain(self, *, timeout_s: float) -> Drain:
-        """Wait until no memory of the attempt is held on any node; tells which nodes do not answer."""
+        """Wait until no memory of the attempt is held on any node; tells which of its nodes do not answer."""
         import ray
 
         begun = time.monotonic()
@@ -347,7 +347,9 @@ class RayHandle:
                 end=self._end_rest,
                 largest_stranger=self._largest_stranger,
                 enough_share=self._enough_share,
-                silent=lambda: tuple(self._readers[node].name for node in self._residues_asked),
+                silent=lambda: tuple(
+                    self._readers[node].name for node in self._residues_asked if self._readers[node].used
+                ),
             )
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
             unknown = f"the Ray cluster cannot be reached: {first_line(error)}"

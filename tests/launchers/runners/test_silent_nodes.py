@@ -169,6 +169,18 @@ def test_stop_ends_the_processes_of_a_node_whose_actor_is_frozen(runner, program
     wait_for(lambda: not any(run in name for name in handle._posts.names()))
 
 
+def test_the_memory_of_a_silent_node_without_a_rank_is_not_awaited(runner, program: Program, run):
+    handle = runner.start(program(TALK), run=run, attempt=1, python=None)
+    reading = Following(handle)
+    reading.until("ready")
+    node = other_node(handle)
+    with frozen(pid_of(handle, node)):
+        handle._readers[node].used = False  # as on a machine of its own: these nodes share their processes
+        handle.stop(grace_s=1)
+        assert handle.drain(timeout_s=600).clear
+    handle.release()
+
+
 def test_a_supervisor_that_never_answers_again_is_lost(runner, program: Program, run):
     handle = runner.start(program(TALK), run=run, attempt=1, python=None)
     handle._waits = Waits(supervisor=2.0)
