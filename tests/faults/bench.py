@@ -266,6 +266,12 @@ class Bench:
         """Return the journal's rows of one kind."""
         return [event for event in self.events() if event["type"] == kind]
 
+    def unbegun(self) -> set[int]:
+        """Return the attempts on record as lost because their driver was killed before they began."""
+        begun = {attempt for attempt, _ in self.starts()}
+        lost = (e for e in self.of("ended") if e["unwatched"] and e["outcome"]["outcome"] == "lost")
+        return {e["attempt"] for e in lost if e["step"] is None} - begun
+
     def steps(self) -> list[int]:
         """Return the steps that the job made, in order, whatever was recorded."""
         return [int(line.split()[1]) for line in _lines(self.folder / "steps.txt")]

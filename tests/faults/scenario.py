@@ -105,8 +105,8 @@ def _difference(scenario: Scenario, bench: Bench, code: int | None) -> str:
         return f"exit code {code}, not {scenario.exit_code}: {last}"
     if starts > scenario.attempts:
         return f"{starts} attempts were started, not {scenario.attempts}: {last}"
-    if len(bench.of("started")) != starts:
-        return f"{len(bench.of('started'))} starts are on record, the job began {starts} times"
+    if (recorded := len(bench.of("started")) - len(bench.unbegun())) != starts:
+        return f"{recorded} starts are on record, the job began {starts} times"
     if repeated > scenario.repeated:
         return f"{repeated} steps were repeated, not {scenario.repeated}"
     return ""

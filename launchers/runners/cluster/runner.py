@@ -177,6 +177,9 @@ class RayRunner:
             raise _slow(attempt, run, error) from error
         except Unreachable as unreachable:
             raise _slow(attempt, run, unreachable) from None
+        if not start.output:  # its driver ended before it could say what to run
+            posts.dismiss()
+            return None
         readers = {}
         for node in living_nodes():
             identity = str(node["NodeID"])

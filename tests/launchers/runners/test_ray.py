@@ -294,6 +294,25 @@ def test_attach_after_the_driver_was_killed(runner, program: Program, run):
     handle.release()
 
 
+def test_a_supervisor_that_was_never_told_what_to_run_is_no_attempt(runner, run):
+    source = f"""
+        from autotune.launchers.runners.cluster.actors import Posts, living_nodes
+        posts = Posts(run={run!r}, attempt=1, detached=True)
+        import ray
+        actors = [posts.create(node, supervisor=first) for first, node in zip((True, False), living_nodes())]
+        ray.get([actor.begun.remote() for actor in actors])
+        print("created", flush=True)
+        time.sleep(600)
+    """
+    process = driver(source, address=runner.address)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"created\n"
+    process.kill()
+    process.wait()
+    assert runner.attach(run=run, attempt=1) is None
+    assert not [name for name in _names() if run in name]
+
+
 def test_sweep_ends_what_no_supervisor_owns(runner, program: Program, run):
     living = runner.start(program(SLEEP), run=run, attempt=2, python=None)
     orphans = [
