@@ -17,7 +17,7 @@ import msgspec
 from autotune.orchestrator.annotate import writer
 from autotune.policies.values.job import Job, Tracker
 
-LIMIT_S = 30  # of one tracker
+LIMIT_S = 120  # of one tracker: on a machine that is busy its package alone takes half a minute
 _GRACE_S = 2.0  # in which a program that is over its time ends by itself
 # Of the variables of a job, those that trackers and the stores behind them read.
 _PREFIXES = ("WANDB_", "MLFLOW_", "SWANLAB_", "TRACKIO_", "HF_", "DATABRICKS_", "AWS_", "AZURE_", "GOOGLE_")

@@ -3,7 +3,7 @@
 It imports nothing of autotune, so that it also runs in the environment of the job, which has the tracker's
 package. It reads one JSON object on stdin, prints one on stdout and ends by itself after `limit_s` seconds:
 
-- {"tracker": "mlflow", "limit_s": 30} is answered by {} where the package is there;
+- {"tracker": "mlflow", "limit_s": 120} is answered by {} where the package is there;
 - with "run", "place" and "attempts", the annotations of a run so far, it is written. `place` says where the
   tracker keeps the job's run; `attempts` are objects with `attempt`, `failed`, `text`, `markdown` and
   `document`, the last of which is the one that has just ended. What is there already is not repeated.
