@@ -11,7 +11,7 @@ import msgspec
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.job import Cluster, Job, Tracker
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker, Sample
 from autotune.policies.values.profile import Profile
@@ -48,6 +48,17 @@ class Advice(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     constraint: str = ""
     effect: str = ""  # what it frees, and in which memory
     cost: str = ""  # what it slows
+
+
+class Tracked(Value, frozen=True, kw_only=True):
+    """An experiment tracker that a framework writes to, and where it keeps the run of a job.
+
+    The names of a place are those of `orchestrator/annotate/places.py`.
+    """
+
+    tracker: Tracker
+    place: dict[str, str] = {}  # as the settings say; a name is left out where they do not
+    lines: tuple[str, ...] = ()  # of the log, which say more of it: `Saving tensorboard log to {folder}.`
 
 
 class Framework(Protocol):
@@ -109,6 +120,10 @@ class Framework(Protocol):
 
         Only what differs from the job as written.
         """
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return the trackers that the job uses, as its settings or lines that the framework prints say."""
+        return ()
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user of the framework types them: overrides, flags or lines."""

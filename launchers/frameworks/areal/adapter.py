@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Problem
+from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.areal import keys, lines
 from autotune.launchers.frameworks.areal.checks import problems
 from autotune.launchers.frameworks.areal.config import Config, overrides
@@ -23,7 +23,7 @@ from autotune.launchers.frameworks.areal.engines import (
 from autotune.launchers.frameworks.areal.overrides import printed, words
 from autotune.launchers.frameworks.areal.profile import profile_of
 from autotune.launchers.frameworks.areal.recover import recover_root, recover_settings, resumable
-from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command
@@ -125,6 +125,10 @@ class Areal(GuidedFramework):
                 break
             changed |= more
         return changed | pinned(Site(job), Site(job, changed), changed)
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run."""
+        return trackers.tracked(__package__, Config(job).get)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as overrides of AReaL's command line."""

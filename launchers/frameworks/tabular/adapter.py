@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import GuidedFramework, package_of
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
@@ -142,6 +142,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Return the step that ends the training; without it the length of the data decides."""
         config = self.config(job)
         return config.count(self.steps_key) or None if config.has(self.steps_key) else None
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run."""
+        return trackers.tracked(package_of(self), self.config(job).get)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as the framework's command line takes them."""

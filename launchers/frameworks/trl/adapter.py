@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.launchers.frameworks.core.types import misfit
@@ -104,9 +104,7 @@ class Trl(GuidedFramework):
         """Render the script inside the entry, under the launcher of the job."""
         settings = {**job.settings, **self.settings(job, knobs)}
         config = Config(job, settings)
-        named = config.get("output_dir")
-        written = str(named or f"checkpoints/{job.name}-{run}")
-        settings["output_dir"] = folder_of(job, written, run=run, named=bool(named))
+        settings["output_dir"] = _output(config, job, run=run)
         # Which checkpoint is the best depends on which there are.
         if not {"save_steps", "save_strategy"} & config.written.keys() and not config.on(_BEST):
             span = _span(config)
@@ -150,6 +148,11 @@ class Trl(GuidedFramework):
             else:
                 changed[setting] = setting_value(knob, value, setting, config)
         return changed
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run; transformers writes events below its checkpoints."""
+        config = Config(job)
+        return trackers.tracked(__package__, config.get, given={"output": _output(config, job, run=run)})
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as arguments of GRPOConfig, variables, or flags of accelerate."""
@@ -222,6 +225,11 @@ class Trl(GuidedFramework):
         own = rehearsals.additions(__package__, validation=validation)
         own |= {"save_steps": SAVED_AT * span, **({"eval_steps": SAVED_AT * span} if validation else {})}
         return msgspec.structs.replace(trial, settings={**trial.settings, **own})
+
+
+def _output(config: Config, job: Job, *, run: str) -> str:
+    named = config.get("output_dir")
+    return folder_of(job, str(named or f"checkpoints/{job.name}-{run}"), run=run, named=bool(named))
 
 
 def _saves(config: Config) -> bool:

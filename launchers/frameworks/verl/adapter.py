@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import GuidedFramework
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.hydra import bare, override
@@ -105,6 +105,10 @@ class Verl(GuidedFramework):
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the overrides that differ from the job as written."""
         return write(Config(job), knobs)
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run."""
+        return trackers.tracked(__package__, Config(job).get)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as Hydra overrides."""
