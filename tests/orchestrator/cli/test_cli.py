@@ -52,6 +52,8 @@ OWN = {
         "--policy",
         "--trials",
         "--duration",
+        "--rehearse",
+        "--no-rehearse",
     },
     "plan": {"--gpus", "--model", "--framework", "--prompt", "--response", "--batch"},
     "status": {"--watch"},
