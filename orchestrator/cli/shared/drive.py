@@ -329,7 +329,6 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
     cluster, request = runner.cluster(), run.request
     _match(job, cluster)
     job = _measured(job, cluster)
-    only = request.mode is directory.Mode.REHEARSE
     reconcile.accept(
         journal,
         run=run.id,
@@ -339,7 +338,7 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         versions=versions(),
         mode=request.mode,
         policy=request.policy,
-        rehearsed=rehearsal.planned(framework, job, only=only) if request.rehearse else None,
+        rehearsed=rehearsal.planned(framework, job, request),
         recall=calibration_cache.recall,
         now=Clock().now(),
     )
