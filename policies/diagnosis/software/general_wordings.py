@@ -1,4 +1,4 @@
-"""general_stage(line): what a program of no known wording says that it begins, by its verb and its noun."""
+"""What a program of no known wording says that it begins, and what its methods are called: verbs and nouns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,28 @@ import re
 
 from autotune.policies.values.failure import Component, Phase
 
+_IN = r", line \d+, in (?!\w*(?:patch|prepare|enable|disable|register|hook|config))"
+_OF_WEIGHTS = r"(?:weights?|params?|parameters?)"
+# Methods of programs that the tables do not know; whatever else a traceback shows goes before.
+GENERAL_FRAMES: tuple[tuple[Phase, str], ...] = (
+    (
+        Phase.WEIGHT_SYNC,
+        rf"{_IN}\w*(?:sync|push|pull|broadcast|transfer|update|send|receive|recv|publish)\w*{_OF_WEIGHTS}\w*$|"
+        rf"{_IN}\w*{_OF_WEIGHTS}_(?:sync|transfer|update|broadcast|generator|publish)\w*$",
+    ),
+    (Phase.CHECKPOINT, rf"{_IN}\w*(?:save|load|restore|export|write)\w*(?:checkpoint|ckpt|snapshot)\w*$"),
+    (Phase.OPTIMIZER, r"\w*(?:adam|sgd|muon|lion|optim)\w*\.py\S*, line \d+, in \w*step\w*$"),
+    (Phase.BACKWARD, rf"{_IN}\w*backward\w*$"),
+    (Phase.LOG_PROB, rf"{_IN}\w*(?:ref|old|teacher)\w*_log_?p\w*$|{_IN}\w*(?:compute|forward)\w*_values?$"),
+    (Phase.FORWARD, rf"{_IN}\w*(?:forward|log_?probs?|logps?)\w*$"),
+    (
+        Phase.INIT,
+        rf"{_IN}\w*(?:load|build|create|init|setup|materialize)\w*_(?:model|policy|actor|critic|optimizer)s?\w*$|"
+        rf"{_IN}\w*model_provider$",
+    ),
+    (Phase.ROLLOUT, rf"{_IN}\w*(?:rollout|trajector|generate_)\w*$"),
+    (Phase.DATA, rf"{_IN}\w*(?:collate|tokenize|load_dataset|build_dataset)\w*$"),
+)
 _SOME = r"(?:[ _-]+[\w'\"()#./+,-]+){0,4}?[ _-]+"  # words between a verb and its noun
 _SYNC = r"(?:start|begin|trigger|push|send|transfer|broadcast|sync|updat|publish|gather|stream|copy)\w*"
 _NAMED_SYNC = r"(?:weights?|param(?:eter)?s?|model)[ _-](?:sync\w*|transfer\w*|broadcast\w*|refit\w*|updat(?:e|ing)\b)"
