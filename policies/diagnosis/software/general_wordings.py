@@ -30,7 +30,9 @@ GENERAL_FRAMES: tuple[tuple[Phase, str], ...] = (
 )
 _SOME = r"(?:[ _-]+[\w'\"()#./+,-]+){0,4}?[ _-]+"  # words between a verb and its noun
 _SYNC = r"(?:start|begin|trigger|push|send|transfer|broadcast|sync|updat|publish|gather|stream|copy)\w*"
-_NAMED_SYNC = r"(?:weights?|param(?:eter)?s?|model)[ _-](?:sync\w*|transfer\w*|broadcast\w*|refit\w*|updat(?:e|ing)\b)"
+_NAMED_SYNC = (
+    r"(?:weights?|param(?:eter)?s?|model)[ _-](?:sync\w*|transfer\w*|broadcast\w*|refit\w*|updat(?:e|ing)\b)"
+)
 _TABLE: tuple[tuple[Component, Phase, str], ...] = (
     (
         Component.TRAINER,
