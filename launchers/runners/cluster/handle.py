@@ -382,11 +382,15 @@ class RayHandle:
         answers = self._ask("largest_stranger", nodes=nodes, timeout_s=self._waits.answer)
         return next(iter(answers.values()), None)
 
+    def leave(self) -> None:
+        """Ask Ray nothing more by itself; the attempt goes on."""
+        self._surveyor.close()
+
     def release(self) -> None:
         """Give up the attempt's actors; what still runs of it ends."""
         import ray
 
-        self._surveyor.close()
+        self.leave()
         try:
             if self._link.answers() and self._surveyor.silent_s < self._waits.notice:
                 self._posts.dismiss()

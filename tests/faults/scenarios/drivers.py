@@ -16,6 +16,7 @@ LINE_END = b"\n"
 _KILLS = 40
 _LONGEST_LIFE_S = 6.0  # of a driver at random: it needs about 3 s to attach
 _STEP_S = 3 * 3600.0
+_LONGEST_S = 600.0  # about 20 drivers, each of which waits at most 30 s before a relaunch
 
 
 def _killed_at_random(kills: int) -> Callable[[Bench, Random], int]:
@@ -39,6 +40,7 @@ def _killed_at_every_event(bench: Bench, random: Random) -> int:
     """
     _, driver = bench.launched(1)
     known = starts = 0
+    ordered = False
     begun = time.monotonic()
     while True:
         bench.until(
@@ -57,12 +59,15 @@ def _killed_at_every_event(bench: Bench, random: Random) -> int:
         known = len(events)
         failed = any(event["type"] == "diagnosed" for event in events)
         trained = sum(event["type"] == "progressed" for event in events)
-        if trained > random.randrange(3) and not failed:
+        if trained > random.randrange(3) and not ordered:
+            ordered = True
             bench.order("oom")
         if failed and events[-1]["type"] == "progressed":
             bench.order("finish")
-        if time.monotonic() - begun > 400:
-            raise Unmet(f"no end after 400 s and {len(bench.drivers)} drivers: {driver.last_words}")
+        if time.monotonic() - begun > _LONGEST_S:
+            raise Unmet(
+                f"no end after {_LONGEST_S:.0f} s and {len(bench.drivers)} drivers: {driver.last_words}"
+            )
         driver = bench.resume()
     code = driver.ended(1)
     if code == 0 or bench.verdict:
