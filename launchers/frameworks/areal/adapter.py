@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.areal import keys, lines
+from autotune.launchers.frameworks.areal import keys
 from autotune.launchers.frameworks.areal.checks import problems
 from autotune.launchers.frameworks.areal.config import Config, overrides
 from autotune.launchers.frameworks.areal.engines import (
@@ -25,6 +25,7 @@ from autotune.launchers.frameworks.areal.profile import profile_of
 from autotune.launchers.frameworks.areal.recover import recover_root, recover_settings, resumable
 from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
+from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
@@ -51,14 +52,7 @@ class Areal(GuidedFramework):
     distribution = "areal"
     modules = ("areal",)
     releases = keys.releases()
-    traces: tuple[str, ...] = (
-        "(AReaL)",
-        "areal/trainer/",
-        "areal/engine/",
-        "areal/infra/",
-        "areal.infra.",
-        "StatsLogger INFO",
-    )
+    traces: tuple[str, ...] = lines(__package__).traces
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""
@@ -136,7 +130,7 @@ class Areal(GuidedFramework):
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line says about steps, recovery and the memory that a phase left in use."""
-        return lines.marker(line)
+        return marker_of(__package__, line)
 
     def can_force_longest(self, job: Job) -> bool:
         """Return whether `gconfig.ignore_eos` makes every answer as long as the job's own limit."""

@@ -7,9 +7,10 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from autotune.launchers.frameworks.core.data import document
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.observation import (
     Marker,
+    Peak,
     PhaseEnded,
     PhaseStarted,
     Resumed,
@@ -20,14 +21,22 @@ from autotune.policies.values.observation import (
 )
 from autotune.policies.values.value import Value
 
+_GIB = 1 << 30
+
 
 class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line and what it says; its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`."""
+    """A line and what it says.
+
+    Its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`, and of the end of a phase `used_gib`
+    and `total_gib`: the memory of the device.
+    """
 
     says: Literal["starts", "ends", "step", "tokens", "resumed", "saved", "saved_last", "done"]
     pattern: str
     phase: Phase | None = None  # that starts or ends
     names: dict[str, Phase] = {}  # ... by what the group `name` holds
+    components: dict[str, Component] = {}  # whose memory it is, by the same group; the trainer's where none is named
+    upper_bound: bool = False  # the phase used no more than the memory that is named
 
 
 class Lines(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,4 +94,16 @@ def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
         return None
     if line.says == "starts":
         return PhaseStarted(phase=phase, step=step)
-    return PhaseEnded(phase=phase, step=step, seconds=float(seconds or 0))
+    return PhaseEnded(phase=phase, step=step, seconds=float(seconds or 0), peak=_peak(line, groups))
+
+
+def _peak(line: Line, groups: dict[str, str | None]) -> Peak | None:
+    used, total = groups.get("used_gib"), groups.get("total_gib")
+    if used is None or total is None:
+        return None
+    return Peak(
+        used_bytes=round(float(used) * _GIB),
+        capacity_bytes=round(float(total) * _GIB),
+        component=line.components.get(groups.get("name") or "", Component.TRAINER),
+        upper_bound=line.upper_bound,
+    )
