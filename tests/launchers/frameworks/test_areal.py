@@ -710,6 +710,14 @@ HEAD = "\x1b[1;38;2;180;140;80m(AReaL)\x1b[0m \x1b[92m20260822-10:01:07.512 "
         ("IOStruct INFO: Memory-Usage compute advantages: memory allocated (GB): 1.00", None),
         ("Epoch 1/10 Step 3/29 Train step 3/", None),
         ("a server of somebody else", None),
+        # Torn and overwritten lines: no number, or one that no run has.
+        ("│ ppo_actor/update/n_tokens │ 1.2.3 │", None),
+        (f"Epoch 1/1 Step 1/1 Train step {'9' * 5000}/{'9' * 5000} done.", None),
+        (
+            "Memory-Usage ppo update: memory allocated (GB): 1.0, memory reserved (GB): 2.0, "
+            "device memory used/total (GB): ../79.0",
+            None,
+        ),
     ],
 )
 def test_lines_of_the_log(line, marker):
