@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
@@ -28,16 +29,19 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Constraint, Placement, Profile
+from autotune.policies.values.profile import Constraint, Grid, Placement, Profile
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
+_NAMES = re.compile(r"[\w.]+")
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
     """Its folder holds knobs, unsupported, lines and rehearsal (each `.yaml`), and `facts/RELEASE.json`."""
 
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
+    ways: ClassVar[Mapping[str, rows.Way]] = rows.NO_WAYS  # those that knobs.yaml names
+    reads_declined: ClassVar[bool] = False  # knobs that a job does not offer are read too, for its estimate
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
     env: ClassVar[Mapping[str, str]]
     model_key: ClassVar[str]
@@ -56,7 +60,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Yield what the framework refuses at its start."""
 
     @abstractmethod
-    def sizes(self, config: C, shape: Model | None) -> dict[str, tuple[int, ...]]:
+    def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
         """Return the legal values that follow from the job, by knob, from more memory to less."""
 
     @abstractmethod
@@ -75,9 +79,32 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def spread(self, config: C) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return the placement, who holds device memory in which phase, and every size of an estimate."""
 
+    def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
+        """Yield what the user should know of the job on this cluster."""
+        yield from ()
+
+    def validates(self, config: C) -> bool:
+        """Return whether the job validates during its training."""
+        return rehearsals.validates(package_of(self), config.get)
+
     def present(self, config: C) -> tuple[rows.Row, ...]:
         """Return the rows of the knobs that a job offers."""
-        return rows.applying(package_of(self), lambda name: not name or self.when[name](config))
+        refused = self.declined(config)
+        return tuple(row for row in self._holding(config) if row.knob not in refused)
+
+    def declined(self, config: C) -> dict[str, str]:
+        """Return why knobs are not offered to a job; its release may be one that lacks a setting."""
+        refused = rows.declined(package_of(self), lambda name: not name or self.when[name](config))
+        newest = facts(package_of(self), self.releases[-1])
+        for row in self._holding(config):
+            names = [name for name in _NAMES.findall(row.setting) if name in newest]
+            if absent := [name for name in names if name not in config.facts]:
+                why = f"{self.name} {config.release.version} has no setting {absent[0]}"
+                refused.setdefault(row.knob, why)
+        return refused
+
+    def _holding(self, config: C) -> tuple[rows.Row, ...]:
+        return rows.holding(package_of(self), lambda name: not name or self.when[name](config))
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -106,10 +133,9 @@ class TabularFramework(GuidedFramework, Generic[C]):
         placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
-            knobs=rows.read(present, config),
+            knobs=rows.read(self._holding(config) if self.reads_declined else present, config, self.ways),
             supported=rows.offered(present, self.sizes(config, job.shape)),
-            unsupported=rows.declined(package_of(self), lambda name: not name or self.when[name](config))
-            | rows.staying(present),
+            unsupported=self.declined(config) | rows.staying(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
             placement=placement,
             resident=resident,
@@ -119,7 +145,12 @@ class TabularFramework(GuidedFramework, Generic[C]):
             longest_sequence=config.longest,
             resumable=config.resumes,
             layout=with_lengths(layout, job),
-            warnings=(*job.notes, *self.warnings(config), *self._passed_on(job, config)),
+            warnings=(
+                *job.notes,
+                *self.warnings(config),
+                *self.warnings_on(config, cluster),
+                *self.passed_on(job, config),
+            ),
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -165,7 +196,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
         without += [] if config.resumes else [LateEvent.SAVE]
-        without += [] if rehearsals.validates(package_of(self), config.get) else [LateEvent.VALIDATION]
+        without += [] if self.validates(config) else [LateEvent.VALIDATION]
         return rehearsals.met(package_of(self), without=without)
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
@@ -174,7 +205,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
         if not config.resumes:
             return trial
-        validation = rehearsals.validates(package_of(self), config.get)
+        validation = self.validates(config)
         own = rehearsals.additions(package_of(self), validation=validation)
         left = rehearsals.left(package_of(self), validation=validation)
         settings = rehearsals.settings_of(job, trial, own, left=left, bare=bare)
@@ -190,9 +221,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
         """Return the settings of the rows in which a job does not use `knobs` already."""
-        return rows.written(self.present(config), config, knobs)
+        return rows.written(self.present(config), config, knobs, self.ways)
 
-    def _passed_on(self, job: Job, config: C) -> Iterator[str]:
+    def passed_on(self, job: Job, config: C) -> Iterator[str]:
+        """Yield a sentence for each setting that the known releases do not have, but the job's own may."""
         refused = self.adds or (config.release.exact and config.is_own)  # an error, and no warning beside it
         for problem in () if refused else config.facts.unknown(config.given):
             yield f"{self.name} {config.release.version} has no setting {problem.path[-1]}; it is passed on"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
 import msgspec
+from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.types import misfit
@@ -20,15 +21,33 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 FREE = "any"  # the type of a setting that takes any value, sections of any names among them
+SECTION = "section"  # the kind of a name below which there are others
 
 
-class Facts(Value, frozen=True):
+class Facts(Value, frozen=True, dict=True, gc=True):
     """Types and defaults by key; a default of None is left out."""
 
     types: dict[str, str]
     defaults: dict[str, Any]
     source: str = ""  # where they were read, where it is no package of PyPI
     engines: dict[str, str] = {}  # the version of an inference engine that the release asks for, by its name
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The types of all settings, and `section` for every name below which there are some."""
+        parts = (key.split(".") for key in self.types)
+        sections = {".".join(each[:depth]) for each in parts for depth in range(1, len(each))}
+        return dict.fromkeys(sections, SECTION) | self.types
+
+    def kind_of(self, key: str) -> str | None:
+        """Return the type of a setting, such as `int?`, or `section`; None where the release has neither."""
+        parts = key.split(".")
+        above = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+        return self.kinds.get(key) or (FREE if any(self.types.get(each) == FREE for each in above) else None)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether the release has a setting or section of that name."""
+        return isinstance(key, str) and self.kind_of(key) is not None
 
     def unknown(self, given: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the settings that the release does not have, with the nearest that it has."""
@@ -56,6 +75,14 @@ def facts(package: str, version: str) -> Facts:
     """Return the settings of a known release of a framework."""
     file = resources.files(package).joinpath("facts", f"{version}.json")
     return msgspec.json.decode(file.read_bytes(), type=Facts)
+
+
+@cache
+def releases(package: str) -> tuple[str, ...]:
+    """Return the releases of a framework whose settings are known, the newest last."""
+    names = (file.name for file in resources.files(package).joinpath("facts").iterdir())
+    known = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return tuple(sorted(known, key=Version))
 
 
 class DeclaredSettings(Settings, ABC):

@@ -27,15 +27,15 @@ _GIB = 1 << 30
 class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line and what it says.
 
-    Its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`, and of the end of a phase `used_gib`
-    and `total_gib`: the memory of the device.
+    Its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`, and at the end of a phase
+    `used_gib` and `total_gib`: the memory of the device.
     """
 
     says: Literal["starts", "ends", "step", "tokens", "resumed", "saved", "saved_last", "done"]
     pattern: str
     phase: Phase | None = None  # that starts or ends
     names: dict[str, Phase] = {}  # ... by what the group `name` holds
-    components: dict[str, Component] = {}  # whose memory it is, by the same group; the trainer's where none is named
+    components: dict[str, Component] = {}  # whose memory it is, by the same group; else the trainer's
     upper_bound: bool = False  # the phase used no more than the memory that is named
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,11 +20,23 @@ from autotune.policies.values.value import Value
 Holds = Callable[[str], bool]  # whether a predicate of the data files is true of a job
 
 
+class Way(NamedTuple):
+    """How a knob that is more than the value of one setting is read, and which settings are written for it.
+
+    `write` gets all knobs as they shall be, those that do not change among them.
+    """
+
+    read: Callable[[Any], Setting]
+    write: Callable[[Any, Knobs], dict[str, Any]]
+
+
 class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A knob and the setting behind it; of several rows of one knob the first is read, all are written."""
 
     knob: str
-    setting: str
+    setting: str = ""  # empty: there is none, and the knob is `always` the same
+    way: str = ""  # the name of a `Way` of the framework; empty: the value of the setting is the knob's
+    always: Setting = None  # what the knob is in every job
     grid: Grid = Grid()
     modes: dict[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
@@ -42,6 +55,9 @@ class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     when: str = ""  # empty: in all
 
 
+NO_WAYS: Mapping[str, Way] = MappingProxyType({})
+
+
 @cache
 def knob_rows(package: str) -> tuple[Row, ...]:
     """Return the rows of a framework's `knobs.yaml`."""
@@ -54,10 +70,9 @@ def declined_rows(package: str) -> tuple[Declined, ...]:
     return rows(package, "unsupported.yaml", Declined)
 
 
-def applying(package: str, holds: Holds) -> tuple[Row, ...]:
-    """Return the rows of the knobs that a job offers."""
-    refused = declined(package, holds)
-    return tuple(row for row in knob_rows(package) if row.knob not in refused and holds(row.when))
+def holding(package: str, holds: Holds) -> tuple[Row, ...]:
+    """Return the rows that apply to a job, be their knobs offered or declined."""
+    return tuple(row for row in knob_rows(package) if holds(row.when))
 
 
 def declined(package: str, holds: Holds) -> dict[str, str]:
@@ -69,23 +84,23 @@ def declined(package: str, holds: Holds) -> dict[str, str]:
     return found
 
 
-def read(present: Iterable[Row], settings: Settings) -> Knobs:
+def read(present: Iterable[Row], settings: Settings, ways: Mapping[str, Way] = NO_WAYS) -> Knobs:
     """Return the knobs that a job's settings come to."""
     found: dict[str, Setting] = {}
     for row in present:
         if row.knob not in found:
-            found[row.knob] = _knob(row, settings.get(row.setting))
+            found[row.knob] = _knob(row, settings, ways)
     return msgspec.structs.replace(Knobs(), **found)
 
 
-def offered(present: Iterable[Row], grids: Mapping[str, tuple[int, ...]]) -> dict[str, Support]:
-    """Return how the knobs may change; `grids` has the values that follow from the job itself."""
+def offered(present: Iterable[Row], grids: Mapping[str, tuple[int, ...] | Grid]) -> dict[str, Support]:
+    """Return how the knobs may change; `grids` has what follows from the job itself."""
     result: dict[str, Support] = {}
     for row in present:
         if row.stays:
             continue
-        values = tuple(row.modes) or grids.get(row.knob, ())
-        grid = Grid(values=values) if values else row.grid
+        own = tuple(row.modes) or grids.get(row.knob, ())
+        grid = own if isinstance(own, Grid) else Grid(values=own) if own else row.grid
         support = Support(setting=row.setting, grid=grid, effect=row.effect, phases=row.phases)
         result.setdefault(row.knob, support)
     return result
@@ -101,18 +116,34 @@ def staying(present: Iterable[Row]) -> dict[str, str]:
     return {row.knob: row.stays for row in present if row.stays}
 
 
-def written(present: Iterable[Row], settings: Settings, knobs: Knobs) -> dict[str, Any]:
+def written(
+    present: Iterable[Row], settings: Settings, knobs: Knobs, ways: Mapping[str, Way] = NO_WAYS
+) -> dict[str, Any]:
     """Return the settings that make a job use `knobs`, of those that it does not use already."""
-    result: dict[str, Any] = {}
+    changing: list[tuple[Row, Setting]] = []
+    own: dict[str, Setting] = {}
     for row in present:
-        wanted = getattr(knobs, row.knob)
-        if wanted is None or row.stays or _knob(row, settings.get(row.setting)) == wanted:
-            continue
-        result[row.setting] = _value(row, wanted)
+        value, wanted = _knob(row, settings, ways), getattr(knobs, row.knob)
+        own.setdefault(row.knob, value)
+        is_known = not row.modes or wanted in row.modes
+        if wanted is not None and is_known and not row.stays and value != wanted:
+            changing.append((row, wanted))
+    whole = msgspec.structs.replace(Knobs(), **own | {row.knob: wanted for row, wanted in changing})
+    result: dict[str, Any] = {}
+    for row, wanted in changing:
+        if row.way:
+            result |= ways[row.way].write(settings, whole)
+        else:
+            result[row.setting] = _value(row, wanted)
     return result
 
 
-def _knob(row: Row, value: Any) -> Setting:
+def _knob(row: Row, settings: Settings, ways: Mapping[str, Way]) -> Setting:
+    if row.way:
+        return ways[row.way].read(settings)
+    if row.always is not None:
+        return row.always
+    value = settings.get(row.setting)
     if row.modes:
         return next((mode for mode, own in row.modes.items() if _same(own, value)), None)
     if row.unit and isinstance(value, int | float) and not isinstance(value, bool):

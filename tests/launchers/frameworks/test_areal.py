@@ -5,9 +5,11 @@ import pytest
 import yaml
 
 from autotune.launchers.base import Status
-from autotune.launchers.frameworks.areal.adapter import Areal
+from autotune.launchers.frameworks.areal.adapter import WHEN, Areal
 from autotune.launchers.frameworks.areal.backend import BackendError, from_allocation_mode, parse
-from autotune.launchers.frameworks.areal.keys import keys_of, kind_of
+from autotune.launchers.frameworks.areal.config import known
+from autotune.launchers.frameworks.areal.knobs import WAYS
+from autotune.launchers.frameworks.tabular.rows import declined_rows, knob_rows
 from autotune.policies.remedies.legality import completed, lowest, objections
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Recovery
@@ -106,7 +108,7 @@ def test_knobs_survive_the_way_to_settings_and_back(each):
 def test_no_change_touches_what_is_trained(each):
     for _, _, knobs in legal_changes(profile(each)):
         for name in FRAMEWORK.settings(each, knobs):
-            assert kind_of(name) is not None
+            assert name in known()
             assert name.rpartition(".")[2] not in THE_USERS
 
 
@@ -725,12 +727,20 @@ def test_lines_of_the_log(line, marker):
 
 
 def test_the_table_of_settings_is_a_tree():
-    assert kind_of("actor.mb_spec.max_tokens_per_mb") == "int?"
-    assert kind_of("train_dataset.dataset_kwargs.anything") == "any"
-    assert kind_of("actor.mb_spec") == "section"
-    assert kind_of("actor.mb_spec.max_tokens") is None
-    names = list(keys_of("1.0.4").leaves())
-    assert len(set(names)) == len(names) > 1000
+    facts = known()
+    assert facts.kind_of("actor.mb_spec.max_tokens_per_mb") == "int?"
+    assert facts.kind_of("train_dataset.dataset_kwargs.anything") == "any"
+    assert facts.kind_of("actor.mb_spec") == "section"
+    assert facts.kind_of("actor.mb_spec.max_tokens") is None
+    assert "actor.mb_spec" in facts and "actor.mb_spec.max_tokens" not in facts
+    assert len(facts.kinds) > 1000 and facts.kinds.keys() > facts.types.keys()
+
+
+def test_every_predicate_and_every_way_is_named_and_every_name_is_one():
+    package = Areal.__module__.rpartition(".")[0]
+    named = {row.when for row in (*knob_rows(package), *declined_rows(package))}
+    assert named - {""} == set(WHEN)
+    assert {row.way for row in knob_rows(package)} - {""} == set(WAYS)
 
 
 def test_numbers_and_truths_may_be_written_as_texts() -> None:

@@ -35,9 +35,12 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
     free = tuple(f"{key}." for key, kind in types.items() if kind == "any")
     for row in knob_rows(package(framework)):
         assert row.knob in KNOBS
-        known = row.setting in types or row.setting.startswith(free)
-        section = row.setting.partition(".")[0]  # an override may add a key to it
-        assert known or (framework.adds and any(key.startswith(f"{section}.") for key in types)), row.setting
+        assert bool(row.setting) != (row.always is not None)
+        for setting in row.setting.split(", ") if row.setting else ():
+            name = setting.partition("[]")[0]  # of a list, what stands in each of its items
+            section = name.partition(".")[0]  # an override may add a key to it
+            adds = framework.adds and any(key.startswith(f"{section}.") for key in types)
+            assert name in types or name.startswith(free) or adds, setting
 
 
 @every
