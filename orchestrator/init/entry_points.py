@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.launchers.frameworks.areal.keys import kind_of
-from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
 _PROGRAM = re.compile(
