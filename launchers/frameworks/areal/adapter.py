@@ -11,7 +11,7 @@ import msgspec
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.areal import checks
 from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed, known, overrides
-from autotune.launchers.frameworks.areal.knobs import WAYS, allocation_mode
+from autotune.launchers.frameworks.areal.knobs import READERS, WRITERS, allocation_mode
 from autotune.launchers.frameworks.areal.layout import layout_of, placement, resident, split_sizes
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import document
@@ -31,6 +31,7 @@ _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
 _OLD_LAUNCHER = "areal.infra.launcher."
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 _COMMAND = re.compile(r"(?:^|\s)\S*--config[= ]\S+")
+_NAMES = re.compile(r"[\w.]+")
 _CONTEXT = "the engine's context"
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
 
@@ -49,6 +50,10 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "offloads_models": lambda config: config.flag("enable_offload"),
     "reference_budget_is_apart": lambda config: config.reference_budget_is_apart,
     "actors_budget_holds_scoring": lambda config: not config.reference_budget_is_apart,
+    "trains_a_critic_by_fsdp": lambda config: (
+        config.critic is not None and config.engine_of("critic") == "fsdp"
+    ),
+    "scores_a_reference": lambda config: config.scores_reference,
     "begins_from_scratch": lambda config: any(
         config.flag(f"{role}.init_from_scratch") for role in ("actor", "critic", "ref")
     ),
@@ -73,7 +78,8 @@ class Areal(TabularFramework[Config]):
     releases = RELEASES
     traces: tuple[str, ...] = lines(__package__).traces
     when = WHEN
-    ways = WAYS
+    readers = READERS
+    writers = WRITERS
     reads_declined = True
     model_key = "actor.path"
 
@@ -83,15 +89,30 @@ class Areal(TabularFramework[Config]):
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""
-        return tuple(checks.problems(Config(job)))
+        config = Config(job)
+        unknown = (problem for problem in self.unknown(config) if self.is_certain(config, problem))
+        return (*unknown, *self.refused(config))
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what AReaL refuses at its start or once its models are loaded."""
         return checks.problems(config)
 
-    def passed_on(self, job: Job, config: Config) -> Iterator[str]:
-        """Yield a sentence for each setting that the known releases do not have, but the job's own may."""
-        return checks.passed_on(config)
+    def unknown(self, config: Config) -> Iterator[Problem]:
+        """Yield the settings that the release which stands for the job's AReaL does not know."""
+        return checks.unknown(config)
+
+    def is_certain(self, config: Config, problem: Problem) -> bool:
+        """Return whether an unknown setting is a mistake: no name, or the exact release has a like one."""
+        return checks.NO_NAME in problem.message or (config.release.exact and bool(problem.hint))
+
+    def declined(self, config: Config) -> dict[str, str]:
+        """Return the knobs that a job does not offer; an older release may lack a setting."""
+        refused, release = super().declined(config), config.release.version
+        for row in rows.known(__package__, self._holds(config)):
+            names = [name for name in _NAMES.findall(row.setting) if name in known()]
+            if absent := [name for name in names if name not in config.facts]:
+                refused.setdefault(row.knob, f"AReaL {release} has no setting {absent[0]}")
+        return refused
 
     def warnings(self, config: Config) -> Iterator[str]:
         """Yield what the user should know before the launch."""
@@ -138,7 +159,7 @@ class Areal(TabularFramework[Config]):
         return placement(config), resident(config), layout_of(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
-        """Return the splits that the heads and the devices allow, and the fewest rollouts that hold a batch."""
+        """Return the splits that heads and devices allow, and the fewest rollouts that hold a batch."""
         context = split_sizes(config, "actor", "context")
         return {
             "concurrency": Grid(minimum=checks.least_rollouts(config), multiple=1),
@@ -152,9 +173,9 @@ class Areal(TabularFramework[Config]):
         """Yield what binds the knobs beyond their grids."""
         supported = rows.offered(self.present(config), self.sizes(config, config.job.shape))
         longest = config.longest
-        known = "train_dataset.max_length + gconfig.max_new_tokens"
+        own = "train_dataset.max_length + gconfig.max_new_tokens"
         capacity = (
-            f"a sequence may have {longest} tokens ({known if config.lengths_known else _CONTEXT}), and "
+            f"a sequence may have {longest} tokens ({own if config.lengths_known else _CONTEXT}), and "
             "AReaL ends with `is larger than capacity` at the first above max_tokens_per_mb, whatever the "
             "context parallelism"
         )
@@ -188,7 +209,7 @@ class Areal(TabularFramework[Config]):
         result: dict[str, Any] = {}
         for _ in range(_ROUNDS):
             config = Config(changed(job, result))
-            wanted = rows.written(offered, config, knobs, self.ways)
+            wanted = rows.written(offered, config, knobs, READERS, WRITERS)
             more = {
                 name: value
                 for name, value in wanted.items()

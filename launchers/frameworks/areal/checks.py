@@ -34,7 +34,7 @@ _CHOICES = {  # the parser takes any text, AReaL fails once the models are loade
 }
 _NAMES = ("experiment_name", "trial_name")
 _FILES = ("saver", "evaluator", "stats_logger")  # and recover, which is filled in
-_NO_NAME = "is no dotted name of a setting"
+NO_NAME = "is no dotted name of a setting"
 _NAME = re.compile(r"\w+(\.\w+)*")
 
 
@@ -67,7 +67,6 @@ def problems(config: Config) -> Iterator[Problem]:
     if config.job.config is None:
         hint = "add `config: ...`; it becomes --config"
         yield Problem(path=("config",), message="AReaL needs its YAML file", hint=hint)
-    yield from (problem for problem in _unknown(config) if _is_certain(config, problem))
     yield from _values(config)
     if config.job.config is not None and config.job.document:
         yield from _missing(config)
@@ -79,30 +78,14 @@ def problems(config: Config) -> Iterator[Problem]:
 # --------------------------------------------------------------------------- unknown settings
 
 
-def passed_on(config: Config) -> Iterator[str]:
-    """Yield a sentence for each setting that the known releases do not have, but the job's own may."""
-    release = config.release
-    nearest = "" if release.exact else ", the nearest release known here,"
-    for problem in _unknown(config):
-        if not _is_certain(config, problem):
-            name = ".".join(map(str, problem.path[1:]))
-            hint = f" ({problem.hint})" if problem.hint else ""
-            yield f"AReaL {release.version}{nearest} does not have the setting {name}; it is passed on{hint}"
-
-
-def _is_certain(config: Config, problem: Problem) -> bool:
-    """Return whether an unknown setting is a mistake: no name, or the job's own release has a similar one."""
-    return _NO_NAME in problem.message or (config.release.exact and bool(problem.hint))
-
-
-def _unknown(config: Config) -> Iterator[Problem]:
+def unknown(config: Config) -> Iterator[Problem]:
     """Yield the settings that the release which stands for the job's AReaL does not know."""
     names = [*config.given, *_document_names(config.job.document, "", config.facts)]
     for name in dict.fromkeys(names):
         if name in config.facts or name in _HYDRA:
             continue
         if not _NAME.fullmatch(name):
-            yield _wrong(config, name, f"`{name}` {_NO_NAME}", "null removes a section")
+            yield _wrong(config, name, f"`{name}` {NO_NAME}", "null removes a section")
         elif not _is_own(config, name.partition(".")[0]):
             yield _wrong(config, name, f"unknown setting `{name}`", _suggestion(name, config.facts))
 

@@ -9,7 +9,7 @@ from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
-from autotune.launchers.frameworks.tabular.rows import Way
+from autotune.launchers.frameworks.tabular.rows import Reader, Writer
 from autotune.policies.values.knobs import Knobs, Setting
 
 _GRAPH_SIZES = ("sglang.cuda_graph_max_bs", "sglang.cuda_graph_bs")
@@ -36,7 +36,7 @@ def _graphs(config: Config) -> Setting:
     return "limited" if any(map(config.has, _GRAPH_SIZES)) else "full"
 
 
-def _write_graphs(config: Config, knobs: Knobs) -> dict[str, Any]:
+def _write_graphs(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     mode, named = knobs.cuda_graphs, [name for name in _GRAPH_SIZES if config.has(name)]
     written: dict[str, Any] = {"sglang.disable_cuda_graph": mode == "off"}
     if mode == "limited" and not named:
@@ -46,14 +46,14 @@ def _write_graphs(config: Config, knobs: Knobs) -> dict[str, Any]:
     return written
 
 
-def _write_rollout_backend(config: Config, knobs: Knobs) -> dict[str, Any]:
+def _write_rollout_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     if config.rollout is None:
         return {}
     resized = config.rollout.resized(tensor=knobs.rollout_tensor_parallel)
     return _spread(config, rollout=resized, actor=config.actor)
 
 
-def _write_actor_backend(config: Config, knobs: Knobs) -> dict[str, Any]:
+def _write_actor_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     if config.actor is None:
         return {}
     context = knobs.sequence_parallel if config.trainer == "fsdp" else knobs.context_parallel
@@ -83,7 +83,7 @@ def allocation_mode(rollout: Backend, actor: Backend, *, shared: bool) -> str:
 # --------------------------------------------------------------------------- training
 
 
-def _write_tokens(config: Config, knobs: Knobs) -> dict[str, Any]:
+def _write_tokens(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     """Return the budget of the actor; roles that share its phases follow where theirs is larger."""
     tokens = knobs.tokens_per_microbatch or 0
     followers = ["critic"] if config.critic is not None else []
@@ -104,7 +104,7 @@ def _recompute(config: Config) -> Setting:
     return "full"
 
 
-def _write_recompute(config: Config, knobs: Knobs) -> dict[str, Any]:
+def _write_recompute(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     mode = knobs.recompute
     written: dict[str, Any] = {}
     for role in config.trained:
@@ -129,7 +129,7 @@ def _optimizer(config: Config) -> Setting:
     return config.flag("actor.fsdp.per_layer_optim_step") or _params(config)
 
 
-def _write_offload(config: Config, knobs: Knobs) -> dict[str, Any]:
+def _write_offload(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     """Return where weights and optimizer state are kept; weights on the host take the state with them.
 
     The streamed step is what keeps only the state there, and what makes the step bearable in both cases.
@@ -147,12 +147,6 @@ def _write_offload(config: Config, knobs: Knobs) -> dict[str, Any]:
     return written
 
 
-def _loaded(config: Config) -> tuple[str, ...]:
-    """Return the switches of the roles of the FSDP engine whose model is loaded at the start."""
-    roles = (*config.trained, "ref") if config.scores_reference else config.trained
-    return tuple(f"{role}.fsdp.memory_efficient_load" for role in roles if config.engine_of(role) == "fsdp")
-
-
 # --------------------------------------------------------------------------- the workers' environment
 
 
@@ -164,7 +158,7 @@ def _host_allocator(config: Config) -> str:
     return host_allocators.preloaded(_variable(config, _PRELOAD))
 
 
-def _write_environment(config: Config, knobs: Knobs) -> dict[str, Any]:
+def _write_environment(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     """Return how the trainers are scheduled with these allocators.
 
     A list is replaced whole, as Hydra cannot reach into one. The engine keeps its own environment: its graphs
@@ -203,7 +197,7 @@ def _variable(config: Config, name: str) -> str:
     return config.job.env.get(name, "")
 
 
-# --------------------------------------------------------------------------- the table
+# --------------------------------------------------------------------------- the names in knobs.yaml
 
 
 def _size(role: str, dimension: str) -> Callable[[Config], Setting]:
@@ -217,34 +211,30 @@ def _size(role: str, dimension: str) -> Callable[[Config], Setting]:
     return read
 
 
-# The entries that knobs.yaml names.
-WAYS: dict[str, Way] = {
-    "concurrency": Way(
-        read=_rollouts,
-        write=lambda _, knobs: {"rollout.max_concurrent_rollouts": knobs.concurrency},
-    ),
-    "rollout_tensor_parallel": Way(read=_size("rollout", "tensor"), write=_write_rollout_backend),
-    "sglang_graphs": Way(read=_graphs, write=_write_graphs),
-    "tokens_per_microbatch": Way(read=lambda config: config.budget("actor"), write=_write_tokens),
-    "logprob_tokens": Way(
-        read=lambda config: config.budget("ref"),
-        write=lambda _, knobs: {f"ref.{_BUDGET}": knobs.logprob_tokens},
-    ),
-    "recompute": Way(read=_recompute, write=_write_recompute),
-    "param_offload": Way(read=_params, write=_write_offload),
-    "optimizer_offload": Way(read=_optimizer, write=_write_offload),
-    "memory_efficient_load": Way(
-        read=lambda config: all(map(config.flag, _loaded(config))),
-        write=lambda config, knobs: dict.fromkeys(_loaded(config), knobs.memory_efficient_load),
-    ),
-    "tensor_parallel": Way(read=_size("actor", "tensor"), write=_write_actor_backend),
-    "trainer_context": Way(read=_size("actor", "context"), write=_write_actor_backend),
-    "allocator": Way(read=_allocator, write=_write_environment),
-    "host_allocator": Way(read=_host_allocator, write=_write_environment),
-    "memory_profile": Way(
-        read=lambda config: config.has("memory_profiler"),
-        write=lambda _, knobs: {
-            "memory_profiler": {"profile_steps": [0, 1]} if knobs.memory_profile else None
-        },
-    ),
+READERS: dict[str, Reader] = {
+    "rollouts": _rollouts,
+    "engine_parts": _size("rollout", "tensor"),
+    "sglang_graphs": _graphs,
+    "actor_budget": lambda config: config.budget("actor"),
+    "reference_budget": lambda config: config.budget("ref"),
+    "recompute": _recompute,
+    "offloaded_weights": _params,
+    "offloaded_optimizer": _optimizer,
+    "tensor_parts": _size("actor", "tensor"),
+    "context_parts": _size("actor", "context"),
+    "allocator": _allocator,
+    "host_allocator": _host_allocator,
+    "profiles_memory": lambda config: config.has("memory_profiler"),
+}
+WRITERS: dict[str, Writer] = {
+    "engine_layout": _write_rollout_backend,
+    "sglang_graphs": _write_graphs,
+    "budgets": _write_tokens,
+    "recompute": _write_recompute,
+    "offloading": _write_offload,
+    "trainer_layout": _write_actor_backend,
+    "environment": _write_environment,
+    "memory_profiler": lambda config, before, knobs: {
+        "memory_profiler": {"profile_steps": [0, 1]} if knobs.memory_profile else None
+    },
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,12 +19,14 @@ from autotune.launchers.frameworks.dialects.hydra import (
     overrides_in,
     prefix,
     printed_overrides,
+    value_of,
 )
 from autotune.launchers.frameworks.tabular import rows
-from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
@@ -33,15 +34,12 @@ from autotune.policies.values.profile import Constraint, Grid, Placement, Profil
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
-_NAMES = re.compile(r"[\w.]+")
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
     """Its folder holds knobs, unsupported, lines and rehearsal (each `.yaml`), and `facts/RELEASE.json`."""
 
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
-    ways: ClassVar[Mapping[str, rows.Way]] = rows.NO_WAYS  # those that knobs.yaml names
-    reads_declined: ClassVar[bool] = False  # knobs that a job does not offer are read too, for its estimate
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
     env: ClassVar[Mapping[str, str]]
     model_key: ClassVar[str]
@@ -50,6 +48,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
     no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
     file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
     adds: ClassVar[str] = ""  # the prefix that an override needs to add a key; empty: none is added
+    top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
+    readers: ClassVar[Mapping[str, rows.Reader]] = {}  # the functions that knobs.yaml names
+    writers: ClassVar[Mapping[str, rows.Writer]] = {}
+    reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
 
     @abstractmethod
     def config(self, job: Job) -> C:
@@ -63,6 +65,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
         """Return the legal values that follow from the job, by knob, from more memory to less."""
 
+    def phases(self, config: C) -> Mapping[str, tuple[Phase, ...]]:
+        """Return the phases in which a knob changes the memory in use, where they follow from the job."""
+        return {}
+
     @abstractmethod
     def constraints(self, config: C) -> Iterator[Constraint]:
         """Yield what binds the knobs beyond their grids; those of knobs that are not offered are left out."""
@@ -70,6 +76,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
     @abstractmethod
     def warnings(self, config: C) -> Iterator[str]:
         """Yield what the user should know before the launch."""
+
+    def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
+        """Yield what the user should know of the job on this cluster."""
+        yield from ()
 
     @abstractmethod
     def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
@@ -79,32 +89,16 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def spread(self, config: C) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return the placement, who holds device memory in which phase, and every size of an estimate."""
 
-    def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
-        """Yield what the user should know of the job on this cluster."""
-        yield from ()
-
-    def validates(self, config: C) -> bool:
-        """Return whether the job validates during its training."""
-        return rehearsals.validates(package_of(self), config.get)
-
     def present(self, config: C) -> tuple[rows.Row, ...]:
         """Return the rows of the knobs that a job offers."""
         refused = self.declined(config)
-        return tuple(row for row in self._holding(config) if row.knob not in refused)
+        return tuple(
+            row for row in rows.known(package_of(self), self._holds(config)) if row.knob not in refused
+        )
 
     def declined(self, config: C) -> dict[str, str]:
-        """Return why knobs are not offered to a job; its release may be one that lacks a setting."""
-        refused = rows.declined(package_of(self), lambda name: not name or self.when[name](config))
-        newest = facts(package_of(self), self.releases[-1])
-        for row in self._holding(config):
-            names = [name for name in _NAMES.findall(row.setting) if name in newest]
-            if absent := [name for name in names if name not in config.facts]:
-                why = f"{self.name} {config.release.version} has no setting {absent[0]}"
-                refused.setdefault(row.knob, why)
-        return refused
-
-    def _holding(self, config: C) -> tuple[rows.Row, ...]:
-        return rows.holding(package_of(self), lambda name: not name or self.when[name](config))
+        """Return the knobs that a job does not offer, each with the reason."""
+        return rows.declined(package_of(self), self._holds(config))
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -114,15 +108,22 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         if not config.is_own:
             return ()
+        unknown = tuple(problem for problem in self.unknown(config) if self.is_certain(config, problem))
+        misfits = tuple(config.facts.misfits(config, config.given, exact=config.release.exact))
+        for engine, arguments in self._handed_on(job, config):
+            misfits += tuple(engine_arguments.problems(engine, arguments))
+        return unknown + (misfits or tuple(self.refused(config)))
+
+    def unknown(self, config: C) -> Iterator[Problem]:
+        """Yield the settings that the release does not have."""
         if self.adds:
             known = {row.setting for row in rows.knob_rows(package_of(self))}
-            unknown = tuple(config.absent(known, adds=self.adds))
-        else:
-            unknown = tuple(config.facts.unknown(config.given)) if config.release.exact else ()
-        misfits = tuple(config.facts.misfits(config, config.given))
-        if (engine := self._engine(job, config)) is not None:
-            misfits += tuple(engine_arguments.problems(engine, self._arguments(config)))
-        return unknown + (misfits or tuple(self.refused(config)))
+            return config.absent(known, adds=self.adds)
+        return config.facts.unknown(config.given)
+
+    def is_certain(self, config: C, problem: Problem) -> bool:
+        """Return whether an unknown setting of a job is a mistake; else it is passed on, with a warning."""
+        return bool(self.adds) or config.release.exact
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
@@ -133,8 +134,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
         placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
-            knobs=rows.read(self._holding(config) if self.reads_declined else present, config, self.ways),
-            supported=rows.offered(present, self.sizes(config, job.shape)),
+            knobs=rows.read(self._read(config), config, self.readers),
+            supported=rows.offered(
+                present, self.sizes(config, job.shape), self.phases(config), spell=config.key
+            ),
             unsupported=self.declined(config) | rows.staying(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
             placement=placement,
@@ -149,19 +152,22 @@ class TabularFramework(GuidedFramework, Generic[C]):
                 *job.notes,
                 *self.warnings(config),
                 *self.warnings_on(config, cluster),
-                *self.passed_on(job, config),
+                *self._passed_on(job, config),
             ),
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt: the program, the job's own settings, what its knobs change, what a run needs."""
         config = self.config(job)
-        own = self.started(config, job, run=run, resume=resume)
         changed = self.settings(job, knobs)
-        kept = {key: value for key, value in config.given.items() if bare(key) not in changed.keys() | own}
-        entry = tuple(word for word in job.command if not overrides_in([word])) or self.entry
+        whole = self.config(msgspec.structs.replace(job, settings={**job.settings, **changed}))
+        own = self.started(whole, job, run=run, resume=resume)
+        own |= self.of_attempt(whole, job, run=run, attempt=attempt)
+        replaced = {bare(key) for key in (*changed, *own)}
+        kept = {key: value for key, value in config.given.items() if bare(key) not in replaced}
+        entry = tuple(word for word in job.command if not overrides_in([word], top=self.top)) or self.entry
         file = () if job.config is None else (self.file_option, job.config)
-        words = self.words(self.spelled(config, {**kept, **changed, **own}))
+        words = self.typed(config, {**kept, **changed, **own})
         return Command(argv=(*entry, *file, *words), env={**self.env, **job.env}, cwd=job.workdir)
 
     def model_path(self, job: Job) -> str | None:
@@ -176,11 +182,23 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as the framework's command line takes them."""
-        known = facts(package_of(self), self.releases[-1]).types if self.adds else {}
+        known = self.declared(self.releases[-1]).types if self.adds else {}
         return tuple(
             override(key if not self.adds or prefix(key) or key in known else f"{self.adds}{key}", value)
             for key, value in settings.items()
         )
+
+    def of_attempt(self, config: C, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
+        """Return the settings of one attempt alone, beside those of `started`."""
+        return {}
+
+    def typed(self, config: C, settings: dict[str, Any]) -> tuple[str, ...]:
+        """Return an attempt's settings as its command line takes them."""
+        return self.words(self.spelled(config, settings))
+
+    def declared(self, version: str) -> Facts:
+        """Return the settings of a known release."""
+        return facts(package_of(self), version)
 
     def spelled(self, config: C, settings: dict[str, Any]) -> dict[str, Any]:
         """Return an attempt's settings under the keys that its command line takes."""
@@ -191,11 +209,16 @@ class TabularFramework(GuidedFramework, Generic[C]):
             for key, value in settings.items()
         }
 
+    def validates(self, config: C) -> bool:
+        """Return whether the job validates during its training."""
+        return rehearsals.validates(package_of(self), config.get)
+
     def meets(self, job: Job) -> tuple[Met, ...]:
         """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
         config = self.config(job)
         without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
-        without += [] if config.resumes else [LateEvent.SAVE]
+        without += [] if config.saves else [LateEvent.SAVE]
+        without += [] if config.resumes else [LateEvent.RELOAD]
         without += [] if self.validates(config) else [LateEvent.VALIDATION]
         return rehearsals.met(package_of(self), without=without)
 
@@ -203,7 +226,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Return a trial that saves below `folder` and validates in the same step, where the job does."""
         config = self.config(job)
         trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        if not config.resumes:
+        if not config.saves:
             return trial
         validation = self.validates(config)
         own = rehearsals.additions(package_of(self), validation=validation)
@@ -213,7 +236,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the overrides of the command line, where a log shows one."""
-        return printed_overrides(text, facts(package_of(self), self.releases[-1]).types)
+        return printed_overrides(text, self.declared(self.releases[-1]).types)
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the log says about progress."""
@@ -221,27 +244,47 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
         """Return the settings of the rows in which a job does not use `knobs` already."""
-        return rows.written(self.present(config), config, knobs, self.ways)
+        return rows.written(self._read(config), config, knobs, self.readers, self.writers)
 
-    def passed_on(self, job: Job, config: C) -> Iterator[str]:
-        """Yield a sentence for each setting that the known releases do not have, but the job's own may."""
-        refused = self.adds or (config.release.exact and config.is_own)  # an error, and no warning beside it
-        for problem in () if refused else config.facts.unknown(config.given):
-            yield f"{self.name} {config.release.version} has no setting {problem.path[-1]}; it is passed on"
-        if config.is_own and (engine := self._engine(job, config)) is not None:
-            yield from engine_arguments.passed_on(engine, self._arguments(config))
+    def _read(self, config: C) -> tuple[rows.Row, ...]:
+        if self.reads_declined:
+            return rows.known(package_of(self), self._holds(config))
+        return self.present(config)
 
-    def _engine(self, job: Job, config: C) -> engine_arguments.Engine | None:
-        if not self.engine_nodes:
-            return None
+    def _holds(self, config: C) -> rows.Holds:
+        return lambda name: not name or self.when[name](config)
+
+    def _passed_on(self, job: Job, config: C) -> Iterator[str]:
+        release = config.release
+        which = f"{self.name} {release.version}" + (
+            "" if release.exact else ", the nearest release known here,"
+        )
+        for problem in self.unknown(config):
+            if not (self.is_certain(config, problem) and (config.is_own or self.adds)):
+                hint = f" ({problem.hint})" if problem.hint else ""
+                setting = bare(".".join(map(str, problem.path[1:])))
+                yield f"{which} does not have the setting {setting}; it is passed on{hint}"
+        if config.is_own:
+            for engine, arguments in self._handed_on(job, config):
+                yield from engine_arguments.passed_on(engine, arguments)
+
+    def engines(self, config: C) -> tuple[str, ...]:
+        """Return the inference engines that the settings below `engine_nodes` may be for."""
+        return (config.engine,) if self.engine_nodes else ()
+
+    def _handed_on(
+        self, job: Job, config: C
+    ) -> Iterator[tuple[engine_arguments.Engine, list[engine_arguments.Argument]]]:
+        """Yield the arguments of each inference engine that the settings hand on to it."""
+        given = {key: value_of(value) for key, value in config.given.items() if prefix(key) != "~"}
+        plain = {bare(key): value for key, value in given.items()}
+        spelled = {bare(key): key for key in given}
         pinned, exact = config.facts.engines, config.release.exact
-        return engine_arguments.engine_of(config.engine, job, pinned, exact=exact)
-
-    def _arguments(self, config: C) -> list[engine_arguments.Argument]:
-        plain = {bare(key): value for key, value in config.given.items()}
-        spelled = {bare(key): key for key in config.given}
-        return [
-            each
-            for node in self.engine_nodes
-            for each in engine_arguments.arguments_below(node, plain, spelled)
-        ]
+        for name in self.engines(config):
+            engine = engine_arguments.engine_of(name, job, pinned, exact=exact)
+            nodes = (node.format(engine=name) for node in self.engine_nodes)
+            found = [
+                each for node in nodes for each in engine_arguments.arguments_below(node, plain, spelled)
+            ]
+            if engine is not None and found:
+                yield engine, found

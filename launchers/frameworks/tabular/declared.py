@@ -60,13 +60,19 @@ class Facts(Value, frozen=True, dict=True, gc=True):
             hint = f"did you mean {near[0]}?" if near else ""
             yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
 
-    def misfits(self, settings: Settings, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield the settings whose value is of a wrong type."""
+    def misfits(
+        self, settings: Settings, given: Mapping[str, Any], *, exact: bool = True
+    ) -> Iterator[Problem]:
+        """Yield the settings whose value is of a wrong type.
+
+        A release that is not the job's own (not `exact`) is trusted only where a text can be no number.
+        """
         for spelled in given:
             key = bare(spelled)
-            wanted = misfit(self.types.get(key), settings.get(key))
-            if wanted:
-                message = f"{key} must be {wanted}, not {settings.get(key)!r}"
+            value = settings.get(key)
+            wanted = misfit(self.types.get(key), value)
+            if wanted and (exact or isinstance(value, str)):
+                message = f"{key} must be {wanted}, not {value!r}"
                 yield Problem(path=("settings", spelled), message=message)
 
 
@@ -97,15 +103,18 @@ class DeclaredSettings(Settings, ABC):
         entry: str,
         document: Mapping[str, Any] | None = None,
         filled: Mapping[str, Any] | None = None,
+        declared: Facts | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         """Read a job whose own program is `entry`, a part of a word of the command.
 
         `document`: what its file of settings holds, which then counts instead of the declared defaults;
-        `filled`: defaults that neither tells.
+        `filled`: defaults that neither tells; `declared` and `given`: the facts of the release and the job's
+        own settings, where the framework reads them in a way of its own.
         """
         self.release = choose(job.framework_version, releases)
-        self.facts = facts(package, self.release.version)
-        self.given = {**overrides_in(job.command), **flat(job.settings)}
+        self.facts = facts(package, self.release.version) if declared is None else declared
+        self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.is_own = not job.command or any(entry in word for word in job.command)
         written = flat(document or {}) | {bare(key): value_of(value) for key, value in self.given.items()}
         super().__init__(written, ({} if document else self.facts.defaults) | dict(filled or {}))
@@ -127,6 +136,10 @@ class DeclaredSettings(Settings, ABC):
             hint += f"{adds}{key} adds a key of your own"
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
+    def key(self, name: str) -> str:
+        """Return a setting as the job's own command line takes it."""
+        return name
+
     @property
     @abstractmethod
     def longest(self) -> int:
@@ -136,6 +149,11 @@ class DeclaredSettings(Settings, ABC):
     @abstractmethod
     def resumes(self) -> bool:
         """Whether the job writes checkpoints and would go on from them."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints, even such that it would not go on from."""
+        return self.resumes
 
     @property
     @abstractmethod

@@ -140,11 +140,6 @@ def test_every_type_of_areals_settings_is_known_and_every_default_fits(release: 
         assert misfit(kind, known.defaults.get(name)) == "", name
 
 
-def test_every_predicate_of_verls_unread_settings_is_named_and_every_name_is_one() -> None:
-    named = {setting.when for setting in checks.unread().values()}
-    assert named == set(checks.UNREAD_WHEN)
-
-
 @pytest.mark.parametrize("module", [profile, openrlhf_profile], ids=lambda module: module.__package__)
 def test_every_predicate_of_unsupported_knobs_is_named_and_every_name_is_one(module) -> None:
     named = {row.when for row in declined_rows(module.__package__ or "")}
