@@ -206,10 +206,11 @@ class Areal(TabularFramework[Config]):
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the settings that differ from the job as written."""
         offered = self.present(Config(job))
+        own = msgspec.structs.replace(Knobs(), **{row.knob: getattr(knobs, row.knob) for row in offered})
         result: dict[str, Any] = {}
         for _ in range(_ROUNDS):
             config = Config(changed(job, result))
-            wanted = rows.written(offered, config, knobs, READERS, WRITERS)
+            wanted = rows.written(offered, config, own, READERS, WRITERS)
             more = {
                 name: value
                 for name, value in wanted.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -11,6 +10,8 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
+from autotune.launchers.frameworks.dialects.interpolation import resolved
+from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts, releases
 from autotune.policies.values.job import Job
 
@@ -22,7 +23,8 @@ _WHOLE = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _TRUTHS = {"true": True, "false": False}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
-_DEPTH = 20  # of references to references
+_DEPTH = 20  # of references of sections to sections
+_SILENT = "???"  # OmegaConf's value of a setting that is still to be given
 
 
 def known() -> Facts:
@@ -44,21 +46,24 @@ class Config(DeclaredSettings):
     """The effective values of a job's settings, by dotted name, and the engines that they describe."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job, __package__, RELEASES, entry="")
+        super().__init__(job, __package__, RELEASES, entry="", given=overrides(job))
         self.job = job
-        self.given = overrides(job)
-        self._tree: dict[str, Any] = copy.deepcopy(job.document)
+        self._written = flat(job.document)
         for name, value in self.given.items():
-            self._put(name, value)
+            self._written = {
+                key: each for key, each in self._written.items() if not _overlap(key, name)
+            } | flat({name: value})
 
     # ----------------------------------------------------------------------- values
 
     def get(self, key: str, *, depth: int = 0) -> Any:
         """Return a setting's value, AReaL's default where the job is silent, None where that is null."""
-        found, value = self._find(key)
-        if found and value != "???":
-            return _typed(value, self.facts.kind_of(key) or "") if isinstance(value, str) else value
-        return self.facts.defaults.get(key)
+        place = self._place(key)
+        written = self._written.get(place, _SILENT)
+        if written == _SILENT:
+            return self.facts.defaults.get(place if self.reference(key) else key)
+        value = self._followed(place, written)
+        return _typed(value, self.facts.kind_of(key) or "") if isinstance(value, str) else value
 
     def number(self, key: str) -> int | None:
         """Return a whole number, or None where the setting holds none."""
@@ -69,65 +74,47 @@ class Config(DeclaredSettings):
 
     def has(self, key: str) -> bool:
         """Return whether the job itself gives the setting or section another value than null."""
-        found, value = self._find(key)
-        return found and value is not None and value != "???"
+        place = self._place(key)
+        value = self._written.get(place)
+        return value not in (None, _SILENT) or any(each.startswith(f"{place}.") for each in self._written)
 
     def says(self, key: str) -> bool:
         """Return whether the job itself names the setting, be it with null."""
-        return self._find(key)[0]
+        return self._place(key) in self._written or self.has(key)
 
     def reference(self, key: str) -> str | None:
         """Return the name that a section or setting points to with `${…}`, None where it has a value."""
-        value: Any = self._tree
-        for part in key.split("."):
-            if not isinstance(value, dict) or part not in value:
-                return None
-            value = value[part]
+        value = self._written.get(key)
         whole = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         return whole[1] if whole else None
 
     def written(self) -> Iterator[str]:
-        """Yield the dotted name of everything that the job's YAML and overrides contain."""
-        yield from _names(self._tree, "")
+        """Yield the dotted name of every setting that the job's YAML and overrides contain."""
+        yield from self._written
 
-    def _find(self, key: str) -> tuple[bool, Any]:
-        found, value = self._raw(key)
-        return found, self._resolved(value)
+    def _place(self, key: str, depth: int = 0) -> str:
+        """Return the name at which a value is written, references of the sections above it followed."""
+        parts = key.split(".")
+        for length in range(1, len(parts) + 1):
+            target = self.reference(".".join(parts[:length]))
+            if target is not None and depth < _DEPTH:
+                return self._place(".".join((target, *parts[length:])), depth + 1)
+        return key
 
-    def _resolved(self, value: Any, depth: int = 0) -> Any:
-        if depth > _DEPTH:
-            return None
-        if isinstance(value, str):
-            whole = _REFERENCE.fullmatch(value)
-            if whole:
-                found, target = self._raw(whole[1])
-                return self._resolved(target, depth + 1) if found else self.facts.defaults.get(whole[1])
-            return _REFERENCE.sub(lambda m: str(self._resolved(m[0], depth + 1)), value)
-        if isinstance(value, dict):
-            return {key: self._resolved(each, depth + 1) for key, each in value.items()}
+    def _followed(self, key: str, value: Any) -> Any:
+        """Return what is written for a key with the references inside it replaced."""
         if isinstance(value, list):
-            return [self._resolved(each, depth + 1) for each in value]
+            return [self._followed(key, each) for each in value]
+        if isinstance(value, dict):
+            return {name: self._followed(key, each) for name, each in value.items()}
+        if isinstance(value, str):
+            return resolved(key, lambda name: value if name == key else self._raw(name))
         return value
 
-    def _raw(self, key: str) -> tuple[bool, Any]:
-        value: Any = self._tree
-        for part in key.split("."):
-            if isinstance(value, str):
-                value = self._resolved(value)
-            if not isinstance(value, dict) or part not in value:
-                return False, None
-            value = value[part]
-        return True, value
-
-    def _put(self, key: str, value: Any) -> None:
-        *sections, last = key.split(".")
-        place = self._tree
-        for section in sections:
-            inner = place.get(section)
-            if not isinstance(inner, dict):
-                inner = place[section] = {}
-            place = inner
-        place[last] = copy.deepcopy(value)
+    def _raw(self, key: str) -> Any:
+        place = self._place(key)
+        value = self._written.get(place, _SILENT)
+        return self.facts.defaults.get(place) if value == _SILENT else value
 
     # ----------------------------------------------------------------------- engines
 
@@ -297,9 +284,6 @@ def _typed(text: str, kind: str) -> Any:
     return text
 
 
-def _names(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        yield name
-        if isinstance(value, dict):
-            yield from _names(value, f"{name}.")
+def _overlap(first: str, second: str) -> bool:
+    """Return whether one of two names is the other or stands above it."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")

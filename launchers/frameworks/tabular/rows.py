@@ -151,6 +151,8 @@ def written(
         value = wanted.get(row.knob)
         if value is None or row.stays or getattr(before, row.knob) == value:
             continue
+        if row.modes and value not in row.modes:  # a mode that the framework does not have
+            continue
         if row.write:
             result |= (writers or {})[row.write](settings, before, after)
             continue

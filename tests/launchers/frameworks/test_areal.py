@@ -7,7 +7,7 @@ import yaml
 from autotune.launchers.base import Status
 from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.areal.backend import BackendError, from_allocation_mode, parse
-from autotune.launchers.frameworks.areal.config import known
+from autotune.launchers.frameworks.areal.config import Config, known
 from autotune.policies.remedies.legality import completed, lowest, objections
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Recovery
@@ -419,6 +419,30 @@ def test_unknown_settings_are_named_with_what_was_meant(settings, hint):
     assert hint in problem.hint
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"actor": "${actor.backend}"},
+        {"a": "${b}", "b": "${a}", "actor": {"path": "${a}", "backend": "${b}"}},
+        {"a": "${a}${a}", "actor": {"path": "${a}x", "backend": "${a}"}},
+    ],
+)
+def test_references_in_a_circle_are_a_mistake_and_no_crash(document):
+    each = job(how={"document": document})
+    assert any("`actor.backend`" in problem.message for problem in FRAMEWORK.check(each))
+    assert profile(each).longest_sequence == 32768
+
+
+def test_a_reference_fills_in_another_value():
+    each = job({"ref": "${actor}", "actor.kl_ctl": 0.1, "sglang.model_path": "${actor.path}/own"})
+    assert profile(each).layout.reference
+    trained = Config(each)
+    assert trained.get("ref.mb_spec.max_tokens_per_mb") == 16384
+    assert trained.get("sglang.model_path") == "Qwen/Qwen2.5-7B-Instruct/own"
+    assert trained.get("sglang.dtype") == "bfloat16"
+    assert trained.reference("ref") == "actor" and trained.reference("ref.path") is None
+
+
 def test_a_section_is_removed_with_null_and_not_with_hydras_tilde():
     (problem,) = FRAMEWORK.check(job({"~ref": None}))
     assert problem.hint == "null removes a section"
@@ -578,6 +602,7 @@ def test_words_are_hydras():
             "h": {"k": "v=1"},
             "i": 1e-05,
             "j": "${actor.path}",
+            "k": "a\\b c",
         }
     ) == (
         "++a.b=true",
@@ -589,19 +614,25 @@ def test_words_are_hydras():
         "++h={k:'v=1'}",
         "++i=1e-05",
         "++j=${actor.path}",
+        "++k='a\\b c'",
     )
 
 
 def test_settings_are_read_from_a_command_line_in_a_log():
     text = (
         "+ python examples/math/gsm8k_rl.py --config gsm8k.yaml ++actor.mb_spec.max_tokens_per_mb=8192 "
-        "rollout.backend=sglang:d4 +memory_profiler.profile_steps=[0,1] no.such=1\n"
+        "rollout.backend=sglang:d4 +memory_profiler.profile_steps=[0,1] no.such=1 recover.mode=on "
+        "total_train_epochs=3 actor.optimizer.lr=1e-06 'actor.scheduling_spec=[{gpu:1,env_vars:{A:x}}]'\n"
         "it's --config without a value a.b=c\n"
     )
     assert FRAMEWORK.printed(text) == {
         "actor.mb_spec.max_tokens_per_mb": 8192,
         "rollout.backend": "sglang:d4",
         "memory_profiler.profile_steps": [0, 1],
+        "recover.mode": "on",
+        "total_train_epochs": 3,
+        "actor.optimizer.lr": 1e-06,
+        "actor.scheduling_spec": [{"gpu": 1, "env_vars": {"A": "x"}}],
     }
 
 
