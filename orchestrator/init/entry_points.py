@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from autotune.launchers.frameworks.areal.keys import kind_of
-from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.launchers.frameworks.areal.config import known as areal_settings
+from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
 _PROGRAM = re.compile(
@@ -125,8 +125,8 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     if document is not None and framework_of_document(document) == "areal":
         return "areal"
     named = {word.partition("=")[0].lstrip("+") for word in argv if "=" in word}
-    is_areal = re.search(r"(?:^|[\s./])areal[./]", joined) or any("." in n and kind_of(n) for n in named)
-    if is_areal and "--config" in argv:
+    known = any("." in name and name in areal_settings() for name in named)
+    if (known or re.search(r"(?:^|[\s./])areal[./]", joined)) and "--config" in argv:
         return "areal"
     if other:
         return "trl" if _is_grpo(argv) else f"command: {other}"

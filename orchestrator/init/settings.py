@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.dialects.hydra import bare, value_of, value_text
-from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
 _AREAL = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|~[A-Za-z_][\w.]*)=(.*)", re.DOTALL)

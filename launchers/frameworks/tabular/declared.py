@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
 import msgspec
+from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.types import misfit
@@ -20,15 +21,33 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 FREE = "any"  # the type of a setting that takes any value, sections of any names among them
+SECTION = "section"  # the kind of a name below which there are others
 
 
-class Facts(Value, frozen=True):
+class Facts(Value, frozen=True, dict=True, gc=True):
     """Types and defaults by key; a default of None is left out."""
 
     types: dict[str, str]
     defaults: dict[str, Any]
     source: str = ""  # where they were read, where it is no package of PyPI
     engines: dict[str, str] = {}  # the version of an inference engine that the release asks for, by its name
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The types of all settings, and `section` for every name below which there are some."""
+        parts = (key.split(".") for key in self.types)
+        sections = {".".join(each[:depth]) for each in parts for depth in range(1, len(each))}
+        return dict.fromkeys(sections, SECTION) | self.types
+
+    def kind_of(self, key: str) -> str | None:
+        """Return the type of a setting, such as `int?`, or `section`; None where the release has neither."""
+        parts = key.split(".")
+        above = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+        return self.kinds.get(key) or (FREE if any(self.types.get(each) == FREE for each in above) else None)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether the release has a setting or section of that name."""
+        return isinstance(key, str) and self.kind_of(key) is not None
 
     def unknown(self, given: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the settings that the release does not have, with the nearest that it has."""
@@ -41,13 +60,19 @@ class Facts(Value, frozen=True):
             hint = f"did you mean {near[0]}?" if near else ""
             yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
 
-    def misfits(self, settings: Settings, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield the settings whose value is of a wrong type."""
+    def misfits(
+        self, settings: Settings, given: Mapping[str, Any], *, exact: bool = True
+    ) -> Iterator[Problem]:
+        """Yield the settings whose value is of a wrong type.
+
+        A release that is not the job's own (not `exact`) is trusted only where a text can be no number.
+        """
         for spelled in given:
             key = bare(spelled)
-            wanted = misfit(self.types.get(key), settings.get(key))
-            if wanted:
-                message = f"{key} must be {wanted}, not {settings.get(key)!r}"
+            value = settings.get(key)
+            wanted = misfit(self.types.get(key), value)
+            if wanted and (exact or isinstance(value, str)):
+                message = f"{key} must be {wanted}, not {value!r}"
                 yield Problem(path=("settings", spelled), message=message)
 
 
@@ -56,6 +81,14 @@ def facts(package: str, version: str) -> Facts:
     """Return the settings of a known release of a framework."""
     file = resources.files(package).joinpath("facts", f"{version}.json")
     return msgspec.json.decode(file.read_bytes(), type=Facts)
+
+
+@cache
+def releases(package: str) -> tuple[str, ...]:
+    """Return the releases of a framework whose settings are known, the newest last."""
+    names = (file.name for file in resources.files(package).joinpath("facts").iterdir())
+    known = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return tuple(sorted(known, key=Version))
 
 
 class DeclaredSettings(Settings, ABC):
@@ -70,15 +103,18 @@ class DeclaredSettings(Settings, ABC):
         entry: str,
         document: Mapping[str, Any] | None = None,
         filled: Mapping[str, Any] | None = None,
+        declared: Facts | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         """Read a job whose own program is `entry`, a part of a word of the command.
 
         `document`: what its file of settings holds, which then counts instead of the declared defaults;
-        `filled`: defaults that neither tells.
+        `filled`: defaults that neither tells; `declared` and `given`: the facts of the release and the job's
+        own settings, where the framework reads them in a way of its own.
         """
         self.release = choose(job.framework_version, releases)
-        self.facts = facts(package, self.release.version)
-        self.given = {**overrides_in(job.command), **flat(job.settings)}
+        self.facts = facts(package, self.release.version) if declared is None else declared
+        self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.is_own = not job.command or any(entry in word for word in job.command)
         written = flat(document or {}) | {bare(key): value_of(value) for key, value in self.given.items()}
         super().__init__(written, ({} if document else self.facts.defaults) | dict(filled or {}))
@@ -100,6 +136,10 @@ class DeclaredSettings(Settings, ABC):
             hint += f"{adds}{key} adds a key of your own"
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
+    def key(self, name: str) -> str:
+        """Return a setting as the job's own command line takes it."""
+        return name
+
     @property
     @abstractmethod
     def longest(self) -> int:
@@ -109,6 +149,11 @@ class DeclaredSettings(Settings, ABC):
     @abstractmethod
     def resumes(self) -> bool:
         """Whether the job writes checkpoints and would go on from them."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints, even such that it would not go on from."""
+        return self.resumes
 
     @property
     @abstractmethod

@@ -17,13 +17,22 @@ from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 Holds = Callable[[str], bool]  # whether a predicate of the data files is true of a job
+Reader = Callable[[Any], Setting]  # of a knob in a job's settings
+Writer = Callable[
+    [Any, Knobs, Knobs], Mapping[str, Any]
+]  # settings by a job's own, its knobs and the new ones
 
 
 class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A knob and the setting behind it; of several rows of one knob the first is read, all are written."""
 
     knob: str
-    setting: str
+    setting: str = ""  # empty: there is none, and the knob is `always` the same
+    always: Setting = None  # what the knob is in every job
+    also: dict[str, str] = {}  # a predicate -> the same setting of another model, which jobs of it have too
+    read: str = ""  # the name of the function that reads the knob, where the setting alone does not tell it
+    write: str = ""  # the name of the function that writes it, where other settings go with this one
+    default: Any = None  # what counts where neither the job nor the release has the setting
     grid: Grid = Grid()
     modes: dict[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
@@ -32,6 +41,11 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     when: str = ""  # empty: in all
     fixed: str = ""  # why it stays as it is once a checkpoint is there; empty: it may change
     stays: str = ""  # why it always stays as it is: it is read, for estimates, and never offered
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The setting and those of the other models."""
+        return (self.setting, *self.also.values())
 
 
 class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,10 +68,19 @@ def declined_rows(package: str) -> tuple[Declined, ...]:
     return rows(package, "unsupported.yaml", Declined)
 
 
+def known(package: str, holds: Holds) -> tuple[Row, ...]:
+    """Return the rows that mean something for a job, with the other models that it has."""
+    return tuple(
+        msgspec.structs.replace(row, also={name: key for name, key in row.also.items() if holds(name)})
+        for row in knob_rows(package)
+        if holds(row.when)
+    )
+
+
 def applying(package: str, holds: Holds) -> tuple[Row, ...]:
     """Return the rows of the knobs that a job offers."""
     refused = declined(package, holds)
-    return tuple(row for row in knob_rows(package) if row.knob not in refused and holds(row.when))
+    return tuple(row for row in known(package, holds) if row.knob not in refused)
 
 
 def declined(package: str, holds: Holds) -> dict[str, str]:
@@ -69,24 +92,34 @@ def declined(package: str, holds: Holds) -> dict[str, str]:
     return found
 
 
-def read(present: Iterable[Row], settings: Settings) -> Knobs:
+def read(present: Iterable[Row], settings: Settings, readers: Mapping[str, Reader] | None = None) -> Knobs:
     """Return the knobs that a job's settings come to."""
     found: dict[str, Setting] = {}
     for row in present:
         if row.knob not in found:
-            found[row.knob] = _knob(row, settings.get(row.setting))
+            found[row.knob] = (readers or {})[row.read](settings) if row.read else _shared(row, settings)
     return msgspec.structs.replace(Knobs(), **found)
 
 
-def offered(present: Iterable[Row], grids: Mapping[str, tuple[int, ...]]) -> dict[str, Support]:
-    """Return how the knobs may change; `grids` has the values that follow from the job itself."""
+def offered(
+    present: Iterable[Row],
+    grids: Mapping[str, tuple[int, ...] | Grid],
+    phases: Mapping[str, tuple[Phase, ...]] | None = None,
+    spell: Callable[[str], str] = str,
+) -> dict[str, Support]:
+    """Return how the knobs may change; `grids` and `phases` are those that follow from the job itself.
+
+    `spell` returns how the job's own command line takes a setting.
+    """
     result: dict[str, Support] = {}
     for row in present:
         if row.stays:
             continue
-        values = tuple(row.modes) or grids.get(row.knob, ())
-        grid = Grid(values=values) if values else row.grid
-        support = Support(setting=row.setting, grid=grid, effect=row.effect, phases=row.phases)
+        own = grids.get(row.knob, ())
+        values = tuple(row.modes) or (() if isinstance(own, Grid) else own)
+        grid = own if isinstance(own, Grid) else Grid(values=values) if values else row.grid
+        where = (phases or {}).get(row.knob, row.phases)
+        support = Support(setting=spell(row.setting), grid=grid, effect=row.effect, phases=where)
         result.setdefault(row.knob, support)
     return result
 
@@ -101,18 +134,46 @@ def staying(present: Iterable[Row]) -> dict[str, str]:
     return {row.knob: row.stays for row in present if row.stays}
 
 
-def written(present: Iterable[Row], settings: Settings, knobs: Knobs) -> dict[str, Any]:
-    """Return the settings that make a job use `knobs`, of those that it does not use already."""
+def written(
+    present: Iterable[Row],
+    settings: Settings,
+    knobs: Knobs,
+    readers: Mapping[str, Reader] | None = None,
+    writers: Mapping[str, Writer] | None = None,
+) -> dict[str, Any]:
+    """Return the settings that make a job use `knobs`, of those knobs that it does not use already."""
+    present = tuple(present)
+    before = read(present, settings, readers)
+    wanted = {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
+    after = msgspec.structs.replace(before, **wanted)
     result: dict[str, Any] = {}
     for row in present:
-        wanted = getattr(knobs, row.knob)
-        if wanted is None or row.stays or _knob(row, settings.get(row.setting)) == wanted:
+        value = wanted.get(row.knob)
+        if value is None or row.stays or getattr(before, row.knob) == value:
             continue
-        result[row.setting] = _value(row, wanted)
+        if row.modes and value not in row.modes:  # a mode that the framework does not have
+            continue
+        if row.write:
+            result |= (writers or {})[row.write](settings, before, after)
+            continue
+        differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
+        result |= dict.fromkeys(differing, _value(row, value))
     return result
 
 
+def _shared(row: Row, settings: Settings) -> Setting:
+    """Return a knob of several models: a switch or mode is what each of them saves at least."""
+    if row.always is not None:
+        return row.always
+    values = [_knob(row, settings.get(key)) for key in row.settings]
+    if row.modes:
+        modes = list(row.modes)
+        return None if None in values else min(values, key=lambda mode: modes.index(str(mode)))
+    return all(values) if any(isinstance(value, bool) for value in values) else values[0]
+
+
 def _knob(row: Row, value: Any) -> Setting:
+    value = row.default if value is None else value
     if row.modes:
         return next((mode for mode, own in row.modes.items() if _same(own, value)), None)
     if row.unit and isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The settings that the head of a verl log shows: command lines, the printed configuration, YAML trees."""
+"""The settings that the head of a Hydra program's log shows: command lines, dictionaries, YAML trees."""
 
 from __future__ import annotations
 
@@ -6,41 +6,48 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from autotune.launchers.frameworks.dialects.hydra import bare
-from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in
+from autotune.launchers.frameworks.dialects.settings import flat
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ACTOR = re.compile(r"^\(([A-Za-z]\w* pid=\d+[^()]*)\) ?")
-_ROOTS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward", "model_engine")
-_DICT = re.compile(rf"^\{{'(?:{'|'.join(_ROOTS)})'")
-_TREE = re.compile(rf"^(?:{'|'.join(_ROOTS[:-1])}):\s*$")
 _BRANCH = re.compile(r"^(\s+\S|[A-Za-z_][\w]*:|-\s)")
-_COMMAND = re.compile(r"^\+*\s*\S*python\S*\s|main_ppo|^\+ ")
+_COMMAND = re.compile(r"^\+*\s*\S*python\S*\s|^\+ ")
 _ERROR = "Error executing job with overrides: "
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
-_LONGEST_DICT = 400_000  # characters; a printed configuration has about 60 000
+_LONGEST_DICT = 400_000  # characters; a printed configuration of verl has about 60 000
 
 
-def printed(text: str) -> dict[str, Any]:
-    """Return the settings shown, under the keys of verl; overrides of a command line stand over the rest."""
+class Program(NamedTuple):
+    """What a program's configuration and its command lines are told by."""
+
+    sections: tuple[str, ...]  # at the top of its configuration
+    top: tuple[str, ...]  # keys without a section
+    entry: str  # a part of its name on a command line
+
+
+def printed(text: str, program: Program) -> dict[str, Any]:
+    """Return the settings shown, by their keys; overrides of a command line stand over the rest."""
     result: dict[str, Any] = {}
     lines = [_ANSI.sub("", line) for line in text.splitlines()]
-    for tree in (*_dictionaries(lines), *_trees(lines)):
-        result |= _flat(tree)
-    for words in _commands(lines):
-        result |= {bare(key): value for key, value in overrides_in(words).items()}
+    for tree in (*_dictionaries(lines, program), *_trees(lines, program)):
+        own = flat(tree).items()
+        result |= {key: value for key, value in own if value != {} and not key.endswith("_target_")}
+    for words in _commands(lines, program):
+        result |= {bare(key): value for key, value in overrides_in(words, top=program.top).items()}
     return result
 
 
-def _dictionaries(lines: list[str]) -> Iterator[dict[str, Any]]:
+def _dictionaries(lines: list[str], program: Program) -> Iterator[dict[str, Any]]:
     """Yield the dictionaries that pprint wrote, even where their end is missing."""
+    begins = re.compile(rf"^\{{'(?:{'|'.join((*program.sections, *program.top))})'")
     for index, line in enumerate(lines):
         tag, bare_line = _untagged(line)
-        if not _DICT.match(bare_line):
+        if not begins.match(bare_line):
             continue
         own, size = [bare_line], 0
         for other in lines[index + 1 :]:
@@ -86,12 +93,13 @@ def _evaluated(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _trees(lines: list[str]) -> Iterator[dict[str, Any]]:
+def _trees(lines: list[str], program: Program) -> Iterator[dict[str, Any]]:
     """Yield the trees of `key: value` lines."""
+    begins = re.compile(rf"^(?:{'|'.join(program.sections)}):\s*$")
     index = 0
     while index < len(lines):
         tag, line = _untagged(lines[index])
-        if not _TREE.match(line):
+        if not begins.match(line):
             index += 1
             continue
         own = [line]
@@ -110,7 +118,7 @@ def _trees(lines: list[str]) -> Iterator[dict[str, Any]]:
             yield tree
 
 
-def _commands(lines: list[str]) -> Iterator[list[str]]:
+def _commands(lines: list[str], program: Program) -> Iterator[list[str]]:
     """Yield the words of command lines, and of Hydra's own list of overrides."""
     joined = ""
     for line in lines:
@@ -122,7 +130,7 @@ def _commands(lines: list[str]) -> Iterator[list[str]]:
                 words = []
             yield [str(word) for word in words] if isinstance(words, list) else []
             continue
-        if joined or _COMMAND.search(bare_line):
+        if joined or program.entry in bare_line or _COMMAND.search(bare_line):
             joined += bare_line.rstrip()
             if joined.endswith("\\"):
                 joined = joined[:-1] + " "
@@ -137,16 +145,3 @@ def _commands(lines: list[str]) -> Iterator[list[str]]:
 def _untagged(line: str) -> tuple[str, str]:
     match = _ACTOR.match(line)
     return (match[1], line[match.end() :]) if match else ("", line)
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if str(key) == "_target_":
-            continue
-        if isinstance(value, dict):
-            result |= _flat(value, f"{name}.")
-        else:
-            result[name] = value
-    return result
