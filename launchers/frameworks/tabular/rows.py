@@ -26,6 +26,7 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     setting: str
     grid: Grid = Grid()
     modes: dict[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
+    states: tuple[Any, ...] = ()  # the setting's value where the knob is off and where it is on, if no switch
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
@@ -84,7 +85,7 @@ def offered(present: Iterable[Row], grids: Mapping[str, tuple[int, ...]]) -> dic
     for row in present:
         if row.stays:
             continue
-        values = tuple(row.modes) or grids.get(row.knob, ())
+        values = tuple(row.modes) or grids.get(row.knob, ()) or ((False, True) if row.states else ())
         grid = Grid(values=values) if values else row.grid
         support = Support(setting=row.setting, grid=grid, effect=row.effect, phases=row.phases)
         result.setdefault(row.knob, support)
@@ -115,6 +116,8 @@ def written(present: Iterable[Row], settings: Settings, knobs: Knobs) -> dict[st
 def _knob(row: Row, value: Any) -> Setting:
     if row.modes:
         return next((mode for mode, own in row.modes.items() if _same(own, value)), None)
+    if row.states:
+        return _same(row.states[1], value)
     if row.unit and isinstance(value, int | float) and not isinstance(value, bool):
         return round(value * row.unit)
     return value if isinstance(value, int | float) else None
@@ -123,6 +126,8 @@ def _knob(row: Row, value: Any) -> Setting:
 def _value(row: Row, wanted: Setting) -> Any:
     if row.modes:
         return row.modes[str(wanted)]
+    if row.states:
+        return row.states[bool(wanted)]
     if row.unit and isinstance(wanted, int | float):
         share = wanted / row.unit
         return int(share) if share.is_integer() else round(share, 4)
