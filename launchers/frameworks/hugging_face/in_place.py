@@ -46,6 +46,9 @@ class InPlace:
 
     def step(self, train: Callable[..., Any], model: Any, inputs: Any, *rest: Any) -> Any:
         """Return the loss of a pass by `train`, the trainer's own training_step, in pieces where need be."""
+        model.train()  # by which the trainer tells a training's inputs from an evaluation's
+        if callable(getattr(self.trainer.optimizer, "train", None)):
+            self.trainer.optimizer.train()
         batch = self.trainer._prepare_inputs(inputs)  # generates; a failure of that is not cured
         self._passes.append(batch)
         phase, passes = self.watched.phase, [batch]

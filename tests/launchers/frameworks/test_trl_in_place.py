@@ -1,4 +1,4 @@
-"""A step of TRL's trainer that is made anew in pieces: which losses, gradients and metrics it leaves behind."""
+"""A step of TRL's trainer that is made anew in pieces: the losses, gradients and metrics it leaves behind."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ class Trainer:
         self.fits = fits
         self.model = torch.nn.Linear(3, 1, bias=False)
         torch.nn.init.ones_(self.model.weight)
+        self.model.eval()  # as it is loaded
+        self.optimizer = torch.optim.SGD(self.model.parameters())
         self.args = SimpleNamespace(steps_per_generation=2)
         self.current_gradient_accumulation_steps = 2
         self._metrics: dict[str, dict[str, list[float]]] = {"train": {"reward": [0.5]}}
 
     def _prepare_inputs(self, inputs: Any) -> Any:
+        assert self.model.training
         return inputs
 
     def training_step(self, model: Any, inputs: Any) -> Any:
