@@ -130,8 +130,8 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     if is_areal and "--config" in argv:
         return "areal"
     if other:
-        own = "trl" if _is_grpo(argv) else "ms-swift" if _is_swift_grpo(argv) else ""
-        return own or f"command: {other}"
+        driven = "trl" if _is_grpo(argv) else "ms-swift" if _is_swift_grpo(argv) else ""
+        return driven or f"command: {other}"
     return "command:" if _PROGRAM.fullmatch(argv[0]) and len(argv) > 1 and _trains(argv) else ""
 
 
