@@ -98,6 +98,14 @@ def trl_settings(argv: Sequence[str]) -> Settings:
     return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
 
 
+def swift_settings(argv: Sequence[str]) -> Settings:
+    """Return the flags of `swift rlhf` and the file in front of them."""
+    has_file = argv[2:3] != [] and not argv[2].startswith("-")
+    said = flag_settings((*argv[:2], *argv[3 if has_file else 2 :]), last_of_program="^rlhf$")
+    config = argv[2] if has_file else None
+    return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
+
+
 def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
     """Return flags by name; what stands up to the script or module is the program."""
     pattern = re.compile(last_of_program)

@@ -142,8 +142,8 @@ class DeclaredSettings(Settings, ABC):
 
     @property
     @abstractmethod
-    def longest(self) -> int:
-        """Tokens of the longest sequence, all turns together."""
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence, all turns together; None where nothing limits it."""
 
     @property
     @abstractmethod

@@ -35,6 +35,7 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default: Any = None  # what counts where neither the job nor the release has the setting
     grid: Grid = Grid()
     modes: dict[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
+    states: tuple[Any, ...] = ()  # the setting's value where the knob is off and where it is on, if no switch
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
@@ -117,6 +118,7 @@ def offered(
             continue
         own = grids.get(row.knob, ())
         values = tuple(row.modes) or (() if isinstance(own, Grid) else own)
+        values = values or ((False, True) if row.states else ())
         grid = own if isinstance(own, Grid) else Grid(values=values) if values else row.grid
         where = (phases or {}).get(row.knob, row.phases)
         support = Support(setting=spell(row.setting), grid=grid, effect=row.effect, phases=where)
@@ -176,6 +178,8 @@ def _knob(row: Row, value: Any) -> Setting:
     value = row.default if value is None else value
     if row.modes:
         return next((mode for mode, own in row.modes.items() if _same(own, value)), None)
+    if row.states:
+        return _same(row.states[1], value)
     if row.unit and isinstance(value, int | float) and not isinstance(value, bool):
         return round(value * row.unit)
     return value if isinstance(value, int | float) else None
@@ -184,6 +188,8 @@ def _knob(row: Row, value: Any) -> Setting:
 def _value(row: Row, wanted: Setting) -> Any:
     if row.modes:
         return row.modes[str(wanted)]
+    if row.states:
+        return row.states[bool(wanted)]
     if row.unit and isinstance(wanted, int | float):
         share = wanted / row.unit
         return int(share) if share.is_integer() else round(share, 4)

@@ -22,7 +22,6 @@ import resource
 import runpy
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,16 +35,24 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "could not create a primitive",
 )
-# What a trainer's methods do; those that a version lacks are not told.
-_PHASES = {"_generate": "rollout", "compute_loss": "forward", "_save_checkpoint": "checkpoint"}
+# What a trainer's methods do; those that a framework or a version lacks are not told.
+_PHASES = {
+    "_generate": "rollout",
+    "_generate_completions": "rollout",  # of ms-swift
+    "_move_model_to_vllm": "weight_sync",  # of ms-swift
+    "compute_loss": "forward",
+    "_save_checkpoint": "checkpoint",
+}
+_SWIFT = "swift.cli.rlhf"
 _SCORES = "_get_per_token_logps_and_entropies"  # the loss calls it too, with gradients
 
 
 class Watch:
     """What the training does now, and what its phases took since the last step."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, program: str = "trl") -> None:
         self.budget = budget
+        self.program = program
         self.phase = "init"
         self.step = 1
         self.tokens = 0.0
@@ -58,7 +65,7 @@ class Watch:
     def say(self, text: str) -> None:
         """Write a line of the first process."""
         if self.speaks:
-            sys.stdout.write(f"trl: {text}\n")
+            sys.stdout.write(f"{self.program}: {text}\n")
             sys.stdout.flush()
 
     def told(self, name: str, call: Callable[..., Any], when: Callable[[], bool] | None = None) -> Any:
@@ -88,9 +95,13 @@ class Watch:
         for name, (seconds, peak) in self._spent.items():
             device = f" peak_bytes={peak} budget_bytes={_capacity(self.budget)}" if peak else ""
             self.say(f"phase end name={name} step={self.step} seconds={seconds:.3f}{device}")
+        metrics = getattr(trainer, "_metrics", {}).get("train", {})
         seconds, tokens = now - self.began, float(state.num_input_tokens_seen) - self.tokens
+        lengths = metrics.get("completions/mean_length", [])[-1:]
+        if not tokens and "rollout" in self._spent and lengths:  # ms-swift counts no tokens
+            tokens = lengths[0] * (getattr(trainer.args, "generation_batch_size", None) or 0)
         rate = f" tokens={tokens:.0f} tokens_per_second={tokens / seconds:.1f}" if tokens > 0 else ""
-        rewards = getattr(trainer, "_metrics", {}).get("train", {}).get("reward", [])[-1:]
+        rewards = metrics.get("reward", [])[-1:]
         reward = "".join(f" reward={value:.6f}" for value in rewards)
         self.say(f"step {state.global_step}/{state.max_steps} seconds={seconds:.3f}{rate}{reward}")
         self._spent, self.began, self.step = {}, now, state.global_step + 1
@@ -98,84 +109,76 @@ class Watch:
         if self.budget and not self.baseline and not _on_gpu():
             self.baseline = _private_bytes()
             self.soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            self.limit()
+
+    def limit(self) -> None:
+        """Keep to the budget from now on, where the processor has one."""
+        if self.soft is not None:
             size = self.baseline + self.budget
             _limit(size if self.soft == resource.RLIM_INFINITY else min(size, self.soft))
 
-    def failed(self, error: BaseException) -> None:
-        """Report a failure of the budget, which no text of torch tells from one of the host's memory."""
-        used = _private_bytes() - self.baseline if self.baseline else 0
+    def lift(self) -> None:
+        """Go back to the limit before the budget: what follows a failure needs memory too."""
         if self.soft is not None:
-            _limit(self.soft)  # the traceback needs memory too
+            _limit(self.soft)
+
+    def record(self, error: BaseException) -> dict[str, Any] | None:
+        """Return what is to be told of a failure of device memory; None for every other one."""
+        card = _on_gpu() and isinstance(error, sys.modules["torch"].OutOfMemoryError)
         short = isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
-        path = os.environ.get("AUTOTUNE_RECORDS")
-        if not self.baseline or not short or not path:
-            return
+        if not card and not (self.baseline and short):
+            return None
+        used = _allocated() if card else _private_bytes() - self.baseline
         asked = re.search(r"tried to allocate (\d+) bytes", str(error))
-        record = {
+        return {
             "schema": 1,
             "cause": "gpu-oom",
-            "device": "cpu-budget",
+            "device": "gpu" if card else "cpu-budget",
             "phase": self.phase,
             "component": "trainer",
             "rank": int(os.environ.get("RANK", "0")),
             "step": self.step,
             "requested_bytes": int(asked[1]) if asked else None,
             "used_bytes": used,
-            "budget_bytes": self.budget,
+            "budget_bytes": _capacity(self.budget) if card else self.budget,
             "message": str(error).split("\n", 1)[0][:2000],
             "exception": type(error).__name__,
         }
+
+    def failed(self, error: BaseException) -> None:
+        """Report a failure of the budget, which no text of torch tells from one of the host's memory."""
+        record = self.record(error) if self.baseline else None
+        self.lift()
+        path = os.environ.get("AUTOTUNE_RECORDS")
+        if record is None or not path:
+            return
         with Path(path).open("a") as file:
-            file.write(f"trl: failure {json.dumps(record)}\n")
+            file.write(f"{self.program}: failure {json.dumps(record)}\n")
 
 
-class AtImport:
-    """A finder that calls a function with a module as soon as that is loaded.
-
-    So nothing is imported before the script: what it sets in its head for torch and its kin holds, and what
-    wants to be imported first is.
-    """
-
-    def __init__(self, name: str, call: Callable[[Any], None]) -> None:
-        self.name = name
-        self.call = call
-        self.asking = threading.local()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec that the other finders have, with a loader that calls the function."""
-        # Finders of other tools (coverage, tracing) ask the rest of the list as well, this one included.
-        if name != self.name or getattr(self.asking, "others", False):
-            return None
-        self.asking.others = True
-        try:
-            others = (finder for finder in sys.meta_path if finder is not self)
-            found = (finder.find_spec(name, path, target) for finder in others)
-            spec = next((spec for spec in found if spec is not None), None)
-        finally:
-            self.asking.others = False
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            load(module)
-            self.call(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+def beside(name: str) -> Any:
+    """Return a module of the folder that this file lies in."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def watch(watched: Watch, run: str, mode: str) -> None:
     """Make every trainer of this process tell what it does, and continue what `mode` allows."""
-    finder = AtImport("transformers.trainer", lambda module: patch(module, watched, run, mode))
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type, unused-ignore]
+    finder = beside("at_import").AtImport(
+        "transformers.trainer", lambda module: patch(module, watched, run, mode)
+    )
+    sys.meta_path.insert(0, finder)
 
 
 class Told:
     """The part of a callback of transformers that tells what a trainer does."""
 
-    def __init__(self, trainer: Any, watched: Watch, run: str) -> None:
+    def __init__(self, trainer: Any, watched: Watch, run: str, in_place: Any = None) -> None:
         self.trainer = trainer
+        self.in_place = in_place
         self.watched = watched
         self.run = run
         self.first = 0
@@ -192,6 +195,11 @@ class Told:
         optimizer = self.trainer.optimizer
         if optimizer is not None:
             optimizer.step = self.watched.told("optimizer", optimizer.step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Forget the passes of the step before."""
+        if self.in_place is not None:
+            self.in_place.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Tell what the step took."""
@@ -230,8 +238,13 @@ def patch(module: Any, watched: Watch, run: str, mode: str) -> None:
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        self.add_callback(callback(self, watched, run))
+        pieces = beside("in_place") if os.environ.get("AUTOTUNE_IN_PLACE") else None
+        in_place = pieces.InPlace(self, watched) if pieces is not None and pieces.may_cure(self) else None
+        self.add_callback(callback(self, watched, run, in_place))
         follow(self, watched, scores_alone=lambda: not torch.is_grad_enabled())
+        if in_place is not None:
+            self._autotune_in_place = in_place
+            setattr(self, _SCORES, in_place.scores(getattr(self, _SCORES)))
         named = resume_from_checkpoint
         if mode.startswith("fresh"):
             named = self.args.resume_from_checkpoint = None
@@ -240,7 +253,16 @@ def patch(module: Any, watched: Watch, run: str, mode: str) -> None:
             named = found or named
         return original(self, named, *args, **kwargs)
 
-    module.Trainer.train = train
+    one_pass = module.Trainer.training_step
+
+    @functools.wraps(one_pass)
+    def training_step(self: Any, model: Any, inputs: Any, *args: Any) -> Any:
+        in_place = getattr(self, "_autotune_in_place", None)
+        if in_place is None:
+            return one_pass(self, model, inputs, *args)
+        return in_place.step(one_pass, model, inputs, *args)
+
+    module.Trainer.train, module.Trainer.training_step = train, training_step
     if watched.budget and _on_gpu():
         share = watched.budget / _capacity(0)
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), _device())
@@ -289,6 +311,10 @@ def _peak() -> int:
     return int(sys.modules["torch"].cuda.max_memory_allocated(_device())) if _on_gpu() else 0
 
 
+def _allocated() -> int:
+    return int(sys.modules["torch"].cuda.memory_allocated(_device()))
+
+
 def _capacity(budget: int) -> int:
     return budget or int(sys.modules["torch"].cuda.get_device_properties(_device()).total_memory)
 
@@ -317,7 +343,12 @@ def launch(words: list[str]) -> None:
 
 def main(run: str, mode: str, script: str, arguments: list[str]) -> None:
     """Run the script as the main program."""
-    watched = Watch(int(os.environ.get("AUTOTUNE_DEVICE_BUDGET") or 0))
+    program = "swift" if script == _SWIFT else "trl"
+    watched = Watch(int(os.environ.get("AUTOTUNE_DEVICE_BUDGET") or 0), program)
+    if script == _SWIFT and mode in ("own", "any"):  # which loads an adapter before there is a trainer
+        at = arguments.index("--output_dir")
+        found = newest(Path(arguments[at + 1]), run if mode == "own" else None)
+        arguments = [*arguments, *(("--resume_from_checkpoint", found) if found else ())]
     sys.argv = [script, *arguments]
     is_file = script.endswith(".py")
     sys.path[0] = str(Path(script).resolve().parent) if is_file else ""  # as Python does, not our folder
