@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from autotune.launchers.runners.cluster.jobs import (
     jobs_of,
     remove_leftovers,
 )
-from autotune.launchers.runners.cluster.readers import NodeReader, answers_of, has_died
+from autotune.launchers.runners.cluster.readers import NodeReader, Places, answers_of, has_died
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.agent import sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
@@ -99,11 +100,11 @@ class RayRunner:
             if gpus:
                 reserved = posts.reserve(nodes=self._nodes, gpus_per_node=gpus)
                 head = next(iter(reserved))
-            readers = {}
+            readers, places = {}, Places({})
             for node in nodes:
                 identity = str(node["NodeID"])
                 actor = posts.create(node, supervisor=identity == head, extra=reserved.get(identity))
-                readers[identity] = NodeReader(name=name_of(node), actor=actor)
+                readers[identity] = NodeReader(name=name_of(node), actor=actor, places=places)
             begun = self._answers(nodes, [reader.actor.begun.remote() for reader in readers.values()])
             for reader, start in zip(readers.values(), begun, strict=True):
                 reader.answered(start)
@@ -156,8 +157,8 @@ class RayRunner:
         counts = [int(node["Resources"].get("GPU", 0)) for node in nodes]
         return min((count for count in counts if count), default=0)
 
-    def attach(self, *, run: str, attempt: int) -> RayHandle | None:
-        """Return the attempt if its supervisor lives, to be read from the start once more.
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> RayHandle | None:
+        """Return the attempt if its supervisor lives, its files to be read from the offsets `read`.
 
         Raises Unreachable when the supervisor lives and does not answer: its training may well go on.
         """
@@ -177,11 +178,11 @@ class RayRunner:
             raise _slow(attempt, run, error) from error
         except Unreachable as unreachable:
             raise _slow(attempt, run, unreachable) from None
-        readers = {}
+        readers, places = {}, Places(read)
         for node in living_nodes():
             identity = str(node["NodeID"])
             actor = supervisor if identity == head else posts.find(identity)
-            readers[identity] = NodeReader(name=name_of(node), actor=actor)
+            readers[identity] = NodeReader(name=name_of(node), actor=actor, places=places)
         if head not in readers:
             return None  # its node has just left the cluster
         readers[head].answered(start)
