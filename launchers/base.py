@@ -180,6 +180,9 @@ class Chunk(Value, frozen=True, kw_only=True):
 
     source: str
     data: bytes
+    file: str = ""  # which file it is from, by a name that outlives the handle; empty: none that does
+    end: int = 0  # its offset in the file after `data`
+    dropped: int = 0  # bytes before `data` that are gone unread
 
 
 class Exit(Value, frozen=True, kw_only=True):
@@ -222,7 +225,13 @@ class Handle(Protocol):
     """One attempt, wherever it runs."""
 
     def poll(self) -> Observed:
-        """Return what is new, after seconds at most; after an attach, everything from the start once more."""
+        """Return what is new, after seconds at most; after an attach, what follows its offsets."""
+
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        """Take note that files are safely recorded up to these offsets.
+
+        So much of them need not be kept for an attach.
+        """
 
     def stop(self, *, grace_s: float) -> float:
         """End the whole attempt on every node that answers and return the seconds it took; safe to repeat.
@@ -246,8 +255,11 @@ class Runner(Protocol):
     def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Handle:
         """Start an attempt; raises Unreachable when the place cannot take it."""
 
-    def attach(self, *, run: str, attempt: int) -> Handle | None:
-        """Return the attempt that is still supervised, if any."""
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> Handle | None:
+        """Return the attempt that is still supervised, if any.
+
+        Its files are read from the offsets `read`, those that it does not name from the start.
+        """
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
         """End what is left of a run without a living supervisor; return what was ended."""
