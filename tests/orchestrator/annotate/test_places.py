@@ -16,7 +16,7 @@ PRINTED = {
         """\
 (TaskRunner pid=77) \x1b[34m\x1b[1mwandb\x1b[0m: 🚀 View run at \x1b[34mhttps://wandb.ai/my-team/a%20project/runs/grpo-7c1e\x1b[0m
 wandb: 🚀 View run another at: https://wandb.ai/my-team/other/runs/zzz
-""",  # noqa: E501
+""",
         {"entity": "my-team", "project": "a project", "id": "grpo-7c1e"},
     ),
     Tracker.SWANLAB: (
