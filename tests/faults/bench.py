@@ -164,6 +164,11 @@ class Bench:
         self._undo: list[Callable[[], object]] = []
 
     def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            if (
+                signal.getsignal(number) is signal.SIG_IGN
+            ):  # by `nohup` or `&`: what we start would inherit it
+                signal.signal(number, signal.default_int_handler)
         return self
 
     def __exit__(self, *_: object) -> None:
