@@ -81,11 +81,15 @@ class HuggingFaceTrainer(TabularFramework[C]):
         """Return whether the job itself says how many processes train."""
         return True
 
-    def unknown(self, config: C) -> Iterator[tuple[str, str]]:
-        """Yield the place and the name of every setting that the known release does not take."""
+    def unknown(self, config: C) -> Iterator[Problem]:
+        """Yield every setting that the known release does not take."""
         known = config.keys.union(ENVIRONMENT, (self.section,))
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
-            yield from ((place, name) for name in values if name not in known)
+            for name in (name for name in values if name not in known):
+                close = difflib.get_close_matches(str(name), config.keys, n=1)
+                hint = f"did you mean `{close[0]}`?" if close else f"`{self.help_command}` lists what there is"
+                message = f"{self.title} {config.release.version} has no setting `{name}`"
+                yield Problem(path=(place, name), message=message, hint=hint)
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's command and settings."""
@@ -98,11 +102,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
             yield Problem(path=path, message="the budget is a whole number of bytes")
 
     def _of_names(self, config: C) -> Iterator[Problem]:
-        for place, name in self.unknown(config) if config.is_known else ():
-            close = difflib.get_close_matches(str(name), config.keys, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else f"`{self.help_command}` lists what there is"
-            message = f"{self.title} {config.release.version} has no setting `{name}`"
-            yield Problem(path=(place, name), message=message, hint=hint)
+        yield from self.unknown(config) if config.is_known else ()
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name, value in values.items():
                 if wanted := misfit(config.facts.types.get(name), value):
@@ -249,8 +249,8 @@ class HuggingFaceTrainer(TabularFramework[C]):
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         release = f"{self.title} {config.release.version}"
         yield from (
-            f"`{name}` is no setting of {release}, which is known here; it is passed on."
-            for _, name in (() if config.is_known else self.unknown(config))
+            f"`{problem.path[1]}` is no setting of {release}, which is known here; it is passed on."
+            for problem in (() if config.is_known else self.unknown(config))
         )
 
 

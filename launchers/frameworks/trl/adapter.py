@@ -104,7 +104,7 @@ class Trl(HuggingFaceTrainer[Config]):
         """Return what a job's file and settings come to."""
         return Config(job)
 
-    def unknown(self, config: Config) -> Iterator[tuple[str, str]]:
+    def unknown(self, config: Config) -> Iterator[Problem]:
         """Yield every setting that `trl grpo` does not take; a script may have arguments of its own."""
         if not config.has_script:
             yield from super().unknown(config)
