@@ -48,7 +48,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
     """Attempts run the framework's program inside `entry.py`, which continues and tells progress."""
 
     title: ClassVar[str]  # of the framework, in messages
-    program: ClassVar[str]  # as which the entry tells its progress
+    reported_as: ClassVar[str]  # the program that the lines of the entry name
     help_command: ClassVar[str]  # that lists the settings
     read: ClassVar[frozenset[str]]  # settings that a log may show and that are read here
     saving: ClassVar[Mapping[str, Any]]  # the values that save memory
@@ -87,7 +87,9 @@ class HuggingFaceTrainer(TabularFramework[C]):
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name in (name for name in values if name not in known):
                 close = difflib.get_close_matches(str(name), config.keys, n=1)
-                hint = f"did you mean `{close[0]}`?" if close else f"`{self.help_command}` lists what there is"
+                hint = (
+                    f"did you mean `{close[0]}`?" if close else f"`{self.help_command}` lists what there is"
+                )
                 message = f"{self.title} {config.release.version} has no setting `{name}`"
                 yield Problem(path=(place, name), message=message, hint=hint)
 
@@ -203,7 +205,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the entry says."""
-        return own_marker(line, program=self.program)
+        return own_marker(line, program=self.reported_as)
 
     def last_step(self, job: Job) -> int | None:
         """Return `max_steps` where it is set; every line of a step says how many there are."""

@@ -64,7 +64,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
 
     name = "ms-swift"
     title = "ms-swift"
-    program = "swift"
+    reported_as = "swift"
     help_command = "swift rlhf --help"
     traces: tuple[str, ...] = (
         "swift rlhf",

@@ -72,7 +72,7 @@ class Trl(HuggingFaceTrainer[Config]):
 
     name = "trl"
     title = "TRL"
-    program = "trl"
+    reported_as = "trl"
     help_command = "trl grpo --help"
     traces: tuple[str, ...] = (
         "trl/trainer",
