@@ -73,7 +73,7 @@ class Config(DeclaredSettings):
     @property
     def stage(self) -> int:
         """GPUs of one of Megatron's pipeline stages."""
-        return self.world // self.ranks(MEGATRON, "pipeline_model")
+        return max(1, self.world // self.ranks(MEGATRON, "pipeline_model"))
 
     @property
     def heads(self) -> int:
