@@ -272,7 +272,7 @@ HOST: tuple[Rule, ...] = (
         "object store is full",
         "PlasmaStoreFull",
         "fit in the plasma",
-        "Not enough memory to create",
+        "enough memory to create",
     ),
     row(
         "disk-full",
