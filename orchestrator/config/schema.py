@@ -38,6 +38,7 @@ from autotune.orchestrator.config.fields import (
     Size,
     Text,
     ThenName,
+    Trackers,
     WebhookUrl,
     framework_name,
 )
@@ -337,6 +338,14 @@ class JobFile(Keys):
     )
     resume: Boolean = _key(
         False, description="Whether the first attempt may continue a checkpoint that is already there."
+    )
+    annotate: Trackers = _key(
+        "none",
+        description=(
+            "Experiment trackers in which every attempt is annotated: its cause, its changed knobs and what"
+            " follows, in the job's own run. `auto`: those that the job uses. See"
+            " [annotations](annotations.md)."
+        ),
     )
     lengths: LengthKeys = _section(LengthKeys)
     goal: GoalKeys = _section(GoalKeys)

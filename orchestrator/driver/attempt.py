@@ -149,6 +149,8 @@ class RunningAttempt:
     def poll(self) -> bool:
         """Process new output and samples; returns whether the attempt hangs."""
         asked_at = self._clock.monotonic()
+        if not self._caught_up(asked_at):
+            return False
         try:
             self.seen = self.handle.poll()
         except Unreachable as unreachable:
@@ -156,9 +158,19 @@ class RunningAttempt:
         self._say(*self.seen.notes)
         events = self.watch.feed(self.seen, now=self._clock.monotonic())
         self._poll_s = self._clock.monotonic() - asked_at
+        if self.watch.files.acknowledged:
+            self.handle.acknowledge(self.watch.files.acknowledged)
         for event in events:
             self._record(event)
         return any(isinstance(event, StopRequested) for event in events)
+
+    def _caught_up(self, now: float) -> bool:
+        """Process a part of what earlier drivers have recorded; returns whether that was all."""
+        if not self.watch.files.caught_up:
+            for event in self.watch.catch_up(now=now):
+                self._record(event)
+            self.seen, self._poll_s = Observed(behind=True), 0.0
+        return self.watch.files.caught_up
 
     @property
     def pause_s(self) -> float:
@@ -265,6 +277,9 @@ class RunningAttempt:
 
     def _last_words(self) -> Generator[None, None, None]:
         """Poll until the stopped attempt's exit and the end of its logs have arrived."""
+        while not self.watch.files.caught_up and not self._interrupts.impatient:
+            self.poll()
+            yield
         until = self._clock.monotonic() + LAST_WORDS_S
         while not self._interrupts.impatient:
             self.poll()

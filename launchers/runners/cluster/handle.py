@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -89,9 +89,9 @@ class RayHandle:
             notes=self._news(),
         )
 
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        """Take note that the attempt's output is recorded up to an offset."""
+        self._readers[self._head].acknowledge(recorded)
 
     def _news(self) -> tuple[str, ...]:
         news, self._notes = tuple(self._notes), []
@@ -176,9 +176,10 @@ class RayHandle:
         for identity, node in survey.nodes.items():
             reader = self._readers.get(identity)
             if reader is None:
-                actor = self._posts.create(node, supervisor=False)
-                self._readers[identity] = NodeReader(name=name_of(node), actor=actor)
-                self._notes.append(f"node {name_of(node)} joined the cluster")
+                name, actor = name_of(node), self._posts.create(node, supervisor=False)
+                places = self._readers[self._head].places
+                self._readers[identity] = NodeReader(name=name, actor=actor, places=places)
+                self._notes.append(f"node {name} joined the cluster")
             elif reader.actor is None and survey.at > reader.died_at and self._due(reader):
                 reader.replace(self._posts.create(node, supervisor=False, start=reader.start))
             self._claim(identity, survey)
@@ -310,10 +311,11 @@ class RayHandle:
             for node in nodes
             if node not in answering
         }
-        answers = self._wait(asked, timeout_s=grace_s + self._waits.end)
+        answers = wait_once(asked, timeout_s=grace_s + self._waits.end, waits=self._waits)
         for node, reader in self._readers.items():
             if isinstance(answers.get(node, TimeoutError()), Exception):
-                self._note(f"node {reader.name} does not answer: what runs there could not be ended")
+                note = f"node {reader.name} does not answer: what runs there could not be ended"
+                self._notes += [note] if note not in self._notes else []
 
     def _ask(
         self, method: str, *, timeout_s: float, nodes: set[str] | None = None, **arguments: object
@@ -324,11 +326,8 @@ class RayHandle:
             for node, reader in self._readers.items()
             if reader.actor is not None and (nodes is None or node in nodes)
         }
-        answers = self._wait(asked, timeout_s=timeout_s)
+        answers = wait_once(asked, timeout_s=timeout_s, waits=self._waits)
         return {node: answer for node, answer in answers.items() if not isinstance(answer, Exception)}
-
-    def _wait(self, asked: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        return wait_once(asked, late=set(), first="", timeout_s=timeout_s, waits=self._waits)
 
     def drain(self, *, timeout_s: float) -> Drain:
         """Wait until no memory of the attempt is held on any node; tells which of its nodes do not answer."""

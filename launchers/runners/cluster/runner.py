@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -23,7 +24,7 @@ from autotune.launchers.runners.cluster.jobs import (
     jobs_of,
     remove_leftovers,
 )
-from autotune.launchers.runners.cluster.readers import NodeReader, answers_of, has_died
+from autotune.launchers.runners.cluster.readers import NodeReader, Places, answers_of, has_died
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.agent import sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
@@ -101,11 +102,11 @@ class RayRunner:
             if gpus:
                 reserved = posts.reserve(nodes=self._nodes, gpus_per_node=gpus)
                 head = next(iter(reserved))
-            readers = {}
+            readers, places = {}, Places({})
             for node in nodes:
                 identity = str(node["NodeID"])
                 actor = posts.create(node, supervisor=identity == head, extra=reserved.get(identity))
-                readers[identity] = NodeReader(name=name_of(node), actor=actor)
+                readers[identity] = NodeReader(name=name_of(node), actor=actor, places=places)
             begun = self._answers(nodes, [reader.actor.begun.remote() for reader in readers.values()])
             for reader, start in zip(readers.values(), begun, strict=True):
                 reader.answered(start)
@@ -160,8 +161,8 @@ class RayRunner:
         counts = [int(node["Resources"].get("GPU", 0)) for node in nodes]
         return min((count for count in counts if count), default=0)
 
-    def attach(self, *, run: str, attempt: int) -> RayHandle | None:
-        """Return the attempt if its supervisor lives, to be read from the start once more.
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> RayHandle | None:
+        """Return the attempt if its supervisor lives, its files to be read from the offsets `read`.
 
         Raises Unreachable when the supervisor lives and does not answer: its training may well go on.
         """
@@ -184,11 +185,11 @@ class RayRunner:
         if not start.output:  # its driver ended before it could say what to run
             posts.dismiss()
             return None
-        readers = {}
+        readers, places = {}, Places(read)
         for node in living_nodes():
             identity = str(node["NodeID"])
             actor = supervisor if identity == head else posts.find(identity)
-            readers[identity] = NodeReader(name=name_of(node), actor=actor)
+            readers[identity] = NodeReader(name=name_of(node), actor=actor, places=places)
         if head not in readers:
             return None  # its node has just left the cluster
         readers[head].answered(start)

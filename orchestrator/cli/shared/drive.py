@@ -14,6 +14,7 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
+from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.verdicts import exit_code
@@ -91,6 +92,7 @@ def drive(
     views = Views(console, log, as_json=options.json, exported=exported)
 
     courier = Courier(run, say=views.say, warn=views.warn)
+    annotator = Annotator(run, say=views.say, warn=views.warn)
 
     def current() -> Job:
         assert job is not None
@@ -98,8 +100,9 @@ def drive(
 
     try:
         with (
-            Journal(run.path, tell=courier.after(views.tell), say=views.say) as journal,
+            Journal(run.path, tell=annotator.after(courier.after(views.tell)), say=views.say) as journal,
             listening(run.path / "stop", hung_up=views.hang_up) as interrupts,
+            annotator.at_work(journal, interrupts),
             courier.at_work(journal, interrupts),
         ):
             journal.interrupted = lambda: bool(interrupts.by)
@@ -115,6 +118,7 @@ def drive(
                 count = sum(isinstance(e, Started) for e in before)
                 views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
             courier.begin(job)
+            annotator.begin(job)
             try:
                 verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
             except (Failure, ForcedExit):
@@ -325,7 +329,6 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
     cluster, request = runner.cluster(), run.request
     _match(job, cluster)
     job = _measured(job, cluster)
-    only = request.mode is directory.Mode.REHEARSE
     reconcile.accept(
         journal,
         run=run.id,
@@ -335,7 +338,7 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         versions=versions(),
         mode=request.mode,
         policy=request.policy,
-        rehearsed=rehearsal.planned(framework, job, only=only) if request.rehearse else None,
+        rehearsed=rehearsal.planned(framework, job, request),
         recall=calibration_cache.recall,
         now=Clock().now(),
     )

@@ -19,7 +19,9 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
                 r"\bref_log_probs start|\bref_policy\b|\bref(?:erence)?_model\(|self\.ref_(?:model|"
                 r"module)\b|\bref_model = |"
                 r"\bcompute_reference_|"
-                r"create_reference_model|TeacherWorker|TeacherLogp|teacher-\d"
+                r"create_reference_model|TeacherWorker|TeacherLogp|teacher-\d|\bteacher_log_probs start|"
+                r"(?:[Cc]omputing|[Cc]aching|[Bb]efore init|[Aa]fter init|[Bb]uilding|[Ll]oading) (?:the )?"
+                r"(?:ref|reference|teacher)\b(?! implementation)"
             ),
         ),
         (
@@ -27,7 +29,8 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
             (
                 r"Critic|ValueWorker|value_worker|critic-\d|compute_values|update_critic|"
                 r"worker 'critic/|^\[critic\] |"
-                r"\.critic_\w+|_critic\.py|/critic\.py"
+                r"\.critic_\w+|_critic\.py|/critic\.py|(?:[Bb]efore|[Aa]fter|[Bb]uilding|[Ll]oading)(?: init)? (?:the )?"
+                r"critic\b"
             ),
         ),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from autotune.policies.diagnosis.software.general_wordings import GENERAL_FRAMES
 from autotune.policies.values.failure import Phase
 
 # Packages of inference engines, with their plugins for other makers' cards.
@@ -354,6 +355,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"\w*dataset\w*\.py\S*, line"
             ),
         ),
+        *GENERAL_FRAMES,
         # Engines record their graphs before they serve; a trainer's recording has frames of a pass.
         (Phase.ROLLOUT_INIT, r"cuda/graphs\.py\S*, line \d+, in capture_(?:begin|end)\b"),
         (
