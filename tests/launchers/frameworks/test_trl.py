@@ -341,14 +341,15 @@ def test_the_flags_of_a_file_go_to_accelerate_alone() -> None:
 
 def test_variables_go_to_the_environment() -> None:
     command = TRL.command(job(), Knobs(allocator="expandable"), run="r", attempt=1, resume=False)
-    assert command.env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert command.env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "--PYTORCH_CUDA_ALLOC_CONF" not in command.argv
     profile = TRL.profile(job(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"), CLUSTER)
     assert profile.knobs.allocator == "expandable"
 
 
 def env(of: Job, knobs: Knobs) -> dict[str, str]:
-    return TRL.command(of, knobs, run="r", attempt=1, resume=False).env
+    alone = replace(of, recovery=replace(of.recovery, in_place=False))
+    return TRL.command(alone, knobs, run="r", attempt=1, resume=False).env
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
