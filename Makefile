@@ -74,7 +74,7 @@ test-lowest: install  ## the fast tests of the core on the lower bounds of its d
 	.venv-lowest/bin/python -m pytest -m "not e2e and not e2e_long" $(LOWEST_TESTS) \
 		--deselect tests/orchestrator/config/test_loader.py::test_the_committed_schema_is_current  # of the pinned pydantic
 
-ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray, about 6 minutes
+ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray; 25 minutes on a busy machine
 	$(BIN)/python -m tests.launchers.runners.ray_versions
 
 e2e: install  ## real Ray, SGLang and out-of-memory failures

@@ -89,6 +89,15 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+_hangups: list[int] = []  # before anybody listened
+
+
+def outlive_terminal() -> None:
+    """Let this process outlive its terminal from now on; whoever listens later is told that it is gone."""
+    if _in_main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda number, _: _hangups.append(number))
+
+
 @contextmanager
 def listening(
     request: Path | None = None, *, hung_up: Callable[[], None] = lambda: None
@@ -103,6 +112,8 @@ def listening(
     before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: hung_up())
+        if _hangups:
+            hung_up()
     try:
         yield interrupts
     finally:

@@ -96,6 +96,25 @@ def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
     assert "the terminal is gone; the run goes on" in log and "stopped by SIGTERM" in log
 
 
+def test_a_driver_outlives_a_terminal_that_goes_while_it_starts(home: Path) -> None:
+    def hang_up(child: subprocess.Popen[bytes]) -> None:
+        end = time.monotonic() + 20
+        while not caught(child.pid) & 1 << signal.SIGHUP - 1:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        child.send_signal(signal.SIGHUP)
+
+    seen = run("launch", "job.yaml", cwd=home, tty=True, play="tight_memory", meanwhile=hang_up)
+    assert seen.code == 0
+    assert "the terminal is gone; the run goes on" in (the_run(home).path / "driver.log").read_text()
+
+
+def caught(pid: int) -> int:
+    """Return the signals that a process handles, as the kernel's bits."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("SigCgt:")).split()[1], 16)
+
+
 def drains(home: Path) -> None:
     """Wait until the memory of an attempt is awaited."""
     end = time.monotonic() + 20
