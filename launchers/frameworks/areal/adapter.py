@@ -38,12 +38,12 @@ _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the b
 
 # The predicates that knobs.yaml and unsupported.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_sglang": lambda config: config.engine == "sglang",
+    "is_sglang": lambda config: config.engine != "vllm",
     "is_vllm": lambda config: config.engine == "vllm",
     "is_fsdp": lambda config: config.trainer == "fsdp",
     "is_not_fsdp": lambda config: config.trainer != "fsdp",
     "is_megatron": lambda config: config.trainer == "megatron",
-    "is_archon": lambda config: config.trainer == "archon",
+    "is_archon": lambda config: config.trainer not in ("fsdp", "megatron"),
     "is_not_adam": lambda config: not config.streams_adam,
     "can_stream_the_optimizer": lambda config: config.trainer == "fsdp" and config.streams_adam,
     "is_v2": lambda config: config.text("actor._version") == "v2",
