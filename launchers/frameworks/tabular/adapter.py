@@ -10,7 +10,7 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import rehearsals
-from autotune.launchers.frameworks.core.data import GuidedFramework, package_of
+from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
@@ -21,6 +21,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
     printed_overrides,
     value_of,
 )
+from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of
@@ -37,7 +38,10 @@ C = TypeVar("C", bound=DeclaredSettings)
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
-    """Its folder holds knobs, unsupported, lines and rehearsal (each `.yaml`), and `facts/RELEASE.json`."""
+    """Its folder holds `facts/RELEASE.json` and, as `.yaml`, knobs, unsupported, lines, trial and rehearsal.
+
+    And refused, warnings and unread, unless its adapter tells them.
+    """
 
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
@@ -48,7 +52,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
     no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
     file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
     adds: ClassVar[str] = ""  # the prefix that an override needs to add a key; empty: none is added
+    unread_in: ClassVar[str] = ""  # the release whose code unread.yaml was read in; empty: it has none
+    program: ClassVar[Program | None] = None  # what its printed configuration is told by, if it prints one
     top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
+    forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings with which answers are as long as allowed
     readers: ClassVar[Mapping[str, rows.Reader]] = {}  # the functions that knobs.yaml names
     writers: ClassVar[Mapping[str, rows.Writer]] = {}
     reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
@@ -57,9 +64,14 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def config(self, job: Job) -> C:
         """Return what a job's settings come to."""
 
-    @abstractmethod
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield what the framework refuses at its start."""
+        """Yield what the framework refuses at its start: the rows of `refused.yaml`."""
+        for row in rows.refusals(package_of(self)):
+            if self.when[row.when](config):
+                message = row.message.format(value=config.get(row.setting))
+                yield Problem(
+                    path=("settings", config.as_written(row.setting)), message=message, hint=row.hint
+                )
 
     @abstractmethod
     def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
@@ -69,13 +81,19 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Return the phases in which a knob changes the memory in use, where they follow from the job."""
         return {}
 
-    @abstractmethod
     def constraints(self, config: C) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids; those of knobs that are not offered are left out."""
+        """Yield what binds the knobs beyond their rows; those of knobs that are not offered are left out."""
+        return iter(())
 
-    @abstractmethod
     def warnings(self, config: C) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
+        """Yield what the user should know before the launch: `warnings.yaml` and `unread.yaml`."""
+        version = config.release.version
+        for key, unread in rows.unread(package_of(self)).items() if version == self.unread_in else ():
+            if config.has(key) and self._holds(config)(unread.when):
+                yield f"{key} has no effect in {self.name} {version}: {unread.why}"
+        for row in rows.warnings(package_of(self)):
+            if self.when[row.when](config):
+                yield row.says.format(longest=config.longest)
 
     def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
         """Yield what the user should know of the job on this cluster."""
@@ -130,7 +148,8 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         present = self.present(config)
         knobs = {row.knob for row in present}
-        bounds = (*self.constraints(config), *rows.fixed(present))
+        sizes = rows.bounds(present, lambda name: getattr(config, name))
+        bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
@@ -161,8 +180,9 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         changed = self.settings(job, knobs)
         whole = self.config(msgspec.structs.replace(job, settings={**job.settings, **changed}))
-        own = self.started(whole, job, run=run, resume=resume)
-        own |= self.of_attempt(whole, job, run=run, attempt=attempt)
+        needed = self.of_attempt(whole, job, run=run, attempt=attempt)
+        needed |= self.started(whole, job, run=run, resume=resume)
+        own = {whole.key(key): value for key, value in needed.items()}
         replaced = {bare(key) for key in (*changed, *own)}
         kept = {key: value for key, value in config.given.items() if bare(key) not in replaced}
         entry = tuple(word for word in job.command if not overrides_in([word], top=self.top)) or self.entry
@@ -179,6 +199,28 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Return the step that ends the training; without it the length of the data decides."""
         config = self.config(job)
         return config.count(self.steps_key) or None if config.has(self.steps_key) else None
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the overrides that differ from the job as written, in its own spelling."""
+        config = self.config(job)
+        found = self.together(config, self.knob_settings(config, knobs))
+        return {config.key(key): value for key, value in found.items() if config.differs(found, key)}
+
+    def together(self, config: C, found: dict[str, Any]) -> dict[str, Any]:
+        """Return changed settings with those that follow them."""
+        return found
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps and the settings of `trial.yaml`: names and folders of its own."""
+        own = {
+            key: value.format(folder=folder, name=job.name) if isinstance(value, str) else value
+            for key, value in document(package_of(self), "trial.yaml", dict[str, Any]).items()
+        }
+        own[self.steps_key] = steps
+        if longest and self.can_force_longest(job):
+            own |= self.forces_longest
+        given = {key: value for key, value in self.config(job).given.items() if bare(key) not in own}
+        return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as the framework's command line takes them."""
@@ -235,7 +277,9 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return msgspec.structs.replace(trial, settings=settings)
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the overrides of the command line, where a log shows one."""
+        """Return the overrides of the command line, and the configuration, where a log shows them."""
+        if self.program is not None:
+            return printed(text, self.program)
         return printed_overrides(text, self.declared(self.releases[-1]).types)
 
     def marker(self, line: str) -> Marker | None:

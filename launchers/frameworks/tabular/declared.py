@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from importlib import resources
 from typing import Any
@@ -31,6 +31,7 @@ class Facts(Value, frozen=True, dict=True, gc=True):
     defaults: dict[str, Any]
     source: str = ""  # where they were read, where it is no package of PyPI
     engines: dict[str, str] = {}  # the version of an inference engine that the release asks for, by its name
+    sections: frozenset[str] = frozenset()  # that may be written whole, in one setting
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -54,10 +55,10 @@ class Facts(Value, frozen=True, dict=True, gc=True):
         free = tuple(f"{key}." for key, kind in self.types.items() if kind == FREE)
         for spelled in given:
             key = bare(spelled)
-            if key in self.types or key.startswith(free):
+            if key in self.types or key in self.sections or key.startswith(free):
                 continue
-            near = difflib.get_close_matches(key, self.types, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else ""
+            near = similar(key, self.types)
+            hint = f"did you mean {near}?" if near else ""
             yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
 
     def misfits(
@@ -89,6 +90,15 @@ def releases(package: str) -> tuple[str, ...]:
     names = (file.name for file in resources.files(package).joinpath("facts").iterdir())
     known = (name.removesuffix(".json") for name in names if name.endswith(".json"))
     return tuple(sorted(known, key=Version))
+
+
+def similar(key: str, known: Iterable[str]) -> str:
+    """Return the known key that looks most like an unknown one, of those of its name if any; empty: none."""
+    name = key.rpartition(".")[2]
+    ordered = sorted(known)
+    same = [other for other in ordered if other.rpartition(".")[2] == name]
+    close = difflib.get_close_matches(key, same or ordered, n=1, cutoff=0.6)
+    return close[0] if close else ""
 
 
 class DeclaredSettings(Settings, ABC):
@@ -131,14 +141,25 @@ class DeclaredSettings(Settings, ABC):
         for key in self.given if self.keys else ():
             if prefix(key) or key in known or self.holds(key):
                 continue
-            near = difflib.get_close_matches(key, self.keys, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}? " if near else ""
+            near = similar(key, self.keys)
+            hint = f"did you mean {near}? " if near else ""
             hint += f"{adds}{key} adds a key of your own"
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
     def key(self, name: str) -> str:
         """Return a setting as the job's own command line takes it."""
         return name
+
+    def as_written(self, name: str) -> str:
+        """Return a setting as the job itself writes it, else its plain name."""
+        return self.key(name) if self.has(name) else name
+
+    def differs(self, found: Mapping[str, Any], key: str) -> bool:
+        """Return whether the job with everything else found would not have this value by itself."""
+        followed = self.followed(key)
+        present = found.get(followed, self.get(key)) if followed else self.get(key)
+        value = found[key]
+        return bool(present != value) or isinstance(present, bool) != isinstance(value, bool)
 
     @property
     @abstractmethod

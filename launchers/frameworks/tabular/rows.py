@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import msgspec
 
-from autotune.launchers.frameworks.core.data import rows
+from autotune.launchers.frameworks.core.data import rows, table
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs, Setting
-from autotune.policies.values.profile import FixedDuringRun, Grid, Support
+from autotune.policies.values.profile import (
+    AtLeast,
+    Constraint,
+    Divides,
+    FixedDuringRun,
+    Grid,
+    Requires,
+    Support,
+)
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 Holds = Callable[[str], bool]  # whether a predicate of the data files is true of a job
 Reader = Callable[[Any], Setting]  # of a knob in a job's settings
-Writer = Callable[
-    [Any, Knobs, Knobs], Mapping[str, Any]
-]  # settings by a job's own, its knobs and the new ones
+# The settings to write, by a job's own, the knobs that they come to, and those that are wanted.
+Writer = Callable[[Any, Knobs, Knobs], Mapping[str, Any]]
+
+
+class Needs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value of a knob that is only taken beside some values of another one."""
+
+    value: int | float | bool | str
+    other: str
+    values: tuple[int | float | bool | str, ...]
+    why: str
 
 
 class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +55,9 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
     when: str = ""  # empty: in all
+    at_least: dict[str, str] = {}  # a size of the job -> why the knob is not below it; `{value}`: the size
+    divides: dict[str, str] = {}  # a size of the job -> why the knob divides it; a size of 0 binds nothing
+    needs: tuple[Needs, ...] = ()
     fixed: str = ""  # why it stays as it is once a checkpoint is there; empty: it may change
     stays: str = ""  # why it always stays as it is: it is read, for estimates, and never offered
 
@@ -46,6 +65,29 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def settings(self) -> tuple[str, ...]:
         """The setting and those of the other models."""
         return (self.setting, *self.also.values())
+
+
+class Refusal(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the framework refuses of a setting; `{value}` in its message is what the job has."""
+
+    setting: str
+    when: str
+    message: str
+    hint: str = ""
+
+
+class Warned(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user of some jobs should know; `{longest}` are the tokens of the longest sequence."""
+
+    when: str
+    says: str
+
+
+class Unread(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why the framework does not read a setting that it accepts, and in which jobs it does not."""
+
+    why: str
+    when: str = ""  # empty: in all
 
 
 class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +101,8 @@ class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @cache
 def knob_rows(package: str) -> tuple[Row, ...]:
     """Return the rows of a framework's `knobs.yaml`."""
-    return rows(package, "knobs.yaml", Row)
+    every = rows(package, "knobs.yaml", Row)
+    return tuple(msgspec.structs.replace(row, grid=_counted(row.grid)) for row in every)
 
 
 @cache
@@ -75,6 +118,24 @@ def known(package: str, holds: Holds) -> tuple[Row, ...]:
         for row in knob_rows(package)
         if holds(row.when)
     )
+
+
+@cache
+def refusals(package: str) -> tuple[Refusal, ...]:
+    """Return the rows of a framework's `refused.yaml`."""
+    return rows(package, "refused.yaml", Refusal)
+
+
+@cache
+def warnings(package: str) -> tuple[Warned, ...]:
+    """Return the rows of a framework's `warnings.yaml`."""
+    return rows(package, "warnings.yaml", Warned)
+
+
+@cache
+def unread(package: str) -> dict[str, Unread]:
+    """Return the settings of a framework's `unread.yaml`."""
+    return table(package, "unread.yaml", Unread)
 
 
 def applying(package: str, holds: Holds) -> tuple[Row, ...]:
@@ -124,6 +185,21 @@ def offered(
     return result
 
 
+def bounds(present: Iterable[Row], sizes: Callable[[str], float]) -> Iterator[Constraint]:
+    """Yield what binds the knobs beyond their grids; `sizes` returns the job's by name."""
+    for row in present:
+        for name, why in row.at_least.items():
+            if size := sizes(name):
+                yield AtLeast(knob=row.knob, value=size, why=why.format(value=size))
+        for name, why in row.divides.items():
+            if size := sizes(name):
+                yield Divides(knob=row.knob, of=int(size), why=why.format(value=size))
+        for need in row.needs:
+            yield Requires(
+                knob=row.knob, value=need.value, other=need.other, values=need.values, why=need.why
+            )
+
+
 def fixed(present: Iterable[Row]) -> tuple[FixedDuringRun, ...]:
     """Return the constraints of the knobs that a checkpoint binds."""
     return tuple(FixedDuringRun(knob=row.knob, why=row.fixed) for row in present if row.fixed)
@@ -159,6 +235,13 @@ def written(
         differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
         result |= dict.fromkeys(differing, _value(row, value))
     return result
+
+
+def _counted(grid: Grid) -> Grid:
+    """Return a grid whose whole numbers are integers, as a count of bytes or tokens is shown."""
+    ends = {name: getattr(grid, name) for name in ("minimum", "maximum", "multiple")}
+    whole = {name: int(end) for name, end in ends.items() if end is not None and float(end).is_integer()}
+    return msgspec.structs.replace(grid, **whole)
 
 
 def _shared(row: Row, settings: Settings) -> Setting:

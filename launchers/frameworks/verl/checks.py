@@ -1,31 +1,23 @@
-"""What verl refuses of a job's settings, at its start or at the first longest sequence, and never reads."""
+"""What verl refuses of a job's settings, at its start or at the first longest sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
 
+import msgspec
+
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix
-from autotune.launchers.frameworks.tabular.declared import FREE
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES, keys_of
-from autotune.launchers.frameworks.verl.knobs import CRITIC_TOKENS, WHEN, critic_tokens, scored
-from autotune.policies.values.value import Value
+from autotune.launchers.frameworks.verl.knobs import CRITIC_TOKENS, critic_tokens, scored
 
-_UNREAD_IN = "0.9.1"  # the release whose code unread.yaml was read in
 _COUNTED = "verl needs it while micro-batches are counted in sequences"
 
 Refusal = tuple[str, str, str]  # a setting, what is wrong with it, and what to write instead
-
-
-class Unread(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why verl does not read a setting, and in which jobs it does not."""
-
-    why: str
-    when: str = ""  # empty: in all
 
 
 @cache
@@ -34,48 +26,26 @@ def removed() -> dict[str, str]:
     return table(__package__, "removed.yaml", str)
 
 
-@cache
-def unread() -> dict[str, Unread]:
-    """Return the settings that verl accepts and never reads."""
-    return table(__package__, "unread.yaml", Unread)
-
-
-def ignored(config: Config) -> Iterator[str]:
-    """Yield a sentence for each setting of the job that has no effect."""
-    version = config.release.version
-    for key, setting in unread().items() if version == _UNREAD_IN else ():
-        if config.has(key) and (not setting.when or WHEN[setting.when](config)):
-            yield f"{key} has no effect in verl {version}: {setting.why}"
-
-
 def unknown(config: Config) -> Iterator[Problem]:
     """Yield the settings that the release which stands for the job's verl does not know."""
-    known = config.known
-    open_nodes = tuple(f"{key}." for key, kind in known.types.items() if kind == FREE)
-    for spelled in config.given if config.model_engine in ENGINES else ():
-        key = bare(spelled)
-        plain = prefix(spelled) in ("+", "++") and known.is_plain(key) and key not in removed()
-        if plain or key in known.defaults or key in known.nodes or key.startswith(open_nodes):
-            continue
-        yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=_hint(config, key))
-
-
-def _hint(config: Config, key: str) -> str:
-    if key in removed():
-        return removed()[key]
     other = "dp" if config.megatron else "megatron"
-    if key in keys_of(config.release.version, other).defaults:
-        return f"it belongs to `model_engine: {other}`"
-    similar = config.known.similar(key)
-    return f"did you mean {similar}?" if similar else ""
+    for problem in config.known.unknown(config.given) if config.model_engine in ENGINES else ():
+        spelled = str(problem.path[-1])
+        key, hint = bare(spelled), problem.hint
+        if key in removed():
+            hint = removed()[key]
+        elif prefix(spelled) in ("+", "++") and config.known.is_plain(key):
+            continue
+        elif key in keys_of(config.release.version, other).defaults:
+            hint = f"it belongs to `model_engine: {other}`"
+        yield msgspec.structs.replace(problem, hint=hint)
 
 
 def refused(config: Config) -> Iterator[Problem]:
-    """Yield what would make the job fail."""
-    for check in (_modes, _batches, _lengths, _splits):
+    """Yield sizes that do not fit each other."""
+    for check in (_batches, _lengths, _splits):
         for key, message, hint in check(config):
-            spelled = config.key(key) if config.has(key) else key
-            yield Problem(path=("settings", spelled), message=message, hint=hint)
+            yield Problem(path=("settings", config.as_written(key)), message=message, hint=hint)
 
 
 def rollout_sizes(config: Config) -> tuple[int, ...]:
@@ -88,23 +58,6 @@ def rollout_sizes(config: Config) -> tuple[int, ...]:
 def sequence_sizes(config: Config) -> tuple[int, ...]:
     """Return the legal sizes of Ulysses: it splits heads and shares key-value heads evenly."""
     return splits.head_sizes(splits.divisors(config.world), config.shape)
-
-
-def _modes(config: Config) -> Iterator[Refusal]:
-    if config.model_engine not in (*ENGINES, "veomni", "torchtitan"):
-        yield "model_engine", f"there is no model engine {config.model_engine}", "dp (FSDP) or megatron"
-    if config.engine not in ("vllm", "sglang", "trtllm"):
-        yield f"{ROLLOUT}.name", "verl needs an inference engine", "vllm or sglang"
-    if not 0 < config.share(f"{ROLLOUT}.gpu_memory_utilization") <= 1:
-        yield f"{ROLLOUT}.gpu_memory_utilization", "must be a share of the card", "such as 0.5"
-    mode = config.text("trainer.resume_mode")
-    if mode == "resume_path":
-        hint = "to go on from others name their folder in trainer.default_local_dir and write `resume: true`"
-        yield "trainer.resume_mode", "an attempt continues the checkpoints of its own run", hint
-    elif mode not in ("auto", "disable"):
-        yield "trainer.resume_mode", f"there is no mode {mode}", "auto or disable"
-    if config.text("trainer.default_local_dir").startswith("~"):
-        yield "trainer.default_local_dir", "verl does not expand `~`", "write the whole path"
 
 
 def _batches(config: Config) -> Iterator[Refusal]:
@@ -146,26 +99,22 @@ def _lengths(config: Config) -> Iterator[Refusal]:
 
 
 def _splits(config: Config) -> Iterator[Refusal]:
-    shape, parallel, key = config.shape, config.parallel, f"{ROLLOUT}.tensor_model_parallel_size"
-    engines, present = rollout_sizes(config), config.count(key)
-    if present not in engines:
+    engines, split = f"{ROLLOUT}.tensor_model_parallel_size", config.split_key
+    present, legal, shape = config.count(engines), rollout_sizes(config), config.shape
+    if present not in legal:
         heads = f" and {shape.heads} attention heads" if shape is not None else ""
         message = f"{present} does not divide {config.rollout_world} GPUs{heads}"
-        yield key, message, f"one of {', '.join(map(str, engines))}"
+        yield engines, message, f"one of {', '.join(map(str, legal))}"
     if config.megatron:
-        model = parallel * config.ranks(MEGATRON, "tensor_model", "pipeline_model")
+        model = config.parallel * config.ranks(MEGATRON, "tensor_model", "pipeline_model")
         if config.world % model:
             sizes = f"tensor x pipeline x context parallelism = {model}"
             yield f"{MEGATRON}.tensor_model_parallel_size", f"{sizes} does not divide {config.world} GPUs", ""
-        return
-    if parallel > 1 and not config.flag(f"{MODEL}.use_remove_padding"):
-        needed = f"{MODEL}.use_remove_padding"
-        yield config.split_key, "Ulysses needs model.use_remove_padding", f"{needed}: true"
-    if parallel > 1 and parallel not in (legal := sequence_sizes(config)):
-        heads = (
-            f", {shape.heads} attention heads and {shape.kv_heads} key-value heads"
-            if shape is not None
-            else ""
-        )
-        message = f"{parallel} does not split {config.world} GPUs{heads} evenly"
-        yield config.split_key, message, f"one of {', '.join(map(str, legal))}"
+    elif config.parallel > 1:
+        padding, legal = f"{MODEL}.use_remove_padding", sequence_sizes(config)
+        if not config.flag(padding):
+            yield split, "Ulysses needs model.use_remove_padding", f"{padding}: true"
+        if config.parallel not in legal:
+            heads = f", {shape.heads} attention heads and {shape.kv_heads} key-value heads" if shape else ""
+            message = f"{config.parallel} does not split {config.world} GPUs{heads} evenly"
+            yield split, message, f"one of {', '.join(map(str, legal))}"

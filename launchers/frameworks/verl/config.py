@@ -46,13 +46,6 @@ class Config(DeclaredSettings):
                 return spelled
         return name if name in self.known.configured else f"++{name}"
 
-    def differs(self, found: Mapping[str, Any], key: str) -> bool:
-        """Return whether the job with everything else found would not have this value by itself."""
-        followed = self.followed(key)
-        present = found.get(followed, self.get(key)) if followed else self.get(key)
-        value = found[key]
-        return bool(present != value) or isinstance(present, bool) != isinstance(value, bool)
-
     @property
     def engine(self) -> str:
         """The inference engine: vllm, sglang or trtllm."""
@@ -76,6 +69,21 @@ class Config(DeclaredSettings):
     def world(self) -> int:
         """GPUs of the trainer."""
         return max(1, self.count("trainer.nnodes")) * max(1, self.count("trainer.n_gpus_per_node"))
+
+    @property
+    def stage(self) -> int:
+        """GPUs of one of Megatron's pipeline stages."""
+        return max(1, self.world // self.ranks(MEGATRON, "pipeline_model"))
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of the model; 0 where its shape is not known."""
+        return 0 if self.shape is None else self.shape.heads
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that the engine takes at once; 0 where it chooses itself."""
+        return self.count(f"{ROLLOUT}.max_num_seqs")
 
     @property
     def parallel(self) -> int:
@@ -130,24 +138,16 @@ class Config(DeclaredSettings):
         return self.adapters and fsdp1 and not apart
 
     @property
-    def scores_reference(self) -> bool:
-        """Whether a reference policy is scored."""
-        return self.flag(f"{ACTOR}.use_kl_loss") or self.flag("algorithm.use_kl_in_reward")
-
-    @property
     def reference(self) -> bool:
         """Whether a reference model of its own is loaded."""
-        return self.scores_reference and not self.adapters
+        scored = self.flag(f"{ACTOR}.use_kl_loss") or self.flag("algorithm.use_kl_in_reward")
+        return scored and not self.adapters
 
     @property
     def critic(self) -> bool:
         """Whether a critic is trained."""
         enabled = self.get("critic.enable")
         return bool(enabled) if enabled is not None else self.text("algorithm.adv_estimator") == "gae"
-
-    def of_critic(self, *keys: str) -> tuple[str, ...]:
-        """Return the keys where a critic is trained, else none."""
-        return keys if self.critic else ()
 
     @property
     def dynamic(self) -> bool:
@@ -171,11 +171,6 @@ class Config(DeclaredSettings):
     def entropy(self) -> bool:
         """Whether the update itself computes the entropy."""
         return bool(self.share(f"{ACTOR}.entropy_coeff")) or self.flag(f"{ACTOR}.calculate_entropy")
-
-    @property
-    def replicas(self) -> int:
-        """Engines that generate side by side."""
-        return max(1, self.rollout_world // self.engine_ranks)
 
     @property
     def engine_ranks(self) -> int:

@@ -11,6 +11,7 @@ from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.splits import divisors
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer
 from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.policies.values.knobs import Knobs
 
 SNAPSHOT_TOOL = "torch_memory"
@@ -23,7 +24,7 @@ _SCORING = "log_prob_max_token_len_per_gpu"
 
 Found = dict[str, Any]
 
-# The predicates that knobs.yaml, unsupported.yaml and unread.yaml name.
+# The predicates that the rows of the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
     "is_megatron": lambda config: config.megatron,
     "is_fsdp": lambda config: not config.megatron,
@@ -47,6 +48,25 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     # Where micro-batches are counted in sequences, the critic's configuration demands their size.
     "critic_counts_tokens": lambda config: config.critic and config.dynamic,
     "trainer_is_v1": lambda config: config.flag("trainer.use_v1"),
+    "is_unknown_trainer": lambda config: config.model_engine not in (*ENGINES, "veomni", "torchtitan"),
+    "is_unknown_engine": lambda config: config.engine not in ("vllm", "sglang", "trtllm"),
+    "shares_no_card": lambda config: not 0 < config.share(f"{ROLLOUT}.gpu_memory_utilization") <= 1,
+    "resumes_others": lambda config: config.text("trainer.resume_mode") == "resume_path",
+    "is_unknown_resume_mode": lambda config: (
+        config.text("trainer.resume_mode") not in ("auto", "disable", "resume_path")
+    ),
+    "saves_below_a_tilde": lambda config: config.text("trainer.default_local_dir").startswith("~"),
+    "never_resumes": lambda config: not config.resumes,
+    "keeps_one_checkpoint": lambda config: config.get("trainer.max_actor_ckpt_to_keep") == 1,
+    "saves_in_the_background": lambda config: config.flag(f"{ACTOR}.checkpoint.async_save"),
+    "leaves_context_to_vllm": lambda config: (
+        config.engine == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None
+    ),
+    "exports_expandable_segments": lambda config: any(
+        "expandable_segments" in value for value in config.env.values()
+    ),
+    "summons_whole_model": lambda config: config.summons_whole and config.world > 1,
+    "engine_never_sleeps": lambda config: config.colocated and not config.sleeps and bool(config.engine),
 }
 
 
@@ -55,7 +75,8 @@ def requests(config: Config) -> int | None:
     validates = config.flag("trainer.val_before_train") or config.count("trainer.test_freq") > 0
     if validates or config.text("trainer.v1.trainer_mode") != "sync" or not config.sequences:
         return None
-    return max(1, -(-config.sequences // config.replicas))
+    replicas = max(1, config.rollout_world // config.engine_ranks)
+    return max(1, -(-config.sequences // replicas))
 
 
 def critic_tokens(config: Config) -> int:
@@ -70,7 +91,7 @@ def scored(config: Config, name: str) -> list[str]:
 
 def _concurrency(config: Config) -> int:
     """Return the requests that an engine works on at once; validation sends all its prompts together."""
-    most = config.count(f"{ROLLOUT}.max_num_seqs") or _REQUESTS
+    most = config.most_requests or _REQUESTS
     asked = requests(config)
     return most if asked is None else min(most, asked)
 
@@ -129,7 +150,9 @@ def _write_passes(config: Config, before: Knobs, after: Knobs) -> Found:
     split = after.sequence_parallel or after.context_parallel or 1
     result: Found = {f"{ACTOR}.use_dynamic_bsz": after.dynamic_batching}
     if split != config.parallel:
-        result |= dict.fromkeys([config.split_key, *config.of_critic(config.critic_split_key)], split)
+        result[config.split_key] = split
+        if config.critic:
+            result[config.critic_split_key] = split
     if after.dynamic_batching:
         result |= _tokens(config, before, after, split)
     elif after.microbatch_size and after.microbatch_size != before.microbatch_size:

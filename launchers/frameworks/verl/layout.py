@@ -6,7 +6,6 @@ from autotune.launchers.frameworks.core.optimizer_state import megatron_state_by
 from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Component, Phase
-from autotune.policies.values.profile import Placement
 
 _FP32 = 4
 _OPTIMIZER = f"{ACTOR}.optim"
@@ -20,11 +19,6 @@ _TRAINING = (
     Phase.CHECKPOINT,
 )
 _GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
-
-
-def placement(config: Config) -> Placement:
-    """Return whether trainer and engine share their GPUs."""
-    return Placement.COLOCATED if config.colocated else Placement.ASYNCHRONOUS
 
 
 def resident(config: Config) -> dict[str, tuple[str, ...]]:

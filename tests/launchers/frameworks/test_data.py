@@ -18,6 +18,7 @@ from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.megatron import profile
 from autotune.launchers.frameworks.openrlhf import profile as openrlhf_profile
 from autotune.launchers.frameworks.tabular.declared import facts
+from autotune.launchers.frameworks.tabular.rows import unread
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
@@ -149,7 +150,7 @@ def test_every_predicate_of_unsupported_knobs_is_named_and_every_name_is_one(mod
 def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:
     known = {key for engine in ("dp", "megatron") for key in keys.keys_of("0.9.1", engine).defaults}
     assert not set(checks.removed()) & known
-    assert set(checks.unread()) <= known
+    assert set(unread("autotune.launchers.frameworks.verl")) <= known
 
 
 def test_moved_settings_of_areal_lead_to_known_ones() -> None:

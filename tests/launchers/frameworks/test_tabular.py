@@ -1,5 +1,6 @@
 """What the data files of tabular frameworks may say, and the dialects in which settings are written."""
 
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -10,12 +11,23 @@ from autotune.launchers.frameworks.dialects.hydra import override, printed_overr
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
-from autotune.launchers.frameworks.tabular.rows import Row, declined_rows, knob_rows, offered, read, written
-from autotune.launchers.frameworks.verl.checks import unread
+from autotune.launchers.frameworks.tabular.rows import (
+    Needs,
+    Row,
+    bounds,
+    declined_rows,
+    knob_rows,
+    offered,
+    read,
+    refusals,
+    unread,
+    warnings,
+    written,
+)
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.observation import StepDone
-from autotune.policies.values.profile import Grid, Support
+from autotune.policies.values.profile import AtLeast, Divides, Grid, Requires, Support
 
 TABULAR = [framework for framework in FRAMEWORKS.values() if isinstance(framework, TabularFramework)]
 every = pytest.mark.parametrize("framework", TABULAR, ids=lambda framework: framework.name)
@@ -53,11 +65,22 @@ def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_name
     rows = knob_rows(package(framework))
     refused = declined_rows(package(framework))
     named = {row.when for row in (*rows, *refused)} | {name for row in rows for name in row.also}
-    if framework.name == "verl":
-        named |= {setting.when for setting in unread().values()}
+    folder = resources.files(package(framework))
+    for file, read_rows in (("refused.yaml", refusals), ("warnings.yaml", warnings)):
+        if folder.joinpath(file).is_file():
+            named |= {row.when for row in read_rows(package(framework))}
+    if framework.unread_in:
+        named |= {setting.when for setting in unread(package(framework)).values()}
     assert named - {""} == set(framework.when)
     assert {row.read for row in rows} - {""} == set(framework.readers)
     assert {row.write for row in rows} - {""} == set(framework.writers)
+
+
+@every
+def test_counts_of_bytes_and_tokens_are_integers(framework: TabularFramework[Any]) -> None:
+    grids = [row.grid for row in knob_rows(package(framework))]
+    counts = [grid for grid in grids if (grid.minimum or 0) >= 64]
+    assert counts and all(isinstance(end, int) for grid in counts for end in (grid.minimum, grid.multiple))
 
 
 @every
@@ -125,6 +148,22 @@ def test_functions_read_and_write_what_a_setting_alone_does_not_tell() -> None:
     assert written((row,), settings, Knobs(tokens_per_microbatch=16), readers, writers) == {}
     changed = written((row,), settings, Knobs(tokens_per_microbatch=4), readers, writers)
     assert changed == {"tokens": 2, "was": Knobs(tokens_per_microbatch=16)}
+
+
+def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
+    row = Row(
+        knob="microbatch_size",
+        setting="a.b",
+        at_least={"longest": "{value} tokens", "unknown": "a size of 0"},
+        divides={"batch": "it divides {value}"},
+        needs=(Needs(value=1, other="dynamic_batching", values=(False,), why="alone"),),
+    )
+    sizes = {"longest": 64, "unknown": 0, "batch": 12}
+    assert list(bounds((row,), sizes.__getitem__)) == [
+        AtLeast(knob="microbatch_size", value=64, why="64 tokens"),
+        Divides(knob="microbatch_size", of=12, why="it divides 12"),
+        Requires(knob="microbatch_size", value=1, other="dynamic_batching", values=(False,), why="alone"),
+    ]
 
 
 def test_grids_and_phases_of_a_job_stand_over_those_of_a_row() -> None:
