@@ -18,6 +18,7 @@ from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.declared import SECTION
 from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Layout, Model
@@ -37,12 +38,12 @@ _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the b
 
 # The predicates that knobs.yaml and unsupported.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_sglang": lambda config: config.engine == "sglang",
+    "is_sglang": lambda config: config.engine != "vllm",
     "is_vllm": lambda config: config.engine == "vllm",
     "is_fsdp": lambda config: config.trainer == "fsdp",
     "is_not_fsdp": lambda config: config.trainer != "fsdp",
     "is_megatron": lambda config: config.trainer == "megatron",
-    "is_archon": lambda config: config.trainer == "archon",
+    "is_archon": lambda config: config.trainer not in ("fsdp", "megatron"),
     "is_not_adam": lambda config: not config.streams_adam,
     "can_stream_the_optimizer": lambda config: config.trainer == "fsdp" and config.streams_adam,
     "is_v2": lambda config: config.text("actor._version") == "v2",
@@ -306,7 +307,9 @@ def _without_idle_nulls(config: Config, settings: Mapping[str, Any]) -> dict[str
 
 
 def _differs(config: Config, name: str, value: Any) -> bool:
-    return bool(config.get(name) != value or (value is None and not config.says(name)))
+    if value is None:
+        return config.has(name) or not config.says(name)
+    return bool(config.get(name) != value)
 
 
 def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,13 +318,12 @@ def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[s
     The same setting of another role follows on purpose; anything else is the user's.
     """
     keys = {name.rpartition(".")[2] for name in written}
-    kinds = {name: before.facts.kind_of(name) for name in before.written()}
     return {
         name: before.get(name)
-        for name, kind in kinds.items()
-        if name not in written
-        and kind not in (None, "section")
+        for name in before.written()
+        if not any(f"{name}.".startswith(f"{each}.") for each in written)
         and name.rpartition(".")[2] not in keys
+        and before.facts.kind_of(name) not in (None, SECTION)
         and before.get(name) != after.get(name)
     }
 

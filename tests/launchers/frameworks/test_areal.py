@@ -335,6 +335,15 @@ def test_what_refers_to_a_changed_setting_stays_as_it_is():
     assert FRAMEWORK.settings(critic, Knobs(tensor_parallel=2)) == {"actor.backend": "fsdp:d2t2"}
 
 
+def test_a_profile_of_memory_is_switched_off_whole():
+    each = job(memory_profiler={"profile_steps": [0, 1]})
+    assert profile(each).knobs.memory_profile is True
+    assert FRAMEWORK.settings(each, Knobs(memory_profile=False)) == {"memory_profiler": None}
+    assert FRAMEWORK.settings(job(), Knobs(memory_profile=True)) == {
+        "memory_profiler": {"profile_steps": [0, 1]}
+    }
+
+
 def test_megatrons_distributed_optimizer_stays_on() -> None:
     switch = "actor.megatron.ddp.use_distributed_optimizer"
     off = job({"actor.backend": "megatron:d4", switch: False})
