@@ -15,11 +15,11 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
 from autotune.orchestrator.annotate.annotator import Annotator
+from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.verdicts import exit_code
 from autotune.orchestrator.clock import Clock
-from autotune.orchestrator.cluster_fit import misfits
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import parse
@@ -28,8 +28,6 @@ from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import (
     ForcedExit,
     Interrupts,
-    end_at_once,
-    hangups_ignored,
     listening,
 )
 from autotune.orchestrator.errors import ExitCode, Failure, require
@@ -53,18 +51,7 @@ from autotune.policies.values.events import (
     Verdict,
 )
 from autotune.policies.values.history import accepted_of, fold, unended
-from autotune.policies.values.job import Cluster, Job
-
-
-def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
-    """Return the cluster of a job, the same one as `before`; raises Unreachable."""
-    from autotune.launchers.runners.cluster.runner import RayRunner
-
-    spec = job.cluster
-    address = spec.address
-    if address is None and before is not None:
-        address = "local" if before.address == "local" else "auto"
-    return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+from autotune.policies.values.job import Job
 
 
 def drive(
@@ -191,7 +178,9 @@ def _drive(
     runner: Runner | None = None
     try:
         with interrupts.cutting():
-            runner = _connected(job, interrupts, before=accepted.cluster if accepted is not None else None)
+            runner = connect.connected(
+                job, interrupts, before=accepted.cluster if accepted is not None else None
+            )
             note = getattr(runner, "note", "")
             if note:
                 views.say(note)
@@ -240,18 +229,6 @@ def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts:
     return Interrupted(by=interrupts.by)
 
 
-def _connected(job: Job, interrupts: Interrupts, *, before: Cluster | None) -> Runner:
-    """Return the cluster of a job; what it starts for that, our own local Ray, outlives the terminal."""
-    asked = bool(interrupts.by)
-    try:
-        with hangups_ignored():
-            return open_runner(job, before=before)
-    except BaseException:
-        if interrupts.by and not asked:
-            end_at_once(exit_code(Interrupted(by=interrupts.by)))
-        raise
-
-
 def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:
     """Say in driver.log, and in the traceback that the user sees, what became of the run."""
     left = unended(journal.history())
@@ -298,8 +275,8 @@ def _job(run: directory.Run, history: History) -> Job:
 def _take_edit(context: RunContext, edit: EditedJob) -> RunContext:
     """Record what the user changed; returns the context with the changed job."""
     cluster = context.runner.cluster()
-    _match(edit.job, cluster)
-    job, before = _measured(edit.job, cluster), accepted_of(context.journal.history()).profile
+    connect.match(edit.job, cluster)
+    job, before = connect.measured(edit.job, cluster), accepted_of(context.journal.history()).profile
     profile = context.framework.profile(job, cluster)
     context.record(
         Edited(
@@ -317,18 +294,10 @@ def _take_edit(context: RunContext, edit: EditedJob) -> RunContext:
     return msgspec.structs.replace(context, job=job)
 
 
-def _measured(job: Job, cluster: Cluster) -> Job:
-    """Return the job with the size of the cards, which some defaults of a framework follow."""
-    if job.cluster.gpu_memory_bytes is not None or not cluster.gpu_memory_bytes:
-        return job
-    spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
-    return msgspec.structs.replace(job, cluster=spec)
-
-
 def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
     cluster, request = runner.cluster(), run.request
-    _match(job, cluster)
-    job = _measured(job, cluster)
+    connect.match(job, cluster)
+    job = connect.measured(job, cluster)
     reconcile.accept(
         journal,
         run=run.id,
@@ -349,12 +318,6 @@ def versions() -> dict[str, str]:
     by_name = {"autotune": DISTRIBUTION, "ray": "ray", "torch": "torch", "sglang": "sglang"}
     found = {name: version_of(distribution) or "not installed" for name, distribution in by_name.items()}
     return {"python": platform.python_version(), **found}
-
-
-def _match(job: Job, cluster: Cluster) -> None:
-    """Raise Failure where the cluster is smaller than the job says, or its GPUs differ."""
-    for failure in misfits(job, cluster):
-        raise failure
 
 
 def _export(run: directory.Run, job: Job) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.orchestrator.cli import main
-from autotune.orchestrator.cli.shared import drive
+from autotune.orchestrator.cli.shared import connect, drive
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.run import certificate, export
@@ -121,7 +121,7 @@ def open_runner(*_: object, **__: object) -> Place:
 
 if __name__ == "__main__":
     play = sys.argv.pop(1)
-    drive.open_runner = open_runner  # type: ignore[assignment]
+    connect.open_runner = open_runner  # type: ignore[assignment]
     drive.Clock = Fast  # type: ignore[misc]
     reconcile.LAST_WORDS_S = 0.5
     main(prog_name="autotune")
