@@ -64,6 +64,20 @@ class Interrupts:
                 raise ForcedExit from None
 
     @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Let a process that is asked to end inside end with the signal's exit code and nothing else at exit.
+
+        What Ray does at exit with a connection that is half made can crash.
+        """
+        asked = bool(self._by)
+        try:
+            yield
+        except BaseException:
+            if self._by and not asked:
+                atexit.register(_leave, 128 + signal.Signals[self._by])
+            raise
+
+    @contextmanager
     def shielded(self) -> Iterator[None]:
         """Let what is inside be finished: a second signal raises ForcedExit after it."""
         with self._set(cutting=False):
@@ -134,16 +148,8 @@ def hangups_ignored() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def end_at_once(code: int) -> None:
-    """Let this process end with `code` and without what else is done at exit.
-
-    For a connection to Ray that a signal left half made: what Ray does at exit then can crash.
-    """
-
-    def leave() -> None:
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-    atexit.register(leave)
+def _leave(code: int) -> None:
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

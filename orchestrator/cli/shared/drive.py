@@ -25,13 +25,7 @@ from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.driver.signals import (
-    ForcedExit,
-    Interrupts,
-    end_at_once,
-    hangups_ignored,
-    listening,
-)
+from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.notify.courier import Courier
 from autotune.orchestrator.report import at_end
@@ -191,7 +185,9 @@ def _drive(
     runner: Runner | None = None
     try:
         with interrupts.cutting():
-            runner = _connected(job, interrupts, before=accepted.cluster if accepted is not None else None)
+            # What our own local Ray consists of goes on without the terminal too.
+            with interrupts.connecting(), hangups_ignored():
+                runner = open_runner(job, before=accepted.cluster if accepted is not None else None)
             note = getattr(runner, "note", "")
             if note:
                 views.say(note)
@@ -238,18 +234,6 @@ def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts:
         views.say(f"stopped by {interrupts.by} before anything was started")
     views.say(f"hint: `autotune resume {run.id}` continues the run")
     return Interrupted(by=interrupts.by)
-
-
-def _connected(job: Job, interrupts: Interrupts, *, before: Cluster | None) -> Runner:
-    """Return the cluster of a job; what it starts for that, our own local Ray, outlives the terminal."""
-    asked = bool(interrupts.by)
-    try:
-        with hangups_ignored():
-            return open_runner(job, before=before)
-    except BaseException:
-        if interrupts.by and not asked:
-            end_at_once(exit_code(Interrupted(by=interrupts.by)))
-        raise
 
 
 def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:
