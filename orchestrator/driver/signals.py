@@ -24,8 +24,10 @@ class ForcedExit(BaseException):
 class Interrupts:
     """Whether the user or the machine asked the driver to end."""
 
-    def __init__(self, request: Path | None = None) -> None:
+    def __init__(self, request: Path | None = None, *, arrived: Callable[[], int] = lambda: 1) -> None:
+        """`arrived` returns how many signals have come since it was last called."""
         self._by = ""
+        self._arrived = arrived
         self._request = request
         self.impatient = False
         self._cutting = self._at_once = self._unheard = self._raised = False
@@ -39,10 +41,10 @@ class Interrupts:
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
-        first = not self._by
-        if first:
+        first = not self._by and self._arrived() <= 1  # two that meet compiled code are noted once
+        if not self._by:
             self._by = signal.Signals(number).name
-        else:
+        if not first:
             self.impatient = self._unheard = True
         if self._cutting and (self._at_once or not first) and _in_main_thread():
             self._unheard = False
@@ -62,6 +64,20 @@ class Interrupts:
                 if not self._raised:
                     raise
                 raise ForcedExit from None
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Let a process that is asked to end inside end with the signal's exit code and nothing else at exit.
+
+        What Ray does at exit with a connection that is half made can crash.
+        """
+        asked = bool(self._by)
+        try:
+            yield
+        except BaseException:
+            if self._by and not asked:
+                atexit.register(_leave, 128 + signal.Signals[self._by])
+            raise
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -108,7 +124,11 @@ def listening(
     """
     if request is not None:
         request.unlink(missing_ok=True)
-    interrupts = Interrupts(request)
+    arrivals, theirs = os.pipe()
+    os.set_blocking(arrivals, False)
+    os.set_blocking(theirs, False)
+    wakeup = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    interrupts = Interrupts(request, arrived=lambda: _requests(arrivals))
     before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: hung_up())
@@ -120,8 +140,19 @@ def listening(
         for number, handler in before.items():
             # The process of an interrupted driver is about to end by itself, with its own exit code.
             signal.signal(number, signal.SIG_IGN if interrupts.by else handler)
+        signal.set_wakeup_fd(wakeup)
+        os.close(arrivals)
+        os.close(theirs)
         if request is not None:
             request.unlink(missing_ok=True)
+
+
+def _requests(arrivals: int) -> int:
+    """Return how many requests to end are in the pipe that the interpreter writes its signals into."""
+    try:
+        return sum(number in (signal.SIGINT, signal.SIGTERM) for number in os.read(arrivals, 4096))
+    except BlockingIOError:
+        return 0
 
 
 @contextmanager
@@ -134,16 +165,8 @@ def hangups_ignored() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def end_at_once(code: int) -> None:
-    """Let this process end with `code` and without what else is done at exit.
-
-    For a connection to Ray that a signal left half made: what Ray does at exit then can crash.
-    """
-
-    def leave() -> None:
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-    atexit.register(leave)
+def _leave(code: int) -> None:
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from autotune.launchers.base import Runner
-from autotune.orchestrator.cli.shared.verdicts import exit_code
 from autotune.orchestrator.cluster_fit import misfits
-from autotune.orchestrator.driver.signals import Interrupts, end_at_once, hangups_ignored
-from autotune.policies.values.events import Interrupted
 from autotune.policies.values.job import Cluster, Job
 
 
@@ -21,18 +18,6 @@ def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
     if address is None and before is not None:
         address = "local" if before.address == "local" else "auto"
     return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
-
-
-def connected(job: Job, interrupts: Interrupts, *, before: Cluster | None) -> Runner:
-    """Return the cluster of a job; what it starts for that, our own local Ray, outlives the terminal."""
-    asked = bool(interrupts.by)
-    try:
-        with hangups_ignored():
-            return open_runner(job, before=before)
-    except BaseException:
-        if interrupts.by and not asked:
-            end_at_once(exit_code(Interrupted(by=interrupts.by)))
-        raise
 
 
 def match(job: Job, cluster: Cluster) -> None:

@@ -25,11 +25,7 @@ from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.driver.signals import (
-    ForcedExit,
-    Interrupts,
-    listening,
-)
+from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.notify.courier import Courier
 from autotune.orchestrator.report import at_end
@@ -178,9 +174,9 @@ def _drive(
     runner: Runner | None = None
     try:
         with interrupts.cutting():
-            runner = connect.connected(
-                job, interrupts, before=accepted.cluster if accepted is not None else None
-            )
+            # What our own local Ray consists of goes on without the terminal too.
+            with interrupts.connecting(), hangups_ignored():
+                runner = connect.open_runner(job, before=accepted.cluster if accepted is not None else None)
             note = getattr(runner, "note", "")
             if note:
                 views.say(note)
