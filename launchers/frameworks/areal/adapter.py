@@ -23,7 +23,7 @@ from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
-from autotune.policies.values.job import SAVE_S, Cluster, Job
+from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import AtLeast, Constraint, Divides, Grid, Placement, Requires
 from autotune.policies.values.rehearsing import Part
@@ -36,7 +36,7 @@ _NAMES = re.compile(r"[\w.]+")
 _CONTEXT = "the engine's context"
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
 
-# The predicates that knobs.yaml and unsupported.yaml name.
+# The predicates that knobs.yaml, unsupported.yaml and warnings.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
     "is_sglang": lambda config: config.engine != "vllm",
     "is_vllm": lambda config: config.engine == "vllm",
@@ -62,6 +62,28 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "engine_cannot_be_split": lambda config: not split_sizes(config, "rollout", "tensor"),
     "trainer_cannot_be_split": lambda config: not split_sizes(config, "actor", "tensor"),
     "sequences_cannot_be_split": lambda config: not split_sizes(config, "actor", "context"),
+    "is_v2_somewhere": lambda config: config.is_v2,
+    "refuses_to_recover": lambda config: config.refuses_to_recover and not config.is_v2,
+    "lacks_recovery": lambda config: config.resumes and not config.recovers,
+    "lacks_an_interval": lambda config: config.resumes and not config.says_when_to_save,
+    "recovers_megatrons_adapters": lambda config: (
+        config.resumes and config.trainer == "megatron" and config.flag("actor.use_lora")
+    ),
+    "recovers_megatrons_optimizer": lambda config: (
+        config.resumes
+        and config.trainer == "megatron"
+        and not config.flag("actor.use_lora")
+        and not config.flag("recover.no_save_optim")
+    ),
+    "does_not_bound_sequences": lambda config: not config.lengths_known,
+    "sequences_exceed_the_budget": lambda config: config.actor_budget < config.longest,
+    "has_an_allocation_mode": lambda config: bool(config.text("allocation_mode")),
+    "names_no_scheduler": lambda config: not config.has("scheduler.type"),
+    "resolves_names_in_tmp": lambda config: (
+        config.count("cluster.n_nodes") > 1
+        and config.text("cluster.name_resolve.type") == "nfs"
+        and config.text("cluster.name_resolve.nfs_record_root").startswith("/tmp")  # noqa: S108
+    ),
 }
 
 
@@ -114,10 +136,6 @@ class Areal(TabularFramework[Config]):
             if absent := [name for name in names if name not in config.facts]:
                 refused.setdefault(row.knob, f"AReaL {release} has no setting {absent[0]}")
         return refused
-
-    def warnings(self, config: Config) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
-        return checks.warnings(config)
 
     def warnings_on(self, config: Config, cluster: Cluster) -> Iterator[str]:
         """Yield what the user should know of the job's nodes."""
@@ -342,8 +360,7 @@ def _recovery(config: Config, job: Job, *, run: str) -> dict[str, Any]:
     """
     own: dict[str, Any] = {} if config.recovers else {"recover.mode": "on"}
     if not config.says_when_to_save:
-        every = job.recovery.save_every
-        own |= {"recover.freq_steps": every} if every else {"recover.freq_secs": SAVE_S}
+        own |= config.interval
     for name in ("experiment_name", "trial_name"):
         if not config.has(f"recover.{name}"):
             own[f"recover.{name}"] = config.text(name)

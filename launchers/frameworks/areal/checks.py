@@ -20,7 +20,6 @@ from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
-from autotune.policies.values.job import SAVE_S
 from autotune.policies.values.value import Value
 
 QUEUE = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
@@ -219,55 +218,3 @@ def _devices(config: Config) -> Iterator[Problem]:
         message = f"the engines need {' + '.join(map(str, apart))} devices, more than {there}"
         hint = "AReaL's local scheduler would put two workers on one card without a word"
         yield _wrong(config, "actor.backend", message, hint)
-
-
-# --------------------------------------------------------------------------- what to know
-
-
-def warnings(config: Config) -> Iterator[str]:
-    """Yield what the user should know before the launch."""
-    yield from _saves(config)
-    longest = config.longest
-    if not config.lengths_known:
-        yield (
-            f"The longest sequence is not known, so the engine's {longest} tokens count; "
-            "a smaller gconfig.max_tokens or a train_dataset.max_length lets max_tokens_per_mb go lower."
-        )
-    budget = "actor.mb_spec.max_tokens_per_mb"
-    if (written := config.number(budget)) is not None and written < longest:
-        what = f"A sequence may have {longest} tokens"
-        yield f"{what}, and AReaL ends at the first with more than {budget} = {written}."
-    if config.text("allocation_mode"):
-        yield (
-            "allocation_mode is deprecated and read by AReaL's old launchers only; "
-            f"it stands for rollout.backend={config.rollout} and actor.backend={config.actor}."
-        )
-    if not config.has("scheduler.type"):
-        yield "scheduler.type is not set, which AReaL refuses; scheduler.type=ray is added."
-    names = "cluster.name_resolve"
-    local = config.text(f"{names}.nfs_record_root").startswith("/tmp")  # noqa: S108
-    if local and config.text(f"{names}.type") == "nfs" and config.count("cluster.n_nodes") > 1:
-        yield f"{names}.nfs_record_root lies in /tmp; with several nodes it must be shared."
-
-
-def _saves(config: Config) -> Iterator[str]:
-    """Yield what the user should know about the job's checkpoints."""
-    if config.is_v2:
-        yield "AReaL cannot recover with its v2 controllers: every attempt starts at step 0."
-        return
-    if not config.resumes:
-        yield f"recover.mode={config.text('recover.mode')} is kept: every attempt starts at step 0."
-        return
-    if not config.recovers:
-        yield "AReaL would write no checkpoint to continue from; recover.mode=on is added."
-    if not config.says_when_to_save:
-        every = config.job.recovery.save_every
-        when = f"recover.freq_steps={every}" if every else f"recover.freq_secs={SAVE_S}"
-        yield f"The job does not say how often to write a recover checkpoint; {when} is added."
-    if config.trainer == "megatron" and config.flag("actor.use_lora"):
-        yield "AReaL cannot save Megatron's adapters to recover from: a relaunch fails or starts at step 0."
-    elif config.trainer == "megatron" and not config.flag("recover.no_save_optim"):
-        yield (
-            "AReaL cannot save Megatron's distributed optimizer; set recover.no_save_optim, which begins "
-            "each attempt with a fresh optimizer state."
-        )

@@ -13,10 +13,10 @@ from autotune.launchers.frameworks.areal.backend import Backend, BackendError, f
 from autotune.launchers.frameworks.dialects.interpolation import resolved
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts, releases
-from autotune.policies.values.job import Job
+from autotune.policies.values.job import SAVE_S, Job
 
 RELEASES = releases(__package__)
-RECOVERING = ("on", "auto")  # the values of recover.mode that write checkpoints and go on from them
+_RECOVERING = ("on", "auto")  # the values of recover.mode that write checkpoints and go on from them
 _FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 # Texts that OmegaConf's typed nodes take for numbers and truths.
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -222,6 +222,11 @@ class Config(DeclaredSettings):
         return max(self.longest, -(-sequences // self.updates(role)) * self.longest)
 
     @property
+    def actor_budget(self) -> int:
+        """The most tokens of one pass of the actor."""
+        return self.budget("actor")
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest possible sequence."""
         return self._longest[0]
@@ -254,17 +259,38 @@ class Config(DeclaredSettings):
     @property
     def resumes(self) -> bool:
         """Whether an attempt can continue where the last one ended."""
-        return self.given.get("recover.mode") not in ("disabled", "off") and not self.is_v2
+        return not self.refuses_to_recover and not self.is_v2
+
+    @property
+    def refuses_to_recover(self) -> bool:
+        """Whether the user says in the job's own settings that nothing is to be recovered."""
+        return self.given.get("recover.mode") in ("disabled", "off")
+
+    @property
+    def recover_mode(self) -> str:
+        """What recover.mode says."""
+        return self.text("recover.mode")
 
     @property
     def recovers(self) -> bool:
         """Whether the job itself asks AReaL to write checkpoints and to go on from them."""
-        return self.text("recover.mode") in RECOVERING
+        return self.recover_mode in _RECOVERING
 
     @property
     def says_when_to_save(self) -> bool:
         """Whether the job says how often a checkpoint is written."""
         return any(self.has(f"recover.{name}") for name in _FREQUENCIES)
+
+    @property
+    def interval(self) -> dict[str, int]:
+        """How often a checkpoint is written where the job does not say it."""
+        every = self.job.recovery.save_every
+        return {"recover.freq_steps": every} if every else {"recover.freq_secs": SAVE_S}
+
+    @property
+    def interval_text(self) -> str:
+        """The same as the override that says it."""
+        return " ".join(f"{name}={value}" for name, value in self.interval.items())
 
     @property
     def recover_root(self) -> str:

@@ -215,7 +215,7 @@ READERS: dict[str, Reader] = {
     "rollouts": _rollouts,
     "engine_parts": _size("rollout", "tensor"),
     "sglang_graphs": _graphs,
-    "actor_budget": lambda config: config.budget("actor"),
+    "actor_budget": lambda config: config.actor_budget,
     "reference_budget": lambda config: config.budget("ref"),
     "recompute": _recompute,
     "offloaded_weights": _params,

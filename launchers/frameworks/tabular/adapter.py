@@ -93,7 +93,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
                 yield f"{key} has no effect in {self.name} {version}: {unread.why}"
         for row in rows.warnings(package_of(self)):
             if self.when[row.when](config):
-                yield row.says.format(longest=config.longest)
+                yield row.says.format(longest=config.longest, config=config)
 
     def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
         """Yield what the user should know of the job on this cluster."""

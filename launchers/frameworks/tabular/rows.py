@@ -78,7 +78,10 @@ class Refusal(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Warned(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user of some jobs should know; `{longest}` are the tokens of the longest sequence."""
+    """What the user of some jobs should know.
+
+    `{longest}`: the tokens of the longest sequence; `{config.x}`: another property of the job's settings.
+    """
 
     when: str
     says: str
