@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.diagnosis import Facts
 
 _UNITS = {
@@ -141,7 +142,7 @@ _HOST_IN_BYTES = (  # since Ray 2.56
 )
 
 _COMPILED = {
-    name: tuple(re.compile(pattern) for pattern in patterns)
+    name: tuple(map(Pattern, patterns))
     for name, patterns in {
         "requested": _REQUESTED,
         "capacity": _CAPACITY,

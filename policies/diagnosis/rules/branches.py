@@ -13,27 +13,28 @@ Branch: TypeAlias = tuple[frozenset[int], re.Pattern[str]]
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|.", re.DOTALL)
 _WIDTHLESS = ("^", "$", r"\b", r"\B")
 _REPEATS = "?*+{"
+_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")  # of a whole pattern
 
 
 def branches_of(
-    pattern: re.Pattern[str], literals: Iterable[str], numbers: Mapping[str, int]
+    signature: str, literals: Iterable[str], numbers: Mapping[str, int]
 ) -> tuple[Branch, ...]:
     """Return patterns of which one matches wherever the whole does, each with the literals it cannot do without."""
-    if pattern.flags & (re.IGNORECASE | re.VERBOSE):
-        return ((frozenset(), pattern),)
+    if _FLAGS.match(signature) is not None:
+        return ((frozenset(), re.compile(signature)),)
     found: dict[frozenset[int], list[str]] = {}
-    for tokens in _alternatives(pattern.pattern):
+    for tokens in _alternatives(signature):
         runs = tuple(_runs(tokens))
         needs = frozenset(numbers[one] for one in literals if any(one in run for run in runs))
         found.setdefault(needs, []).append("".join(tokens))
-    return tuple((needs, re.compile("|".join(texts), pattern.flags)) for needs, texts in found.items())
+    return tuple((needs, re.compile("|".join(texts))) for needs, texts in found.items())
 
 
-def _alternatives(pattern: str) -> Iterator[list[str]]:
+def _alternatives(signature: str) -> Iterator[list[str]]:
     """Yield the tokens between the bars that stand in no group."""
     depth = 0
     part: list[str] = []
-    for token in _TOKEN.findall(pattern):
+    for token in _TOKEN.findall(signature):
         depth += (token == "(") - (token == ")")
         if token == "|" and not depth:
             yield part

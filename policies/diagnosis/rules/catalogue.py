@@ -43,7 +43,7 @@ def matching(line: str) -> Rule | None:
 @functools.cache
 def _branches(at: int) -> tuple[Branch, ...]:
     """Return a row's alternatives, each with the numbers of the literals that it cannot match without."""
-    return branches_of(RULES[at].pattern, RULES[at].literals, _NUMBERS)
+    return branches_of(RULES[at].signature, RULES[at].literals, _NUMBERS)
 
 
 def harmless(line: str) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Component
 
-COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
-    (component, re.compile(pattern, re.MULTILINE))
+COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
+    (component, Pattern(pattern))
     for component, pattern in (
         # The role in a worker's id or a method's name says more than the code that both roles share.
         (

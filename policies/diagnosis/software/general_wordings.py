@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Component, Phase
 
 _IN = r", line \d+, in (?!\w*(?:patch|prepare|enable|disable|register|hook|config))"
@@ -93,7 +94,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
     ),
 )
 _COMPILED = tuple(
-    (component, phase, re.compile(rf"\b(?:{pattern})", re.IGNORECASE)) for component, phase, pattern in _TABLE
+    (component, phase, Pattern(rf"\b(?:{pattern})", re.IGNORECASE)) for component, phase, pattern in _TABLE
 )
 _OVER = re.compile(
     r"\b(?:done|complete[ds]?|finish\w*|succe\w+|took|elapsed|ready|skip\w*|no |not |fail\w*|will|"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from autotune.policies.diagnosis.software.general_wordings import general_stage
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Component, Phase
 
 
@@ -197,7 +197,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         ),
     ),
 )  # fmt: skip
-_COMPILED = tuple((Stage(phase, component), re.compile(pattern)) for component, phase, pattern in _TABLE)
+_COMPILED = tuple((Stage(phase, component), Pattern(pattern)) for component, phase, pattern in _TABLE)
 
 
 def stage_of(line: str) -> Stage | None:
