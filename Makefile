@@ -99,9 +99,10 @@ pip-audit: install  ## known vulnerabilities of what is installed; asks PyPI's a
 	$(BIN)/python -m pip install --quiet --group audit
 	$(BIN)/python -m pip_audit --local --skip-editable
 
-demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them, without what the first run taught
+demo: install  ## recover the built-in job from real out-of-memory failures, let the estimate avoid them, and meet a late one in a rehearsal
 	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder
 	XDG_CACHE_HOME=$$(mktemp -d) $(BIN)/autotune launch configs/builtin-cpu.yaml
+	$(BIN)/autotune launch --rehearse configs/builtin-rehearsal.yaml
 
 search-demo: install  ## search for a faster configuration of a timid job, about 20 minutes
 	$(BIN)/autotune search configs/search-demo.yaml
