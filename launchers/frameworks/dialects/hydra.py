@@ -111,7 +111,7 @@ def overrides_in(words: Iterable[str], *, top: tuple[str, ...] = ()) -> dict[str
         if word.startswith("-") or not _WORD.match(word) or ("=" not in word and word[:1] != "~"):
             continue
         key, _, text = word.partition("=")
-        if "." not in key and key not in top:
+        if "." not in key and bare(key) not in top:
             continue
         result[key] = value_of(text)
     return result

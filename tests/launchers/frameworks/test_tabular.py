@@ -7,11 +7,18 @@ import pytest
 import yaml
 
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.launchers.frameworks.dialects.hydra import override, printed_overrides, yaml_override
+from autotune.launchers.frameworks.dialects.hydra import (
+    literal_text,
+    override,
+    printed_overrides,
+    value_of,
+    yaml_override,
+)
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
     Needs,
@@ -232,6 +239,30 @@ def test_hydra_quotes_what_yaml_does_not() -> None:
 def test_overrides_are_found_in_the_command_lines_of_a_log() -> None:
     log = "+ python -m train a.b=2 ++a.c=[1,2] other.d=3\nit's prose: a.b=9\nINFO a.b: 4\n"
     assert printed_overrides(log, {"a.b", "a.c"}) == {"a.b": 2, "a.c": [1, 2]}
+
+
+def test_hydra_needs_no_space_behind_the_colon_of_a_mapping() -> None:
+    assert value_of("[{a:1,b:{c:x}}]") == [{"a": 1, "b": {"c": "x"}}]
+    assert value_of("{a:1}") == {"a": 1} and value_of("[x,sglang:d4]") == ["x", "sglang:d4"]
+    assert literal_text({"a": ["on", "7", "x:y"], "b": None}) == "{a:['on','7',x:y],b:null}"
+    assert printed_overrides("run ++a=3 b=4", {"a", "b"}, top=("a",)) == {"a": 3}
+
+
+def test_a_knob_may_be_the_same_in_every_job_and_a_mode_that_is_none_is_not_written() -> None:
+    fixed = (*ROWS, Row(knob="loss_recompute", always=False))
+    assert read(fixed, SETTINGS).loss_recompute is False
+    assert written(ROWS, SETTINGS, Knobs(cuda_graphs="limited")) == {}
+
+
+def test_names_below_a_free_setting_and_sections_are_known() -> None:
+    known = Facts(types={"a.b.c": "int?", "a.d": "any"}, defaults={})
+    assert [known.kind_of(key) for key in ("a.b.c", "a.b", "a.d.e.f", "a.x")] == [
+        "int?",
+        "section",
+        "any",
+        None,
+    ]
+    assert "a" in known and "a.b.x" not in known
 
 
 def test_sections_become_dotted_keys() -> None:
