@@ -283,7 +283,7 @@ def test_ms_swift_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -
     job = load(tmp_path / "job.yaml")
     assert (job.framework, job.command, job.document["model"]) == ("ms-swift", (), "Qwen/Qwen3-4B")
     (tmp_path / "job.yaml").unlink()
-    flags = ("--rlhf_type", "grpo", "--reward_funcs", "accuracy", "format", "--use_vllm", "true")
+    flags = ("--rlhf_type", "grpo", "--reward_funcs", "accuracy", "format", "--max_steps", "5")
     assert init(tmp_path, "--", "NPROC_PER_NODE=8", "swift", "rlhf", "grpo.yaml", *flags).exit_code == 0
     job = load(tmp_path / "job.yaml")
     assert (job.framework, job.command, job.document["model"]) == ("ms-swift", (), "Qwen/Qwen3-4B")
