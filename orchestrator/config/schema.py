@@ -201,7 +201,8 @@ class RecoveryKeys(Section):
         description=(
             "Whether the job itself may answer an out-of-memory failure of log_prob, forward or backward: the"
             " same samples run again in smaller micro-batches, without a relaunch, and later steps keep"
-            " that setting. `auto`: yes, where the framework can: the built-in job."
+            " that setting. `auto`: yes, where the framework can: the built-in job, and TRL"
+            " in one process."
         ),
         schema={"anyOf": [{"type": "boolean"}, {"enum": ["auto", None]}]},
     )

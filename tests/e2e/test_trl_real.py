@@ -63,10 +63,19 @@ def share(completion_ids, c, **rest):
 """
 
 
-def prepared(folder: Path, *, in_place: bool = False, budget: int = BUDGET, **settings: Any) -> Path:
-    """Write model, data, reward and job into a folder and return the job's file."""
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model and data, which no job changes."""
+    folder = tmp_path_factory.mktemp("material")
+    subprocess.run([str(environment("trl")), "-c", _PREPARE, str(folder)], check=True, timeout=1200)
+    return folder
+
+
+def prepared(
+    folder: Path, material: Path, *, in_place: bool = False, budget: int = BUDGET, **settings: Any
+) -> Path:
+    """Write reward and job into a folder and return the job's file."""
     python = environment("trl")
-    subprocess.run([str(python), "-c", _PREPARE, str(folder)], check=True, timeout=300)
     (folder / "reward.py").write_text(_REWARD)
     job = {
         "name": "tiny",
@@ -74,8 +83,8 @@ def prepared(folder: Path, *, in_place: bool = False, budget: int = BUDGET, **se
         "python": str(python),  # its own: autotune's interpreter has no TRL
         "cluster": {"address": "local"},
         "settings": {
-            "model_name_or_path": "model",
-            "dataset_name": "data",
+            "model_name_or_path": str(material / "model"),
+            "dataset_name": str(material / "data"),
             "reward_funcs": ["reward.share"],
             "output_dir": "out",
             "per_device_train_batch_size": SAMPLES // 2,
@@ -108,8 +117,8 @@ def prepared(folder: Path, *, in_place: bool = False, budget: int = BUDGET, **se
 
 
 @pytest.mark.e2e
-def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
-    prepared(tmp_path)
+def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path, material: Path) -> None:
+    prepared(tmp_path, material)
     head = Head(tmp_path, 0, 0)
     done = head.autotune("launch", "job.yaml", timeout_s=1200)
     assert done.returncode == 0, done.stderr
@@ -144,12 +153,12 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.e2e
-def test_a_pass_that_does_not_fit_is_made_in_pieces_without_a_restart(tmp_path: Path) -> None:
+def test_a_pass_that_does_not_fit_is_made_in_pieces_without_a_restart(tmp_path: Path, material: Path) -> None:
     # The larger pass fails in a step's second half, too: the whole step is made anew.
     cured, whole = tmp_path / "cured", tmp_path / "whole"
     for folder, in_place, budget in ((cured, True, BUDGET), (whole, False, 0)):
         folder.mkdir()
-        prepared(folder, in_place=in_place, budget=budget, logging_steps=1)
+        prepared(folder, material, in_place=in_place, budget=budget, logging_steps=1)
     head = Head(cured, 0, 0)
     done = head.autotune("launch", "job.yaml", timeout_s=1200)
     assert done.returncode == 0, done.stderr
@@ -179,10 +188,10 @@ def test_a_pass_that_does_not_fit_is_made_in_pieces_without_a_restart(tmp_path: 
 
 @pytest.mark.e2e_long
 def test_a_stop_ends_the_training_behind_its_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    job = load(prepared(tmp_path, max_steps=100_000))
+    job = load(prepared(tmp_path, material, max_steps=100_000))
     trl = find("trl")
     place = Cluster(address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
     run = f"stop{os.getpid()}"

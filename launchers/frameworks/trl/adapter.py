@@ -137,9 +137,10 @@ class Trl(HuggingFaceTrainer[Config]):
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with TRL's defaults filled in, and what limits them."""
         found = super().profile(job, cluster)
-        alone = "microbatch_size" in found.supported and found.layout.ranks == 1
+        ranks, reason = found.layout.ranks, found.unsupported.get("microbatch_size", "")
+        why = f"it works with one process only, this job has {ranks}" if ranks > 1 else reason
         knobs = tiled(found.knobs, self.config(job))
-        return msgspec.structs.replace(found, knobs=knobs, cures_in_place=alone)
+        return msgspec.structs.replace(found, knobs=knobs, cures_in_place=not why, not_in_place=why)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the sizes of a pass and of an engine."""

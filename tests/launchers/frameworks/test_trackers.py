@@ -89,7 +89,7 @@ def test_frameworks_on_megatron(framework: str) -> None:
 
 
 def test_every_template_of_a_line_names_one_thing() -> None:
-    for name in ("verl", "areal", "megatron", "openrlhf", "skyrl", "nemo_rl", "trl"):
+    for name in ("verl", "areal", "megatron", "openrlhf", "skyrl", "nemo_rl", "trl", "ms_swift"):
         package = f"autotune.launchers.frameworks.{name}"
         assert resources.files(package).joinpath("trackers.yaml").is_file()
         for row in tracked(package, lambda _: "all"):
