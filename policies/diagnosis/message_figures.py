@@ -175,7 +175,7 @@ def facts_of(text: str) -> Facts:
     elif (once := _HOST_ONCE.search(text)) is not None:
         capacity = _bytes(once[2], "gib")
         free = max(0, capacity - _bytes(once[1], "gib"))
-    elif (exact := next((found for one in _HOST_IN_BYTES if (found := one.search(text))), None)) is not None:
+    elif (exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None)) is not None:
         capacity = int(exact[2])
         free = max(0, capacity - int(exact[1]))
     found = Facts(
