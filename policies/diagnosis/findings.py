@@ -102,7 +102,11 @@ def _whereabouts(
     guessed = False
     if phase in _OPEN and rule.cause is not None and rule.cause.is_memory:
         begun = since_stage is not None and starting(earlier, since_stage=since_stage)
-        stage = None if begun and not line.tag else doing(earlier, line, component, anyone=rule.reported and not line.tag)
+        stage = (
+            None
+            if begun and not line.tag
+            else doing(earlier, line, component, anyone=rule.reported and not line.tag)
+        )
         engine = component is Component.ROLLOUT
         if stage is not None and (phase is Phase.NONE or engine):
             reported = rule.reported and stage.phase not in _LONG_ONES

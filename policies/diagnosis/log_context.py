@@ -17,8 +17,8 @@ _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
 _RANKS = re.compile(r"(?:\[\d+\])+")
 # A program that leads the others through the phases, one after another.
 _DRIVERS = (
-    "TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer", "(FullyAsync",
-    "(ParameterSync", "(RolloutManager", "(Orchestrator",
+    "TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer",
+    "(FullyAsync", "(ParameterSync", "(RolloutManager", "(Orchestrator",
 )  # fmt: skip
 _WORKER = re.compile(r"^\((\w+)(?:\[[^\]]*\])? pid=")
 # Whose lines a component's process may print.
@@ -106,8 +106,8 @@ def above(before: list[str], line: Line) -> list[str]:
 def doing(before: list[str], line: Line, component: Component, *, anyone: bool = False) -> Stage | None:
     """Return what a message's process, or one without a prefix, last said that it does.
 
-    Where nothing tells whose message it is and several programs write to one log, nothing does. A supervisor's
-    message may be about `anyone`.
+    Where nothing tells whose message it is and several programs write to one log, nothing does.
+    A supervisor's message may be about `anyone`.
     """
     own: Stage | None = None
     synced = False  # whether an engine's message stands after the end of a weight sync

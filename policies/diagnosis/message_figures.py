@@ -133,8 +133,12 @@ _AT_START = re.compile(r"Free memory on device .* on startup")
 _HOST = re.compile(r"was running was (\d{1,9}\.\d+)(Gi?B) / (\d{1,9}\.\d+)(Gi?B) \(")
 _HOST_ONCE = re.compile(r"of the memory on node \S+ is used \((\d{1,9}(?:\.\d+)?) / (\d{1,9}(?:\.\d+)?) GB\)")
 _HOST_IN_BYTES = (  # since Ray 2.56
-    re.compile(r"Memory usage (\d{1,20})B exceeded threshold of \d{1,20}B \([\d.]{1,8}% of (\d{1,20})B limit\)"),
-    re.compile(r"memory usage above threshold, used: (\d{1,20}), threshold_bytes: \d{1,20}, total bytes: (\d{1,20})"),
+    re.compile(
+        r"Memory usage (\d{1,20})B exceeded threshold of \d{1,20}B \([\d.]{1,8}% of (\d{1,20})B limit\)"
+    ),
+    re.compile(
+        r"memory usage above threshold, used: (\d{1,20}), threshold_bytes: \d{1,20}, total bytes: (\d{1,20})"
+    ),
 )
 
 _COMPILED = {
@@ -171,7 +175,7 @@ def facts_of(text: str) -> Facts:
     elif (once := _HOST_ONCE.search(text)) is not None:
         capacity = _bytes(once[2], "gib")
         free = max(0, capacity - _bytes(once[1], "gib"))
-    elif (exact := next((found for one in _HOST_IN_BYTES if (found := one.search(text))), None)) is not None:
+    elif (exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None)) is not None:
         capacity = int(exact[2])
         free = max(0, capacity - int(exact[1]))
     found = Facts(

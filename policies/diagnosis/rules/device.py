@@ -158,7 +158,8 @@ DEVICE: tuple[Rule, ...] = (
         r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file|"
         # libraries that name the call, the file or the number of the error before its text
         r"\b(?i:cuda|hip) (?i:error|failure|exception)\b[^\"]{0,160}(?:: ?|['\"])out of memory\b|"
-        r"\bGPUassert: out of memory|^(?:\w+\.)*\w*(?:Error|Exception): [Oo]ut of memory(?:: failed to alloc|$)|"
+        r"\bGPUassert: out of memory|^(?:\w+\.)*\w*(?:Error|"
+        r"Exception): [Oo]ut of memory(?:: failed to alloc|$)|"
         r"(?:Error|Exception): .*\b(?:[Nn]ot enough (?:GPU|device) memory to|GPU memory is not enough to)|"
         # the pools of RAPIDS, the drivers of Ascend and Gaudi
         r"\brmm::out_of_memory|out_of_memory: RMM failure|halMemAlloc failed|Allocation failed for size::\d",
@@ -196,7 +197,8 @@ DEVICE: tuple[Rule, ...] = (
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
         # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
         r"ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
-        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\b(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|"
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\b(?:UR_RESULT|"
+        r"PI)_ERROR_OUT_OF_RESOURCES|"
         r"PT_DEVMEM Allocation failed|\bDevice out of memory\b|"
         r"_STATUS_INSUFFICIENT_RESOURCES|CUDA error: insufficient resources when calling|"
         r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",

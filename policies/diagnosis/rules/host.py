@@ -13,7 +13,8 @@ HOST: tuple[Rule, ...] = (
         r"node running low on memory|killed due to (?:the )?(?:host |node )?(?:memory pressure|"
         r"running low on memory)|exceeds the memory "
         r"usage threshold|how to address the out of memory issue|ray\.exceptions\.OutOfMemoryError|"
-        r"RayOutOfMemoryError|NODE_OUT_OF_MEMORY|memory usage above threshold, used: \d|More than \d+% of the memory on node",
+        r"RayOutOfMemoryError|NODE_OUT_OF_MEMORY|memory usage above threshold, used: \d|"
+        r"More than \d+% of the memory on node",
         ALWAYS,
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
         "running low on memory",
@@ -154,7 +155,8 @@ HOST: tuple[Rule, ...] = (
         r"hipHostMalloc|"
         r"cudaHostRegister)\b.*"
         r"(out of memory|OUT_OF_MEMORY)|could not allocate pinned host memory|"
-        r"Failed to allocate (?:CPU |host )?(pinned|page-locked)|mlock failed to allocate \d|Failed to CUDA host alloc|"
+        r"Failed to allocate (?:CPU |host )?(pinned|page-locked)|mlock failed to allocate \d|"
+        r"Failed to CUDA host alloc|"
         r"out of memory \((?:cudaHostAlloc|cudaHostRegister|cudaMallocHost)",
         ALWAYS,
         "failed to alloc 8589934592 bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
@@ -234,7 +236,8 @@ HOST: tuple[Rule, ...] = (
         r"</torch_\w+>).*"
         r"No space left|failed to extend /dev/shm|(insufficient|out of) shared memory|"
         r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left|"
-        r"unable to allocate shared memory\(shm\)|size of /dev/shm is too small|EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
+        r"unable to allocate shared memory\(shm\)|size of /dev/shm is too small|"
+        r"EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
         r"not enough space for /dev/shm/|NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|"
         r"Signals\.SIGBUS|"
         r"exitcode ?: -7\b",
@@ -252,7 +255,7 @@ HOST: tuple[Rule, ...] = (
         "rror while creating",
         "rror while attaching",
         "allocate shared",
-        "/dev/shm is too small",
+        "/dev/shm is too small",  # noqa: S108 - a text to recognise
         "EmptyDir volume",
         "SIGBUS",
         "exitcode: -7",

@@ -156,7 +156,8 @@ POOL: tuple[Rule, ...] = (
         "vllm-startup-memory",
         Cause.GPU_OOM,
         r"Free memory on device .*less than desired GPU memory utilization|"
-        r"Executor creation failed due to insufficient GPU memory|Failed to load model - not enough GPU memory",
+        r"Executor creation failed due to insufficient GPU memory|"
+        r"Failed to load model - not enough GPU memory",
         ALWAYS,
         "ValueError: Free memory on device (11.5/79.15 GiB) on startup is less than desired GPU memory "
         "utilization (0.9, 71.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
@@ -170,7 +171,8 @@ POOL: tuple[Rule, ...] = (
     row(
         "vllm-sampler-warmup",
         Cause.GPU_OOM,
-        r"out of memory occurred when warming up (?:sampler|pooler)|Not enough memory to handle \d+ prefill tokens|"
+        r"out of memory occurred when warming up (?:sampler|pooler)|"
+        r"Not enough memory to handle \d+ prefill tokens|"
         r"No enough gpu memory for runtime|Insufficient GPU memory error: ",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "

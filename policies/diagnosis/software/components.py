@@ -28,7 +28,8 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
             (
                 r"Critic|ValueWorker|value_worker|critic-\d|compute_values|update_critic|"
                 r"worker 'critic/|^\[critic\] |"
-                r"\.critic_\w+|_critic\.py|/critic\.py|(?:[Bb]efore|[Aa]fter|[Bb]uilding|[Ll]oading)(?: init)? (?:the )?"
+                r"\.critic_\w+|_critic\.py|/critic\.py|(?:[Bb]efore|[Aa]fter|[Bb]uilding|"
+                r"[Ll]oading)(?: init)? (?:the )?"
                 r"critic\b"
             ),
         ),

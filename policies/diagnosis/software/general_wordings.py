@@ -1,4 +1,4 @@
-"""What a program of no known wording says that it begins, and what its methods are called: verbs and nouns."""
+"""What a program of no known wording says that it begins, and how its methods are called."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _OF_WEIGHTS = r"(?:weights?|params?|parameters?)"
 GENERAL_FRAMES: tuple[tuple[Phase, str], ...] = (
     (
         Phase.WEIGHT_SYNC,
-        rf"{_IN}\w*(?:sync|push|pull|broadcast|transfer|update|send|receive|recv|publish)\w*{_OF_WEIGHTS}\w*$|"
-        rf"{_IN}\w*{_OF_WEIGHTS}_(?:sync|transfer|update|broadcast|generator|publish)\w*$",
+        (
+            rf"{_IN}\w*(?:sync|push|pull|broadcast|transfer|update|send|receive|recv|"
+            rf"publish)\w*{_OF_WEIGHTS}\w*$|"
+            rf"{_IN}\w*{_OF_WEIGHTS}_(?:sync|transfer|update|broadcast|generator|publish)\w*$"
+        ),
     ),
     (Phase.CHECKPOINT, rf"{_IN}\w*(?:save|load|restore|export|write)\w*(?:checkpoint|ckpt|snapshot)\w*$"),
     (Phase.OPTIMIZER, r"\w*(?:adam|sgd|muon|lion|optim)\w*\.py\S*, line \d+, in \w*step\w*$"),
@@ -23,21 +26,28 @@ GENERAL_FRAMES: tuple[tuple[Phase, str], ...] = (
     (Phase.FORWARD, rf"{_IN}\w*(?:forward|log_?probs?|logps?)\w*$"),
     (
         Phase.INIT,
-        rf"{_IN}\w*(?:load|build|create|init|setup|materialize)\w*_(?:model|policy|actor|critic|optimizer)s?\w*$|"
-        rf"{_IN}\w*model_provider$",
+        (
+            rf"{_IN}\w*(?:load|build|create|init|setup|materialize)\w*_(?:model|policy|actor|critic|"
+            rf"optimizer)s?\w*$|"
+            rf"{_IN}\w*model_provider$"
+        ),
     ),
     (Phase.ROLLOUT, rf"{_IN}\w*(?:rollout|trajector|generate_)\w*$"),
     (Phase.DATA, rf"{_IN}\w*(?:collate|tokenize|load_dataset|build_dataset)\w*$"),
 )
 _SOME = r"(?:[ _-]+[\w'\"()#./+,-]+){0,4}?[ _-]+"  # words between a verb and its noun
 _SYNC = r"(?:start|begin|trigger|push|send|transfer|broadcast|sync|updat|publish|gather|stream|copy)\w*"
-_NAMED_SYNC = r"(?:weights?|param(?:eter)?s?|model)[ _-](?:sync\w*|transfer\w*|broadcast\w*|refit\w*|updat(?:e|ing)\b)"
+_NAMED_SYNC = (
+    r"(?:weights?|param(?:eter)?s?|model)[ _-](?:sync\w*|transfer\w*|broadcast\w*|refit\w*|updat(?:e|ing)\b)"
+)
 _TABLE: tuple[tuple[Component, Phase, str], ...] = (
     (
         Component.TRAINER,
         Phase.CHECKPOINT,
-        r"(?:sav|writ|dump|export|persist|load|restor|resum|read|recover)\w*ing\b"
-        rf"{_SOME}(?:checkpoint|ckpt|(?:optimizer|training|trainer)[ _-]state|snapshot)s?\b",
+        (
+            r"(?:sav|writ|dump|export|persist|load|restor|resum|read|recover)\w*ing\b"
+            rf"{_SOME}(?:checkpoint|ckpt|(?:optimizer|training|trainer)[ _-]state|snapshot)s?\b"
+        ),
     ),
     (
         Component.TRAINER,
@@ -47,8 +57,11 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
     (
         Component.TRAINER,
         Phase.LOG_PROB,
-        rf"(?:re)?(?:comput|calculat|cach|scor)\w*ing\b{_SOME}(?:log[ _-]?prob\w*|log_?ps?\b|old[ _]values\b)|"
-        r"(?:ref(?:erence)?|teacher|reward|critic)(?: model)? (?:forward|inference|scoring)\b",
+        (
+            rf"(?:re)?(?:comput|calculat|cach|scor)\w*ing\b{_SOME}(?:log[ _-]?prob\w*|log_?ps?\b|"
+            rf"old[ _]values\b)|"
+            r"(?:ref(?:erence)?|teacher|reward|critic)(?: model)? (?:forward|inference|scoring)\b"
+        ),
     ),
     (
         Component.TRAINER,
@@ -63,32 +76,43 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
     (
         Component.TRAINER,
         Phase.FORWARD,
-        r"(?:start|begin|run|enter|before)\w*(?: the)? (?:forward|fwd)\b|fwd-bwd pass|"
-        rf"(?:start|begin|run)\w*ing\b{_SOME}(?:training step|train step|mini-?batch|policy update|actor update)\b",
+        (
+            r"(?:start|begin|run|enter|before)\w*(?: the)? (?:forward|fwd)\b|fwd-bwd pass|"
+            rf"(?:start|begin|run)\w*ing\b{_SOME}(?:training step|train step|mini-?batch|policy update|"
+            rf"actor update)\b"
+        ),
     ),
     (
         Component.DRIVER,
         Phase.ROLLOUT_INIT,
-        rf"(?:start|launch|initiali[sz]|creat|boot)\w*ing\b{_SOME}"
-        r"(?:(?:inference|generation|rollout|serving)[ _-](?:engine|server|worker)s?|vllm|sglang)\b",
+        (
+            rf"(?:start|launch|initiali[sz]|creat|boot)\w*ing\b{_SOME}"
+            r"(?:(?:inference|generation|rollout|serving)[ _-](?:engine|server|worker)s?|vllm|sglang)\b"
+        ),
     ),
     (
         Component.DRIVER,
         Phase.ROLLOUT,
-        rf"(?:start|begin|run|collect|generat|sampl)\w*ing\b{_SOME}"
-        r"(?:rollouts?|trajector\w+|responses|completions|episodes|generation)\b",
+        (
+            rf"(?:start|begin|run|collect|generat|sampl)\w*ing\b{_SOME}"
+            r"(?:rollouts?|trajector\w+|responses|completions|episodes|generation)\b"
+        ),
     ),
     (
         Component.DATA,
         Phase.DATA,
-        rf"(?:tokeniz|filter|preprocess|pack|shuffl|mapp|build|prepar)\w*ing\b{_SOME}"
-        r"(?:datasets?|prompts|examples|corpus)\b",
+        (
+            rf"(?:tokeniz|filter|preprocess|pack|shuffl|mapp|build|prepar)\w*ing\b{_SOME}"
+            r"(?:datasets?|prompts|examples|corpus)\b"
+        ),
     ),
     (
         Component.TRAINER,
         Phase.INIT,
-        rf"(?:initiali[sz]|build|creat|construct|instantiat|materiali[sz]|shard|wrapp|load)\w*ing\b{_SOME}"
-        r"(?:models?|policy|actor|critic|teacher|optimi[sz]er|pretrained weights)\b",
+        (
+            rf"(?:initiali[sz]|build|creat|construct|instantiat|materiali[sz]|shard|wrapp|load)\w*ing\b{_SOME}"
+            r"(?:models?|policy|actor|critic|teacher|optimi[sz]er|pretrained weights)\b"
+        ),
     ),
 )
 _COMPILED = tuple(

@@ -1,4 +1,4 @@
-"""Pattern: a regular expression that is compiled when it is first used; a healthy log needs few of hundreds."""
+"""Pattern: a regular expression that is compiled at its first use; a healthy log needs few of hundreds."""
 
 from __future__ import annotations
 

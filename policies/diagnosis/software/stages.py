@@ -25,7 +25,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
             r"areal_\w*(?:update_weight|weights_update)|\bstart (?:lora )?update (?:lora )?weights|"
             r"Receiving weights from|"
-            r"[Uu]pdating inference weights|Reloading (?:checkpoint-format )?weights|release_memory_occupation|"
+            r"[Uu]pdating inference weights|Reloading (?:checkpoint-format )?weights|"
+            r"release_memory_occupation|"
             r"Start update_weights|Starting IPC weight update|Sleep mode freed|Fetching weights for v|"
             r"\"POST /(?:\w*update_\w*(?:param|weight)|\w*weights?_update|init_communicator|batch_update)|"
             r"\b[Ww]ak(?:e|ing) up\b|\"POST /(?:update_weights|resume_memory|release_memory|init_weights|"
@@ -148,7 +149,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.DATA,
         (
             r"building (?:train|validation|test|datasets|GPT)\b.{0,40}(?:dataset|index)|"
-            r"^(?:Map|Filter(?:ing)?|Tokeniz\w+|Generating (?:train|test|validation) split|Packing)\b.{0,60}(?:%\|"
+            r"^(?:Map|Filter(?:ing)?|Tokeniz\w+|Generating (?:train|test|validation) split|"
+            r"Packing)\b.{0,60}(?:%\|"
             r"|examples)|"
             r"(?:Timer |Started: ')\w*data_\w+(?: start|')|"
             r"Loading dataset|Preprocessing dataset|Tokenizing (?:train|eval) dataset"
@@ -191,7 +193,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         (
             r"\biteration +\d+/ *\d+ *\||consumed samples|\bstep[:= ]+\d+ - |\{'loss': |'grad_norm': |"
             r"▶ Preparing (?:for training|batch)|'train_runtime'|[Ss]uccessfully saved|saved checkpoint|"
-            r"Weight sync: (?:resuming|done)|sync_weights success|[Ww]eight sync complete|After zero_optimizer step|"
+            r"Weight sync: (?:resuming|done)|sync_weights success|[Ww]eight sync complete|"
+            r"After zero_optimizer step|"
             r"Training Progress:|✨ Global step \d|Experience making completed|generation refit completed|"
             r"\bstep \d+(?:/\d+)?\b.{0,40}\bloss\b|Timer \w+ end|Train epoch \["
         ),
