@@ -30,7 +30,12 @@ def texts() -> list[str]:
         for kind in ("seen", "rewritten", "from_sources")
         for path in sorted((_LOGS / kind).glob("*.json"))
     ]
-    return [*labelled, *(variant.text for variant in variants()), *(rule.example for rule in RULES), *TEMPTING]
+    return [
+        *labelled,
+        *(variant.text for variant in variants()),
+        *(rule.example for rule in RULES),
+        *TEMPTING,
+    ]
 
 
 @pytest.mark.parametrize(

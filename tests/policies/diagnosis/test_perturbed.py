@@ -22,6 +22,13 @@ TEXTS = {variant.name: variant.text for variant in variants()} | {
 }
 # What the built-in job's own records say of sizes and steps is read exactly.
 OWN = tuple(name for name in TEXTS if name.startswith("builtin-"))
+# Their phase is what another process said that it does; a foreign prefix hides whose line is whose.
+BY_PROCESS = (
+    "first-rank-speaks-for-all",
+    "fellow-worker-speaks",
+    "driver-refits-an-engine",
+    "killed-while-one-program-loads",
+)
 
 
 def line_numbers(text: str, chance: random.Random) -> str:
@@ -85,6 +92,7 @@ CHANGES = {
     "progress bar": returned,
 }
 
+HIDES_PROCESSES = [CHANGES[name] for name in ("slurm", "journal", "compose", "colour")]
 NOTHING = (Phase.NONE.value, Component.UNKNOWN.value)
 
 
@@ -98,6 +106,8 @@ def test_the_answer_stays(change):
     wrong = []
     for name, text in TEXTS.items():
         if name in OWN and change in (sizes, versions):
+            continue
+        if name in BY_PROCESS and change in HIDES_PROCESSES:
             continue
         before = answer(diagnose(scan([text.encode()])))
         after = answer(diagnose(scan([change(text, chance).encode()])))
