@@ -45,6 +45,8 @@ class Child:
         self, python: str, asked: Mapping[str, Any], *, cwd: str, env: Mapping[str, str]
     ) -> dict[str, str]:
         late = {"error": f"no answer within {asked['limit_s']} s"}
+        if self._closed:
+            return {"error": "the run is over"}
         try:
             child = subprocess.Popen(
                 [python, str(Path(writer.__file__).absolute())],
