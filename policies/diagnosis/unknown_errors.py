@@ -7,6 +7,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
+from autotune.policies.diagnosis.literal_search import Matcher
 from autotune.policies.diagnosis.log_blocks import Backward
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.log_prefixes import parsed, segments
@@ -38,7 +39,7 @@ class Suspects(NamedTuple):
     """A block with places where it may say that something went wrong."""
 
     block: bytes
-    wrong: list[int]  # where such words end
+    wrong: list[int] | None  # where such words end; None: not looked for
     read: list[int]  # where needles end: their pieces are read already
     number: int  # of the line after the block
     place: int  # bytes of the log before the block
@@ -47,8 +48,9 @@ class Suspects(NamedTuple):
 class LastErrors:
     """Keeps the last distinct ones, in whatever order they are noted."""
 
-    def __init__(self, harmless: Callable[[str], bool]) -> None:
+    def __init__(self, harmless: Callable[[str], bool], match: Matcher) -> None:
         self._harmless = harmless
+        self._match = match  # finds such words; most blocks are never searched for them
         self._waiting: list[Suspects] = []
         self._kept: dict[str, tuple[int, Line]] = {}
         self._places: list[tuple[int, str]] = []  # of those kept, in their order
@@ -67,6 +69,9 @@ class LastErrors:
     def _note_last(self, suspects: Suspects) -> None:
         """Note lines from the last one, until older ones are of no use."""
         block, wrong, read, number, begin = suspects
+        if begin + len(block) <= self._oldest:
+            return
+        wrong = self._match(block)[1] if wrong is None else wrong
         walk = Backward(block, number=number)
         shapes = set()
         for end in reversed(wrong):
