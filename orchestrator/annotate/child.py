@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class Child:
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._closed = threading.Event()
 
     def ask(
         self, pythons: Iterable[str], asked: Mapping[str, Any], *, cwd: str, env: Mapping[str, str]
@@ -45,7 +46,7 @@ class Child:
         self, python: str, asked: Mapping[str, Any], *, cwd: str, env: Mapping[str, str]
     ) -> dict[str, str]:
         late = {"error": f"no answer within {asked['limit_s']} s"}
-        if self._closed:
+        if self._closed.is_set():
             return {"error": "the run is over"}
         try:
             child = subprocess.Popen(
@@ -60,7 +61,7 @@ class Child:
         except OSError as error:
             return {"error": f"cannot start {python}: {(error.strerror or str(error)).lower()}"}
         self._running = child
-        if self._closed:
+        if self._closed.is_set():
             self.close()
         try:
             said, _ = child.communicate(msgspec.json.encode(asked), timeout=asked["limit_s"] + _GRACE_S)
@@ -75,7 +76,7 @@ class Child:
 
     def close(self) -> None:
         """End what runs, and what would be started."""
-        self._closed = True
+        self._closed.set()
         if self._running is not None:
             self._kill(self._running)
 
