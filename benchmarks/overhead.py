@@ -197,8 +197,9 @@ def _supervised(head: Head, folder: Path) -> Run:
 
 def _alone(head: Head, folder: Path) -> Run:
     """Run the command of the first attempt by hand."""
-    job = prepare(LaunchOptions(job_file=folder / "job.yaml", request=RunRequest())).job
-    command = first_command(job)
+    request = RunRequest()
+    job = prepare(LaunchOptions(job_file=folder / "job.yaml", request=request)).job
+    command = first_command(job, request)
     for file in command.files:
         (folder / file.name).write_text(file.text.replace("{attempt}", str(folder)))
     argv = [

@@ -11,7 +11,7 @@ import msgspec
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.job import Cluster, Job, Tracker
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker, Sample
 from autotune.policies.values.profile import Profile
@@ -50,6 +50,17 @@ class Advice(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cost: str = ""  # what it slows
 
 
+class Tracked(Value, frozen=True, kw_only=True):
+    """An experiment tracker that a framework writes to, and where it keeps the run of a job.
+
+    The names of a place are those of `orchestrator/annotate/places.py`.
+    """
+
+    tracker: Tracker
+    place: dict[str, str] = {}  # as the settings say; a name is left out where they do not
+    lines: tuple[str, ...] = ()  # of the log, which say more of it: `Saving tensorboard log to {folder}.`
+
+
 class Framework(Protocol):
     """What to run: pure knowledge of one framework, one folder under `frameworks/`.
 
@@ -66,6 +77,7 @@ class Framework(Protocol):
     distribution: str = ""  # its package, by which an installed version is found
     version_file: str = ""  # in a checkout, the file that holds nothing but the version
     releases: tuple[str, ...] = ()  # whose settings are known; empty where one version stands for all
+    runs: tuple[str, ...] = ()  # other frameworks here that it is built of, whose traces its logs hold too
     modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
     builds_on: str = ""  # the key of its file of settings that names the files which that one extends
     loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
@@ -109,6 +121,10 @@ class Framework(Protocol):
 
         Only what differs from the job as written.
         """
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return the trackers that the job uses, as its settings or lines that the framework prints say."""
+        return ()
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user of the framework types them: overrides, flags or lines."""
@@ -191,7 +207,7 @@ class Observed(Value, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     exit: Exit | None = None  # repeated by every later poll
     ending: bool = False  # it has ended, and its last words are awaited
-    lost: str = ""  # why the attempt can no longer be observed: its supervisor or its cluster is gone
+    lost: str = ""  # what took the attempt away: its supervisor, a node where it ran or its cluster is gone
     silent_s: float = 0.0  # how long the supervisor has not answered; 0 where it did: no silence of the job's
     behind: bool = False  # there is more to read at once
     notes: tuple[str, ...] = ()  # lines for the user: a node that fell silent, answers again, joined or left

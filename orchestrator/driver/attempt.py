@@ -36,6 +36,7 @@ POLL_S = 0.4
 WATCH_S = 1.5  # while an attempt runs: each look costs the driver and its supervisor some milliseconds
 STOP_GRACE_S = 10.0
 DRAIN_S = 60.0
+INTERRUPTED_DRAIN_S = 10.0  # who stops a driver with SIGTERM kills it after about 30 s: Slurm, Kubernetes
 KILL_S = 10.0  # after the second request to end; what has not answered by then is named as left
 LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
@@ -258,11 +259,16 @@ class RunningAttempt:
             return None
 
     def _drain(self) -> tuple[str, float | None]:
-        """Await the attempt's memory; returns who holds some and the seconds, None where it was cut short."""
+        """Await the attempt's memory; returns who holds some and the seconds, None where it was cut short.
+
+        A request to end that comes meanwhile cuts it short: nothing else runs any more.
+        """
         try:
-            with self._interrupts.cutting():
+            with self._interrupts.cutting(at_once=True):
                 if not self._interrupts.impatient:
-                    drain = self.handle.drain(timeout_s=DRAIN_S)
+                    drain = self.handle.drain(
+                        timeout_s=INTERRUPTED_DRAIN_S if self._interrupts.by else DRAIN_S
+                    )
                     if drain.unknown:  # no reason to end the run: the next start waits for the nodes it needs
                         self._say(f"whether all memory came back is unknown: {drain.unknown}")
                     clear = drain.clear or drain.unknown

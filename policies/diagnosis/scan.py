@@ -346,7 +346,7 @@ class Scanner:
                 room
                 and (finding.phase in _OPEN or waiting.guessed)
                 and waiting.wider(line)
-                and below(line.bare, distance=distance)
+                and below(line.bare[:_WIDEST], distance=distance)
                 and not consequence
             ):
                 waiting.context.append(line.bare[:500])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,7 +28,10 @@ WRONG = tuple(spelling for word in _WORDS for spelling in (word, word.capitalize
 def looks_wrong(line: str) -> bool:
     """Return whether a line says that something went wrong."""
     lowered = line.lower()
-    return any(word in lowered for word in _WORDS) and _LOOKS_WRONG.search(line) is not None
+    for word in _WORDS:
+        if word in lowered:
+            return _LOOKS_WRONG.search(line) is not None
+    return False
 
 
 class Suspects(NamedTuple):
@@ -48,6 +51,7 @@ class LastErrors:
         self._harmless = harmless
         self._waiting: list[Suspects] = []
         self._kept: dict[str, tuple[int, Line]] = {}
+        self._places: list[tuple[int, str]] = []  # of those kept, in their order
         self._oldest = -1  # the lowest place kept, once there is no room
 
     def suspect(self, suspects: Suspects) -> None:
@@ -86,13 +90,16 @@ class LastErrors:
         """Keep a line; `place` orders the lines of a log."""
         key = _DIGITS.sub("0", line.bare[:_COMPARED])
         known = self._kept.get(key)
-        if known is not None and known[0] >= place:
-            return
+        if known is not None:
+            if known[0] >= place:
+                return
+            self._places.remove((known[0], key))
         self._kept[key] = (place, Line(line=number, text=line.text[:_TEXT], rule=""))
-        if len(self._kept) > _KEPT:
-            del self._kept[min(self._kept, key=lambda one: self._kept[one][0])]
-        if len(self._kept) == _KEPT:
-            self._oldest = min(place for place, _ in self._kept.values())
+        insort(self._places, (place, key))
+        if len(self._places) > _KEPT:
+            del self._kept[self._places.pop(0)[1]]
+        if len(self._places) == _KEPT:
+            self._oldest = self._places[0][0]
 
     def lines(self) -> tuple[Line, ...]:
         """Return them in the order of the log."""

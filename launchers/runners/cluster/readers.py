@@ -122,6 +122,16 @@ class NodeReader:
         return chunks, report.samples, faults
 
 
+def one_per_machine(readers: Mapping[str, NodeReader], *, first: str) -> set[str]:
+    """Return whose logs are read: of the nodes that see the same files one, `first` if it is among them."""
+    machines: dict[str, str] = {}
+    for node in (first, *readers):
+        start = readers[node].start
+        if start is not None:
+            machines.setdefault(start.machine, node)
+    return set(machines.values())
+
+
 def file_of(machine: str, path: str) -> str:
     """Return the name of a file of a machine, as drivers keep it."""
     return f"{machine}:{path}"

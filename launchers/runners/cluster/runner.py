@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -49,6 +50,7 @@ class RayRunner:
         self._link = Head(connection.address)
         self._gpus = gpus
         self._waits = waits
+        self._handles: WeakSet[RayHandle] = WeakSet()
         self._given_up: list[RayHandle] = []  # whose actors could not be reached at their end
         self._nodes = nodes
         self._gpus_per_node = gpus_per_node
@@ -128,7 +130,7 @@ class RayRunner:
         return self._handle(posts, readers, head=head)
 
     def _handle(self, posts: Posts, readers: dict[str, NodeReader], *, head: str) -> RayHandle:
-        return RayHandle(
+        handle = RayHandle(
             posts,
             readers=readers,
             head=head,
@@ -137,6 +139,8 @@ class RayRunner:
             give_up=self._given_up.append,
             waits=self._waits,
         )
+        self._handles.add(handle)
+        return handle
 
     def _answers(self, nodes: list[dict[str, Any]], asked: list[Any]) -> list[Any]:
         named = [(name_of(node), reference) for node, reference in zip(nodes, asked, strict=True)]
@@ -178,6 +182,9 @@ class RayRunner:
             raise _slow(attempt, run, error) from error
         except Unreachable as unreachable:
             raise _slow(attempt, run, unreachable) from None
+        if not start.output:  # its driver ended before it could say what to run
+            posts.dismiss()
+            return None
         readers, places = {}, Places(read)
         for node in living_nodes():
             identity = str(node["NodeID"])
@@ -213,6 +220,8 @@ class RayRunner:
 
     def close(self) -> None:
         """Leave the cluster; our own ends."""
+        for handle in self._handles:
+            handle.leave()
         disconnect(self._connection)
 
     def _reach(self) -> Head:
