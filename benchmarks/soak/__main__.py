@@ -212,7 +212,7 @@ def logs(workers: int, rate: int, seconds: float) -> list[Line]:
             program = str(Path(__file__).with_name("workers.py"))
             _job(folder, head, ["{python}", program, str(workers), str(rate), str(seconds)])
             with _launched(folder, head) as driver, Meter(driver.pid) as meter:
-                _until(lambda: '"progressed"' in _journal(folder), driver, 120)
+                _until_steps(folder, driver, 120)
                 begun = time.monotonic()
                 supervisor = _supervisor(head)
                 with Meter(supervisor) as beside:
@@ -353,11 +353,12 @@ def _written(folder: Path) -> tuple[int, int, float]:
     raise RuntimeError(f"the job did not end: {(folder / 'driver.txt').read_text()[-2000:]}")
 
 
-def _until(condition: Any, process: subprocess.Popen[bytes], seconds: float) -> None:
+def _until_steps(folder: Path, driver: subprocess.Popen[bytes], seconds: float) -> None:
     end = time.monotonic() + seconds
-    while not condition():
-        if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError("the job makes no steps")
+    while '"progressed"' not in _journal(folder):
+        if driver.poll() is not None or time.monotonic() > end:
+            said = (folder / "driver.txt").read_text()[-2000:]
+            raise RuntimeError(f"the job makes no steps (exit code {driver.poll()}): {said}")
         time.sleep(0.05)
 
 
