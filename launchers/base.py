@@ -206,6 +206,7 @@ class Observed(Value, frozen=True, kw_only=True):
     chunks: tuple[Chunk, ...] = ()
     samples: tuple[Sample, ...] = ()
     exit: Exit | None = None  # repeated by every later poll
+    ending: bool = False  # it has ended, and its last words are awaited
     lost: str = ""  # what took the attempt away: its supervisor, a node where it ran or its cluster is gone
     silent_s: float = 0.0  # how long the supervisor has not answered; 0 where it did: no silence of the job's
     behind: bool = False  # there is more to read at once

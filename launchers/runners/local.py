@@ -56,6 +56,7 @@ class ProcessHandle:
             ),
             samples=report.samples,
             exit=self._settled(report.exit, heard=bool(report.pieces), alive=report.alive),
+            ending=self._harvest.begun,
             behind=report.behind,
             notes=faults,
         )

@@ -33,6 +33,7 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.observation import Cancelled
 
 POLL_S = 0.4
+WATCH_S = 1.5  # while an attempt runs: each look costs the driver and its supervisor some milliseconds
 STOP_GRACE_S = 10.0
 DRAIN_S = 60.0
 INTERRUPTED_DRAIN_S = 10.0  # who stops a driver with SIGTERM kills it after about 30 s: Slurm, Kubernetes
@@ -175,7 +176,9 @@ class RunningAttempt:
     @property
     def pause_s(self) -> float:
         """How long to wait before the next poll: as long as the last one took while there is more to read."""
-        return min(POLL_S, self._poll_s) if self.seen.behind else POLL_S
+        if self.seen.behind:
+            return min(POLL_S, self._poll_s)
+        return POLL_S if self.seen.ending else WATCH_S
 
     def _say(self, *notes: str) -> None:
         for note in notes:

@@ -248,7 +248,7 @@ class _Reconciler:
         self.follow(handle, begun_at=begun_at)
 
     def wait(self, seconds: float) -> bool:
-        """Wait before a relaunch; false when the user interrupted it."""
+        """Wait before a relaunch or a look at the attempt; false when the user interrupted it."""
         until = self.clock.monotonic() + seconds
         while (left_s := until - self.clock.monotonic()) > 0 and not self.interrupts.by:
             self.clock.sleep(min(POLL_S, left_s))
@@ -310,7 +310,7 @@ class _Reconciler:
             elif attempt.over:
                 self.end(stopped_by="")
             elif len(self.journal.history()) == before:
-                self.clock.sleep(attempt.pause_s)
+                self.wait(attempt.pause_s)
 
     def interrupt(self) -> Verdict:
         if self.under_way is not None:

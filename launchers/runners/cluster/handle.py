@@ -83,6 +83,7 @@ class RayHandle:
             chunks=chunks,
             samples=samples,
             exit=self._exit(reports, heard=bool(chunks)),
+            ending=self._harvest.begun,
             lost=self._lost,
             silent_s=0.0 if self._head in reports else self._readers[self._head].silent_s,
             behind=any(report.behind for report in reports.values()),
