@@ -157,6 +157,7 @@ def test_stop_ends_the_processes_of_a_node_whose_actor_is_frozen(runner, program
     reading = Following(handle)
     reading.until("ready")
     wait_for(lambda: len(carriers(f"{run}/1")) >= 3)  # shim, program, rank
+    wait_for(lambda: (reading.poll(), handle._readers[other_node(handle)].used)[1])
     with frozen(pid_of(handle, other_node(handle))):
         assert handle.stop(grace_s=1) < 60
         wait_for(lambda: not carriers(f"{run}/1"), seconds=5)

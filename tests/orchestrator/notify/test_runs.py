@@ -55,9 +55,9 @@ def notified(home: Path) -> list[Notified]:
     return [row for row in map(journal.decode, lines) if isinstance(row, Notified)]
 
 
-def launch(home: Path, notify: str, *, play: str, verb: str = "launch", **more: Any) -> Seen:
+def launch(home: Path, notify: str, *options: str, play: str, verb: str = "launch", **more: Any) -> Seen:
     (home / "job.yaml").write_text(f"{JOB}notify: {notify}\n")
-    return run(verb, *(["job.yaml"] if verb != "resume" else []), cwd=home, play=play, **more)
+    return run(verb, *(["job.yaml"] if verb != "resume" else []), *options, cwd=home, play=play, **more)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_webhook_and_a_command_are_told_once(
 def test_a_search_tells_of_its_start_and_its_end_and_of_no_trial(tmp_path: Path) -> None:
     with receiver() as hook:
         text = f"{{webhook: {hook.url}}}\nsearch: {{trials: 2, confirm: 0, vary: [tokens_per_microbatch]}}"
-        seen = launch(tmp_path, text, play="tight_memory", verb="search")
+        seen = launch(tmp_path, text, "--no-rehearse", play="tight_memory", verb="search")
         assert seen.code == 0 and "trial 1" in seen.err, seen.err
     assert [(each["occasion"], each["mode"]) for each in hook.got] == [
         ("stable", "search"),
