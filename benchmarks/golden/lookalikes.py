@@ -175,6 +175,7 @@ def _output(folder: Path, number: int, command: Command) -> tuple[Script, Exit |
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stdout),
         ):
+            _hide_packages(environment["PYTHONPATH"])
             if argv[0] == "-m":
                 runpy.run_module(argv[1], run_name="__main__")
             else:
@@ -186,6 +187,14 @@ def _output(folder: Path, number: int, command: Command) -> tuple[Script, Exit |
         return pieces, None
     flush()
     return pieces, Exit(code=code)
+
+
+def _hide_packages(path: str) -> None:
+    """Forget the real packages that have look-alikes in a folder `site` of the path."""
+    sites = [folder for folder in map(Path, path.split(":")) if folder.name == "site"]
+    alike = {entry.stem for site in sites for entry in site.iterdir()}
+    for name in [name for name in sys.modules if name.split(".")[0] in alike]:
+        del sys.modules[name]
 
 
 def _lines(history: History) -> Iterator[str]:
