@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
+from autotune.launchers.frameworks.megatron.config import Config
+from autotune.launchers.frameworks.megatron.knobs import WHEN
+from autotune.launchers.frameworks.tabular.lines import lines
+
+_REBUILDS, _PRECISE = "rematerialize-param-from-master-weight", "use-precision-aware-optimizer"
+_AGAINST = ("keep-old-actor", "indep-dp", "overlap-param-gather", "disable-compute-advantages-and-returns")
+
+
+def _can_rebuild_weights(config: Config) -> bool:
+    """Return whether the optimizer's master weights can stand for the copy (miles/utils/arguments.py)."""
+    return (
+        (config.flag("optimizer-cpu-offload") or not config.flag(_PRECISE))
+        and config.colocated
+        and config.sleeps("train")
+        and config.text("optimizer") == "adam"
+        and config.text("offload-train-target") == "cpu"
+        and not any(map(config.flag, _AGAINST))
+        and not any(map(config.count, ("lora-rank", "num-critic-only-steps")))
+        and not config.has("lora-adapter-path")
+    )
+
+
+# The predicates that miles's own rows name.
+OWN_WHEN: dict[str, Callable[[Config], bool]] = {
+    "optimizer_is_precise": lambda config: config.flag(_PRECISE),
+    "cannot_rebuild_weights": lambda config: not _can_rebuild_weights(config),
+    "rebuilds_weights_from_nothing": lambda config: (
+        config.flag(_REBUILDS) and not _can_rebuild_weights(config)
+    ),
+    "resumes_a_critic": lambda config: config.critic and config.saves,
+    "is_asynchronous_in_train": lambda config: (
+        config.flag("fully-async") and any(word.endswith("train.py") for word in config.job.command)
+    ),
+}
 
 
 class Miles(MegatronRl):
@@ -15,22 +48,7 @@ class Miles(MegatronRl):
     saves_by_time = False
     announces_end = False
     modules = ("miles",)
+    when = {**WHEN, **OWN_WHEN}
     entry = ("{python}", "train.py")  # in miles's own folder
     async_entry = ("{python}", "train_async.py")
-    trial_off: Mapping[str, Any] = {
-        "wandb-run-id": None,
-        "use-mlflow": False,
-        "use-prometheus": False,
-        "use-miles-dashboard": False,
-        "save-trigger-sentinel": None,
-        "save-debug-event-data": None,
-        "save-debug-trajectory-data": None,
-    }
-    traces: tuple[str, ...] = (
-        "miles/backends",
-        "miles/ray/",
-        "miles/rollout/",
-        "miles/utils",
-        "miles.utils",
-        "MILES_",
-    )
+    traces: tuple[str, ...] = lines(__package__).traces

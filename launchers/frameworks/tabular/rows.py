@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from importlib import resources
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import (
     AtLeast,
+    AtMost,
     Constraint,
     Divides,
     FixedDuringRun,
@@ -24,6 +26,7 @@ from autotune.policies.values.profile import (
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
+T = TypeVar("T")
 Holds = Callable[[str], bool]  # whether a predicate of the data files is true of a job
 Reader = Callable[[Any], Setting]  # of a knob in a job's settings
 # The settings to write, by a job's own, the knobs that they come to, and those that are wanted.
@@ -56,8 +59,11 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
     when: str = ""  # empty: in all
-    at_least: dict[str, str] = {}  # a size of the job -> why the knob is not below it; `{value}`: the size
-    divides: dict[str, str] = {}  # a size of the job -> why the knob divides it; a size of 0 binds nothing
+    # A size of the job -> why the knob is not below it, not above it, or divides it; 0 binds nothing.
+    # `{value}`: the size; `{config.x}`: another property of the job's settings.
+    at_least: dict[str, str] = {}
+    at_most: dict[str, str] = {}
+    divides: dict[str, str] = {}
     needs: tuple[Needs, ...] = ()
     fixed: str = ""  # why it stays as it is once a checkpoint is there; empty: it may change
     stays: str = ""  # why it always stays as it is: it is read, for estimates, and never offered
@@ -69,7 +75,10 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Refusal(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework refuses of a setting; `{value}` in its message is what the job has."""
+    """What the framework refuses of a setting.
+
+    `{value}` in message and hint: what the job has; `{config.x}`: a property of the job's settings.
+    """
 
     setting: str
     when: str
@@ -103,37 +112,37 @@ class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 @cache
-def knob_rows(package: str) -> tuple[Row, ...]:
-    """Return the rows of a framework's `knobs.yaml`."""
-    every = rows(package, "knobs.yaml", Row)
+def knob_rows(*packages: str) -> tuple[Row, ...]:
+    """Return the rows of a framework's `knobs.yaml`, its own before those that it shares."""
+    every = _shared_rows(packages, "knobs.yaml", Row)
     return tuple(msgspec.structs.replace(row, grid=_counted(row.grid)) for row in every)
 
 
 @cache
-def declined_rows(package: str) -> tuple[Declined, ...]:
-    """Return the rows of a framework's `unsupported.yaml`."""
-    return rows(package, "unsupported.yaml", Declined)
+def declined_rows(*packages: str) -> tuple[Declined, ...]:
+    """Return the rows of a framework's `unsupported.yaml`, its own before those that it shares."""
+    return _shared_rows(packages, "unsupported.yaml", Declined)
 
 
-def known(package: str, holds: Holds) -> tuple[Row, ...]:
+def known(every: Iterable[Row], holds: Holds) -> tuple[Row, ...]:
     """Return the rows that mean something for a job, with the other models that it has."""
     return tuple(
         msgspec.structs.replace(row, also={name: key for name, key in row.also.items() if holds(name)})
-        for row in knob_rows(package)
+        for row in every
         if holds(row.when)
     )
 
 
 @cache
-def refusals(package: str) -> tuple[Refusal, ...]:
-    """Return the rows of a framework's `refused.yaml`."""
-    return rows(package, "refused.yaml", Refusal)
+def refusals(*packages: str) -> tuple[Refusal, ...]:
+    """Return the rows of a framework's `refused.yaml`, its own before those that it shares."""
+    return _shared_rows(packages, "refused.yaml", Refusal)
 
 
 @cache
-def warnings(package: str) -> tuple[Warned, ...]:
-    """Return the rows of a framework's `warnings.yaml`."""
-    return rows(package, "warnings.yaml", Warned)
+def warnings(*packages: str) -> tuple[Warned, ...]:
+    """Return the rows of a framework's `warnings.yaml`, its own before those that it shares."""
+    return _shared_rows(packages, "warnings.yaml", Warned)
 
 
 @cache
@@ -142,16 +151,10 @@ def unread(package: str) -> dict[str, Unread]:
     return table(package, "unread.yaml", Unread)
 
 
-def applying(package: str, holds: Holds) -> tuple[Row, ...]:
-    """Return the rows of the knobs that a job offers."""
-    refused = declined(package, holds)
-    return tuple(row for row in known(package, holds) if row.knob not in refused)
-
-
-def declined(package: str, holds: Holds) -> dict[str, str]:
+def declined(every: Iterable[Declined], holds: Holds) -> dict[str, str]:
     """Return the knobs that a job does not offer, each with the first reason that holds."""
     found: dict[str, str] = {}
-    for row in declined_rows(package):
+    for row in every:
         if row.knob not in found and holds(row.when):
             found[row.knob] = row.why
     return found
@@ -182,7 +185,7 @@ def offered(
             continue
         own = grids.get(row.knob, ())
         values = tuple(row.modes) or (() if isinstance(own, Grid) else own)
-        values = values or ((False, True) if row.states else ())
+        values = values or ((False, True) if row.states and not row.grid.values else ())
         grid = own if isinstance(own, Grid) else Grid(values=values) if values else row.grid
         where = (phases or {}).get(row.knob, row.phases)
         support = Support(setting=spell(row.setting), grid=grid, effect=row.effect, phases=where)
@@ -190,15 +193,20 @@ def offered(
     return result
 
 
-def bounds(present: Iterable[Row], sizes: Callable[[str], float]) -> Iterator[Constraint]:
+def bounds(
+    present: Iterable[Row], sizes: Callable[[str], float], config: Settings | None = None
+) -> Iterator[Constraint]:
     """Yield what binds the knobs beyond their grids; `sizes` returns the job's by name."""
     for row in present:
         for name, why in row.at_least.items():
             if size := sizes(name):
-                yield AtLeast(knob=row.knob, value=size, why=why.format(value=size))
+                yield AtLeast(knob=row.knob, value=size, why=why.format(value=size, config=config))
+        for name, why in row.at_most.items():
+            if size := sizes(name):
+                yield AtMost(knob=row.knob, value=size, why=why.format(value=size, config=config))
         for name, why in row.divides.items():
             if size := sizes(name):
-                yield Divides(knob=row.knob, of=int(size), why=why.format(value=size))
+                yield Divides(knob=row.knob, of=int(size), why=why.format(value=size, config=config))
         for need in row.needs:
             yield Requires(
                 knob=row.knob, value=need.value, other=need.other, values=need.values, why=need.why
@@ -230,7 +238,7 @@ def written(
     result: dict[str, Any] = {}
     for row in present:
         value = wanted.get(row.knob)
-        if value is None or row.stays or getattr(before, row.knob) == value:
+        if value is None or row.stays or row.always is not None or getattr(before, row.knob) == value:
             continue
         if row.modes and value not in row.modes:  # a mode that the framework does not have
             continue
@@ -240,6 +248,35 @@ def written(
         differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
         result |= dict.fromkeys(differing, _value(row, value))
     return result
+
+
+def written_in_turn(
+    again: Callable[[Mapping[str, Any]], tuple[Iterable[Row], Settings]],
+    knobs: Knobs,
+    readers: Mapping[str, Reader] | None = None,
+    writers: Mapping[str, Writer] | None = None,
+) -> dict[str, Any]:
+    """Return the settings of `written` where what a job leaves out follows other settings of its own.
+
+    Each knob is written once, and what is left is read anew: `again` returns the rows and the settings of the
+    job with those that are found so far.
+    """
+    wanted = {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
+    found: dict[str, Any] = {}
+    while True:
+        present, settings = again(found)
+        now = read(present, settings, readers)
+        name = next((each for each, value in wanted.items() if getattr(now, each) != value), None)
+        if name is None:
+            return found
+        found |= written(present, settings, Knobs(**{name: wanted.pop(name)}), readers, writers)
+
+
+def _shared_rows(packages: tuple[str, ...], file: str, row: type[T]) -> tuple[T, ...]:
+    """Return the rows of a file in several folders, of which only the last must have it."""
+    *own, last = packages
+    having = [package for package in own if resources.files(package).joinpath(file).is_file()]
+    return tuple(each for package in (*having, last) for each in rows(package, file, row))
 
 
 def _counted(grid: Grid) -> Grid:

@@ -53,15 +53,11 @@ ROWS = (
 SETTINGS = Settings({"engine.eager": False, "engine.buffer_gb": 2, "actor.split": 1}, {"ref.split": 2})
 
 
-def package(framework: TabularFramework[Any]) -> str:
-    return type(framework).__module__.rpartition(".")[0]
-
-
 @every
 def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularFramework[Any]) -> None:
-    types = framework.declared(framework.releases[-1]).types
+    types = framework.declared(framework.releases[-1] if framework.releases else "").types
     free = tuple(f"{key}." for key, kind in types.items() if kind == "any")
-    for row in knob_rows(package(framework)):
+    for row in knob_rows(*framework.tables):
         assert row.knob in KNOBS
         assert bool(row.setting) != (row.always is not None)
         for setting in (name for names in row.settings if names for name in names.split(", ")):
@@ -77,15 +73,15 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
 def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_named(
     framework: TabularFramework[Any],
 ) -> None:
-    rows = knob_rows(package(framework))
-    refused = declined_rows(package(framework))
+    rows = knob_rows(*framework.tables)
+    refused = declined_rows(*framework.tables)
     named = {row.when for row in (*rows, *refused)} | {name for row in rows for name in row.also}
-    folder = resources.files(package(framework))
+    folder = resources.files(framework.tables[-1])
     for file, read_rows in (("refused.yaml", refusals), ("warnings.yaml", warnings)):
         if folder.joinpath(file).is_file():
-            named |= {row.when for row in read_rows(package(framework))}
+            named |= {row.when for row in read_rows(*framework.tables)}
     if framework.unread_in:
-        named |= {setting.when for setting in unread(package(framework)).values()}
+        named |= {setting.when for setting in unread(framework.tables[-1]).values()}
     assert named - {""} == set(framework.when)
     assert {row.read for row in rows} - {""} == set(framework.readers)
     assert {row.write for row in rows} - {""} == set(framework.writers)
@@ -93,23 +89,25 @@ def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_name
 
 @every
 def test_counts_of_bytes_and_tokens_are_integers(framework: TabularFramework[Any]) -> None:
-    grids = [row.grid for row in knob_rows(package(framework))]
+    grids = [row.grid for row in knob_rows(*framework.tables)]
     counts = [grid for grid in grids if (grid.minimum or 0) >= 64]
     assert all(isinstance(end, int) for grid in counts for end in (grid.minimum, grid.multiple))
 
 
 @every_with_lines
 def test_every_line_has_the_groups_that_it_needs(framework: TabularFramework[Any]) -> None:
-    for line in lines(package(framework)).lines:
+    assert lines(framework.tables[-1]).lines
+    for line in lines(framework.tables[-1]).lines:
         assert "(?P<step>" in line.pattern or line.says not in ("step", "resumed"), line
         assert (line.phase is not None or bool(line.names)) == (line.says in ("starts", "ends")), line
         assert line.needle in line.pattern, line
-        assert line.metrics is None or (line.says == "step" and "(?P<metrics>" in line.pattern), line
-    assert marker_of(package(framework), "an ordinary line of output") is None
+        at_the_end = line.says in ("step", "ends") and "(?P<metrics>" in line.pattern
+        assert line.metrics is None or at_the_end, line
+    assert marker_of(framework.tables[-1], "an ordinary line of output") is None
 
 
 def test_a_step_has_the_metrics_of_its_line() -> None:
-    verl = package(FRAMEWORKS["verl"])
+    verl = "autotune.launchers.frameworks.verl"
     assert marker_of(
         verl, "step:4 - training/global_step:4 - perf/time_per_step:2.0 - timing_s/save_checkpoint:1"
     ) == (

@@ -1,0 +1,79 @@
+"""In what slime, Relax and miles, which share a trainer and an engine, differ: the flags that each of them takes."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.frameworks.core.data import Words, document, table
+from autotune.launchers.frameworks.tabular.declared import Facts
+from autotune.policies.values.value import Value
+
+ENGINE = "sglang-"
+_OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
+_OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these prefixes
+_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
+
+
+class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True, gc=True):
+    """A `dialect.yaml`, with the flags and the defaults that all of them share."""
+
+    name: str
+    engine_version: str
+    names: Words  # flags of the trainer and of Megatron
+    engine_names: Words = Words()  # arguments of SGLang behind --sglang-
+    prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
+    strict: bool = False  # refuses a flag that it does not know; the others ignore it without a word
+    negatable: frozenset[str]  # flags with a --no- form
+    removed: dict[str, str]  # flags of guides and older versions -> what became of them
+    graph_limit: str  # flag of the largest captured batch
+    expandable: dict[str, str]  # environment of the trainer that makes segments expandable
+    profile_flags: tuple[str, ...]
+    profile_folder: str  # flag of the profiler's folder; "" where it has one of its own
+    inverse: dict[str, str] = {}  # printed arguments that are false -> the flags that were given
+    trainer_first: bool  # the trainer is built before the engines start
+
+    def knows(self, name: str) -> bool:
+        """Return whether the framework takes a flag, or took it once."""
+        if name.startswith(ENGINE):
+            return name.startswith(_OF_CLIENT) or name.removeprefix(ENGINE) in self.engine_names
+        for prefix in self.prefixes:
+            if name.startswith(prefix):
+                return name.removeprefix(prefix).removeprefix("no-") in self.engine_names
+        if name.startswith(_OPEN) or (name.startswith("no-") and name[3:] in self.negatable):
+            return True
+        return name in self.names or name in self.removed
+
+    def meant(self, name: str) -> str:
+        """Return the flag that an unknown name is like; empty where there is none."""
+        hyphens = name.replace("_", "-")
+        if self.knows(hyphens):
+            return hyphens
+        engine = {prefix + known for prefix in (ENGINE, *self.prefixes) for known in self.engine_names}
+        near = difflib.get_close_matches(hyphens, self.names | engine, n=1, cutoff=_NEAR)
+        return near[0] if near else ""
+
+
+@cache
+def dialect_of(package: str) -> Dialect:
+    """Return the dialect of a framework's folder."""
+    own = document(package, "dialect.yaml", Dialect)
+    common = table(__package__, "flags.yaml", Words)
+    engine = table(__package__, "sglang_flags.yaml", Words)
+    return msgspec.structs.replace(
+        own,
+        names=Words(own.names.union(*common.values())),
+        engine_names=Words(engine["every"] | engine[own.engine_version]),
+    )
+
+
+@cache
+def facts_of(package: str) -> Facts:
+    """Return the flags of a framework and the defaults that count here."""
+    own = dialect_of(package)
+    names = own.names.union(f"{ENGINE}{name}" for name in own.engine_names)
+    defaults = document(__package__, "defaults.yaml", dict[str, Any])
+    return Facts(types=dict.fromkeys(names, "str"), defaults=defaults, engines={"sglang": own.engine_version})
