@@ -77,6 +77,16 @@ class MegatronRl(FlagFramework[Config]):
         """The flags with a no- form."""
         return self.dialect.negatable
 
+    @property
+    def strict(self) -> bool:
+        """Whether a flag that it does not know is refused."""
+        return self.dialect.strict
+
+    @property
+    def removed(self) -> Mapping[str, str]:
+        """The flags of guides and other versions, with what became of them."""
+        return self.dialect.removed
+
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What holds for Megatron trainers and SGLang engines, and what the framework's guide says."""
@@ -145,31 +155,25 @@ class MegatronRl(FlagFramework[Config]):
             response_tokens=config.response or None,
             learning_rate=config.share("lr") or None,
             seeds={name: config.count(name) for name in ("seed", "rollout-seed") if config.has(name)},
-            data_order="shuffled by `rollout-seed`" if config.flag("rollout-shuffle") else "as the file has it",
+            data_order="shuffled by `rollout-seed`"
+            if config.flag("rollout-shuffle")
+            else "as the file has it",
         )
 
     # ------------------------------------------------------------------------ mistakes
 
-    def unknown(self, config: Config) -> Iterator[Problem]:
-        """Yield the flags that are misspelt, given twice, gone, or the framework's own to set."""
-        name, strict = self.name, self.dialect.strict
-        ignores, silently = ("refuses", "") if strict else ("ignores", " without a word")
-        seen: dict[str, str] = {}
-        for key in config.given:
-            flag, path = bare(key), ("settings", key)
-            if flag in seen:
-                message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
-                yield Problem(path=path, message=message)
-            seen[flag] = key
-            if flag in self.dialect.removed:
-                message = f"{name} {ignores} --{flag}{silently}"
-                yield Problem(path=path, message=message, hint=self.dialect.removed[flag])
-            elif flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in _values().of_framework:
-                message = f"{name} sets this of the engine itself and {ignores} --{flag}"
-                yield Problem(path=path, message=message)
-            elif not self.dialect.knows(flag) and (meant := self.dialect.meant(flag)):
-                message = f"unknown flag --{flag}, which {name} would {ignores.rstrip('s')}{silently}"
-                yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
+    def knows(self, flag: str) -> bool:
+        """Return whether the framework takes a flag, or took it once."""
+        return self.dialect.knows(flag)
+
+    def refused(self, config: Config) -> Iterator[Problem]:
+        """Yield the flags that are not the user's to set, and the rows of `refused.yaml`."""
+        for key, flag in ((key, bare(key)) for key in config.given):
+            if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in _values().of_framework:
+                does = "refuses" if self.strict else "ignores"
+                message = f"{self.name} sets this of the engine itself and {does} --{flag}"
+                yield Problem(path=("settings", key), message=message)
+        yield from super().refused(config)
 
     def misfits(self, config: Config) -> Iterator[Problem]:
         """Yield the flags whose value is no number, or none of the words that they know."""
@@ -185,10 +189,7 @@ class MegatronRl(FlagFramework[Config]):
                 yield Problem(path=config.place(flag), message=message, hint=hint)
 
     def _passed_on(self, job: Job, config: Config) -> Iterator[str]:
-        told = "refuses" if self.dialect.strict else "ignores without a word"
-        for flag in map(bare, config.given):
-            if not self.dialect.knows(flag) and not self.dialect.meant(flag):
-                yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
+        yield from super()._passed_on(job, config)
         for flag in filter(config.has, _YAML):
             yield f"the file of --{flag} is read after the flags: what it sets cannot be changed from here"
         for flag in filter(config.flag, self.dropped):
@@ -254,10 +255,12 @@ class MegatronRl(FlagFramework[Config]):
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the flags in Megatron's dump of arguments, or in a command line that `set -x` shows."""
-        dialect = self.dialect
+        own = self.dialect
         return printed_flags(
             text,
-            known=frozenset(facts_of(package_of(self)).types),
-            inverse=dialect.inverse,
-            negatable=dialect.negatable,
+            known=frozenset(
+                flag for flag in facts_of(package_of(self)).types if not flag.startswith(own.prefixes)
+            ),
+            inverse=own.inverse,
+            negatable=own.negatable,
         )

@@ -1,8 +1,7 @@
-"""In what slime, Relax and miles, which share a trainer and an engine, differ: the flags that each of them takes."""
+"""In what slime, Relax and miles, which share a trainer and an engine, differ."""
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,6 @@ from autotune.policies.values.value import Value
 ENGINE = "sglang-"
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
 _OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these prefixes
-_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
 
 
 class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True, gc=True):
@@ -31,8 +29,6 @@ class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, dict
     removed: dict[str, str]  # flags of guides and older versions -> what became of them
     graph_limit: str  # flag of the largest captured batch
     expandable: dict[str, str]  # environment of the trainer that makes segments expandable
-    profile_flags: tuple[str, ...]
-    profile_folder: str  # flag of the profiler's folder; "" where it has one of its own
     inverse: dict[str, str] = {}  # printed arguments that are false -> the flags that were given
     trainer_first: bool  # the trainer is built before the engines start
 
@@ -46,15 +42,6 @@ class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, dict
         if name.startswith(_OPEN) or (name.startswith("no-") and name[3:] in self.negatable):
             return True
         return name in self.names or name in self.removed
-
-    def meant(self, name: str) -> str:
-        """Return the flag that an unknown name is like; empty where there is none."""
-        hyphens = name.replace("_", "-")
-        if self.knows(hyphens):
-            return hyphens
-        engine = {prefix + known for prefix in (ENGINE, *self.prefixes) for known in self.engine_names}
-        near = difflib.get_close_matches(hyphens, self.names | engine, n=1, cutoff=_NEAR)
-        return near[0] if near else ""
 
 
 @cache
@@ -74,6 +61,10 @@ def dialect_of(package: str) -> Dialect:
 def facts_of(package: str) -> Facts:
     """Return the flags of a framework and the defaults that count here."""
     own = dialect_of(package)
-    names = own.names.union(f"{ENGINE}{name}" for name in own.engine_names)
+    engine = {prefix + name for prefix in (ENGINE, *own.prefixes) for name in own.engine_names}
     defaults = document(__package__, "defaults.yaml", dict[str, Any])
-    return Facts(types=dict.fromkeys(names, "str"), defaults=defaults, engines={"sglang": own.engine_version})
+    return Facts(
+        types=dict.fromkeys(own.names | engine, "str"),
+        defaults=defaults,
+        engines={"sglang": own.engine_version},
+    )

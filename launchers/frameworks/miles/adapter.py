@@ -9,14 +9,13 @@ from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.knobs import WHEN
 from autotune.launchers.frameworks.tabular.lines import lines
 
-_REBUILDS, _PRECISE = "rematerialize-param-from-master-weight", "use-precision-aware-optimizer"
 _AGAINST = ("keep-old-actor", "indep-dp", "overlap-param-gather", "disable-compute-advantages-and-returns")
 
 
 def _can_rebuild_weights(config: Config) -> bool:
     """Return whether the optimizer's master weights can stand for the copy (miles/utils/arguments.py)."""
     return (
-        (config.flag("optimizer-cpu-offload") or not config.flag(_PRECISE))
+        (config.flag("optimizer-cpu-offload") or not config.flag("use-precision-aware-optimizer"))
         and config.colocated
         and config.sleeps("train")
         and config.text("optimizer") == "adam"
@@ -29,15 +28,8 @@ def _can_rebuild_weights(config: Config) -> bool:
 
 # The predicates that miles's own rows name.
 OWN_WHEN: dict[str, Callable[[Config], bool]] = {
-    "optimizer_is_precise": lambda config: config.flag(_PRECISE),
     "cannot_rebuild_weights": lambda config: not _can_rebuild_weights(config),
-    "rebuilds_weights_from_nothing": lambda config: (
-        config.flag(_REBUILDS) and not _can_rebuild_weights(config)
-    ),
-    "resumes_a_critic": lambda config: config.critic and config.saves,
-    "is_asynchronous_in_train": lambda config: (
-        config.flag("fully-async") and any(word.endswith("train.py") for word in config.job.command)
-    ),
+    "runs_train": lambda config: any(word.endswith("train.py") for word in config.job.command),
 }
 
 

@@ -42,7 +42,7 @@ UNSUPPORTED_WHEN: dict[str, Callable[[Flags, Shape], bool]] = {
 def unsupported_of(flags: Flags, shape: Shape) -> dict[str, str]:
     """Return why the other knobs cannot be turned for this job."""
     return declined(
-        declined_rows(__package__), lambda name: not name or UNSUPPORTED_WHEN[name](flags, shape)
+        declined_rows(__package__), lambda row: not row.when or UNSUPPORTED_WHEN[row.when](flags, shape)
     )
 
 

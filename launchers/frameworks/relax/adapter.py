@@ -14,30 +14,18 @@ _BUDGET, _LOADERS = "log-probs-max-tokens-per-gpu", "mm-processor-pool-size"
 _OTHERS = ("keep-old-actor", "opd-teacher-load", "ref-update-interval")  # weights beside the actor's
 
 
-def _needs_the_backup(config: Config) -> bool:
-    return config.reference or any(map(config.flag, _OTHERS))
-
-
 # The predicates that Relax's own rows name.
 OWN_WHEN: dict[str, Callable[[Config], bool]] = {
     "scores_within_the_training_budget": lambda config: (
         config.placement is not Placement.ASYNCHRONOUS and not (config.reference and config.has(_BUDGET))
     ),
     "has_no_loader": lambda config: config.count(_LOADERS) == 0,
-    "needs_the_backup": _needs_the_backup,
-    "drops_a_backup_that_it_needs": lambda config: (
-        config.flag("disable-weights-backuper") and _needs_the_backup(config)
-    ),
-    "would_normalise_otherwise": lambda config: (
-        config.context == 1 and not config.flag("calculate-per-token-loss")
-    ),
-    "splits_sequences_without_a_loss_per_token": lambda config: (
-        config.context > 1 and not config.flag("calculate-per-token-loss")
-    ),
+    "needs_the_backup": lambda config: config.reference or any(map(config.flag, _OTHERS)),
+    "keeps_sequences_whole": lambda config: config.context == 1,
+    "splits_sequences": lambda config: config.context > 1,
     "budget_is_below_the_context": lambda config: (
         config.dynamic and 0 < config.budget * config.context < config.count("rollout-max-context-len")
     ),
-    "is_asynchronous_and_shared": lambda config: config.flag("fully-async") and config.flag("colocate"),
 }
 
 
@@ -55,6 +43,7 @@ class Relax(MegatronRl):
             (config.count(_BUDGET) or config.budget or None) if config.dynamic else None
         ),
         "loaders": lambda config: config.count(_LOADERS) or None,
+        "profiles": lambda config: config.flag("use-pytorch-profiler") and config.flag("profile-with-memory"),
     }
     entry = ("{python}", "-m", "relax.entrypoints.train")
     # Its health check starts everything again with the arguments that failed, up to three times.

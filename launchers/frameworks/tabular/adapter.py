@@ -72,7 +72,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def refused(self, config: C) -> Iterator[Problem]:
         """Yield what the framework refuses at its start: the rows of `refused.yaml`."""
         for row in rows.refusals(*self.tables):
-            if self.when[row.when](config):
+            if self._holds(config)(row):
                 message, hint = (
                     text.format(value=config.get(row.setting), config=config)
                     for text in (row.message, row.hint)
@@ -94,11 +94,13 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def warnings(self, config: C) -> Iterator[str]:
         """Yield what the user should know before the launch: `warnings.yaml` and `unread.yaml`."""
         version = config.release.version
-        for key, unread in rows.unread(self.tables[-1]).items() if self.unread_in and version == self.unread_in else ():
-            if config.has(key) and self._holds(config)(unread.when):
+        for key, unread in (
+            rows.unread(self.tables[-1]).items() if self.unread_in and version == self.unread_in else ()
+        ):
+            if config.has(key) and self._holds(config)(unread):
                 yield f"{key} has no effect in {self.name} {version}: {unread.why}"
         for row in rows.warnings(*self.tables):
-            if self.when[row.when](config):
+            if self._holds(config)(row):
                 yield row.says.format(longest=config.longest, config=config)
 
     def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
@@ -308,7 +310,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return self.present(config)
 
     def _holds(self, config: C) -> rows.Holds:
-        return lambda name: not name or self.when[name](config)
+        return lambda row: rows.holds(row, config, self.when)
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         release = config.release

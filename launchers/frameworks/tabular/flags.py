@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import STEPS, Part
 
 _PYTHONS = ("python", "python3")
+_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
 
 
 class FlagSettings(DeclaredSettings):
@@ -76,7 +78,7 @@ F = TypeVar("F", bound=FlagSettings)
 
 
 class FlagFramework(TabularFramework[F]):
-    """Its flags may be written with and without dashes; a null leaves one out, and one with a no- form off."""
+    """Its flags may be written with and without dashes; a null leaves one out."""
 
     save_key: ClassVar[str]  # the flag of the folder of checkpoints, null in a job without any
     dropped: ClassVar[tuple[str, ...]] = ()  # flags that no attempt gets
@@ -86,6 +88,16 @@ class FlagFramework(TabularFramework[F]):
     def negatable(self) -> frozenset[str]:
         """The flags with a no- form."""
         return frozenset()
+
+    @property
+    def strict(self) -> bool:
+        """Whether a flag that it does not know is refused; else it is ignored without a word."""
+        return True
+
+    @property
+    def removed(self) -> Mapping[str, str]:
+        """The flags of guides and other versions, with what became of them."""
+        return {}
 
     def entry_of(self, config: F) -> tuple[str, ...]:
         """Return the program where the job names none."""
@@ -102,6 +114,41 @@ class FlagFramework(TabularFramework[F]):
     def tried(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the flags of a trial beside those of `trial.yaml`."""
         return {self.steps_key: steps}
+
+    def knows(self, flag: str) -> bool:
+        """Return whether the framework takes a flag, or took it once."""
+        return flag in self.declared("").types or flag in self.removed
+
+    def unknown(self, config: F) -> Iterator[Problem]:
+        """Yield the flags that are misspelt, given twice, or gone."""
+        ignores, silently = ("refuse", "") if self.strict else ("ignore", " without a word")
+        seen: dict[str, str] = {}
+        for key in config.given:
+            flag, path = bare(key), ("settings", key)
+            if flag in seen:
+                message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
+                yield Problem(path=path, message=message)
+            seen[flag] = key
+            if flag in self.removed:
+                message = f"{self.name} {ignores}s --{flag}{silently}"
+                yield Problem(path=path, message=message, hint=self.removed[flag])
+            elif not self.knows(flag) and (meant := self._meant(flag)):
+                message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
+                yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
+
+    def _meant(self, flag: str) -> str:
+        """Return the flag that an unknown name is like; empty where there is none."""
+        hyphens = flag.replace("_", "-")
+        if self.knows(hyphens):
+            return hyphens
+        near = difflib.get_close_matches(hyphens, self.declared("").types, n=1, cutoff=_NEAR)
+        return near[0] if near else ""
+
+    def _passed_on(self, job: Job, config: F) -> Iterator[str]:
+        told = "refuses" if self.strict else "ignores without a word"
+        for flag in map(bare, config.given):
+            if not self.knows(flag) and not self._meant(flag):
+                yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
 
     def misfits(self, config: F) -> Iterable[Problem]:
         """Yield the flags whose value is of a wrong type."""

@@ -27,7 +27,7 @@ _GIB = 1 << 30
 
 
 class Metrics(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metrics behind the number of a step, in the group `metrics` of the line that ends it or its phase."""
+    """The metrics in the group `metrics` of a line, at the end of a step or of a phase."""
 
     pattern: str = ""  # of one of them, with the groups `name` and `value`; empty: they are a printed dict
     prefix: str = ""  # of names, which is left out
@@ -43,7 +43,7 @@ class Metrics(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line and what it says.
 
-    Its pattern names the groups `step`, `of`, `seconds`, `tokens`, `loss` and `name`, and at the end of a phase
+    Its pattern names the groups `step`, `of`, `seconds`, `tokens`, `loss` and `name`, and where a phase ends
     `used_gib` and `total_gib`: the memory of the device.
     """
 

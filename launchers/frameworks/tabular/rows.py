@@ -27,10 +27,19 @@ from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 T = TypeVar("T")
-Holds = Callable[[str], bool]  # whether a predicate of the data files is true of a job
 Reader = Callable[[Any], Setting]  # of a knob in a job's settings
 # The settings to write, by a job's own, the knobs that they come to, and those that are wanted.
 Writer = Callable[[Any, Knobs, Knobs], Mapping[str, Any]]
+
+
+class Conditional(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is true of some jobs only."""
+
+    when: str = ""  # the name of a predicate that is true of them; empty: all
+    where: dict[str, int | float | bool | str | None] = {}  # the values of settings; null: the job has none
+
+
+Holds = Callable[[Conditional], bool]  # whether a row is true of a job
 
 
 class Needs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +51,7 @@ class Needs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     why: str
 
 
-class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Row(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A knob and the setting behind it; of several rows of one knob the first is read, all are written."""
 
     knob: str
@@ -51,6 +60,9 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     also: dict[str, str] = {}  # a predicate -> the same setting of another model, which jobs of it have too
     read: str = ""  # the name of the function that reads the knob, where the setting alone does not tell it
     write: str = ""  # the name of the function that writes it, where other settings go with this one
+    writes: dict[str, dict[str, Any]] = {}  # a value of the knob -> every setting that makes it so
+    # A setting that goes with a knob that is on -> what it is where the job has none, with `{config.x}`.
+    fills: dict[str, str] = {}
     default: Any = None  # what counts where neither the job nor the release has the setting
     grid: Grid = Grid()
     modes: dict[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
@@ -58,7 +70,6 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
-    when: str = ""  # empty: in all
     # A size of the job -> why the knob is not below it, not above it, or divides it; 0 binds nothing.
     # `{value}`: the size; `{config.x}`: another property of the job's settings.
     at_least: dict[str, str] = {}
@@ -74,41 +85,37 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.setting, *self.also.values())
 
 
-class Refusal(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Refusal(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the framework refuses of a setting.
 
     `{value}` in message and hint: what the job has; `{config.x}`: a property of the job's settings.
     """
 
     setting: str
-    when: str
     message: str
     hint: str = ""
 
 
-class Warned(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Warned(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the user of some jobs should know.
 
     `{longest}`: the tokens of the longest sequence; `{config.x}`: another property of the job's settings.
     """
 
-    when: str
     says: str
 
 
-class Unread(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Unread(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why the framework does not read a setting that it accepts, and in which jobs it does not."""
 
     why: str
-    when: str = ""  # empty: in all
 
 
-class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Declined(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a knob is not offered, and in which jobs."""
 
     knob: str
     why: str
-    when: str = ""  # empty: in all
 
 
 @cache
@@ -124,12 +131,20 @@ def declined_rows(*packages: str) -> tuple[Declined, ...]:
     return _shared_rows(packages, "unsupported.yaml", Declined)
 
 
+def holds(row: Conditional, settings: Settings, when: Mapping[str, Callable[[Any], bool]]) -> bool:
+    """Return whether a row is true of a job, by the predicates of its framework and the job's settings."""
+    said = not row.when or when[row.when](settings)
+    return said and all(_is(settings, name, wanted) for name, wanted in row.where.items())
+
+
 def known(every: Iterable[Row], holds: Holds) -> tuple[Row, ...]:
     """Return the rows that mean something for a job, with the other models that it has."""
     return tuple(
-        msgspec.structs.replace(row, also={name: key for name, key in row.also.items() if holds(name)})
+        msgspec.structs.replace(
+            row, also={name: key for name, key in row.also.items() if holds(Conditional(when=name))}
+        )
         for row in every
-        if holds(row.when)
+        if holds(row)
     )
 
 
@@ -155,7 +170,7 @@ def declined(every: Iterable[Declined], holds: Holds) -> dict[str, str]:
     """Return the knobs that a job does not offer, each with the first reason that holds."""
     found: dict[str, str] = {}
     for row in every:
-        if row.knob not in found and holds(row.when):
+        if row.knob not in found and holds(row):
             found[row.knob] = row.why
     return found
 
@@ -244,9 +259,14 @@ def written(
             continue
         if row.write:
             result |= (writers or {})[row.write](settings, before, after)
-            continue
-        differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
-        result |= dict.fromkeys(differing, _value(row, value))
+        elif row.writes:
+            result |= row.writes.get(str(value).lower(), {})
+        else:
+            differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
+            result |= dict.fromkeys(differing, _value(row, value))
+        if row.fills and value not in (False, next(iter(row.modes), False)):
+            absent = {name: text for name, text in row.fills.items() if not settings.has(name)}
+            result |= {name: text.format(config=settings) for name, text in absent.items()}
     return result
 
 
@@ -277,6 +297,12 @@ def _shared_rows(packages: tuple[str, ...], file: str, row: type[T]) -> tuple[T,
     *own, last = packages
     having = [package for package in own if resources.files(package).joinpath(file).is_file()]
     return tuple(each for package in (*having, last) for each in rows(package, file, row))
+
+
+def _is(settings: Settings, name: str, wanted: Setting) -> bool:
+    if wanted is None:
+        return not settings.has(name)
+    return settings.flag(name) is wanted if isinstance(wanted, bool) else settings.get(name) == wanted
 
 
 def _counted(grid: Grid) -> Grid:
