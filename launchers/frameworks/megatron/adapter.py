@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
@@ -11,9 +11,9 @@ import msgspec
 from autotune.launchers.base import Advice, Problem
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.checkpoints import absolute
-from autotune.launchers.frameworks.core.data import Words, document, package_of
+from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.data import rows as data_rows
-from autotune.launchers.frameworks.dialects.flags import bare, parsed_value, printed_flags
+from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
 from autotune.launchers.frameworks.megatron.knobs import READERS, WHEN, WRITERS
@@ -27,7 +27,6 @@ from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Constraint, Placement
-from autotune.policies.values.value import Value
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
@@ -37,22 +36,10 @@ _COUNTED = ("microbatch_size",)  # of no use with it
 _WEIGHTS_ONLY = {"finetune": True, "no-load-optim": True, "no-load-rng": True, "start-rollout-id": 0}
 
 
-class _Values(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What values.yaml holds."""
-
-    numbers: tuple[str, ...]
-    choices: dict[str, tuple[str, ...]]
-    of_framework: Words  # arguments of the engine that the frameworks set themselves
-
-
-@cache
-def _values() -> _Values:
-    return document(__package__, "values.yaml", _Values)
-
-
 class MegatronRl(FlagFramework[Config]):
     """One framework of the three, told by its dialect; no flag makes answers go on beyond their end."""
 
+    saves_by_time = False
     async_entry: ClassVar[tuple[str, ...]] = ()  # with --fully-async, where that is another program
     when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
     readers: ClassVar[Mapping[str, rows.Reader]] = READERS
@@ -72,21 +59,6 @@ class MegatronRl(FlagFramework[Config]):
         """In what the framework differs from the others."""
         return dialect_of(package_of(self))
 
-    @property
-    def negatable(self) -> frozenset[str]:
-        """The flags with a no- form."""
-        return self.dialect.negatable
-
-    @property
-    def strict(self) -> bool:
-        """Whether a flag that it does not know is refused."""
-        return self.dialect.strict
-
-    @property
-    def removed(self) -> Mapping[str, str]:
-        """The flags of guides and other versions, with what became of them."""
-        return self.dialect.removed
-
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What holds for Megatron trainers and SGLang engines, and what the framework's guide says."""
@@ -99,10 +71,6 @@ class MegatronRl(FlagFramework[Config]):
     def declared(self, version: str) -> Facts:
         """Return the flags of the one version that is known."""
         return facts_of(package_of(self))
-
-    def model_path(self, job: Job) -> str | None:
-        """Return --hf-checkpoint."""
-        return self.config(job).text(self.model_key) or None
 
     def checkpoint_folder(self, job: Job) -> str | None:
         """Return --save, or the folder that every run has its own in."""
@@ -162,31 +130,14 @@ class MegatronRl(FlagFramework[Config]):
 
     # ------------------------------------------------------------------------ mistakes
 
-    def knows(self, flag: str) -> bool:
-        """Return whether the framework takes a flag, or took it once."""
-        return self.dialect.knows(flag)
-
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield the flags that are not the user's to set, and the rows of `refused.yaml`."""
         for key, flag in ((key, bare(key)) for key in config.given):
-            if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in _values().of_framework:
-                does = "refuses" if self.strict else "ignores"
+            if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in self.dialect.set_by_itself:
+                does = "refuses" if self.dialect.strict else "ignores"
                 message = f"{self.name} sets this of the engine itself and {does} --{flag}"
                 yield Problem(path=("settings", key), message=message)
         yield from super().refused(config)
-
-    def misfits(self, config: Config) -> Iterator[Problem]:
-        """Yield the flags whose value is no number, or none of the words that they know."""
-        given = {flag: value for flag, value in config.flags.given.items() if value is not None}
-        for flag in _values().numbers:
-            value = given.get(flag, 0)
-            if isinstance(value, bool) or not isinstance(parsed_value(str(value)), int | float):
-                message = f"--{flag} is a number, not {value!r}"
-                yield Problem(path=config.place(flag), message=message)
-        for flag, choices in _values().choices.items():
-            if flag in given and given[flag] not in choices:
-                message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)
-                yield Problem(path=config.place(flag), message=message, hint=hint)
 
     def _passed_on(self, job: Job, config: Config) -> Iterator[str]:
         yield from super()._passed_on(job, config)
@@ -237,7 +188,7 @@ class MegatronRl(FlagFramework[Config]):
         # Before the first attempt saved anything a job that continues may begin elsewhere; afterwards not.
         begins = config.saves and config.continues and attempt == 1 and config.start
         own: dict[str, Any] = {"load": begins} if begins else {}
-        on = config.flags.on("use-tensorboard", default="use-tensorboard" in self.negatable)
+        on = config.flags.on("use-tensorboard", default="use-tensorboard" in self.dialect.negatable)
         if on and config.has("tb-project-name") and not config.has("tb-experiment-name"):
             own["tb-experiment-name"] = f"{job.name}-{run}"
         return own

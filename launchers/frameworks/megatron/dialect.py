@@ -9,39 +9,38 @@ import msgspec
 
 from autotune.launchers.frameworks.core.data import Words, document, table
 from autotune.launchers.frameworks.tabular.declared import Facts
-from autotune.policies.values.value import Value
+from autotune.launchers.frameworks.tabular.flags import FlagNames
 
 ENGINE = "sglang-"
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
 _OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these prefixes
 
 
-class Dialect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True, gc=True):
+class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `dialect.yaml`, with the flags and the defaults that all of them share."""
 
     name: str
     engine_version: str
-    names: Words  # flags of the trainer and of Megatron
+    # `names` are the flags of the trainer and of Megatron.
     engine_names: Words = Words()  # arguments of SGLang behind --sglang-
+    set_by_itself: Words = Words()  # ... that the framework sets, so that there is no flag for them
     prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
-    strict: bool = False  # refuses a flag that it does not know; the others ignore it without a word
-    negatable: frozenset[str]  # flags with a --no- form
-    removed: dict[str, str]  # flags of guides and older versions -> what became of them
+    strict: bool = False
     graph_limit: str  # flag of the largest captured batch
     expandable: dict[str, str]  # environment of the trainer that makes segments expandable
     inverse: dict[str, str] = {}  # printed arguments that are false -> the flags that were given
     trainer_first: bool  # the trainer is built before the engines start
 
-    def knows(self, name: str) -> bool:
+    def knows(self, flag: str) -> bool:
         """Return whether the framework takes a flag, or took it once."""
-        if name.startswith(ENGINE):
-            return name.startswith(_OF_CLIENT) or name.removeprefix(ENGINE) in self.engine_names
+        if flag.startswith(ENGINE):
+            return flag.startswith(_OF_CLIENT) or flag.removeprefix(ENGINE) in self.engine_names
         for prefix in self.prefixes:
-            if name.startswith(prefix):
-                return name.removeprefix(prefix).removeprefix("no-") in self.engine_names
-        if name.startswith(_OPEN) or (name.startswith("no-") and name[3:] in self.negatable):
+            if flag.startswith(prefix):
+                return flag.removeprefix(prefix).removeprefix("no-") in self.engine_names
+        if flag.startswith(_OPEN) or (flag.startswith("no-") and flag[3:] in self.negatable):
             return True
-        return name in self.names or name in self.removed
+        return super().knows(flag)
 
 
 @cache
@@ -54,6 +53,7 @@ def dialect_of(package: str) -> Dialect:
         own,
         names=Words(own.names.union(*common.values())),
         engine_names=Words(engine["every"] | engine[own.engine_version]),
+        set_by_itself=engine["set_by_the_framework"],
     )
 
 

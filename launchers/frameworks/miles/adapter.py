@@ -37,7 +37,6 @@ class Miles(MegatronRl):
     """Flags of miles's own parser, of Megatron's and, behind --sglang-, of SGLang's."""
 
     name = "miles"
-    saves_by_time = False
     announces_end = False
     modules = ("miles",)
     when = {**WHEN, **OWN_WHEN}

@@ -33,7 +33,6 @@ class Relax(MegatronRl):
     """Flags of Relax's own parser, of Megatron's and, behind --sglang-, of SGLang's."""
 
     name = "relax"
-    saves_by_time = False
     announces_end = True
     modules = ("relax",)
     when = {**WHEN, **OWN_WHEN}

@@ -10,7 +10,6 @@ class Slime(MegatronRl):
     """Flags of slime's own parser, of Megatron's and, behind --sglang-, of SGLang's."""
 
     name = "slime"
-    saves_by_time = False
     announces_end = False
     modules = ("slime",)
     entry = ("{python}", "train.py")  # in slime's own folder; train_async.py only where the job says so

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import rehearsals
-from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.core.data import Words, document
 from autotune.launchers.frameworks.core.versions import Release
-from autotune.launchers.frameworks.dialects.flags import arguments, bare, flags_of, shown, spelled
+from autotune.launchers.frameworks.dialects.flags import (
+    arguments,
+    bare,
+    flags_of,
+    parsed_value,
+    shown,
+    spelled,
+)
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
@@ -21,9 +30,30 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import STEPS, Part
+from autotune.policies.values.value import Value
 
 _PYTHONS = ("python", "python3")
 _NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
+
+
+class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The flags that a framework takes, without dashes."""
+
+    names: Words
+    negatable: frozenset[str] = frozenset()  # with a --no- form
+    strict: bool = True  # it refuses a flag that it does not know; else it ignores it without a word
+    removed: dict[str, str] = {}  # flags of guides and other versions -> what became of them
+
+    def knows(self, flag: str) -> bool:
+        """Return whether the framework takes a flag, or took it once."""
+        return flag in self.names or flag in self.removed
+
+
+class FlagValues(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `values.yaml`: flags that are numbers, and the words that others know."""
+
+    numbers: tuple[str, ...]
+    choices: dict[str, tuple[str, ...]]
 
 
 class FlagSettings(DeclaredSettings):
@@ -85,19 +115,9 @@ class FlagFramework(TabularFramework[F]):
     reads_declined = True
 
     @property
-    def negatable(self) -> frozenset[str]:
-        """The flags with a no- form."""
-        return frozenset()
-
-    @property
-    def strict(self) -> bool:
-        """Whether a flag that it does not know is refused; else it is ignored without a word."""
-        return True
-
-    @property
-    def removed(self) -> Mapping[str, str]:
-        """The flags of guides and other versions, with what became of them."""
-        return {}
+    @abstractmethod
+    def dialect(self) -> FlagNames:
+        """The flags that the framework takes."""
 
     def entry_of(self, config: F) -> tuple[str, ...]:
         """Return the program where the job names none."""
@@ -115,13 +135,9 @@ class FlagFramework(TabularFramework[F]):
         """Return the flags of a trial beside those of `trial.yaml`."""
         return {self.steps_key: steps}
 
-    def knows(self, flag: str) -> bool:
-        """Return whether the framework takes a flag, or took it once."""
-        return flag in self.declared("").types or flag in self.removed
-
     def unknown(self, config: F) -> Iterator[Problem]:
         """Yield the flags that are misspelt, given twice, or gone."""
-        ignores, silently = ("refuse", "") if self.strict else ("ignore", " without a word")
+        ignores, silently = ("refuse", "") if self.dialect.strict else ("ignore", " without a word")
         seen: dict[str, str] = {}
         for key in config.given:
             flag, path = bare(key), ("settings", key)
@@ -129,30 +145,40 @@ class FlagFramework(TabularFramework[F]):
                 message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
                 yield Problem(path=path, message=message)
             seen[flag] = key
-            if flag in self.removed:
+            if flag in self.dialect.removed:
                 message = f"{self.name} {ignores}s --{flag}{silently}"
-                yield Problem(path=path, message=message, hint=self.removed[flag])
-            elif not self.knows(flag) and (meant := self._meant(flag)):
+                yield Problem(path=path, message=message, hint=self.dialect.removed[flag])
+            elif not self.dialect.knows(flag) and (meant := self._meant(flag)):
                 message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
                 yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
 
     def _meant(self, flag: str) -> str:
         """Return the flag that an unknown name is like; empty where there is none."""
         hyphens = flag.replace("_", "-")
-        if self.knows(hyphens):
+        if self.dialect.knows(hyphens):
             return hyphens
         near = difflib.get_close_matches(hyphens, self.declared("").types, n=1, cutoff=_NEAR)
         return near[0] if near else ""
 
     def _passed_on(self, job: Job, config: F) -> Iterator[str]:
-        told = "refuses" if self.strict else "ignores without a word"
+        told = "refuses" if self.dialect.strict else "ignores without a word"
         for flag in map(bare, config.given):
-            if not self.knows(flag) and not self._meant(flag):
+            if not self.dialect.knows(flag) and not self._meant(flag):
                 yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
 
-    def misfits(self, config: F) -> Iterable[Problem]:
-        """Yield the flags whose value is of a wrong type."""
-        return ()
+    def misfits(self, config: F) -> Iterator[Problem]:
+        """Yield the flags whose value is no number, or none of the words that they know: `values.yaml`."""
+        given = {flag: value for flag, value in config.flags.given.items() if value is not None}
+        known = _values(self.tables[-1])
+        for flag in filter(given.__contains__, known.numbers):
+            value = given[flag]
+            if isinstance(value, bool) or not isinstance(parsed_value(str(value)), int | float):
+                message = f"--{flag} is a number, not {value!r}"
+                yield Problem(path=config.place(flag), message=message)
+        for flag, choices in known.choices.items():
+            if flag in given and given[flag] not in choices:
+                message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)
+                yield Problem(path=config.place(flag), message=message, hint=hint)
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's flags."""
@@ -175,7 +201,7 @@ class FlagFramework(TabularFramework[F]):
             interpreter = "{python}" if job.python is not None and first in _PYTHONS else first
             entry = (interpreter, *(word for word in rest if bare(word) not in self.dropped))
         environment = {**self.variables(config, run), **self.env, **job.env}
-        words = arguments(kept, negatable=self.negatable)
+        words = arguments(kept, negatable=self.dialect.negatable)
         return Command(argv=(*entry, *words), env=environment, cwd=job.workdir)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
@@ -189,7 +215,7 @@ class FlagFramework(TabularFramework[F]):
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""
-        return shown(settings, negatable=self.negatable)
+        return shown(settings, negatable=self.dialect.negatable)
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`: no checkpoints and no trackers."""
@@ -218,7 +244,12 @@ class FlagFramework(TabularFramework[F]):
         return msgspec.structs.replace(trial, settings=settings)
 
     def _spelled(self, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-        return spelled(job.settings, changes, negatable=self.negatable)
+        return spelled(job.settings, changes, negatable=self.dialect.negatable)
+
+
+@cache
+def _values(package: str) -> FlagValues:
+    return document(package, "values.yaml", FlagValues)
 
 
 def _with(job: Job, changes: Mapping[str, Any]) -> Job:
