@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
 
-from autotune.launchers.base import Advice, Problem
+from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import package_of
-from autotune.launchers.frameworks.core.data import rows as data_rows
 from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
@@ -58,11 +56,6 @@ class MegatronRl(FlagFramework[Config]):
     def dialect(self) -> Dialect:
         """In what the framework differs from the others."""
         return dialect_of(package_of(self))
-
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """What holds for Megatron trainers and SGLang engines, and what the framework's guide says."""
-        return (*data_rows(__package__, "advice.yaml", Advice), *super().advice)
 
     def config(self, job: Job) -> Config:
         """Return what a job's flags come to."""

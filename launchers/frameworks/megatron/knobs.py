@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
@@ -141,9 +140,8 @@ def _write_graphs(config: Config, _: Knobs, after: Knobs) -> Found:
     off, limit, small = "sglang-disable-cuda-graph", config.dialect.graph_limit, _small_graphs(config)
     if after.cuda_graphs == "full":
         return {off: False, **({limit: None} if small else {})}
-    return (
-        {off: False, limit: small or LARGEST_LIMITED_BATCH} if after.cuda_graphs == "limited" else {off: True}
-    )
+    limited = {off: False, limit: small or LARGEST_LIMITED_BATCH}
+    return limited if after.cuda_graphs == "limited" else {off: True}
 
 
 def _write_tokens(config: Config, _: Knobs, after: Knobs) -> Found:
@@ -163,24 +161,15 @@ def _write_tensor(_: Config, __: Knobs, after: Knobs) -> Found:
     return {"tensor-model-parallel-size": after.tensor_parallel, **sequence}
 
 
-def _environment(config: Config, changes: Mapping[str, str | None]) -> Found:
-    present = config.flags.given.get(_ENVIRONMENT)
-    merged = {**config.flags.document(_ENVIRONMENT), **changes}
-    kept = {name: value for name, value in merged.items() if value is not None}
-    if not kept and present is None:
-        return {}
-    return {_ENVIRONMENT: json.dumps(kept) if isinstance(present, str) or present is None else kept}
-
-
 def _write_preload(config: Config, _: Knobs, after: Knobs) -> Found:
-    return _environment(config, {"LD_PRELOAD": host_allocators.SONAMES.get(str(after.host_allocator))})
+    own = {"LD_PRELOAD": host_allocators.SONAMES.get(str(after.host_allocator))}
+    return config.flags.with_entries(_ENVIRONMENT, own)
 
 
 def _write_allocator(config: Config, _: Knobs, after: Knobs) -> Found:
     own = config.dialect.expandable
-    return _environment(
-        config, own if after.allocator == "expandable" else dict.fromkeys((*_ALLOCATORS, *own))
-    )
+    changes = own if after.allocator == "expandable" else dict.fromkeys((*_ALLOCATORS, *own))
+    return config.flags.with_entries(_ENVIRONMENT, changes)
 
 
 WRITERS: dict[str, Writer] = {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.base import Advice, Problem, Tracked
 from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of
+from autotune.launchers.frameworks.core.data import rows as data_rows
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
@@ -64,6 +66,13 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def tables(self) -> tuple[str, ...]:
         """The folders of its data files: its own, and last that which it shares with its dialects."""
         return (package_of(self),)
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the framework's guide says, after what it shares with its dialects."""
+        return tuple(
+            row for package in reversed(self.tables) for row in data_rows(package, "advice.yaml", Advice)
+        )
 
     @abstractmethod
     def config(self, job: Job) -> C:

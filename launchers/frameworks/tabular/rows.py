@@ -143,6 +143,8 @@ def known(every: Iterable[Row], holds: Holds) -> tuple[Row, ...]:
         msgspec.structs.replace(
             row, also={name: key for name, key in row.also.items() if holds(Conditional(when=name))}
         )
+        if row.also
+        else row
         for row in every
         if holds(row)
     )
