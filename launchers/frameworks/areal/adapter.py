@@ -131,7 +131,7 @@ class Areal(TabularFramework[Config]):
     def declined(self, config: Config) -> dict[str, str]:
         """Return the knobs that a job does not offer; an older release may lack a setting."""
         refused, release = super().declined(config), config.release.version
-        for row in rows.known(__package__, self._holds(config)):
+        for row in self.known(config):
             names = [name for name in _NAMES.findall(row.setting) if name in known()]
             if absent := [name for name in names if name not in config.facts]:
                 refused.setdefault(row.knob, f"AReaL {release} has no setting {absent[0]}")

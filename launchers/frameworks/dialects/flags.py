@@ -57,6 +57,18 @@ class Flags(Value, frozen=True, kw_only=True):
                 return {}
         return value if isinstance(value, dict) else {}
 
+    def with_entries(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a flag that holds JSON, as the job writes it, with changes, of which None removes an entry.
+
+        Empty where it would hold nothing and the job does not give it.
+        """
+        present = self.given.get(name)
+        merged = {**self.document(name), **changes}
+        kept = {key: value for key, value in merged.items() if value is not None}
+        if not kept and present is None:
+            return {}
+        return {name: json.dumps(kept) if isinstance(present, str) or present is None else kept}
+
 
 def flags_of(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> Flags:
     """Return the settings by bare names; `no-x` of a negatable flag is `x` turned off."""

@@ -123,9 +123,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         )
         job = msgspec.structs.replace(job, cluster=measured)
         config = self.config(job)
-        every = [
-            row for row in rows.knob_rows(package_of(self)) if not row.when or self.when[row.when](config)
-        ]
+        every = self.known(config)
         # A knob that the job does not offer has a value all the same, which estimates need.
         return msgspec.structs.replace(super().profile(job, cluster), knobs=rows.read(every, config))
 

@@ -2,266 +2,209 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
-from autotune.launchers.base import Advice, Problem, Tracked
-from autotune.launchers.frameworks.core import rehearsals, trackers
-from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of, rows
-from autotune.launchers.frameworks.core.lengths import with_lengths
-from autotune.launchers.frameworks.dialects.flags import (
-    Flags,
-    arguments,
-    bare,
-    flags_of,
-    printed_flags,
-    shown,
-    spelled,
-)
-from autotune.launchers.frameworks.megatron.checkpoints import (
-    checkpoint_flags,
-    checkpoint_warnings,
-    root,
-    saves,
-)
-from autotune.launchers.frameworks.megatron.checks import problems_of, unknown_of
-from autotune.launchers.frameworks.megatron.job import Dialect, dialect_of, shape_of
-from autotune.launchers.frameworks.megatron.knobs import knobs_of, settings_of
-from autotune.launchers.frameworks.megatron.lines import marker_of
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.core.data import package_of
+from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
+from autotune.launchers.frameworks.megatron.config import Config
+from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
+from autotune.launchers.frameworks.megatron.knobs import READERS, WHEN, WRITERS
+from autotune.launchers.frameworks.megatron.layout import layout, resident
 from autotune.launchers.frameworks.megatron.model import model_of
-from autotune.launchers.frameworks.megatron.profile import (
-    constraints_of,
-    layout_of,
-    resident_of,
-    supported_of,
-    unsupported_of,
-)
+from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular.declared import Facts
+from autotune.launchers.frameworks.tabular.flags import FlagFramework
 from autotune.policies.certificate.contents import Training
-from autotune.policies.values.architecture.model import Model
-from autotune.policies.values.command import Command
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Placement, Profile
-from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
+from autotune.policies.values.profile import Constraint, Placement
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
-_PYTHONS = ("python", "python3")
+_FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
+_PACKED = ("tokens_per_microbatch", "logprob_tokens")  # of no use without dynamic batching
+_COUNTED = ("microbatch_size",)  # of no use with it
+# What makes Megatron take the weights of a checkpoint and nothing else, from step 0.
+_WEIGHTS_ONLY = {"finetune": True, "no-load-optim": True, "no-load-rng": True, "start-rollout-id": 0}
 
 
-class MegatronRl(GuidedFramework):
+class MegatronRl(FlagFramework[Config]):
     """One framework of the three, told by its dialect; no flag makes answers go on beyond their end."""
 
-    entry: tuple[str, ...]
-    async_entry: tuple[str, ...] = ()  # with --fully-async, where that is another program
-    dropped: tuple[str, ...] = ()  # flags of a restart of the framework's own
-    trial_off: Mapping[str, Any] = {}  # what a trial does not do or write
+    saves_by_time = False
+    async_entry: ClassVar[tuple[str, ...]] = ()  # with --fully-async, where that is another program
+    when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
+    readers: ClassVar[Mapping[str, rows.Reader]] = READERS
+    writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
+    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
+    model_key = "hf-checkpoint"
+    steps_key = "num-rollout"  # none of the frameworks prints how many steps there are
+    save_key = "save"
 
-    @cached_property
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The folders of its data files: its own, and that of the family."""
+        return (package_of(self), __package__)
+
+    @property
     def dialect(self) -> Dialect:
         """In what the framework differs from the others."""
-        return dialect_of(package_of(self), "dialect.yaml")
+        return dialect_of(package_of(self))
 
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """What holds for Megatron trainers and SGLang engines, and what the framework's guide says."""
-        return (*rows(__package__, "advice.yaml", Advice), *super().advice)
+    def config(self, job: Job) -> Config:
+        """Return what a job's flags come to."""
+        return Config(job, package_of(self))
 
-    def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's flags."""
-        flags = self._flags(job)
-        return problems_of(job, flags, shape_of(job, flags, self.dialect), self.dialect)
-
-    def model_path(self, job: Job) -> str | None:
-        """Return --hf-checkpoint."""
-        return self._flags(job).text("hf-checkpoint") or None
+    def declared(self, version: str) -> Facts:
+        """Return the flags of the one version that is known."""
+        return facts_of(package_of(self))
 
     def checkpoint_folder(self, job: Job) -> str | None:
         """Return --save, or the folder that every run has its own in."""
-        return root(job, self._flags(job))
+        return self.config(job).root
 
     def shape(self, job: Job) -> Model | None:
         """Return the shape that Megatron's flags describe, where no config tells it."""
-        return job.shape or model_of(self._flags(job))
+        return job.shape or model_of(self.config(job).flags)
 
-    def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with the defaults filled in, and what limits them."""
-        flags = self._flags(job)
-        shape = shape_of(job, flags, self.dialect)
-        knobs = knobs_of(flags, shape, self.dialect, gpu_memory_bytes=job.cluster.gpu_memory_bytes or 0)
-        supported = supported_of(flags, shape, self.dialect)
-        return Profile(
-            framework=self.name,
-            knobs=knobs,
-            supported=supported,
-            unsupported=unsupported_of(flags, shape, self.dialect),
-            constraints=tuple(constraints_of(flags, shape, self.dialect, knobs, supported)),
-            placement=shape.placement,
-            resident=resident_of(shape, self.dialect),
-            engine="sglang",
-            engine_version=self.dialect.engine_version,
-            longest_sequence=shape.longest,
-            resumable=saves(flags),
-            layout=with_lengths(layout_of(flags, shape), job),
-            warnings=(*checkpoint_warnings(job, flags), *self._warnings(job, flags)),
+    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return the placement, who holds device memory in which phase, and every size of an estimate."""
+        return config.placement, resident(config), layout(config)
+
+    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
+        """Return the parallel sizes that leave whole copies of the model, of its experts too."""
+        fixed = config.count("expert-tensor-parallel-size")
+        tensor = splits.sizes(config.tensor, config.tensor_devices)
+        others = config.expert * config.pipeline
+        return {
+            "rollout_tensor_parallel": splits.sizes(config.engine_size, config.engine_gpus),
+            "context_parallel": splits.sizes(config.context, config.context_devices),
+            "tensor_parallel": tuple(
+                size
+                for size in tensor
+                if size == config.tensor or config.trainer_gpus % ((fixed or size) * others) == 0
+            ),
+        }
+
+    def constraints(self, config: Config) -> Iterator[Constraint]:
+        """Yield which parallel sizes fit together."""
+        return splits.together(
+            rows.offered(self.present(config), self.sizes(config, None)),
+            "context_parallel",
+            devices=config.trainer_gpus // config.pipeline,
+            why=f"tensor x context parallelism divides the {config.trainer_gpus} GPUs of the trainer",
         )
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a rollout, and what decides which samples it has."""
-        flags = self._flags(job)
-        shape = shape_of(job, flags, self.dialect)
-        samples = shape.batch * shape.samples
-        update = min(flags.count("global-batch-size") or samples, samples)
+        config = self.config(job)
+        samples = config.sequences
+        update = min(config.count("global-batch-size") or samples, samples)
         return Training(
             samples_per_step=samples or None,
             global_batch=update or None,
             updates_per_step=-(-samples // update) if update else None,
-            steps=flags.count("num-rollout") or None,
-            epochs=flags.count("num-epoch") or None,
-            prompt_tokens=shape.prompt or None,
-            response_tokens=shape.response or None,
-            learning_rate=flags.number("lr") or None,
-            seeds={name: flags.count(name) for name in ("seed", "rollout-seed") if flags.has(name)},
-            data_order="shuffled by `rollout-seed`" if flags.on("rollout-shuffle") else "as the file has it",
+            steps=config.count("num-rollout") or None,
+            epochs=config.count("num-epoch") or None,
+            prompt_tokens=config.prompt or None,
+            response_tokens=config.response or None,
+            learning_rate=config.share("lr") or None,
+            seeds={name: config.count(name) for name in ("seed", "rollout-seed") if config.has(name)},
+            data_order="shuffled by `rollout-seed`"
+            if config.flag("rollout-shuffle")
+            else "as the file has it",
         )
 
-    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt as the framework's entry point with all flags."""
-        wanted = {**job.settings, **self.settings(job, knobs)}
-        flags = flags_of(wanted, negatable=self.dialect.negatable)
-        given: dict[str, Any] = {**flags.given}
-        given |= checkpoint_flags(job, flags, run=run, attempt=attempt, resume=resume)
-        given |= self._loggers(job, flags, run=run)
-        kept = {name: value for name, value in given.items() if name not in self.dropped}
-        environment = {"RAY_DEDUP_LOGS": "0", **job.env}
-        if flags.on("use-wandb"):  # one run in the tracker, however often it is relaunched
-            stable = {"WANDB_RUN_ID": f"{job.name}-{run}", "WANDB_RESUME": "allow"}
-            environment = {**stable, **environment}
-        return Command(
-            argv=(*self._entry(job), *arguments(kept, negatable=self.dialect.negatable)),
-            env=environment,
-            cwd=job.workdir,
-        )
+    # ------------------------------------------------------------------------ mistakes
+
+    def refused(self, config: Config) -> Iterator[Problem]:
+        """Yield the flags that are not the user's to set, and the rows of `refused.yaml`."""
+        for key, flag in ((key, bare(key)) for key in config.given):
+            if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in self.dialect.set_by_itself:
+                does = "refuses" if self.dialect.strict else "ignores"
+                message = f"{self.name} sets this of the engine itself and {does} --{flag}"
+                yield Problem(path=("settings", key), message=message)
+        yield from super().refused(config)
+
+    def _passed_on(self, job: Job, config: Config) -> Iterator[str]:
+        yield from super()._passed_on(job, config)
+        for flag in filter(config.has, _YAML):
+            yield f"the file of --{flag} is read after the flags: what it sets cannot be changed from here"
+        for flag in filter(config.flag, self.dropped):
+            yield f"--{flag} is left out: it restarts with the settings that just failed"
+
+    # ------------------------------------------------------------------------ attempts
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the flags that differ from the job as written, as the job writes them."""
-        return settings_of(job, knobs, self.dialect, folder=root(job, self._flags(job)))
+        """Return the smallest change of the job's flags, as the job writes them."""
+        idle = {True: _COUNTED, False: _PACKED, None: ()}[knobs.dynamic_batching]
+        return super().settings(job, msgspec.structs.replace(knobs, **dict.fromkeys(idle)))
 
-    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
-        """Return where trackers keep the run."""
-        return trackers.tracked(__package__, self._flags(job).given.get)
+    def entry_of(self, config: Config) -> tuple[str, ...]:
+        """Return the program where the job names none."""
+        return self.async_entry if self.async_entry and config.flag("fully-async") else self.entry
 
-    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as flags with their values."""
-        return shown(settings, negatable=self.dialect.negatable)
+    def variables(self, config: Config, run: str) -> dict[str, str]:
+        """Return the names under which a tracker has one run, however often it is relaunched."""
+        stable = {"WANDB_RUN_ID": f"{config.job.name}-{run}", "WANDB_RESUME": "allow"}
+        return stable if config.flag("use-wandb") else {}
+
+    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+        """Return the flags by which an attempt continues its own run's checkpoint and no other.
+
+        The frameworks continue whatever lies in --load, and shipped scripts give it the folder of --save. A
+        run that may not do so gets a folder of its own below it; `resume: true` in the job uses the folder.
+        """
+        first = _WEIGHTS_ONLY if config.start else {"load": None}
+        if not config.saves:
+            return {"save": None, "save-interval": None, **first}
+        interval = config.count("save-interval") or job.recovery.save_every or SAVE_STEPS
+        if config.continues:
+            home = absolute(job, config.text("save") or config.text("load"))
+            return {"save": home, "save-interval": interval, "load": home}
+        own = f"{config.root}/{job.name}-{run}"
+        result: dict[str, Any] = {"save": own, "save-interval": interval}
+        if not resume:
+            return result | first
+        result |= {"load": own, **{name: None for name in (*_WEIGHTS_ONLY, "ckpt-step") if config.has(name)}}
+        # Where the weights come from while nothing is saved.
+        return result | ({"ref-load": config.start} if config.start and not config.reference else {})
+
+    def of_attempt(self, config: Config, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
+        """Return where a first attempt begins, and the name under which each continues the same record."""
+        # Before the first attempt saved anything a job that continues may begin elsewhere; afterwards not.
+        begins = config.saves and config.continues and attempt == 1 and config.start
+        own: dict[str, Any] = {"load": begins} if begins else {}
+        on = config.flags.on("use-tensorboard", default="use-tensorboard" in self.dialect.negatable)
+        if on and config.has("tb-project-name") and not config.has("tb-experiment-name"):
+            own["tb-experiment-name"] = f"{job.name}-{run}"
+        return own
+
+    def of_validation(self, config: Config) -> tuple[str, ...]:
+        """Return the flags of an engine of evaluations."""
+        return tuple(flag for flag in config.flags.given if flag.startswith(self.dialect.prefixes))
+
+    def tried(self, config: Config, *, folder: str, steps: int) -> dict[str, Any]:
+        """Return the steps of a trial, its start and folders of its own."""
+        own: dict[str, Any] = {self.steps_key: steps}
+        if config.has("load") and not config.start:
+            own["load"] = None
+        return own | {name: f"{folder}/{name}" for name in _FOLDERS if config.has(name)}
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the flags in Megatron's dump of arguments, or in a command line that `set -x` shows."""
-        engine = {f"sglang-{name}" for name in self.dialect.engine_names}
+        own = self.dialect
         return printed_flags(
             text,
-            known=self.dialect.names | engine,
-            inverse=self.dialect.inverse,
-            negatable=self.dialect.negatable,
+            known=frozenset(
+                flag for flag in facts_of(package_of(self)).types if not flag.startswith(own.prefixes)
+            ),
+            inverse=own.inverse,
+            negatable=own.negatable,
         )
-
-    def marker(self, line: str) -> Marker | None:
-        """Return what a line of the log says about progress, if anything."""
-        return marker_of(line)
-
-    def last_step(self, job: Job) -> int | None:
-        """Return --num-rollout: none of the frameworks prints how many steps there are."""
-        return self._flags(job).count("num-rollout") or None
-
-    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with `steps` rollouts, no checkpoints, no trackers and folders of its own."""
-        flags = self._flags(job)
-        off = {**document(__package__, "trial.yaml", dict[str, Any]), **self.trial_off, "num-rollout": steps}
-        load = flags.text("load")
-        if load and load.rstrip("/") == flags.text("save").rstrip("/"):
-            off["load"] = None
-        off |= {
-            name: None for name in flags.given if name.startswith(self.dialect.prefixes)
-        }  # of evaluations
-        off |= {name: f"{folder}/{name}" for name in _FOLDERS if flags.has(name)}
-        changes = spelled(job.settings, off, negatable=self.dialect.negatable)
-        if not flags.has("save"):
-            changes["save"] = None  # said, so that no checkpoint is added
-        return msgspec.structs.replace(job, settings={**job.settings, **changes}, resume=False)
-
-    def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets, by what the job itself saves and validates."""
-        flags = self._flags(job)
-        without = [LateEvent.LENGTH] + ([] if saves(flags) else [LateEvent.SAVE])
-        without += [] if rehearsals.validates(__package__, flags.given.get) else [LateEvent.VALIDATION]
-        return rehearsals.met(__package__, without=without)
-
-    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
-        flags = self._flags(job)
-        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        if not saves(flags):
-            return trial
-        validation = rehearsals.validates(__package__, flags.given.get)
-        own = rehearsals.additions(__package__, validation=validation) | {"save": f"{folder}/checkpoints"}
-        left = set(rehearsals.left(__package__, validation=validation))
-        left |= {name for name in flags.given if validation and name.startswith(self.dialect.prefixes)}
-        changes = spelled(job.settings, own, negatable=self.dialect.negatable)
-        settings = rehearsals.settings_of(job, trial, changes, left=left, bare=bare)
-        return msgspec.structs.replace(trial, settings=settings)
-
-    def _flags(self, job: Job) -> Flags:
-        return flags_of(job.settings, negatable=self.dialect.negatable)
-
-    def _entry(self, job: Job) -> tuple[str, ...]:
-        if not job.command:
-            apart = self.async_entry and self._flags(job).on("fully-async")
-            return self.async_entry if apart else self.entry
-        first, *rest = job.command
-        interpreter = "{python}" if job.python is not None and first in _PYTHONS else first
-        return (interpreter, *(word for word in rest if bare(word) not in self.dropped))
-
-    def _loggers(self, job: Job, flags: Flags, *, run: str) -> dict[str, Any]:
-        """Return names under which every attempt of a run continues the same record."""
-        on = flags.on("use-tensorboard", default="use-tensorboard" in self.dialect.negatable)
-        if on and flags.has("tb-project-name") and not flags.has("tb-experiment-name"):
-            return {"tb-experiment-name": f"{job.name}-{run}"}
-        return {}
-
-    def _warnings(self, job: Job, flags: Flags) -> tuple[str, ...]:
-        told = "refuses" if self.dialect.strict else "ignores without a word"
-        result = [
-            f"--{name} is in no list of flags; {self.name} {told} what it does not know"
-            for name in unknown_of(job, self.dialect)
-        ]
-        result += [
-            f"the file of --{name} is read after the flags: what it sets cannot be changed from here"
-            for name in _YAML
-            if flags.has(name)
-        ]
-        result += [
-            f"--{name} is left out: it restarts with the settings that just failed"
-            for name in self.dropped
-            if flags.on(name)
-        ]
-        if any(word.startswith("--") for word in job.command):
-            result.append("flags in `command` are passed on but not seen: write them under `settings:`")
-        if flags.on("balance-by-flops"):
-            result.append(
-                "--balance-by-flops may put more tokens into a micro-batch than --max-tokens-per-gpu"
-            )
-        shape = shape_of(job, flags, self.dialect)
-        if shape.placement is Placement.COLOCATED and not shape.offload_rollout:
-            result.append("--no-offload-rollout leaves the engine's pool on the card while training runs")
-        if shape.longest is None:
-            result.append(
-                "--rollout-max-context-len or --rollout-max-prompt-len and --rollout-max-response-len "
-                "would bound the longest sequence; without them a token budget may fall below it"
-            )
-        return tuple(result)
-
-
-_FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")

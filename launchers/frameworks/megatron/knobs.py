@@ -1,309 +1,183 @@
-"""The knobs, both ways: from flags, and back as the smallest change of flags."""
+"""What the data files name: the jobs in which a row holds, and knobs of more than one flag."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from math import ceil
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
 from autotune.launchers.frameworks.core.sglang_defaults import auto_fraction, tier
-from autotune.launchers.frameworks.dialects.flags import Flags, flags_of, spelled
-from autotune.launchers.frameworks.megatron.job import Dialect, Shape, shape_of
-from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import KNOBS, Knobs
-from autotune.policies.values.value import Value
+from autotune.launchers.frameworks.megatron.config import Config
+from autotune.launchers.frameworks.tabular.rows import Reader, Writer
+from autotune.policies.values.knobs import Knobs
 
-SERVER_CONCURRENCY = 512  # --sglang-server-concurrency, requests that the client keeps at one engine
-SYNC_BUFFER = 512 << 20  # --update-weight-buffer-size
-MARGIN = 1 << 30  # --train-memory-margin-bytes
 _ENVIRONMENT = "train-env-vars"
-_PACKED = ("tokens_per_microbatch", "logprob_tokens")  # of no use without dynamic batching
-_COUNTED = ("microbatch_size",)  # of no use with it
+_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_NO_ENGINES = ("debug-train-only", "load-debug-rollout-data", "rollout-external-engine-addrs")
 
-
-class Context(Value, frozen=True, kw_only=True):
-    """What a flag's value depends on besides its knob."""
-
-    flags: Flags
-    shape: Shape
-    dialect: Dialect
-    folder: str  # for files that a remedy makes the job write
+# The predicates that the shared rows name; those of one framework stand in its adapter.
+WHEN: dict[str, Callable[[Config], bool]] = {
+    "packs_without_a_budget": lambda config: config.dynamic and not config.budget,
+    "optimizer_is_not_adam": lambda config: (
+        config.text("optimizer") != "adam" or config.flag("use-stateless-adam")
+    ),
+    "trainer_sleeps": lambda config: config.sleeps("train"),
+    "trainer_stays": lambda config: not config.sleeps("train"),
+    "engine_stays": lambda config: not config.sleeps("rollout"),
+    "lacks_a_method": lambda config: (
+        not (config.has("recompute-method") and config.has("recompute-num-layers"))
+    ),
+    "names_a_method": lambda config: config.has("recompute-method"),
+    "splits_unevenly": lambda config: config.trainer_gpus % config.split != 0,
+    "splits_heads_unevenly": lambda config: config.heads % config.tensor != 0,
+    "splits_kv_heads_unevenly": lambda config: config.kv_heads % config.tensor != 0,
+    "leaves_engines_unfilled": lambda config: config.engine_gpus % config.engine_size != 0,
+    "has_no_engines": lambda config: not config.engine_gpus and not any(map(config.flag, _NO_ENGINES)),
+    "wants_more_cards": lambda config: config.wanted > (config.offered or config.wanted),
+    "roles_want_more_cards": lambda config: (
+        config.has("resource") and config.wanted > (config.offered or config.wanted)
+    ),
+    "penalises_twice": lambda config: bool(config.share("kl-coef") and config.share("kl-loss-coef")),
+    "is_another_trainer": lambda config: config.text("train-backend") != "megatron",
+    "transfers": lambda config: config.text("update-weight-transfer-mode") != "broadcast",
+    "runs_train_async": lambda config: config.runs("train_async"),
+    "saves": lambda config: config.saves,
+    "never_saves": lambda config: not config.saves,
+    "saves_apart": lambda config: config.saves and not config.continues,
+    "starts_from_others": lambda config: config.starts_over,
+    "relaunches_from_the_reference": lambda config: (
+        config.starts_over and config.reference and config.text("megatron-to-hf-mode") != "bridge"
+    ),
+    "hides_flags": lambda config: any(word.startswith("--") for word in config.job.command),
+    "bounds_no_sequence": lambda config: config.longest is None,
+}
 
 
 # --------------------------------------------------------------------------- from flags
 
 
-def knobs_of(flags: Flags, shape: Shape, dialect: Dialect, *, gpu_memory_bytes: int) -> Knobs:
-    """Return the job's knobs, with the framework's defaults filled in."""
-    budget = (flags.count("max-tokens-per-gpu") or None) if shape.dynamic else None
-    chunk = _chunk(flags, gpu_memory_bytes)
-    fraction = flags.number("sglang-mem-fraction-static") or auto_fraction(
-        gpu_memory_bytes,
-        tensor_parallel=shape.engine_size,
-        chunk=chunk,
-        graph=flags.count(dialect.graph_limit) or None,
-    )
-    environment = flags.document(_ENVIRONMENT)
-    return Knobs(
-        concurrency=_concurrency(flags, shape),
-        memory_fraction=fraction,
-        rollout_tensor_parallel=shape.engine_size,
-        cuda_graphs=_graphs(flags, dialect),
-        max_batched_tokens=chunk,
-        tokens_per_microbatch=budget,
-        microbatch_size=None if shape.dynamic else flags.count("micro-batch-size", 1),
-        dynamic_batching=shape.dynamic,
-        recompute=_recompute(flags, shape),
-        param_offload=shape.offload_train,
-        optimizer_offload=flags.on("optimizer-cpu-offload"),
-        optimizer_offload_fraction=flags.number("optimizer-offload-fraction", 1.0),
-        optimizer_offload_overlap=flags.on("overlap-cpu-optimizer-d2h-h2d"),
-        context_parallel=shape.context,
-        tensor_parallel=shape.tensor,
-        loss_recompute=flags.on("recompute-loss-function"),
-        logprob_tokens=(flags.count("log-probs-max-tokens-per-gpu") or budget)
-        if dialect.logprob_budget and shape.dynamic
-        else None,
-        logprob_chunk=flags.count("log-probs-chunk-size")
-        if flags.count("log-probs-chunk-size") > 0
-        else None,
-        sync_mode="disk"
-        if dialect.disk_sync == "flag" and flags.text("update-weight-transport") == "disk"
-        else "memory",
-        sync_buffer=flags.count("update-weight-buffer-size", SYNC_BUFFER),
-        host_allocator=host_allocators.preloaded(str(environment.get("LD_PRELOAD", ""))),
-        weights_backup=not (dialect.weights_backup and flags.on(dialect.weights_backup)),
-        dataloader_workers=flags.count(dialect.worker_pool) or None,
-        allocator="expandable" if _is_expandable(environment, dialect) else "default",
-        memory_margin=flags.count("train-memory-margin-bytes", MARGIN) if dialect.memory_margin else None,
-        memory_snapshot=flags.on("record-memory-history"),
-        nccl_memory_check=flags.on("enable-cuda-memory-check") if dialect.nccl_check == "flag" else None,
-        memory_profile=all(flags.on(name) for name in dialect.profile_flags),
+def _chunk(config: Config) -> int:
+    default = tier(config.job.cluster.gpu_memory_bytes or 0).chunk
+    written = config.flags.count("sglang-chunked-prefill-size", default)
+    return written if written > 0 else config.count("sglang-max-prefill-tokens")
+
+
+def _fraction(config: Config) -> float:
+    return config.share("sglang-mem-fraction-static") or auto_fraction(
+        config.job.cluster.gpu_memory_bytes or 0,
+        tensor_parallel=config.engine_size,
+        chunk=_chunk(config),
+        graph=config.count(config.dialect.graph_limit) or None,
     )
 
 
-def most_concurrent(shape: Shape) -> int:
-    """Return the requests of one rollout that fall to one engine."""
-    return (
-        max(1, ceil(shape.prompts * shape.samples / shape.engines)) if shape.prompts else SERVER_CONCURRENCY
-    )
+def _requests(config: Config) -> int:
+    limits = ("sglang-server-concurrency", "sglang-max-running-requests")
+    return max(1, min(config.most_requests, *map(config.count, limits)))
 
 
-def _concurrency(flags: Flags, shape: Shape) -> int:
-    limits = (
-        flags.count("sglang-server-concurrency", SERVER_CONCURRENCY),
-        flags.count("sglang-max-running-requests", SERVER_CONCURRENCY),
-        most_concurrent(shape),
-    )
-    return max(1, min(limits))
-
-
-def _chunk(flags: Flags, gpu_memory_bytes: int) -> int:
-    written = flags.count("sglang-chunked-prefill-size", tier(gpu_memory_bytes).chunk)
-    return written if written > 0 else flags.count("sglang-max-prefill-tokens", 16384)
-
-
-def _graphs(flags: Flags, dialect: Dialect) -> str:
-    if flags.on("sglang-disable-cuda-graph"):
+def _graphs(config: Config) -> str:
+    if config.flag("sglang-disable-cuda-graph"):
         return "off"
-    limit = flags.count(dialect.graph_limit)
-    return "limited" if 0 < limit <= LARGEST_LIMITED_BATCH else "full"
+    return "limited" if _small_graphs(config) else "full"
 
 
-def _recompute(flags: Flags, shape: Shape) -> str:
-    granularity = flags.text("recompute-granularity")
+def _small_graphs(config: Config) -> int:
+    limit = config.count(config.dialect.graph_limit)
+    return limit if 0 < limit <= LARGEST_LIMITED_BATCH else 0
+
+
+def _recompute(config: Config) -> str:
+    granularity = config.text("recompute-granularity")
     if not granularity:
-        return "selective" if flags.on("recompute-activations") else "off"
-    if granularity == "full" and flags.text("recompute-method") == "block":
+        return "selective" if config.flag("recompute-activations") else "off"
+    if granularity == "full" and config.text("recompute-method") == "block":
         # In `block` the number counts the recomputed layers of a stage: below all of them something is left.
-        layers = shape.layers // shape.pipeline
-        done = flags.count("recompute-num-layers")
-        return "full" if not layers or done >= layers else "selective"
+        layers = config.layers // config.pipeline
+        return "full" if not layers or config.count("recompute-num-layers") >= layers else "selective"
     return granularity
 
 
-def _is_expandable(environment: Mapping[str, Any], dialect: Dialect) -> bool:
-    options = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-    if any("expandable_segments:True" in str(environment.get(name, "")) for name in options):
-        return True
-    return all(str(environment.get(name, "")) == value for name, value in dialect.expandable.items())
+def _allocator(config: Config) -> str:
+    environment = config.flags.document(_ENVIRONMENT)
+    said = any("expandable_segments:True" in str(environment.get(name, "")) for name in _ALLOCATORS)
+    own = config.dialect.expandable.items()
+    return "expandable" if said or all(str(environment.get(k, "")) == v for k, v in own) else "default"
+
+
+READERS: dict[str, Reader] = {
+    "requests": _requests,
+    "fraction": _fraction,
+    "engine_size": lambda config: config.engine_size,
+    "graphs": _graphs,
+    "chunk": _chunk,
+    "budget": lambda config: (config.budget or None) if config.dynamic else None,
+    "sequences": lambda config: None if config.dynamic else config.count("micro-batch-size"),
+    "recompute": _recompute,
+    "sleeps": lambda config: config.sleeps("train"),
+    "context": lambda config: config.context,
+    "tensor": lambda config: config.tensor,
+    "chunks": lambda config: max(0, config.count("log-probs-chunk-size")) or None,
+    "host_allocator": lambda config: host_allocators.preloaded(
+        str(config.flags.document(_ENVIRONMENT).get("LD_PRELOAD", ""))
+    ),
+    "allocator": _allocator,
+}
 
 
 # --------------------------------------------------------------------------- back to flags
 
-Writer: TypeAlias = Callable[[Any, Context], dict[str, Any]]
+Found = dict[str, Any]
 
 
-def settings_of(job: Job, wanted: Knobs, dialect: Dialect, *, folder: str) -> dict[str, Any]:
-    """Return the smallest change of the job's flags that makes it use `wanted`.
-
-    Both ways know the card from the job alone: a default that followed a measured one would be written down
-    here as if it had changed.
-    """
-    result: dict[str, Any] = {}
-    done: set[str] = set()
-    idle = _PACKED if wanted.dynamic_batching is False else _COUNTED if wanted.dynamic_batching else ()
-    while True:  # one flag's default may follow another, such as the scoring budget the training budget
-        changes = spelled(job.settings, result, negatable=dialect.negatable)
-        flags = flags_of({**job.settings, **changes}, negatable=dialect.negatable)
-        shape = shape_of(job, flags, dialect)
-        present = knobs_of(flags, shape, dialect, gpu_memory_bytes=job.cluster.gpu_memory_bytes or 0)
-        name = next(
-            (
-                knob
-                for knob in KNOBS
-                if knob in WRITERS
-                and knob not in done
-                and knob not in idle
-                and getattr(wanted, knob) not in (None, getattr(present, knob))
-            ),
-            None,
-        )
-        if name is None:
-            return changes
-        done.add(name)
-        context = Context(flags=flags, shape=shape, dialect=dialect, folder=folder)
-        result |= WRITERS[name](getattr(wanted, name), context)
+def _write_requests(config: Config, _: Knobs, after: Knobs) -> Found:
+    value, client = after.concurrency or 0, "sglang-server-concurrency"
+    return {"sglang-max-running-requests": value, **({client: value} if value > config.count(client) else {})}
 
 
-def _plain(flag: str) -> Writer:
-    return lambda value, context: {flag: value}
+def _write_graphs(config: Config, _: Knobs, after: Knobs) -> Found:
+    off, limit, small = "sglang-disable-cuda-graph", config.dialect.graph_limit, _small_graphs(config)
+    if after.cuda_graphs == "full":
+        return {off: False, **({limit: None} if small else {})}
+    limited = {off: False, limit: small or LARGEST_LIMITED_BATCH}
+    return limited if after.cuda_graphs == "limited" else {off: True}
 
 
-def _write_concurrency(value: int, context: Context) -> dict[str, Any]:
-    client = context.flags.count("sglang-server-concurrency", SERVER_CONCURRENCY)
-    raised = {"sglang-server-concurrency": value} if value > client else {}
-    return {"sglang-max-running-requests": value, **raised}
+def _write_tokens(config: Config, _: Knobs, after: Knobs) -> Found:
+    switch = {} if config.dynamic else {"use-dynamic-batch-size": True}
+    return {"max-tokens-per-gpu": after.tokens_per_microbatch, **switch}
 
 
-def _write_graphs(value: str, context: Context) -> dict[str, Any]:
-    limit = context.dialect.graph_limit
-    captured = context.flags.count(limit)
-    small = captured if 0 < captured <= LARGEST_LIMITED_BATCH else None
-    if value == "full":
-        return {"sglang-disable-cuda-graph": False, **({limit: None} if small else {})}
-    if value == "limited":
-        return {"sglang-disable-cuda-graph": False, limit: small or LARGEST_LIMITED_BATCH}
-    return {"sglang-disable-cuda-graph": True}
+def _write_packing(config: Config, _: Knobs, after: Knobs) -> Found:
+    tokens = config.budget or config.count("micro-batch-size") * config.floor
+    packs = bool(after.dynamic_batching)
+    return {"use-dynamic-batch-size": packs, "max-tokens-per-gpu": tokens if packs else None}
 
 
-def _write_tokens(value: int, context: Context) -> dict[str, Any]:
-    switch = {} if context.shape.dynamic else {"use-dynamic-batch-size": True}
-    return {"max-tokens-per-gpu": value, **switch}
-
-
-def _write_dynamic(value: bool, context: Context) -> dict[str, Any]:
-    if not value:
-        return {"use-dynamic-batch-size": False, "max-tokens-per-gpu": None}
-    samples = context.flags.count("micro-batch-size", 1)
-    tokens = context.flags.count("max-tokens-per-gpu") or samples * context.shape.floor
-    return {"use-dynamic-batch-size": True, "max-tokens-per-gpu": tokens}
-
-
-def _write_recompute(value: str, context: Context) -> dict[str, Any]:
-    off: dict[str, Any] = {
-        "recompute-activations": False,
-        "recompute-granularity": None,
-        "recompute-method": None,
-        "recompute-num-layers": None,
-        "recompute-modules": None,
-    }
-    match value:
-        case "full":
-            full = {"recompute-method": "uniform", "recompute-num-layers": 1}
-            return off | {"recompute-granularity": "full"} | full
-        case "selective":
-            modules = context.flags.given.get("recompute-modules")
-            return off | {"recompute-granularity": "selective", "recompute-modules": modules}
-        case _:
-            return off | {"distribute-saved-activations": False}
-
-
-def _write_optimizer_offload(value: bool, context: Context) -> dict[str, Any]:
-    if not value:
-        return {"optimizer-cpu-offload": False, "overlap-cpu-optimizer-d2h-h2d": False}
-    # Megatron asserts the second flag: its hybrid optimizer lives in that one's code.
-    return {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
-
-
-def _write_tensor_parallel(value: int, context: Context) -> dict[str, Any]:
+def _write_tensor(_: Config, __: Knobs, after: Knobs) -> Found:
     # Megatron turns sequence parallelism off by itself without tensor parallelism.
-    sequence = {"sequence-parallel": True} if value > 1 else {}
-    return {"tensor-model-parallel-size": value, **sequence}
+    sequence = {"sequence-parallel": True} if (after.tensor_parallel or 0) > 1 else {}
+    return {"tensor-model-parallel-size": after.tensor_parallel, **sequence}
 
 
-def _write_sync_mode(value: str, context: Context) -> dict[str, Any]:
-    if value != "disk":
-        return {"update-weight-transport": "nccl"}
-    folder = context.flags.text("update-weight-disk-dir") or f"{context.folder}/weight-sync"
-    return {"update-weight-transport": "disk", "update-weight-disk-dir": folder}
+def _write_preload(config: Config, _: Knobs, after: Knobs) -> Found:
+    own = {"LD_PRELOAD": host_allocators.SONAMES.get(str(after.host_allocator))}
+    return config.flags.with_entries(_ENVIRONMENT, own)
 
 
-def _environment(context: Context, changes: Mapping[str, str | None]) -> dict[str, Any]:
-    present = context.flags.given.get(_ENVIRONMENT)
-    merged = {**context.flags.document(_ENVIRONMENT), **changes}
-    kept = {name: value for name, value in merged.items() if value is not None}
-    if not kept and present is None:
-        return {}
-    return {_ENVIRONMENT: json.dumps(kept) if isinstance(present, str) or present is None else kept}
-
-
-def _write_host_allocator(value: str, context: Context) -> dict[str, Any]:
-    return _environment(context, {"LD_PRELOAD": host_allocators.SONAMES.get(value)})
-
-
-def _write_allocator(value: str, context: Context) -> dict[str, Any]:
-    if value == "expandable":
-        return _environment(context, context.dialect.expandable)
-    plain = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", *context.dialect.expandable))
-    return _environment(context, plain)
-
-
-def _write_snapshot(value: bool, context: Context) -> dict[str, Any]:
-    if not value:
-        return {"record-memory-history": False}
-    folder = context.flags.text("memory-snapshot-dir") or f"{context.folder}/memory-snapshots"
-    return {"record-memory-history": True, "memory-snapshot-dir": folder}
-
-
-def _write_profile(value: bool, context: Context) -> dict[str, Any]:
-    result: dict[str, Any] = dict.fromkeys(context.dialect.profile_flags, value)
-    folder = context.dialect.profile_folder
-    if value and folder and not context.flags.has(folder):
-        result[folder] = f"{context.folder}/profiles"
-    return result
+def _write_allocator(config: Config, _: Knobs, after: Knobs) -> Found:
+    own = config.dialect.expandable
+    changes = own if after.allocator == "expandable" else dict.fromkeys((*_ALLOCATORS, *own))
+    return config.flags.with_entries(_ENVIRONMENT, changes)
 
 
 WRITERS: dict[str, Writer] = {
-    "concurrency": _write_concurrency,
-    "memory_fraction": _plain("sglang-mem-fraction-static"),
-    "rollout_tensor_parallel": _plain("rollout-num-gpus-per-engine"),
-    "cuda_graphs": _write_graphs,
-    "max_batched_tokens": _plain("sglang-chunked-prefill-size"),
-    "tokens_per_microbatch": _write_tokens,
-    "microbatch_size": _plain("micro-batch-size"),
-    "dynamic_batching": _write_dynamic,
-    "recompute": _write_recompute,
-    "param_offload": _plain("offload-train"),
-    "optimizer_offload": _write_optimizer_offload,
-    "optimizer_offload_fraction": _plain("optimizer-offload-fraction"),
-    "optimizer_offload_overlap": _plain("overlap-cpu-optimizer-d2h-h2d"),
-    "context_parallel": _plain("context-parallel-size"),
-    "tensor_parallel": _write_tensor_parallel,
-    "loss_recompute": _plain("recompute-loss-function"),
-    "logprob_tokens": _plain("log-probs-max-tokens-per-gpu"),
-    "logprob_chunk": _plain("log-probs-chunk-size"),
-    "sync_mode": _write_sync_mode,
-    "sync_buffer": _plain("update-weight-buffer-size"),
-    "host_allocator": _write_host_allocator,
-    "weights_backup": lambda value, context: {context.dialect.weights_backup: not value},
-    "dataloader_workers": lambda value, context: {context.dialect.worker_pool: value},
+    "requests": _write_requests,
+    "graphs": _write_graphs,
+    "tokens": _write_tokens,
+    "packing": _write_packing,
+    "tensor": _write_tensor,
+    "preload": _write_preload,
     "allocator": _write_allocator,
-    "memory_margin": _plain("train-memory-margin-bytes"),
-    "memory_snapshot": _write_snapshot,
-    "nccl_memory_check": _plain("enable-cuda-memory-check"),
-    "memory_profile": _write_profile,
 }

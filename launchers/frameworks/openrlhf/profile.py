@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from autotune.launchers.frameworks.core import splits
-from autotune.launchers.frameworks.core.declined import declined
 from autotune.launchers.frameworks.dialects.flags import Flags
 from autotune.launchers.frameworks.openrlhf.job import Shape
 from autotune.launchers.frameworks.openrlhf.knobs import FLAGS
+from autotune.launchers.frameworks.tabular.rows import declined, declined_rows
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import (
     AtLeast,
@@ -41,7 +41,9 @@ UNSUPPORTED_WHEN: dict[str, Callable[[Flags, Shape], bool]] = {
 
 def unsupported_of(flags: Flags, shape: Shape) -> dict[str, str]:
     """Return why the other knobs cannot be turned for this job."""
-    return declined(__package__, UNSUPPORTED_WHEN, flags, shape)
+    return declined(
+        declined_rows(__package__), lambda row: not row.when or UNSUPPORTED_WHEN[row.when](flags, shape)
+    )
 
 
 def supported_of(flags: Flags, shape: Shape) -> dict[str, Support]:

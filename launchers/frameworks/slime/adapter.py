@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
+from autotune.launchers.frameworks.tabular.lines import lines
 
 
 class Slime(MegatronRl):
     """Flags of slime's own parser, of Megatron's and, behind --sglang-, of SGLang's."""
 
     name = "slime"
-    saves_by_time = False
     announces_end = False
     modules = ("slime",)
     entry = ("{python}", "train.py")  # in slime's own folder; train_async.py only where the job says so
-    trial_off: Mapping[str, Any] = {"wandb-run-id": None}
-    traces: tuple[str, ...] = ("slime/backends/", "slime/ray/", "slime/rollout/", "slime/utils/", "SLIME_")
+    traces: tuple[str, ...] = lines(__package__).traces

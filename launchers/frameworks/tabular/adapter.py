@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.base import Advice, Problem, Tracked
 from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of
+from autotune.launchers.frameworks.core.data import rows as data_rows
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
@@ -60,18 +62,31 @@ class TabularFramework(GuidedFramework, Generic[C]):
     writers: ClassVar[Mapping[str, rows.Writer]] = {}
     reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The folders of its data files: its own, and last that which it shares with its dialects."""
+        return (package_of(self),)
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the framework's guide says, after what it shares with its dialects."""
+        return tuple(
+            row for package in reversed(self.tables) for row in data_rows(package, "advice.yaml", Advice)
+        )
+
     @abstractmethod
     def config(self, job: Job) -> C:
         """Return what a job's settings come to."""
 
     def refused(self, config: C) -> Iterator[Problem]:
         """Yield what the framework refuses at its start: the rows of `refused.yaml`."""
-        for row in rows.refusals(package_of(self)):
-            if self.when[row.when](config):
-                message = row.message.format(value=config.get(row.setting))
-                yield Problem(
-                    path=("settings", config.as_written(row.setting)), message=message, hint=row.hint
+        for row in rows.refusals(*self.tables):
+            if self._holds(config)(row):
+                message, hint = (
+                    text.format(value=config.get(row.setting), config=config)
+                    for text in (row.message, row.hint)
                 )
+                yield Problem(path=config.place(row.setting), message=message, hint=hint)
 
     @abstractmethod
     def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
@@ -88,11 +103,13 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def warnings(self, config: C) -> Iterator[str]:
         """Yield what the user should know before the launch: `warnings.yaml` and `unread.yaml`."""
         version = config.release.version
-        for key, unread in rows.unread(package_of(self)).items() if version == self.unread_in else ():
-            if config.has(key) and self._holds(config)(unread.when):
+        for key, unread in (
+            rows.unread(self.tables[-1]).items() if self.unread_in and version == self.unread_in else ()
+        ):
+            if config.has(key) and self._holds(config)(unread):
                 yield f"{key} has no effect in {self.name} {version}: {unread.why}"
-        for row in rows.warnings(package_of(self)):
-            if self.when[row.when](config):
+        for row in rows.warnings(*self.tables):
+            if self._holds(config)(row):
                 yield row.says.format(longest=config.longest, config=config)
 
     def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
@@ -110,13 +127,15 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def present(self, config: C) -> tuple[rows.Row, ...]:
         """Return the rows of the knobs that a job offers."""
         refused = self.declined(config)
-        return tuple(
-            row for row in rows.known(package_of(self), self._holds(config)) if row.knob not in refused
-        )
+        return tuple(row for row in self.known(config) if row.knob not in refused)
+
+    def known(self, config: C) -> tuple[rows.Row, ...]:
+        """Return the rows of the knobs that mean something for a job, offered or not."""
+        return rows.known(rows.knob_rows(*self.tables), self._holds(config))
 
     def declined(self, config: C) -> dict[str, str]:
         """Return the knobs that a job does not offer, each with the reason."""
-        return rows.declined(package_of(self), self._holds(config))
+        return rows.declined(rows.declined_rows(*self.tables), self._holds(config))
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -135,7 +154,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def unknown(self, config: C) -> Iterator[Problem]:
         """Yield the settings that the release does not have."""
         if self.adds:
-            known = {row.setting for row in rows.knob_rows(package_of(self))}
+            known = {row.setting for row in rows.knob_rows(*self.tables)}
             return config.absent(known, adds=self.adds)
         return config.facts.unknown(config.given)
 
@@ -148,7 +167,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         present = self.present(config)
         knobs = {row.knob for row in present}
-        sizes = rows.bounds(present, lambda name: getattr(config, name))
+        sizes = rows.bounds(present, lambda name: getattr(config, name), config)
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         placement, resident, layout = self.spread(config)
         return Profile(
@@ -202,7 +221,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
         """Return where trackers keep the run."""
-        return trackers.tracked(package_of(self), self.config(job).get)
+        return trackers.tracked(self.tables[-1], self.config(job).get)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the overrides that differ from the job as written, in its own spelling."""
@@ -257,7 +276,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def validates(self, config: C) -> bool:
         """Return whether the job validates during its training."""
-        return rehearsals.validates(package_of(self), config.get)
+        return rehearsals.validates(self.tables[-1], config.get)
 
     def meets(self, job: Job) -> tuple[Met, ...]:
         """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
@@ -266,7 +285,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         without += [] if config.saves else [LateEvent.SAVE]
         without += [] if config.resumes else [LateEvent.RELOAD]
         without += [] if self.validates(config) else [LateEvent.VALIDATION]
-        return rehearsals.met(package_of(self), without=without)
+        return rehearsals.met(self.tables[-1], without=without)
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
         """Return a trial that saves below `folder` and validates in the same step, where the job does."""
@@ -288,7 +307,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the log says about progress."""
-        return marker_of(package_of(self), line)
+        return marker_of(self.tables[-1], line)
 
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
         """Return the settings of the rows in which a job does not use `knobs` already."""
@@ -296,11 +315,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def _read(self, config: C) -> tuple[rows.Row, ...]:
         if self.reads_declined:
-            return rows.known(package_of(self), self._holds(config))
+            return self.known(config)
         return self.present(config)
 
     def _holds(self, config: C) -> rows.Holds:
-        return lambda name: not name or self.when[name](config)
+        return lambda row: rows.holds(row, config, self.when)
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         release = config.release

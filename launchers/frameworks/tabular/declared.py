@@ -154,6 +154,10 @@ class DeclaredSettings(Settings, ABC):
         """Return a setting as the job itself writes it, else its plain name."""
         return self.key(name) if self.has(name) else name
 
+    def place(self, name: str) -> tuple[str, ...]:
+        """Return where in the job a complaint of a setting points to."""
+        return ("settings", self.as_written(name))
+
     def differs(self, found: Mapping[str, Any], key: str) -> bool:
         """Return whether the job with everything else found would not have this value by itself."""
         followed = self.followed(key)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.dialects.printed_dicts import numbers_in
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.observation import (
     Marker,
@@ -18,6 +19,7 @@ from autotune.policies.values.observation import (
     StepDone,
     StepTokens,
     TrainingDone,
+    UpdateDone,
 )
 from autotune.policies.values.value import Value
 
@@ -25,37 +27,42 @@ _GIB = 1 << 30
 
 
 class Metrics(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metrics behind a step's number, in the group `metrics` of its line."""
+    """The metrics in the group `metrics` of a line, at the end of a step or of a phase."""
 
-    pattern: str  # of one of them; it names the groups `name` and `value`
-    needs: tuple[str, ...] = ()  # one of these is there, or the line is not that of a trained step
+    pattern: str = ""  # of one of them, with the groups `name` and `value`; empty: they are a printed dict
+    prefix: str = ""  # of names, which is left out
+    needs: tuple[str, ...] = ()  # one of these is there, or the line says something else
     seconds: tuple[str, ...] = ()  # the first of these that is there
     tokens: str = ""  # of the whole step
+    rate: str = ""  # tokens per second of the whole step
+    # Of a part of the step that takes all of its tokens: tokens per second, and its seconds. Before `rate`.
+    part: tuple[str, str] = ("", "")
     saved: str = ""  # there where the step ended with a checkpoint
 
 
 class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line and what it says.
 
-    Its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`, and at the end of a phase
+    Its pattern names the groups `step`, `of`, `seconds`, `tokens`, `loss` and `name`, and where a phase ends
     `used_gib` and `total_gib`: the memory of the device.
     """
 
-    says: Literal["starts", "ends", "step", "tokens", "resumed", "saved", "saved_last", "done"]
+    says: Literal["starts", "ends", "step", "update", "tokens", "resumed", "saved", "saved_last", "done"]
     pattern: str
+    offset: int = 0  # added to the number of a step: 1 where they are counted from 0
     needle: str = ""  # a text of every such line: the pattern is not tried on others
     phase: Phase | None = None  # that starts or ends
     names: dict[str, Phase] = {}  # ... by what the group `name` holds
     components: dict[str, Component] = {}  # whose memory it is, by the same group; else the trainer's
     upper_bound: bool = False  # the phase used no more than the memory that is named
-    metrics: Metrics | None = None  # of a step
+    metrics: Metrics | None = None  # of a step, or at the end of a phase
 
 
 class Lines(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a `lines.yaml` holds; `traces`: texts that only logs of the framework contain."""
 
-    traces: tuple[str, ...]
-    lines: tuple[Line, ...]
+    traces: tuple[str, ...] = ()
+    lines: tuple[Line, ...] = ()
 
 
 class _Read(NamedTuple):
@@ -75,16 +82,18 @@ def _rows(package: str) -> tuple[_Read, ...]:
 
 
 def marker_of(package: str, text: str) -> Marker | None:
-    """Return what a line of a framework's log says: the first row that matches answers."""
+    """Return what a line of a framework's log says: the first row that matches and says something answers."""
     for line, pattern in _rows(package):
         match = pattern.search(text) if line.needle in text else None
-        if match is not None:
-            return _said(line, match.groupdict())
+        marker = None if match is None else _said(line, match.groupdict())
+        if marker is not None:
+            return marker
     return None
 
 
 def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
-    step, seconds = int(groups.get("step") or 0), groups.get("seconds")
+    number, seconds = groups.get("step"), groups.get("seconds")
+    step = int(number) + line.offset if number else 0
     match line.says:
         case "step" if line.metrics is not None:
             return _measured(line.metrics, step, groups["metrics"] or "")
@@ -93,6 +102,8 @@ def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
             return StepDone(
                 step=step, of=int(of) if of else None, seconds=float(seconds) if seconds else None
             )
+        case "update":
+            return UpdateDone(loss=float(groups["loss"] or 0))
         case "tokens":
             return StepTokens(tokens=float(groups["tokens"] or 0))
         case "resumed":
@@ -108,6 +119,9 @@ def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
         return None
     if line.says == "starts":
         return PhaseStarted(phase=phase, step=step)
+    if line.metrics is not None:
+        done = _measured(line.metrics, step, groups["metrics"] or "")
+        return done and PhaseEnded(phase=phase, step=step, seconds=done.seconds or 0.0)
     return PhaseEnded(phase=phase, step=step, seconds=float(seconds or 0), peak=_peak(line, groups))
 
 
@@ -123,16 +137,30 @@ def _peak(line: Line, groups: dict[str, str | None]) -> Peak | None:
     )
 
 
-def _measured(metrics: Metrics, step: int, text: str) -> Marker | None:
-    found = {match["name"]: float(match["value"]) for match in re.finditer(metrics.pattern, text)}
+def _measured(metrics: Metrics, step: int, text: str) -> StepDone | None:
+    found = _numbers(metrics, text)
     if metrics.needs and not any(name in found for name in metrics.needs):
         return None
     seconds = next((found[name] for name in metrics.seconds if name in found), None)
-    tokens = found.get(metrics.tokens)
     return StepDone(
         step=step,
         seconds=seconds,
-        tokens_per_second=tokens / seconds if tokens and seconds else None,
+        tokens_per_second=_throughput(metrics, found, seconds),
         metrics=found,
         saved=metrics.saved in found,
     )
+
+
+def _numbers(metrics: Metrics, text: str) -> dict[str, float]:
+    if metrics.pattern:
+        found = {match["name"]: float(match["value"]) for match in re.finditer(metrics.pattern, text)}
+    else:
+        found = numbers_in(text) or {}
+    return {name.removeprefix(metrics.prefix): value for name, value in found.items()}
+
+
+def _throughput(metrics: Metrics, found: dict[str, float], seconds: float | None) -> float | None:
+    tokens, (rate, during) = found.get(metrics.tokens), metrics.part
+    if rate in found and during in found:
+        tokens = found[rate] * found[during]
+    return tokens / seconds if tokens and seconds else found.get(metrics.rate)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from importlib import resources
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import (
     AtLeast,
+    AtMost,
     Constraint,
     Divides,
     FixedDuringRun,
@@ -24,10 +26,20 @@ from autotune.policies.values.profile import (
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
-Holds = Callable[[str], bool]  # whether a predicate of the data files is true of a job
+T = TypeVar("T")
 Reader = Callable[[Any], Setting]  # of a knob in a job's settings
 # The settings to write, by a job's own, the knobs that they come to, and those that are wanted.
 Writer = Callable[[Any, Knobs, Knobs], Mapping[str, Any]]
+
+
+class Conditional(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is true of some jobs only."""
+
+    when: str = ""  # the name of a predicate that is true of them; empty: all
+    where: dict[str, int | float | bool | str | None] = {}  # the values of settings; null: the job has none
+
+
+Holds = Callable[[Conditional], bool]  # whether a row is true of a job
 
 
 class Needs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +51,7 @@ class Needs(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     why: str
 
 
-class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Row(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A knob and the setting behind it; of several rows of one knob the first is read, all are written."""
 
     knob: str
@@ -48,6 +60,9 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     also: dict[str, str] = {}  # a predicate -> the same setting of another model, which jobs of it have too
     read: str = ""  # the name of the function that reads the knob, where the setting alone does not tell it
     write: str = ""  # the name of the function that writes it, where other settings go with this one
+    writes: dict[str, dict[str, Any]] = {}  # a value of the knob -> every setting that makes it so
+    # A setting that goes with a knob that is on -> what it is where the job has none, with `{config.x}`.
+    fills: dict[str, str] = {}
     default: Any = None  # what counts where neither the job nor the release has the setting
     grid: Grid = Grid()
     modes: dict[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
@@ -55,9 +70,11 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
-    when: str = ""  # empty: in all
-    at_least: dict[str, str] = {}  # a size of the job -> why the knob is not below it; `{value}`: the size
-    divides: dict[str, str] = {}  # a size of the job -> why the knob divides it; a size of 0 binds nothing
+    # A size of the job -> why the knob is not below it, not above it, or divides it; 0 binds nothing.
+    # `{value}`: the size; `{config.x}`: another property of the job's settings.
+    at_least: dict[str, str] = {}
+    at_most: dict[str, str] = {}
+    divides: dict[str, str] = {}
     needs: tuple[Needs, ...] = ()
     fixed: str = ""  # why it stays as it is once a checkpoint is there; empty: it may change
     stays: str = ""  # why it always stays as it is: it is read, for estimates, and never offered
@@ -68,72 +85,81 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.setting, *self.also.values())
 
 
-class Refusal(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework refuses of a setting; `{value}` in its message is what the job has."""
+class Refusal(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the framework refuses of a setting.
+
+    `{value}` in message and hint: what the job has; `{config.x}`: a property of the job's settings.
+    """
 
     setting: str
-    when: str
     message: str
     hint: str = ""
 
 
-class Warned(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Warned(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the user of some jobs should know.
 
     `{longest}`: the tokens of the longest sequence; `{config.x}`: another property of the job's settings.
     """
 
-    when: str
     says: str
 
 
-class Unread(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Unread(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why the framework does not read a setting that it accepts, and in which jobs it does not."""
 
     why: str
-    when: str = ""  # empty: in all
 
 
-class Declined(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Declined(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a knob is not offered, and in which jobs."""
 
     knob: str
     why: str
-    when: str = ""  # empty: in all
 
 
 @cache
-def knob_rows(package: str) -> tuple[Row, ...]:
-    """Return the rows of a framework's `knobs.yaml`."""
-    every = rows(package, "knobs.yaml", Row)
+def knob_rows(*packages: str) -> tuple[Row, ...]:
+    """Return the rows of a framework's `knobs.yaml`, its own before those that it shares."""
+    every = _shared_rows(packages, "knobs.yaml", Row)
     return tuple(msgspec.structs.replace(row, grid=_counted(row.grid)) for row in every)
 
 
 @cache
-def declined_rows(package: str) -> tuple[Declined, ...]:
-    """Return the rows of a framework's `unsupported.yaml`."""
-    return rows(package, "unsupported.yaml", Declined)
+def declined_rows(*packages: str) -> tuple[Declined, ...]:
+    """Return the rows of a framework's `unsupported.yaml`, its own before those that it shares."""
+    return _shared_rows(packages, "unsupported.yaml", Declined)
 
 
-def known(package: str, holds: Holds) -> tuple[Row, ...]:
+def holds(row: Conditional, settings: Settings, when: Mapping[str, Callable[[Any], bool]]) -> bool:
+    """Return whether a row is true of a job, by the predicates of its framework and the job's settings."""
+    said = not row.when or when[row.when](settings)
+    return said and all(_is(settings, name, wanted) for name, wanted in row.where.items())
+
+
+def known(every: Iterable[Row], holds: Holds) -> tuple[Row, ...]:
     """Return the rows that mean something for a job, with the other models that it has."""
     return tuple(
-        msgspec.structs.replace(row, also={name: key for name, key in row.also.items() if holds(name)})
-        for row in knob_rows(package)
-        if holds(row.when)
+        msgspec.structs.replace(
+            row, also={name: key for name, key in row.also.items() if holds(Conditional(when=name))}
+        )
+        if row.also
+        else row
+        for row in every
+        if holds(row)
     )
 
 
 @cache
-def refusals(package: str) -> tuple[Refusal, ...]:
-    """Return the rows of a framework's `refused.yaml`."""
-    return rows(package, "refused.yaml", Refusal)
+def refusals(*packages: str) -> tuple[Refusal, ...]:
+    """Return the rows of a framework's `refused.yaml`, its own before those that it shares."""
+    return _shared_rows(packages, "refused.yaml", Refusal)
 
 
 @cache
-def warnings(package: str) -> tuple[Warned, ...]:
-    """Return the rows of a framework's `warnings.yaml`."""
-    return rows(package, "warnings.yaml", Warned)
+def warnings(*packages: str) -> tuple[Warned, ...]:
+    """Return the rows of a framework's `warnings.yaml`, its own before those that it shares."""
+    return _shared_rows(packages, "warnings.yaml", Warned)
 
 
 @cache
@@ -142,17 +168,11 @@ def unread(package: str) -> dict[str, Unread]:
     return table(package, "unread.yaml", Unread)
 
 
-def applying(package: str, holds: Holds) -> tuple[Row, ...]:
-    """Return the rows of the knobs that a job offers."""
-    refused = declined(package, holds)
-    return tuple(row for row in known(package, holds) if row.knob not in refused)
-
-
-def declined(package: str, holds: Holds) -> dict[str, str]:
+def declined(every: Iterable[Declined], holds: Holds) -> dict[str, str]:
     """Return the knobs that a job does not offer, each with the first reason that holds."""
     found: dict[str, str] = {}
-    for row in declined_rows(package):
-        if row.knob not in found and holds(row.when):
+    for row in every:
+        if row.knob not in found and holds(row):
             found[row.knob] = row.why
     return found
 
@@ -182,7 +202,7 @@ def offered(
             continue
         own = grids.get(row.knob, ())
         values = tuple(row.modes) or (() if isinstance(own, Grid) else own)
-        values = values or ((False, True) if row.states else ())
+        values = values or ((False, True) if row.states and not row.grid.values else ())
         grid = own if isinstance(own, Grid) else Grid(values=values) if values else row.grid
         where = (phases or {}).get(row.knob, row.phases)
         support = Support(setting=spell(row.setting), grid=grid, effect=row.effect, phases=where)
@@ -190,15 +210,20 @@ def offered(
     return result
 
 
-def bounds(present: Iterable[Row], sizes: Callable[[str], float]) -> Iterator[Constraint]:
+def bounds(
+    present: Iterable[Row], sizes: Callable[[str], float], config: Settings | None = None
+) -> Iterator[Constraint]:
     """Yield what binds the knobs beyond their grids; `sizes` returns the job's by name."""
     for row in present:
         for name, why in row.at_least.items():
             if size := sizes(name):
-                yield AtLeast(knob=row.knob, value=size, why=why.format(value=size))
+                yield AtLeast(knob=row.knob, value=size, why=why.format(value=size, config=config))
+        for name, why in row.at_most.items():
+            if size := sizes(name):
+                yield AtMost(knob=row.knob, value=size, why=why.format(value=size, config=config))
         for name, why in row.divides.items():
             if size := sizes(name):
-                yield Divides(knob=row.knob, of=int(size), why=why.format(value=size))
+                yield Divides(knob=row.knob, of=int(size), why=why.format(value=size, config=config))
         for need in row.needs:
             yield Requires(
                 knob=row.knob, value=need.value, other=need.other, values=need.values, why=need.why
@@ -230,16 +255,56 @@ def written(
     result: dict[str, Any] = {}
     for row in present:
         value = wanted.get(row.knob)
-        if value is None or row.stays or getattr(before, row.knob) == value:
+        if value is None or row.stays or row.always is not None or getattr(before, row.knob) == value:
             continue
         if row.modes and value not in row.modes:  # a mode that the framework does not have
             continue
         if row.write:
             result |= (writers or {})[row.write](settings, before, after)
-            continue
-        differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
-        result |= dict.fromkeys(differing, _value(row, value))
+        elif row.writes:
+            result |= row.writes.get(str(value).lower(), {})
+        else:
+            differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
+            result |= dict.fromkeys(differing, _value(row, value))
+        if row.fills and value not in (False, next(iter(row.modes), False)):
+            absent = {name: text for name, text in row.fills.items() if not settings.has(name)}
+            result |= {name: text.format(config=settings) for name, text in absent.items()}
     return result
+
+
+def written_in_turn(
+    again: Callable[[Mapping[str, Any]], tuple[Iterable[Row], Settings]],
+    knobs: Knobs,
+    readers: Mapping[str, Reader] | None = None,
+    writers: Mapping[str, Writer] | None = None,
+) -> dict[str, Any]:
+    """Return the settings of `written` where what a job leaves out follows other settings of its own.
+
+    Each knob is written once, and what is left is read anew: `again` returns the rows and the settings of the
+    job with those that are found so far.
+    """
+    wanted = {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
+    found: dict[str, Any] = {}
+    while True:
+        present, settings = again(found)
+        now = read(present, settings, readers)
+        name = next((each for each, value in wanted.items() if getattr(now, each) != value), None)
+        if name is None:
+            return found
+        found |= written(present, settings, Knobs(**{name: wanted.pop(name)}), readers, writers)
+
+
+def _shared_rows(packages: tuple[str, ...], file: str, row: type[T]) -> tuple[T, ...]:
+    """Return the rows of a file in several folders, of which only the last must have it."""
+    *own, last = packages
+    having = [package for package in own if resources.files(package).joinpath(file).is_file()]
+    return tuple(each for package in (*having, last) for each in rows(package, file, row))
+
+
+def _is(settings: Settings, name: str, wanted: Setting) -> bool:
+    if wanted is None:
+        return not settings.has(name)
+    return settings.flag(name) is wanted if isinstance(wanted, bool) else settings.get(name) == wanted
 
 
 def _counted(grid: Grid) -> Grid:

@@ -21,10 +21,12 @@ from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
+    Conditional,
     Needs,
     Row,
     bounds,
     declined_rows,
+    holds,
     knob_rows,
     offered,
     read,
@@ -32,11 +34,12 @@ from autotune.launchers.frameworks.tabular.rows import (
     unread,
     warnings,
     written,
+    written_in_turn,
 )
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS, Knobs
-from autotune.policies.values.observation import StepDone
-from autotune.policies.values.profile import AtLeast, Divides, Grid, Requires, Support
+from autotune.policies.values.observation import PhaseEnded, StepDone, UpdateDone
+from autotune.policies.values.profile import AtLeast, AtMost, Divides, Grid, Requires, Support
 
 TABULAR = [framework for framework in FRAMEWORKS.values() if isinstance(framework, TabularFramework)]
 WITH_LINES = [
@@ -53,15 +56,11 @@ ROWS = (
 SETTINGS = Settings({"engine.eager": False, "engine.buffer_gb": 2, "actor.split": 1}, {"ref.split": 2})
 
 
-def package(framework: TabularFramework[Any]) -> str:
-    return type(framework).__module__.rpartition(".")[0]
-
-
 @every
 def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularFramework[Any]) -> None:
-    types = framework.declared(framework.releases[-1]).types
+    types = framework.declared(framework.releases[-1] if framework.releases else "").types
     free = tuple(f"{key}." for key, kind in types.items() if kind == "any")
-    for row in knob_rows(package(framework)):
+    for row in knob_rows(*framework.tables):
         assert row.knob in KNOBS
         assert bool(row.setting) != (row.always is not None)
         for setting in (name for names in row.settings if names for name in names.split(", ")):
@@ -77,15 +76,15 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
 def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_named(
     framework: TabularFramework[Any],
 ) -> None:
-    rows = knob_rows(package(framework))
-    refused = declined_rows(package(framework))
+    rows = knob_rows(*framework.tables)
+    refused = declined_rows(*framework.tables)
     named = {row.when for row in (*rows, *refused)} | {name for row in rows for name in row.also}
-    folder = resources.files(package(framework))
+    folder = resources.files(framework.tables[-1])
     for file, read_rows in (("refused.yaml", refusals), ("warnings.yaml", warnings)):
         if folder.joinpath(file).is_file():
-            named |= {row.when for row in read_rows(package(framework))}
+            named |= {row.when for row in read_rows(*framework.tables)}
     if framework.unread_in:
-        named |= {setting.when for setting in unread(package(framework)).values()}
+        named |= {setting.when for setting in unread(framework.tables[-1]).values()}
     assert named - {""} == set(framework.when)
     assert {row.read for row in rows} - {""} == set(framework.readers)
     assert {row.write for row in rows} - {""} == set(framework.writers)
@@ -93,23 +92,25 @@ def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_name
 
 @every
 def test_counts_of_bytes_and_tokens_are_integers(framework: TabularFramework[Any]) -> None:
-    grids = [row.grid for row in knob_rows(package(framework))]
+    grids = [row.grid for row in knob_rows(*framework.tables)]
     counts = [grid for grid in grids if (grid.minimum or 0) >= 64]
     assert all(isinstance(end, int) for grid in counts for end in (grid.minimum, grid.multiple))
 
 
 @every_with_lines
 def test_every_line_has_the_groups_that_it_needs(framework: TabularFramework[Any]) -> None:
-    for line in lines(package(framework)).lines:
+    assert lines(framework.tables[-1]).lines
+    for line in lines(framework.tables[-1]).lines:
         assert "(?P<step>" in line.pattern or line.says not in ("step", "resumed"), line
         assert (line.phase is not None or bool(line.names)) == (line.says in ("starts", "ends")), line
         assert line.needle in line.pattern, line
-        assert line.metrics is None or (line.says == "step" and "(?P<metrics>" in line.pattern), line
-    assert marker_of(package(framework), "an ordinary line of output") is None
+        at_the_end = line.says in ("step", "ends") and "(?P<metrics>" in line.pattern
+        assert line.metrics is None or at_the_end, line
+    assert marker_of(framework.tables[-1], "an ordinary line of output") is None
 
 
 def test_a_step_has_the_metrics_of_its_line() -> None:
-    verl = package(FRAMEWORKS["verl"])
+    verl = "autotune.launchers.frameworks.verl"
     assert marker_of(
         verl, "step:4 - training/global_step:4 - perf/time_per_step:2.0 - timing_s/save_checkpoint:1"
     ) == (
@@ -165,17 +166,96 @@ def test_functions_read_and_write_what_a_setting_alone_does_not_tell() -> None:
     assert changed == {"tokens": 2, "was": Knobs(tokens_per_microbatch=16)}
 
 
+def test_a_row_writes_every_setting_that_makes_a_value_so_and_fills_what_a_job_lacks() -> None:
+    row = Row(
+        knob="optimizer_offload",
+        setting="offload",
+        writes={"true": {"offload": True, "precise": True}, "false": {"offload": False}},
+        fills={"folder": "{config.root}/states"},
+    )
+    settings = Settings({"offload": False}, {})
+    settings.root = "/ck"
+    assert written((row,), settings, Knobs(optimizer_offload=True)) == {
+        "offload": True,
+        "precise": True,
+        "folder": "/ck/states",
+    }
+    placed = Settings({"offload": False, "folder": "/mine"}, {})
+    assert "folder" not in written((row,), placed, Knobs(optimizer_offload=True))
+    assert written((row,), Settings({"offload": True}, {}), Knobs(optimizer_offload=False)) == {
+        "offload": False
+    }
+
+
+def test_what_follows_another_setting_is_written_after_it() -> None:
+    rows = (Row(knob="tokens_per_microbatch", setting="train"), Row(knob="logprob_tokens", setting="score"))
+    job = {"train": 16}
+
+    def again(found: Any) -> Any:
+        return rows, Settings({**job, **found}, {"score": "${train}"})
+
+    both = Knobs(tokens_per_microbatch=8, logprob_tokens=8)
+    assert written_in_turn(again, both) == {"train": 8}
+    assert written_in_turn(again, Knobs(tokens_per_microbatch=8)) == {"train": 8}
+    apart = Knobs(tokens_per_microbatch=8, logprob_tokens=16)
+    assert written_in_turn(again, apart) == {"train": 8, "score": 16}
+
+
+def test_rows_hold_by_predicates_and_by_the_values_of_settings() -> None:
+    settings = Settings({"on": True, "kind": "full"}, {"size": 4})
+    when = {"small": lambda of: of.count("size") < 8}
+    every = (
+        Conditional(),
+        Conditional(when="small"),
+        Conditional(when="small", where={"kind": "full", "on": True, "size": 4, "absent": None}),
+    )
+    assert all(holds(row, settings, when) for row in every)
+    none = ({"kind": "off"}, {"on": False}, {"absent": True}, {"kind": None}, {"size": 8})
+    assert not any(holds(Conditional(where=where), settings, when) for where in none)
+    assert not holds(
+        Conditional(when="small", where={"on": True}), Settings({"size": 8, "on": True}, {}), when
+    )
+
+
+def test_rows_of_a_dialect_come_before_those_that_it_shares() -> None:
+    folder = "autotune.launchers.frameworks"
+    shared = declined_rows(f"{folder}.megatron")
+    every = declined_rows(f"{folder}.relax", f"{folder}.megatron")
+    assert every[-len(shared) :] == shared and len(every) > len(shared)
+    assert warnings(f"{folder}.relax", f"{folder}.megatron") == warnings(
+        f"{folder}.megatron"
+    )  # none of its own
+
+
+def test_a_printed_dict_has_the_metrics_of_a_step_or_of_a_phase() -> None:
+    megatron = "autotune.launchers.frameworks.megatron"
+    numbers = "'perf/actor_train_tok_per_s': 100.0, 'perf/actor_train_time': 3.0, 'perf/step_time': 6.0"
+    step = marker_of(megatron, f"perf 0: {{'perf/train_time': 4.0, {numbers}}}")
+    assert isinstance(step, StepDone)
+    assert (step.step, step.seconds, step.tokens_per_second) == (1, 6.0, 50.0)
+    assert marker_of(megatron, "perf 4: {'perf/rollout_time': 2.5}") == PhaseEnded(
+        phase=Phase.ROLLOUT, step=5, seconds=2.5
+    )
+    assert marker_of(megatron, "perf 4: {'perf/rollout_time': 2.5") is None  # torn
+    assert marker_of(megatron, "perf 4: {'perf/other': 2.5}") is None
+    assert marker_of(megatron, "step 3: {'train/loss': -1e-05, 'x': 1}") == UpdateDone(loss=-1e-05)
+
+
 def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
     row = Row(
         knob="microbatch_size",
         setting="a.b",
         at_least={"longest": "{value} tokens", "unknown": "a size of 0"},
+        at_most={"batch": "{config.name} has {value}"},
         divides={"batch": "it divides {value}"},
         needs=(Needs(value=1, other="dynamic_batching", values=(False,), why="alone"),),
     )
     sizes = {"longest": 64, "unknown": 0, "batch": 12}
-    assert list(bounds((row,), sizes.__getitem__)) == [
+    settings = Settings({}, {})
+    settings.name = "x"
+    assert list(bounds((row,), sizes.__getitem__, settings)) == [
         AtLeast(knob="microbatch_size", value=64, why="64 tokens"),
+        AtMost(knob="microbatch_size", value=12, why="x has 12"),
         Divides(knob="microbatch_size", of=12, why="it divides 12"),
         Requires(knob="microbatch_size", value=1, other="dynamic_batching", values=(False,), why="alone"),
     ]

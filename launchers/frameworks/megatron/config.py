@@ -1,0 +1,111 @@
+"""A job as its flags describe it: devices, placement, models, lengths and checkpoints."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.megatron.dialect import dialect_of, facts_of
+from autotune.launchers.frameworks.tabular.flags import FlagSettings
+from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
+
+_SPLITS = ("tensor-model", "pipeline-model", "context", "expert-model")
+_CARDS = ("actor-num-nodes", "actor-num-gpus-per-node")
+
+
+class Config(FlagSettings):
+    """What a job's flags come to; 0 is a size that it does not say."""
+
+    engine = "sglang"
+    saves = resumes = True
+    longest: int | None = None
+
+    def __init__(self, job: Job, package: str) -> None:
+        self.dialect = dialect_of(package)
+        super().__init__(job, facts_of(package), negatable=self.dialect.negatable)
+        self._find_devices()
+        self._find_batch()
+        self._find_checkpoints()
+
+    def _find_devices(self) -> None:
+        self.colocated = self.flag("colocate")
+        apart = self.flag("fully-async") or self.runs("train_async")
+        self.placement = Placement.ASYNCHRONOUS if apart else Placement.SEPARATE
+        if self.colocated:
+            self.placement = Placement.COLOCATED
+        self.tensor, self.pipeline, self.context, self.expert = (
+            max(1, self.count(f"{kind}-parallel-size")) for kind in _SPLITS
+        )
+        roles = self.flags.document("resource")  # of Relax, which speaks before the single counts
+        sizes = {name: size for name, size in roles.items() if isinstance(size, list | tuple)}
+        cards = {name: size[1] for name, size in sizes.items() if len(size) == 2 and isinstance(size[1], int)}
+        nodes, each = map(self.count, _CARDS)
+        # Cards of the trainer, of all engines together, and of one.
+        self.trainer_gpus = max(1, cards.get("actor", 1) if cards else nodes * each)
+        self.engine_gpus = cards.get("rollout", 0) if cards else self.count("rollout-num-gpus")
+        if self.colocated and not self.has("resource"):
+            self.engine_gpus = self.engine_gpus or self.trainer_gpus
+        self.engine_size = max(1, self.count("rollout-num-gpus-per-engine"))
+        wanted = tuple(cards.values()) or (self.trainer_gpus, self.engine_gpus)
+        self.wanted = max(wanted) if self.colocated else sum(wanted)
+        self.offered = self.job.cluster.nodes * (self.job.cluster.gpus_per_node or 0)
+        self.split = self.tensor * self.pipeline * self.context  # cards of one copy of the model
+        self.data_parallel = max(1, self.trainer_gpus // self.split)
+        # Cards that a kind of parallelism may split.
+        self.tensor_devices = self.trainer_gpus // (self.pipeline * self.context)
+        self.context_devices = self.trainer_gpus // (self.tensor * self.pipeline)
+
+    def _find_batch(self) -> None:
+        shape = self.job.shape
+        self.heads = shape.heads if shape else self.count("num-attention-heads")
+        self.kv_heads = shape.kv_heads if shape else self.flags.count("num-query-groups", self.heads)
+        self.layers = shape.layers if shape else self.count("num-layers")
+        self.critic = self.text("advantage-estimator") == "ppo"
+        self.reference = self.flag("use-kl-loss") or self.share("kl-coef") != 0  # a frozen copy is scored
+        self.dynamic = self.flag("use-dynamic-batch-size")  # micro-batches are packed to a number of tokens
+        self.budget = self.count("max-tokens-per-gpu")
+        self.sync_buffer = self.count("update-weight-buffer-size")
+        self.response, prompt, whole = (
+            self.count(f"rollout-max-{part}-len") for part in ("response", "prompt", "context")
+        )
+        self.prompt = prompt or max(0, whole - self.response)
+        self.longest = whole or (prompt + self.response if prompt and self.response else None)
+        # Tokens per card below which a budget frees nothing, and what they hold.
+        self.floor = ceil((self.longest or self.response or 1) / self.context)
+        self.length = (
+            f"longest sequence {self.longest}" if self.longest else f"longest answer {self.response}"
+        )
+        samples = max(1, self.count("n-samples-per-prompt"))  # per prompt
+        update = self.count("global-batch-size")
+        prompts = self.count("rollout-batch-size") or update // samples
+        self.sequences = prompts * samples  # of a rollout
+        self.samples_of_rank = update // self.data_parallel  # of an update
+        # Requests of one rollout that fall to one engine.
+        asked, engines = (
+            max(prompts, self.count("over-sampling-batch-size")),
+            self.engine_gpus // self.engine_size,
+        )
+        self.most_requests = max(1, ceil(asked * samples / max(1, engines)))
+        if not asked:
+            self.most_requests = self.facts.defaults["sglang-server-concurrency"]
+
+    def _find_checkpoints(self) -> None:
+        save, load = self.text("save"), self.text("load")
+        self.saves = self.resumes = "save" not in self.flags.given or bool(self.flags.given["save"])
+        # The folder below which files of the job's runs go.
+        self.root = absolute(self.job, save or "checkpoints").rstrip("/")
+        # Whether the job says to go on with the folder that it names.
+        self.continues = self.job.resume and (self.has("save") or self.has("load"))
+        # The checkpoint that the job begins with, where it is not its own.
+        self.start = load if load.rstrip("/") != save.rstrip("/") else ""
+        self.starts_over = self.saves and bool(self.start) and not self.job.resume
+
+    def runs(self, program: str) -> bool:
+        """Return whether a word of the job's command names a program."""
+        return any(program in word for word in self.job.command)
+
+    def sleeps(self, side: str) -> bool:
+        """Return whether the memory of `train` or `rollout` is given up while the other side works."""
+        asleep = self.flags.on(f"offload-{side}", default=self.colocated or self.flag("offload"))
+        return asleep or (side == "train" and (self.critic or self.flag("release-train")))

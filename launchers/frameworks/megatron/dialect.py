@@ -1,0 +1,70 @@
+"""In what slime, Relax and miles, which share a trainer and an engine, differ."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from autotune.launchers.frameworks.core.data import Words, document, table
+from autotune.launchers.frameworks.tabular.declared import Facts
+from autotune.launchers.frameworks.tabular.flags import FlagNames
+
+ENGINE = "sglang-"
+_OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
+_OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these prefixes
+
+
+class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `dialect.yaml`, with the flags and the defaults that all of them share."""
+
+    name: str
+    engine_version: str
+    # `names` are the flags of the trainer and of Megatron.
+    engine_names: Words = Words()  # arguments of SGLang behind --sglang-
+    set_by_itself: Words = Words()  # ... that the framework sets, so that there is no flag for them
+    prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
+    strict: bool = False
+    graph_limit: str  # flag of the largest captured batch
+    expandable: dict[str, str]  # environment of the trainer that makes segments expandable
+    inverse: dict[str, str] = {}  # printed arguments that are false -> the flags that were given
+    trainer_first: bool  # the trainer is built before the engines start
+
+    def knows(self, flag: str) -> bool:
+        """Return whether the framework takes a flag, or took it once."""
+        if flag.startswith(ENGINE):
+            return flag.startswith(_OF_CLIENT) or flag.removeprefix(ENGINE) in self.engine_names
+        for prefix in self.prefixes:
+            if flag.startswith(prefix):
+                return flag.removeprefix(prefix).removeprefix("no-") in self.engine_names
+        if flag.startswith(_OPEN) or (flag.startswith("no-") and flag[3:] in self.negatable):
+            return True
+        return super().knows(flag)
+
+
+@cache
+def dialect_of(package: str) -> Dialect:
+    """Return the dialect of a framework's folder."""
+    own = document(package, "dialect.yaml", Dialect)
+    common = table(__package__, "flags.yaml", Words)
+    engine = table(__package__, "sglang_flags.yaml", Words)
+    return msgspec.structs.replace(
+        own,
+        names=Words(own.names.union(*common.values())),
+        engine_names=Words(engine["every"] | engine[own.engine_version]),
+        set_by_itself=engine["set_by_the_framework"],
+    )
+
+
+@cache
+def facts_of(package: str) -> Facts:
+    """Return the flags of a framework and the defaults that count here."""
+    own = dialect_of(package)
+    engine = {prefix + name for prefix in (ENGINE, *own.prefixes) for name in own.engine_names}
+    defaults = document(__package__, "defaults.yaml", dict[str, Any])
+    return Facts(
+        types=dict.fromkeys(own.names | engine, "str"),
+        defaults=defaults,
+        engines={"sglang": own.engine_version},
+    )

@@ -1,0 +1,95 @@
+"""How a job is spread, and who holds device memory in which phase."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.core import residency
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes
+from autotune.launchers.frameworks.megatron.config import Config
+from autotune.policies.values.architecture.model import Layout
+
+# Bytes of a weight, by words in an engine's quantization or in its checkpoint's name; four bits carry scales
+# and leave embeddings and head as they are (Qwen3-30B-A3B-INT4: 17 GB, Kimi-K2-Thinking: 594 GB).
+_ENGINE_BYTES = (
+    (("int4", "w4a", "awq", "gptq", "mxfp4", "nvfp4", "fp4"), 0.6),
+    (("fp8", "w8a8", "int8", "mxfp"), 1.0),
+)
+
+
+def resident(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return who holds device memory in which phase of a colocated job; empty where they are apart."""
+    if not config.colocated:
+        return {}
+    return residency.colocated(
+        reference=config.reference,
+        critic=config.critic,
+        engine_sleeps=config.sleeps("rollout"),
+        trainer_sleeps=config.sleeps("train"),
+        trainer_first=config.dialect.trainer_first,
+    )
+
+
+def layout(config: Config) -> Layout:
+    """Return every size that an estimate of the job's memory needs."""
+    expert_tensor = config.count("expert-tensor-parallel-size") or config.tensor  # Megatron's default
+    expert_copies = config.trainer_gpus // (expert_tensor * config.expert * config.pipeline)
+    return Layout(
+        strategy="megatron",
+        ranks=config.trainer_gpus,
+        shards=config.data_parallel * config.context,
+        pipeline_parallel=config.pipeline,
+        pipeline_chunks=_pipeline_chunks(config),
+        expert_parallel=config.expert,
+        expert_tensor_parallel=expert_tensor,
+        expert_shards=max(1, expert_copies),
+        engine_ranks=config.engine_gpus,
+        parameter_bytes=2,
+        gradient_bytes=2 if config.flag("grad-reduce-in-bf16") else 4,
+        optimizer_bytes=_optimizer_bytes(config),
+        engine_bytes=_engine_bytes(config),
+        kv_bytes=1 if config.text("sglang-kv-cache-dtype").startswith("fp8") else 2,
+        reference=config.reference,
+        # Its weights lie in host memory and take the place of the actor's for their own pass.
+        reference_offload=config.reference,
+        critic=config.critic,
+        critic_offload=config.critic and config.sleeps("train"),
+        entropy=True,  # a metric of every update, with or without its coefficient
+        engine_sleeps=config.sleeps("rollout"),
+        engine_weights_on_host=config.flag("sglang-enable-weights-cpu-backup"),
+        trainer_sleeps=config.sleeps("train"),
+        optimizer_stays_offloaded=True,
+        padded=config.text("qkv-format") == "bshd",
+        # Adam runs fused and in place on the buffers of gradients and weights.
+        per_tensor_optimizer=True,
+        optimizer_temporary_bytes=0,
+        sequences=config.sequences,
+        mini_batch=min(config.count("global-batch-size"), config.sequences),
+        prompt_tokens=config.prompt,
+        response_tokens=config.response,
+    )
+
+
+def _pipeline_chunks(config: Config) -> int:
+    """Return into how many chunks a stage's layers are cut; Megatron takes their number or their size."""
+    layers = config.count("num-layers-per-virtual-pipeline-stage")
+    of_size = config.count("num-layers") // (config.pipeline * layers) if layers else 1
+    return max(1, config.count("num-virtual-stages-per-pipeline-rank") or of_size)
+
+
+def _optimizer_bytes(config: Config) -> int:
+    if config.flag("use-stateless-adam"):
+        return 4  # the master weights: moments live for one step (stateless_adam.py)
+    return megatron_state_bytes(
+        config.text("optimizer"),
+        parameter_bytes=2,
+        precise=config.flag("use-precision-aware-optimizer"),
+        on_host=config.flag("optimizer-cpu-offload"),
+        master=config.text("main-params-dtype"),
+        moments=(config.text("exp-avg-dtype"), config.text("exp-avg-sq-dtype")),
+    )
+
+
+def _engine_bytes(config: Config) -> float:
+    """Return the bytes of a weight in the engines, which load the checkpoint and may quantize it."""
+    checkpoint = config.text("hf-checkpoint").rstrip("/").rpartition("/")[2]
+    words = f"{config.text('sglang-quantization')} {checkpoint}".lower()
+    return next((size for names, size in _ENGINE_BYTES if any(name in words for name in names)), 2.0)

@@ -1,0 +1,256 @@
+"""Frameworks of data files whose settings are command-line flags."""
+
+from __future__ import annotations
+
+import difflib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.frameworks.core.data import Words, document
+from autotune.launchers.frameworks.core.versions import Release
+from autotune.launchers.frameworks.dialects.flags import (
+    arguments,
+    bare,
+    flags_of,
+    parsed_value,
+    shown,
+    spelled,
+)
+from autotune.launchers.frameworks.dialects.settings import Settings
+from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import STEPS, Part
+from autotune.policies.values.value import Value
+
+_PYTHONS = ("python", "python3")
+_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
+
+
+class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The flags that a framework takes, without dashes."""
+
+    names: Words
+    negatable: frozenset[str] = frozenset()  # with a --no- form
+    strict: bool = True  # it refuses a flag that it does not know; else it ignores it without a word
+    removed: dict[str, str] = {}  # flags of guides and other versions -> what became of them
+
+    def knows(self, flag: str) -> bool:
+        """Return whether the framework takes a flag, or took it once."""
+        return flag in self.names or flag in self.removed
+
+
+class FlagValues(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `values.yaml`: flags that are numbers, and the words that others know."""
+
+    numbers: tuple[str, ...]
+    choices: dict[str, tuple[str, ...]]
+
+
+class FlagSettings(DeclaredSettings):
+    """A job's flags by their bare names, over the declared defaults.
+
+    A default tells the type of its flag: what is written for a switch or a number is read as one.
+    """
+
+    def __init__(self, job: Job, facts: Facts, *, negatable: frozenset[str]) -> None:
+        self.job = job
+        self.flags = flags_of(job.settings, negatable=negatable)
+        self.release, self.facts = Release("", exact=True), facts
+        self.given = dict(job.settings)
+        self.is_own = True
+        self.keys = frozenset(facts.types)
+        Settings.__init__(self, self.flags.given, facts.defaults)
+
+    def has(self, key: str) -> bool:
+        """Return whether the job gives the flag, be it a switch turned off."""
+        return self.flags.has(key)
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
+        """Return the value of a flag: the job's, else the default."""
+        default = self._defaults.get(key)
+        if isinstance(default, bool):
+            return self.flags.on(key, default=default)
+        if isinstance(default, int):
+            return self.flags.count(key, default)
+        if isinstance(default, float):
+            return self.flags.number(key, default)
+        return self.flags.given[key] if self.has(key) else default
+
+    def flag(self, key: str) -> bool:
+        """Return whether a switch is on."""
+        return self.flags.on(key, default=self._defaults.get(key) is True)
+
+    def count(self, key: str) -> int:
+        """Return a whole number, the default where it is none."""
+        return self.flags.count(key, self._defaults.get(key, 0))
+
+    def share(self, key: str) -> float:
+        """Return a number, the default where it is none."""
+        return self.flags.number(key, self._defaults.get(key, 0))
+
+    def place(self, name: str) -> tuple[str, ...]:
+        """Return where in the job a complaint of a flag points to: all settings where it is absent."""
+        own = {bare(key): key for key in self.given}
+        return ("settings", own[name]) if name in own else ("settings",)
+
+
+F = TypeVar("F", bound=FlagSettings)
+
+
+class FlagFramework(TabularFramework[F]):
+    """Its flags may be written with and without dashes; a null leaves one out."""
+
+    save_key: ClassVar[str]  # the flag of the folder of checkpoints, null in a job without any
+    dropped: ClassVar[tuple[str, ...]] = ()  # flags that no attempt gets
+    reads_declined = True
+
+    @property
+    @abstractmethod
+    def dialect(self) -> FlagNames:
+        """The flags that the framework takes."""
+
+    def entry_of(self, config: F) -> tuple[str, ...]:
+        """Return the program where the job names none."""
+        return self.entry
+
+    def variables(self, config: F, run: str) -> dict[str, str]:
+        """Return the environment of an attempt where the job does not say it."""
+        return {}
+
+    def of_validation(self, config: F) -> tuple[str, ...]:
+        """Return the job's flags that nothing but its validation reads, beside those of the data files."""
+        return ()
+
+    def tried(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
+        """Return the flags of a trial beside those of `trial.yaml`."""
+        return {self.steps_key: steps}
+
+    def unknown(self, config: F) -> Iterator[Problem]:
+        """Yield the flags that are misspelt, given twice, or gone."""
+        ignores, silently = ("refuse", "") if self.dialect.strict else ("ignore", " without a word")
+        seen: dict[str, str] = {}
+        for key in config.given:
+            flag, path = bare(key), ("settings", key)
+            if flag in seen:
+                message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
+                yield Problem(path=path, message=message)
+            seen[flag] = key
+            if flag in self.dialect.removed:
+                message = f"{self.name} {ignores}s --{flag}{silently}"
+                yield Problem(path=path, message=message, hint=self.dialect.removed[flag])
+            elif not self.dialect.knows(flag) and (meant := self._meant(flag)):
+                message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
+                yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
+
+    def _meant(self, flag: str) -> str:
+        """Return the flag that an unknown name is like; empty where there is none."""
+        hyphens = flag.replace("_", "-")
+        if self.dialect.knows(hyphens):
+            return hyphens
+        near = difflib.get_close_matches(hyphens, self.declared("").types, n=1, cutoff=_NEAR)
+        return near[0] if near else ""
+
+    def _passed_on(self, job: Job, config: F) -> Iterator[str]:
+        told = "refuses" if self.dialect.strict else "ignores without a word"
+        for flag in map(bare, config.given):
+            if not self.dialect.knows(flag) and not self._meant(flag):
+                yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
+
+    def misfits(self, config: F) -> Iterator[Problem]:
+        """Yield the flags whose value is no number, or none of the words that they know: `values.yaml`."""
+        given = {flag: value for flag, value in config.flags.given.items() if value is not None}
+        known = _values(self.tables[-1])
+        for flag in filter(given.__contains__, known.numbers):
+            value = given[flag]
+            if isinstance(value, bool) or not isinstance(parsed_value(str(value)), int | float):
+                message = f"--{flag} is a number, not {value!r}"
+                yield Problem(path=config.place(flag), message=message)
+        for flag, choices in known.choices.items():
+            if flag in given and given[flag] not in choices:
+                message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)
+                yield Problem(path=config.place(flag), message=message, hint=hint)
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's flags."""
+        config = self.config(job)
+        found = [*self.unknown(config), *self.misfits(config), *self.refused(config)]
+        if job.config is not None:
+            hint = "write the flags under `settings:`"
+            found.append(Problem(path=("config",), message=f"{self.name} takes flags, no file", hint=hint))
+        return tuple(found)
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt as the program with all flags."""
+        config = self.config(_with(job, self.settings(job, knobs)))
+        given = {**config.flags.given, **self.started(config, job, run=run, resume=resume)}
+        given |= self.of_attempt(config, job, run=run, attempt=attempt)
+        kept = {name: value for name, value in given.items() if name not in self.dropped}
+        entry = self.entry_of(self.config(job))
+        if job.command:
+            first, *rest = job.command
+            interpreter = "{python}" if job.python is not None and first in _PYTHONS else first
+            entry = (interpreter, *(word for word in rest if bare(word) not in self.dropped))
+        environment = {**self.variables(config, run), **self.env, **job.env}
+        words = arguments(kept, negatable=self.dialect.negatable)
+        return Command(argv=(*entry, *words), env=environment, cwd=job.workdir)
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the flags that differ from the job as written, as the job writes them."""
+
+        def again(found: Mapping[str, Any]) -> tuple[tuple[rows.Row, ...], F]:
+            config = self.config(_with(job, self._spelled(job, found)))
+            return self.known(config), config
+
+        return self._spelled(job, rows.written_in_turn(again, knobs, self.readers, self.writers))
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as flags with their values."""
+        return shown(settings, negatable=self.dialect.negatable)
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps and the flags of `trial.yaml`: no checkpoints and no trackers."""
+        config = self.config(job)
+        own: dict[str, Any] = {}
+        for package in reversed(self.tables):
+            own |= document(package, "trial.yaml", dict[str, Any])
+        own |= self.tried(config, folder=folder, steps=steps) | dict.fromkeys(self.of_validation(config))
+        changes = self._spelled(job, own)
+        if not config.has(self.save_key):
+            changes[self.save_key] = None  # said, so that no checkpoint is added
+        return msgspec.structs.replace(_with(job, changes), resume=False)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
+        config = self.config(job)
+        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        if not config.saves:
+            return trial
+        validation = self.validates(config)
+        own = rehearsals.additions(self.tables[-1], validation=validation)
+        changes = self._spelled(job, own | {self.save_key: f"{folder}/checkpoints"})
+        left = rehearsals.left(self.tables[-1], validation=validation)
+        left = left.union(self.of_validation(config) if validation else ())
+        settings = rehearsals.settings_of(job, trial, changes, left=left, bare=bare)
+        return msgspec.structs.replace(trial, settings=settings)
+
+    def _spelled(self, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return spelled(job.settings, changes, negatable=self.dialect.negatable)
+
+
+@cache
+def _values(package: str) -> FlagValues:
+    return document(package, "values.yaml", FlagValues)
+
+
+def _with(job: Job, changes: Mapping[str, Any]) -> Job:
+    return msgspec.structs.replace(job, settings={**job.settings, **changes})
