@@ -132,7 +132,8 @@ def model_of(job: Job, config: dict[str, Any]) -> Any:
     model.train()
     if job.recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    _shard(job, model, tied=built.tie_word_embeddings)
+    if job.wrapping != "whole":
+        _shard(job, model, tied=built.tie_word_embeddings)
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks.allocator.caching import CachingAllocator, Event, OutOfMemoryError
@@ -14,6 +14,7 @@ _STEPS, _MICRO_BATCHES = 3, 4
 _SPREAD = 0.5  # standard deviation of the logarithm of a micro-batch's tokens
 _EXACT = 1.004  # of the least card
 _TENSORS = 1 << 20  # numbers of one part's tensors
+_SHORT = 64  # tokens
 
 
 class Loss(NamedTuple):
@@ -25,21 +26,23 @@ class Loss(NamedTuple):
     needed_expandable: float
 
 
-def lengths(longest: int, *, varied: bool, seed: int = 3) -> list[list[int]]:
+def lengths(
+    longest: int, *, varied: bool, micro_batches: int = _MICRO_BATCHES, seed: int = 3
+) -> list[list[int]]:
     """Return the tokens of each micro-batch of some steps; the last one is the longest."""
     draw = random.Random(seed)
 
     def tokens() -> int:
         return int(longest * min(1.0, math.exp(draw.gauss(-_SPREAD, _SPREAD)))) if varied else longest
 
-    steps = [[tokens() for _ in range(_MICRO_BATCHES)] for _ in range(_STEPS)]
+    steps = [[tokens() for _ in range(micro_batches)] for _ in range(_STEPS)]
     steps[-1][-1] = longest
     return steps
 
 
 def steps(trace: Trace, tokens: Sequence[Sequence[int]]) -> Iterator[Event]:
     """Yield the events of whole steps: scoring of all micro-batches, their training, the update."""
-    yield from (Event(number, size) for number, size in enumerate(trace.resident))
+    yield from _resident(trace)
     first = _TENSORS
     for step in tokens:
         for count in step:
@@ -47,14 +50,39 @@ def steps(trace: Trace, tokens: Sequence[Sequence[int]]) -> Iterator[Event]:
             first += _TENSORS
         own = first
         for number, count in enumerate(step):
-            yield from trace.events("again" if number else "training", count, first if number else own)
+            for part in ("forward", "backward") if number else ("training",):
+                yield from trace.events(part, count, first)
             first += _TENSORS
         yield from trace.events("update", 0, own)  # it ends the gradients that the first pass made
 
 
-def loss(trace: Trace, tokens: Sequence[Sequence[int]]) -> Loss:
+def pipeline_steps(trace: Trace, tokens: Sequence[Sequence[int]], stages: int) -> Iterator[Event]:
+    """Yield the events of whole steps of a pipeline's first stage, whose gradients stay.
+
+    The order is that of Megatron's schedule 1F1B: a forward pass for each later stage, then one forward and
+    one backward pass in turn.
+    """
+    yield from _resident(trace)
+    yield from trace.events("training", _SHORT, _TENSORS)  # it makes the gradients
+    first = 2 * _TENSORS
+    for step in tokens:
+        for count in step:
+            yield from trace.events("scoring", count, first)
+            first += _TENSORS
+        for number in range(len(step) + stages - 1):
+            for part, micro_batch in (("forward", number), ("backward", number - stages + 1)):
+                if 0 <= micro_batch < len(step):
+                    yield from trace.events(part, step[micro_batch], first + micro_batch * _TENSORS)
+        first += len(step) * _TENSORS
+
+
+def _resident(trace: Trace) -> Iterator[Event]:
+    return (Event(number, size) for number, size in enumerate(trace.resident))
+
+
+def loss(trace: Trace, played: Iterable[Event]) -> Loss:
     """Return what the allocator cannot use of a trainer's steps."""
-    events = tuple(steps(trace, tokens))
+    events = tuple(played)
     shares: list[float] = []
     for expandable in (False, True):
         free = CachingAllocator(expandable=expandable)
