@@ -74,7 +74,7 @@ test-lowest: install  ## the fast tests of the core on the lower bounds of its d
 	.venv-lowest/bin/python -m pytest -m "not e2e and not e2e_long" $(LOWEST_TESTS) \
 		--deselect tests/orchestrator/config/test_loader.py::test_the_committed_schema_is_current  # of the pinned pydantic
 
-ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray, about 6 minutes
+ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray; 25 minutes on a busy machine
 	$(BIN)/python -m tests.launchers.runners.ray_versions
 
 e2e: install  ## real Ray, SGLang and out-of-memory failures
@@ -99,9 +99,10 @@ pip-audit: install  ## known vulnerabilities of what is installed; asks PyPI's a
 	$(BIN)/python -m pip install --quiet --group audit
 	$(BIN)/python -m pip_audit --local --skip-editable
 
-demo: install  ## recover the built-in job from real out-of-memory failures, then let the estimate avoid them, without what the first run taught
+demo: install  ## recover the built-in job from real out-of-memory failures, let the estimate avoid them, and meet a late one in a rehearsal
 	$(BIN)/autotune launch configs/builtin-cpu.yaml --policy ladder
 	XDG_CACHE_HOME=$$(mktemp -d) $(BIN)/autotune launch configs/builtin-cpu.yaml
+	$(BIN)/autotune launch --rehearse configs/builtin-rehearsal.yaml
 
 search-demo: install  ## search for a faster configuration of a timid job, about 20 minutes
 	$(BIN)/autotune search configs/search-demo.yaml

@@ -90,7 +90,7 @@ def measure(head: Head, folder: Path, *, pairs: int, steps: int) -> Measured:
         shutil.copy(source, rollouts / f"step-{step:06d}.json")
     replay = DATA | {"engine": "replay", "replay_path": str(rollouts)}
     _say(f"{IDLE_S:.0f} s of an idle Ray program")
-    idle = _idle(head)
+    floor = idle(head)
     settings = replay | {"model_shape": SMALL, "steps": steps, "save_every": 0}
     supervised, alone = [], []
     for pair in range(1, pairs + 1):
@@ -100,10 +100,10 @@ def measure(head: Head, folder: Path, *, pairs: int, steps: int) -> Measured:
     _say(f"a job that does not fit into {BUDGET}")
     tight = replay | {"model_shape": LARGE, "steps": OOM_STEPS, "save_every": 1, "trainer_budget": BUDGET}
     lookout = Lookout(head.logs)
-    with _launched(head, _job(head, folder / "oom", tight)) as child, Meter(head, driver=child.pid) as meter:
+    with launched(head, _job(head, folder / "oom", tight)) as child, Meter(head, driver=child.pid) as meter:
         lookout.watch(child, longest_s=LONGEST_RUN_S)
     history = _history(folder / "oom")
-    return Measured(idle, supervised, alone, history, lookout.written, sorted(meter.shims.values()))
+    return Measured(floor, supervised, alone, history, lookout.written, sorted(meter.shims.values()))
 
 
 # ------------------------------------------------------------------ runs
@@ -126,7 +126,7 @@ def _job(head: Head, folder: Path, settings: dict[str, Any]) -> Path:
 
 
 @contextlib.contextmanager
-def _launched(head: Head, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def launched(head: Head, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Yield `autotune launch` on a terminal; what it shows there is kept in a file."""
     ours, terminal = pty.openpty()
     argv = [
@@ -181,7 +181,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _supervised(head: Head, folder: Path) -> Run:
     begun = time.time()
-    with _launched(head, folder) as child, Meter(head, driver=child.pid) as meter:
+    with launched(head, folder) as child, Meter(head, driver=child.pid) as meter:
         child.wait(LONGEST_RUN_S)
     if child.returncode:
         raise RuntimeError(f"autotune exited with {child.returncode}:\n{(folder / 'terminal').read_text()}")
@@ -197,8 +197,9 @@ def _supervised(head: Head, folder: Path) -> Run:
 
 def _alone(head: Head, folder: Path) -> Run:
     """Run the command of the first attempt by hand."""
-    job = prepare(LaunchOptions(job_file=folder / "job.yaml", request=RunRequest())).job
-    command = first_command(job)
+    request = RunRequest()
+    job = prepare(LaunchOptions(job_file=folder / "job.yaml", request=request)).job
+    command = first_command(job, request)
     for file in command.files:
         (folder / file.name).write_text(file.text.replace("{attempt}", str(folder)))
     argv = [
@@ -251,7 +252,7 @@ def _run(readings: Sequence[Reading], *, steps: list[float], since: float, until
     )
 
 
-def _idle(head: Head) -> dict[str, float]:
+def idle(head: Head) -> dict[str, float]:
     """Return what a driver and an actor cost that do nothing, and Ray's daemons meanwhile."""
     child = subprocess.Popen(
         [sys.executable, "-c", _IDLE],
@@ -270,6 +271,11 @@ def _idle(head: Head) -> dict[str, float]:
         child.wait()
         child.stdout.close()
     return rates(meter.readings, since=0.0, until=math.inf)
+
+
+def journals(folder: Path) -> str:
+    """Return what the journals of the runs in a folder hold so far."""
+    return "".join(path.read_text() for path in folder.glob("runs/*/events.jsonl"))
 
 
 def _history(folder: Path) -> History:

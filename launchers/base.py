@@ -11,7 +11,7 @@ import msgspec
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.job import Cluster, Job, Tracker
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker, Sample
 from autotune.policies.values.profile import Profile
@@ -50,6 +50,17 @@ class Advice(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cost: str = ""  # what it slows
 
 
+class Tracked(Value, frozen=True, kw_only=True):
+    """An experiment tracker that a framework writes to, and where it keeps the run of a job.
+
+    The names of a place are those of `orchestrator/annotate/places.py`.
+    """
+
+    tracker: Tracker
+    place: dict[str, str] = {}  # as the settings say; a name is left out where they do not
+    lines: tuple[str, ...] = ()  # of the log, which say more of it: `Saving tensorboard log to {folder}.`
+
+
 class Framework(Protocol):
     """What to run: pure knowledge of one framework, one folder under `frameworks/`.
 
@@ -66,6 +77,7 @@ class Framework(Protocol):
     distribution: str = ""  # its package, by which an installed version is found
     version_file: str = ""  # in a checkout, the file that holds nothing but the version
     releases: tuple[str, ...] = ()  # whose settings are known; empty where one version stands for all
+    runs: tuple[str, ...] = ()  # other frameworks here that it is built of, whose traces its logs hold too
     modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
     builds_on: str = ""  # the key of its file of settings that names the files which that one extends
     loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
@@ -109,6 +121,10 @@ class Framework(Protocol):
 
         Only what differs from the job as written.
         """
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return the trackers that the job uses, as its settings or lines that the framework prints say."""
+        return ()
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user of the framework types them: overrides, flags or lines."""
@@ -164,6 +180,9 @@ class Chunk(Value, frozen=True, kw_only=True):
 
     source: str
     data: bytes
+    file: str = ""  # which file it is from, by a name that outlives the handle; empty: none that does
+    end: int = 0  # its offset in the file after `data`
+    dropped: int = 0  # bytes before `data` that are gone unread
 
 
 class Exit(Value, frozen=True, kw_only=True):
@@ -187,7 +206,8 @@ class Observed(Value, frozen=True, kw_only=True):
     chunks: tuple[Chunk, ...] = ()
     samples: tuple[Sample, ...] = ()
     exit: Exit | None = None  # repeated by every later poll
-    lost: str = ""  # why the attempt can no longer be observed: its supervisor or its cluster is gone
+    ending: bool = False  # it has ended, and its last words are awaited
+    lost: str = ""  # what took the attempt away: its supervisor, a node where it ran or its cluster is gone
     silent_s: float = 0.0  # how long the supervisor has not answered; 0 where it did: no silence of the job's
     behind: bool = False  # there is more to read at once
     notes: tuple[str, ...] = ()  # lines for the user: a node that fell silent, answers again, joined or left
@@ -206,7 +226,13 @@ class Handle(Protocol):
     """One attempt, wherever it runs."""
 
     def poll(self) -> Observed:
-        """Return what is new, after seconds at most; after an attach, everything from the start once more."""
+        """Return what is new, after seconds at most; after an attach, what follows its offsets."""
+
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        """Take note that files are safely recorded up to these offsets.
+
+        So much of them need not be kept for an attach.
+        """
 
     def stop(self, *, grace_s: float) -> float:
         """End the whole attempt on every node that answers and return the seconds it took; safe to repeat.
@@ -230,8 +256,11 @@ class Runner(Protocol):
     def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Handle:
         """Start an attempt; raises Unreachable when the place cannot take it."""
 
-    def attach(self, *, run: str, attempt: int) -> Handle | None:
-        """Return the attempt that is still supervised, if any."""
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> Handle | None:
+        """Return the attempt that is still supervised, if any.
+
+        Its files are read from the offsets `read`, those that it does not name from the start.
+        """
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
         """End what is left of a run without a living supervisor; return what was ended."""

@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,11 +140,12 @@ def _output(folder: Path, number: int, command: Command) -> tuple[Script, Exit |
     place.mkdir()
     for file in command.files:
         (place / file.name).write_text(file.text.replace("{attempt}", str(place)))
-    _, _, module, *words = (word.replace("{attempt}", str(place)) for word in command.argv)
+    _, *argv = (word.replace("{attempt}", str(place)) for word in command.argv)
     environment = {name: value.replace("{attempt}", str(place)) for name, value in command.env.items()}
     pieces: Script = []
     stdout = io.StringIO()
     pauses = 0
+    now = 0.0
 
     def flush() -> None:
         pieces.append(stdout.getvalue())
@@ -151,8 +153,9 @@ def _output(folder: Path, number: int, command: Command) -> tuple[Script, Exit |
         stdout.truncate()
 
     def sleep(seconds: float) -> None:
-        nonlocal pauses
+        nonlocal pauses, now
         flush()
+        now += seconds
         pieces.extend([""] * int(seconds / POLL_S))
         pauses += seconds == 0.5
         if pauses > _STUCK:
@@ -162,12 +165,20 @@ def _output(folder: Path, number: int, command: Command) -> tuple[Script, Exit |
         with (
             contextlib.chdir(command.cwd),
             mock.patch.dict(os.environ, environment),
-            mock.patch.object(sys, "argv", [module, *words]),
+            # Beside a look-alike's own arguments, what the entry of a Hugging Face trainer changes and reads.
+            mock.patch.object(sys, "argv", argv[1:] if argv[0] == "-m" else argv),
+            mock.patch.object(sys, "path", ["", *environment["PYTHONPATH"].split(":"), *sys.path]),
+            mock.patch.object(sys, "meta_path", [*sys.meta_path]),
+            mock.patch.dict(sys.modules),
+            mock.patch.object(time, "monotonic", lambda: now),
             mock.patch.object(core, "time", SimpleNamespace(sleep=sleep)),
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stdout),
         ):
-            runpy.run_module(module, run_name="__main__")
+            if argv[0] == "-m":
+                runpy.run_module(argv[1], run_name="__main__")
+            else:
+                runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
         stdout.write("" if isinstance(ended.code, int) else f"{ended.code}\n")

@@ -7,7 +7,9 @@ import itertools
 import msgspec
 import numpy as np
 
+from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.legality import objections
+from autotune.policies.values.knob_table import KNOB_TABLE, Memory
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Requires
 from autotune.policies.values.value import Value
@@ -29,6 +31,8 @@ KNOBS = (
     "optimizer_offload",
     "concurrency",
 )
+
+USERS = ("max_model_len",)  # a length: never a policy's to change
 
 
 class Best(Value, frozen=True, kw_only=True):
@@ -81,6 +85,21 @@ def configurations(world: World) -> list[Knobs]:
         if not _combination_illegal(world, knobs):
             found.append(knobs)
     return found
+
+
+def leanest(world: World) -> dict[str, Setting]:
+    """Return the values that take least device memory of the knobs that the grid leaves as written."""
+    profile, knobs = world.accepted.profile, world.accepted.profile.knobs
+    for name in profile.supported:
+        row = KNOB_TABLE[name]
+        if name in KNOBS or name in USERS or Memory.GPU not in row.saves:
+            continue
+        for value in values_near(profile, knobs, name):
+            after = msgspec.structs.replace(knobs, **{name: value})
+            less = row.asks_less(Memory.GPU, getattr(knobs, name), value)
+            if less and not objections(profile, profile.knobs, after, started=False):
+                knobs = after
+    return {name: getattr(knobs, name) for name in KNOB_TABLE if name not in KNOBS}
 
 
 def _values(world: World, knob: str) -> tuple[Setting, ...]:

@@ -20,12 +20,11 @@ from autotune.policies.values.observation import Cancelled, Crashed, Peak
 from autotune.policies.values.value import Value
 from benchmarks.simulation.baselines import POLICIES, SEARCHES, Policy
 from benchmarks.simulation.cluster import Ran, diagnosis, reported, run
-from benchmarks.simulation.oracle import Best
+from benchmarks.simulation.oracle import USERS, Best
 from benchmarks.simulation.world import DAY_S, World
 
 MOST = 12  # relaunches; what needs more counts as this many and as a failure
 _EVERY_STEP = 24  # steps written down one by one; later ones ever more sparsely
-_USERS = ("max_model_len",)  # a length: never a policy's to change
 
 
 class Day(Value, frozen=True, kw_only=True):
@@ -57,7 +56,7 @@ def play(world: World, best: Best, name: str) -> Day:
     stable = False
     while knobs is not None and launches <= MOST and clock_s < DAY_S:
         repeats += knobs in failed
-        forbidden += sum(getattr(knobs, n) != getattr(world.accepted.profile.knobs, n) for n in _USERS)
+        forbidden += sum(getattr(knobs, n) != getattr(world.accepted.profile.knobs, n) for n in USERS)
         launches += 1
         ran = run(world, knobs)
         clock_s += world.startup_s

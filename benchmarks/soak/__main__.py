@@ -84,12 +84,10 @@ class Meter:
         """Most resident bytes."""
         return max((memory for _, memory, _ in self.readings), default=0)
 
-    def cores(self, since: float, until: float) -> float:
-        """Return the cores in use between two moments."""
-        within = [reading for reading in self.readings if since <= reading[0] <= until]
-        if len(within) < 2:
-            return 0.0
-        return (within[-1][2] - within[0][2]) / (within[-1][0] - within[0][0])
+    def cpu_s(self, since: float = 0.0) -> float:
+        """Return the CPU seconds from a moment to the last reading."""
+        used = [reading[2] for reading in self.readings if reading[0] >= since]
+        return used[-1] - used[0] if used else 0.0
 
 
 def main() -> int:
@@ -150,7 +148,7 @@ def scripted(count: int) -> list[Line]:
         check=True,
     )
     told = [json.loads(line) for line in done.stdout.splitlines()]
-    seconds = [row["seconds"] for row in told]
+    cpu_s = [row["cpu_s"] for row in told]
     fitted = slope([row["attempt"] for row in told], [row["rss"] for row in told], since=WARM_UP)
     return [
         Line(
@@ -160,9 +158,9 @@ def scripted(count: int) -> list[Line]:
             fitted <= SLOPE_LIMIT and len(told) == count,
         ),
         Line(
-            "driver's time for them",
-            f"{seconds[-1]:.0f} s; 100 from {WARM_UP} on {seconds[WARM_UP + 100] - seconds[WARM_UP]:.1f} s, "
-            f"the last 100 {seconds[-1] - seconds[-101]:.1f} s",
+            "driver's CPU time for them",
+            f"{cpu_s[-1]:.0f} s; 100 from {WARM_UP} on {cpu_s[WARM_UP + 100] - cpu_s[WARM_UP]:.1f} s, "
+            f"the last 100 {cpu_s[-1] - cpu_s[-101]:.1f} s",
             "",
             None,
         ),
@@ -190,7 +188,7 @@ def real(count: int) -> list[Line]:
             Line(
                 "attempts on Ray",
                 f"{len(starts)} begun, exit code {code}, {len(left)} processes left, "
-                f"{took_s / count:.1f} s each",
+                f"{meter.cpu_s() / count:.2f} s of the driver's CPU each",
                 f"{count}, 0, none",
                 (len(starts), code, left) == (count, 0, []),
             ),
@@ -214,7 +212,7 @@ def logs(workers: int, rate: int, seconds: float) -> list[Line]:
             program = str(Path(__file__).with_name("workers.py"))
             _job(folder, head, ["{python}", program, str(workers), str(rate), str(seconds)])
             with _launched(folder, head) as driver, Meter(driver.pid) as meter:
-                _until(lambda: '"progressed"' in _journal(folder), driver, 120)
+                _until_steps(folder, driver, 120)
                 begun = time.monotonic()
                 supervisor = _supervisor(head)
                 with Meter(supervisor) as beside:
@@ -235,12 +233,12 @@ def logs(workers: int, rate: int, seconds: float) -> list[Line]:
                 meter.highest <= MEMORY_LIMIT,
             ),
             Line(
-                "driver's CPU while they are written",
-                f"{meter.cores(begun, until):.2f} cores",
+                "driver's CPU time for them",
+                _at_rate(meter.cpu_s(begun), written, rate),
                 f"{CPU_LIMIT:.0f} core",
-                meter.cores(begun, until) <= CPU_LIMIT,
+                meter.cpu_s(begun) * rate / written <= CPU_LIMIT,
             ),
-            Line("supervisor's CPU meanwhile", f"{beside.cores(begun, until):.2f} cores", "", None),
+            Line("supervisor's", _at_rate(beside.cpu_s(), written, rate), "", None),
             Line(
                 "lines recorded near the end of the writing",
                 f"{followed / count:.0%} of {count:,}",
@@ -256,6 +254,12 @@ def logs(workers: int, rate: int, seconds: float) -> list[Line]:
         ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _at_rate(cpu_s: float, written: int, rate: int) -> str:
+    """Return CPU time with the cores that it is at the rate that the logs should have."""
+    cores = cpu_s * rate / written
+    return f"{cpu_s:.1f} s for {written / 10**6:,.0f} MB, {cores:.2f} cores at {rate / 10**6:.0f} MB/s"
 
 
 def slope(places: list[float], values: list[float], *, since: float) -> float:
@@ -349,11 +353,12 @@ def _written(folder: Path) -> tuple[int, int, float]:
     raise RuntimeError(f"the job did not end: {(folder / 'driver.txt').read_text()[-2000:]}")
 
 
-def _until(condition: Any, process: subprocess.Popen[bytes], seconds: float) -> None:
+def _until_steps(folder: Path, driver: subprocess.Popen[bytes], seconds: float) -> None:
     end = time.monotonic() + seconds
-    while not condition():
-        if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError("the job makes no steps")
+    while '"progressed"' not in _journal(folder):
+        if driver.poll() is not None or time.monotonic() > end:
+            said = (folder / "driver.txt").read_text()[-2000:]
+            raise RuntimeError(f"the job makes no steps (exit code {driver.poll()}): {said}")
         time.sleep(0.05)
 
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.soak.scripted COUNT`: one run of COUNT attempts over a scripted runner.
 
 Every attempt makes a few steps and is killed, so that the run goes on with the same knobs; the clock's hands
-move when the driver sleeps. Prints a line of JSON per attempt: its number, the seconds so far, the bytes of
-this process.
+move when the driver sleeps. Prints a line of JSON per attempt: its number, the CPU seconds so far, the bytes
+of this process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -64,7 +65,7 @@ class Scripted:
     """A runner whose attempts make steps and are killed; the last completes."""
 
     def __init__(self, count: int, clock: Hands) -> None:
-        self._count, self._clock, self._begun = count, clock, time.monotonic()
+        self._count, self._clock = count, clock
         self._process = psutil.Process()
 
     def cluster(self) -> Cluster:
@@ -77,14 +78,14 @@ class Scripted:
         """Begin an attempt, and tell what the driver holds by now."""
         told = {
             "attempt": attempt,
-            "seconds": round(time.monotonic() - self._begun, 3),
+            "cpu_s": round(time.process_time(), 3),
             "rss": self._process.memory_info().rss,
         }
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
         return Attempt(attempt, last=attempt == self._count, clock=self._clock)
 
-    def attach(self, *, run: str, attempt: int) -> None:
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> None:
         """Return nothing: no attempt outlives this process."""
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
@@ -120,6 +121,9 @@ class Attempt:
             cpu_share=1.0,
         )
         return Observed(chunks=(Chunk(source="", data=text.encode()),), samples=(sample,))
+
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        """Take no note: nothing is kept."""
 
     def stop(self, *, grace_s: float) -> float:
         """Return at once."""

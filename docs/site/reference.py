@@ -106,7 +106,7 @@ def _options(context: click.Context, options: Iterable[click.Parameter]) -> str:
     rows = []
     for each in options:
         assert isinstance(each, click.Option)
-        words = "/".join(f"`{name}`" for name in each.opts)
+        words = "/".join(f"`{name}`" for name in (*each.opts, *each.secondary_opts))
         value = "" if each.is_flag or each.count else f" `{each.make_metavar(context)}`"
         names = [each.envvar] if isinstance(each.envvar, str) else list(each.envvar or ())
         if not names and each.allow_from_autoenv and each.name:

@@ -7,6 +7,7 @@ from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.launchers.frameworks.command.adapter import AnyCommand
 from autotune.launchers.frameworks.miles.adapter import Miles
+from autotune.launchers.frameworks.ms_swift.adapter import MsSwift
 from autotune.launchers.frameworks.nemo_rl.adapter import NemoRL
 from autotune.launchers.frameworks.openrlhf.adapter import OpenRlhf
 from autotune.launchers.frameworks.relax.adapter import Relax
@@ -28,6 +29,7 @@ FRAMEWORKS: dict[str, Framework] = {
         SkyRL(),
         NemoRL(),
         Trl(),
+        MsSwift(),
         AnyCommand(),
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 from autotune.launchers.base import Chunk, Drain, Exit, Observed
 from autotune.launchers.runners.node.agent import Baseline, Node, sweep_machine
@@ -25,29 +26,44 @@ class ProcessHandle:
         self._baseline = baseline
         self._enough_share = enough_share
         self.released = False
-        self.rewind()
+        self.read_from({})
 
-    def rewind(self) -> None:
-        """Make the next poll begin at the start once more."""
-        self._cursor: dict[str, int] = {}
+    def read_from(self, read: Mapping[str, int]) -> None:
+        """Make the next poll begin at these offsets, or at the start."""
+        self._cursor = dict(read)
+        self._recorded = 0
         self._taken = 0
         self._faults: set[str] = set()
         self._harvest = Harvest()
 
     def poll(self) -> Observed:
         """Return what is new."""
-        report = self._node.poll(self._cursor, taken=self._taken, jobs=())
+        report = self._node.poll(self._cursor, taken=self._taken, jobs=(), recorded=self._recorded)
         self._taken = report.taken
         self._cursor.update((piece.path, piece.end) for piece in report.pieces)
         faults = tuple(fault for fault in report.faults if fault not in self._faults)
         self._faults.update(faults)
         return Observed(
-            chunks=tuple(Chunk(source=piece.source, data=piece.data) for piece in report.pieces),
+            chunks=tuple(
+                Chunk(
+                    source=piece.source,
+                    data=piece.data,
+                    file=piece.path,
+                    end=piece.end,
+                    dropped=piece.dropped,
+                )
+                for piece in report.pieces
+            ),
             samples=report.samples,
             exit=self._settled(report.exit, heard=bool(report.pieces), alive=report.alive),
+            ending=self._harvest.begun,
             behind=report.behind,
             notes=faults,
         )
+
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        """Take note that the attempt's output is recorded up to an offset."""
+        self._recorded = recorded.get(self._node.begun().output, self._recorded)
 
     def _settled(self, ended: Exit | None, *, heard: bool, alive: int) -> Exit | None:
         return self._harvest.publish(ended, heard=heard, alive=alive)
@@ -107,12 +123,12 @@ class ProcessRunner:
         self._handles[run, attempt] = handle
         return handle
 
-    def attach(self, *, run: str, attempt: int) -> ProcessHandle | None:
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> ProcessHandle | None:
         """Return the attempt if this very process started it."""
         handle = self._handles.get((run, attempt))
         if handle is None or handle.released:
             return None
-        handle.rewind()
+        handle.read_from(read)
         return handle
 
     def sweep(self, *, run: str) -> tuple[str, ...]:

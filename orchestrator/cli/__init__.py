@@ -15,6 +15,7 @@ import click
 
 from autotune.launchers import packages
 from autotune.orchestrator.cli.shared.options import ENVIRONMENT_PREFIX, given, global_options
+from autotune.orchestrator.driver.signals import outlive_terminal
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking
 
 # In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
@@ -36,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "skill": "Write the instructions by which a coding agent uses autotune.",
 }
 BESIDE: Mapping[str, str] = {"rehearse": "launch"}  # commands in the module of another
+DRIVING = frozenset({"launch", "rehearse", "resume", "search"})
 ALIASES: Mapping[str, str] = {"ladder": "remedies"}
 
 
@@ -51,6 +53,8 @@ class Commands(click.Group):
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             return None
+        if name in DRIVING and not ctx.resilient_parsing:
+            outlive_terminal()  # before the seconds that imports take
         module = importlib.import_module(f"autotune.orchestrator.cli.{BESIDE.get(name, name)}")
         command: click.Command = getattr(module, name if name in BESIDE else "command")
         command.short_help = COMMANDS[name]

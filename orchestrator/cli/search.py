@@ -22,6 +22,11 @@ from autotune.orchestrator.cli.shared.options import given, global_options, opti
     metavar="D",
     help="Time limit for the search, such as 8h.",
 )
+@option(
+    "--rehearse/--no-rehearse",
+    default=True,
+    help="Begin with a rehearsal, where the job allows one: a few steps that meet what fails late.",
+)
 @global_options
 @click.pass_context
 def command(context: click.Context, launch_options: LaunchOptions) -> None:

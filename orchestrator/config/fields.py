@@ -25,7 +25,7 @@ from autotune.orchestrator import units
 from autotune.orchestrator.config.cards import CARDS, find_card
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.architecture.model import CHOICES, Model
-from autotune.policies.values.job import Forecasting, Occasion, Preflight, Then
+from autotune.policies.values.job import Forecasting, Occasion, Preflight, Then, Tracker
 from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.remedy import Effect
 
@@ -168,23 +168,29 @@ ThenName = Annotated[Then, _one_of(Then), WithJsonSchema({"enum": list(Then)})]
 PreflightName = Annotated[Preflight, _one_of(Preflight), WithJsonSchema({"enum": list(Preflight)})]
 ForecastName = Annotated[Forecasting, _one_of(Forecasting), WithJsonSchema({"enum": list(Forecasting)})]
 OccasionName = Annotated[Occasion, _one_of(Occasion), WithJsonSchema({"enum": list(Occasion)})]
-KnobName = Annotated[
-    str,
-    Strict(),
-    _known(KNOBS),
-    _one_of(KNOBS, "the name of a knob"),
-    WithJsonSchema({"enum": list(KNOBS)}),
-]
+
+
+def _name_of(words: tuple[str, ...], text: str) -> tuple[Any, ...]:
+    return Strict(), _known(words), _one_of(words, text), WithJsonSchema({"enum": list(words)})
+
+
+KnobName = Annotated[str, *_name_of(KNOBS, "the name of a knob")]
 _DENIABLE = (*dict.fromkeys(rung.name for rung in LADDER), *KNOBS)
-DeniedName = Annotated[
-    str,
-    Strict(),
-    _known(_DENIABLE),
-    _one_of(_DENIABLE, "the name of a remedy or of a knob"),
-    WithJsonSchema({"enum": list(_DENIABLE)}),
-]
+DeniedName = Annotated[str, *_name_of(_DENIABLE, "the name of a remedy or of a knob")]
+_TRACKERS = tuple(Tracker)
 
 
+def _trackers(value: Any) -> Any:
+    if value in ("none", "auto"):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(each in _TRACKERS for each in value):
+        return tuple(map(Tracker, value))
+    hint = f"write `[{value}]`" if value in _TRACKERS else ""
+    raise unfit(f"`none`, `auto` or a list of {', '.join(f'`{each}`' for each in _TRACKERS)}", hint=hint)
+
+
+_SCHEMA = {"anyOf": [{"enum": ["none", "auto"]}, {"type": "array", "items": {"enum": list(Tracker)}}]}
+Trackers = Annotated[Any, AfterValidator(_trackers), WithJsonSchema(_SCHEMA)]
 _CARDS = tuple(card.name for card in CARDS)
 
 

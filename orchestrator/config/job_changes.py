@@ -12,7 +12,7 @@ from autotune.policies.values.profile import Profile
 # What is derived from other keys; a model that changed shows in the settings or in `model`.
 _DERIVED = ("shape", "shape_from")
 # What says how a run is conducted: a failure of an earlier attempt stays one.
-_CONDUCT = ("name", "goal.", "recovery.", "search.", "notify.")
+_CONDUCT = ("name", "goal.", "recovery.", "search.", "notify.", "annotate")
 
 
 def differences(before: Job, after: Job) -> dict[str, tuple[Any, Any]]:

@@ -38,6 +38,7 @@ from autotune.orchestrator.config.fields import (
     Size,
     Text,
     ThenName,
+    Trackers,
     WebhookUrl,
     framework_name,
 )
@@ -200,7 +201,8 @@ class RecoveryKeys(Section):
         description=(
             "Whether the job itself may answer an out-of-memory failure of log_prob, forward or backward: the"
             " same samples run again in smaller micro-batches, without a relaunch, and later steps keep"
-            " that setting. `auto`: yes, where the framework can: the built-in job."
+            " that setting. `auto`: yes, where the framework can: the built-in job, and TRL"
+            " in one process."
         ),
         schema={"anyOf": [{"type": "boolean"}, {"enum": ["auto", None]}]},
     )
@@ -337,6 +339,14 @@ class JobFile(Keys):
     )
     resume: Boolean = _key(
         False, description="Whether the first attempt may continue a checkpoint that is already there."
+    )
+    annotate: Trackers = _key(
+        "none",
+        description=(
+            "Experiment trackers in which every attempt is annotated: its cause, its changed knobs and what"
+            " follows, in the job's own run. `auto`: those that the job uses. See"
+            " [annotations](annotations.md)."
+        ),
     )
     lengths: LengthKeys = _section(LengthKeys)
     goal: GoalKeys = _section(GoalKeys)

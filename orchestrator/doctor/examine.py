@@ -14,6 +14,7 @@ from autotune.launchers.runners.cluster.connection import connect, disconnect, e
 from autotune.launchers.runners.cluster.examine import Answer, examine_nodes
 from autotune.launchers.runners.cluster.waits import WAITS
 from autotune.launchers.runners.node.examination import IMPORT_S, Examination, examine, folder_facts
+from autotune.orchestrator.annotate.child import Child, absent
 from autotune.orchestrator.config.loader import assumed
 from autotune.orchestrator.doctor.check import Check, Examined, failed, warned
 from autotune.orchestrator.doctor.job import (
@@ -52,6 +53,7 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
     if job is not None and profile is not None:
         checks += settings_checks(job, frameworks.find(job.framework), profile)
         checks += _notifications(job)
+        checks += _annotations(job)
         facts = tuple((each.facts, each.gpus) for each in answers if each.facts is not None)
         if address and facts:
             checks += cluster_checks(job, cluster_of(address, facts))
@@ -149,6 +151,17 @@ def _notifications(job: Job) -> Iterator[Check]:
     ways = channels(job.notify, workdir=job.workdir)
     if ways and not found:
         yield Check(name="notify", what=f"ready: {', '.join(ways)}; no notification was sent")
+
+
+def _annotations(job: Job) -> Iterator[Check]:
+    """Yield whether the packages of the trackers in which attempts are annotated are here."""
+    trackers = () if isinstance(job.annotate, str) else job.annotate
+    lacking = dict(absent(job, trackers, Child()))
+    for tracker, words in lacking.items():
+        what, _, hint = words.partition("; hint: ")
+        yield warned("annotate", f"{tracker} {what}", hint=hint)
+    if ready := [tracker for tracker in trackers if tracker not in lacking]:
+        yield Check(name="annotate", what=f"ready: {', '.join(ready)}; nothing was written")
 
 
 def _logs(runs_dir: Path, job: Job | None) -> Check:

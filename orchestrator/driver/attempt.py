@@ -33,8 +33,10 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.observation import Cancelled
 
 POLL_S = 0.4
+WATCH_S = 1.5  # while an attempt runs: each look costs the driver and its supervisor some milliseconds
 STOP_GRACE_S = 10.0
 DRAIN_S = 60.0
+INTERRUPTED_DRAIN_S = 10.0  # who stops a driver with SIGTERM kills it after about 30 s: Slurm, Kubernetes
 KILL_S = 10.0  # after the second request to end; what has not answered by then is named as left
 LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
@@ -148,6 +150,8 @@ class RunningAttempt:
     def poll(self) -> bool:
         """Process new output and samples; returns whether the attempt hangs."""
         asked_at = self._clock.monotonic()
+        if not self._caught_up(asked_at):
+            return False
         try:
             self.seen = self.handle.poll()
         except Unreachable as unreachable:
@@ -155,14 +159,26 @@ class RunningAttempt:
         self._say(*self.seen.notes)
         events = self.watch.feed(self.seen, now=self._clock.monotonic())
         self._poll_s = self._clock.monotonic() - asked_at
+        if self.watch.files.acknowledged:
+            self.handle.acknowledge(self.watch.files.acknowledged)
         for event in events:
             self._record(event)
         return any(isinstance(event, StopRequested) for event in events)
 
+    def _caught_up(self, now: float) -> bool:
+        """Process a part of what earlier drivers have recorded; returns whether that was all."""
+        if not self.watch.files.caught_up:
+            for event in self.watch.catch_up(now=now):
+                self._record(event)
+            self.seen, self._poll_s = Observed(behind=True), 0.0
+        return self.watch.files.caught_up
+
     @property
     def pause_s(self) -> float:
         """How long to wait before the next poll: as long as the last one took while there is more to read."""
-        return min(POLL_S, self._poll_s) if self.seen.behind else POLL_S
+        if self.seen.behind:
+            return min(POLL_S, self._poll_s)
+        return POLL_S if self.seen.ending else WATCH_S
 
     def _say(self, *notes: str) -> None:
         for note in notes:
@@ -243,11 +259,16 @@ class RunningAttempt:
             return None
 
     def _drain(self) -> tuple[str, float | None]:
-        """Await the attempt's memory; returns who holds some and the seconds, None where it was cut short."""
+        """Await the attempt's memory; returns who holds some and the seconds, None where it was cut short.
+
+        A request to end that comes meanwhile cuts it short: nothing else runs any more.
+        """
         try:
-            with self._interrupts.cutting():
+            with self._interrupts.cutting(at_once=True):
                 if not self._interrupts.impatient:
-                    drain = self.handle.drain(timeout_s=DRAIN_S)
+                    drain = self.handle.drain(
+                        timeout_s=INTERRUPTED_DRAIN_S if self._interrupts.by else DRAIN_S
+                    )
                     if drain.unknown:  # no reason to end the run: the next start waits for the nodes it needs
                         self._say(f"whether all memory came back is unknown: {drain.unknown}")
                     clear = drain.clear or drain.unknown
@@ -259,6 +280,9 @@ class RunningAttempt:
 
     def _last_words(self) -> Generator[None, None, None]:
         """Poll until the stopped attempt's exit and the end of its logs have arrived."""
+        while not self.watch.files.caught_up and not self._interrupts.impatient:
+            self.poll()
+            yield
         until = self._clock.monotonic() + LAST_WORDS_S
         while not self._interrupts.impatient:
             self.poll()

@@ -45,6 +45,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     folder: Run
     job: Job
+    rehearses: Job | None = None  # what a rehearsal runs a part of, where that is not `job`
     interrupts: Interrupts
     observer: Observer = Observer()
 

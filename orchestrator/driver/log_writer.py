@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from autotune.launchers.base import OWN_SOURCE, Chunk
-from autotune.orchestrator.run import log_parts
+from autotune.orchestrator.run import log_cursor, log_parts
 from autotune.orchestrator.run.full_disk import Pause
+from autotune.orchestrator.run.log_cursor import Cursor, CursorFile
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES, LogParts
 from autotune.orchestrator.run.memory_record import MemoryRecord
 from autotune.policies.values.observation import Sample
 
 _LONGEST_LINE = 64 * 1024  # bytes; a longer line is cut here, wherever its chunks end
 _TOGETHER = 8 * 1024  # bytes of lines that are looked at together
+_TOGETHER_LINES = 64  # of the record
+_SLICE = 4 << 20  # bytes of the record that are looked at before the driver looks up
+_ACKNOWLEDGED_BYTES = 64 << 20  # of the job's own output: below it nothing is gained by waiting for the disk
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -46,8 +50,9 @@ class LogLines(msgspec.Struct, frozen=True):
 class LogWriter:
     """Writes the log and the memory of an attempt and returns the lines as they become whole.
 
-    After an attach every source is delivered from its start once more: what is recorded of it is returned
-    with the number that it has, and not written again. What cannot be written is told by `say`, not raised.
+    After an attach `catch_up` returns first what is recorded, with the numbers that it has. Then every file
+    is delivered from the cursor that was kept; what is recorded beyond it is neither written nor returned.
+    What cannot be written is told by `say`, not raised.
     """
 
     def __init__(
@@ -58,59 +63,204 @@ class LogWriter:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         pause = Pause(log, say=say)
+        self._say, self._pause = say, pause
         self._log = LogParts(log, pause=pause, limit_bytes=limit_bytes)
         self._memory = MemoryRecord(log.parent, pause=pause)
-        self._partial: dict[str, bytes] = {}
-        known = self._log.recorded
-        self._first = dict(known.first)
-        self._again: dict[str, Iterator[int]] = {
-            source: chain.from_iterable(ranges) for source, ranges in known.numbers.items()
-        }
-        self._own_again = {data: deque(numbers) for data, numbers in known.own.items()}
+        self._cursor_file = CursorFile(log.parent)
+        cursor = log_cursor.read(log.parent)
+        self._ends = dict(cursor.offsets)  # file -> offset after what was delivered of it
+        self._partial: dict[str, _Partial] = {}  # by file, or by source where it has none
+        self._lines: Counter[str] = Counter()  # source -> lines in the log
+        self._again = _Again(cursor)
+        self._record = self._recorded(log)
+        self._remarks: list[bytes] = []  # made while catching up
+        self._saved: dict[str, int] = {}
+        self.caught_up = False
+        self.acknowledged: dict[str, int] = {}  # the job's own output: file -> bytes that the disk has
+
+    def catch_up(self, most_bytes: int = _SLICE) -> list[LogLines]:
+        """Return lines that are recorded already, about so many bytes at a time."""
+        lines, size = list[LogLines](), 0
+        for part in self._record:
+            lines.append(part)
+            size += len(part.data)
+            if size >= most_bytes:
+                return lines
+        self.caught_up = True
+        new = [data for data in self._remarks if not self._again.has_own(data)]
+        return lines + [line for data in new for line in self._line(OWN_SOURCE, data)]
 
     def write(self, chunks: tuple[Chunk, ...], samples: tuple[Sample, ...]) -> list[LogLines]:
         """Append what is new; returns the lines that are whole now."""
-        lines = [part for chunk in chunks for part in self._add(chunk.source, chunk.data)]
+        while not self.caught_up:
+            self.catch_up()
+        lines = [part for chunk in chunks for part in self._add(chunk)]
         self._log.flush()
+        self._keep_place()
         self._memory.add(samples)
+        return lines
+
+    def remark(self, text: str) -> list[LogLines]:
+        """Write a line of our own; one that is recorded already comes with the others, not again."""
+        if not self.caught_up:
+            self._remarks.append(text.encode())
+            return []
+        lines = self._line(OWN_SOURCE, text.encode())
+        self._log.flush()
         return lines
 
     def finish(self) -> list[LogLines]:
         """Write lines that never ended and close; returns them."""
-        partial = sorted(self._partial.items())
-        lines = [self._line(source, data) for source, data in partial if data]
+        partial = sorted(self._partial.values())
+        lines = [line for source, data in partial if data for line in self._line(source, data)]
         self._partial = {}
         self._log.close()
         self._memory.close()
         return lines
 
-    def _add(self, source: str, data: bytes) -> list[LogLines]:
-        ended, newline, rest = (self._partial.pop(source, b"") + data).rpartition(b"\n")
-        *cut, self._partial[source] = _cut(rest)
+    def _recorded(self, log: Path) -> Iterator[LogLines]:
+        """Yield what is recorded and count it, lines of one source that follow one another together."""
+        number, first, source = 0, 1, ""
+        together: list[bytes] = []
+        for row in log_parts.rows(log):
+            if together and (
+                row.missing is not None or row.source != source or len(together) == _TOGETHER_LINES
+            ):
+                yield LogLines(first, source, b"\n".join(together))
+                together = []
+            for name, count in (row.missing or {}).items():
+                self._again.count(name, count, None)
+                number += count
+            if row.missing is None:
+                self._again.count(row.source, 1, row.data)
+                number += 1
+                first, source = first if together else number, row.source
+                together.append(row.data)
+        if together:
+            yield LogLines(first, source, b"\n".join(together))
+        self._lines += self._again.lines
+        self._log.follow(number)
+
+    def _add(self, chunk: Chunk) -> list[LogLines]:
+        key, source = chunk.file or chunk.source, chunk.source
+        before = self._partial.pop(key, _Partial(source, b"")).data
+        lines: list[LogLines] = []
+        if chunk.file and chunk.end - len(chunk.data) != self._ends.get(chunk.file, 0):  # not what follows
+            lines += self._line(source, before) if before else []
+            before = b""
+            self._again.forget(source)
+        if chunk.dropped:
+            told = f"{chunk.dropped} bytes of output were dropped before they could be recorded"
+            lines += self._line(OWN_SOURCE, f"autotune: {told}".encode())
+            self._say(told)
+        ended, newline, rest = (before + chunk.data).rpartition(b"\n")
+        *cut, rest = _cut(rest)
+        self._partial[key] = _Partial(source, rest)
+        if chunk.file:
+            self._ends[chunk.file] = chunk.end
         pieces = list(_pieces(ended)) if newline else []
-        if source in self._again or source == OWN_SOURCE or cut:
+        if self._again.expects(source) or cut:
             pieces = [part for piece in pieces for line in piece.split(b"\n") for part in _cut(line)]
-        return [self._line(source, piece) for piece in (*pieces, *cut)]
+        return lines + [line for piece in (*pieces, *cut) for line in self._line(source, piece)]
 
-    def _line(self, source: str, data: bytes) -> LogLines:
-        number = self._recorded(source, data)
-        if number is None:
-            number = self._log.add(source, data)
-        return LogLines(number, source, data)
+    def _line(self, source: str, data: bytes) -> list[LogLines]:
+        """Write lines of a source and return them; none where they are recorded."""
+        if self._again.takes(source, data):
+            return []
+        self._lines[source] += data.count(b"\n") + 1
+        return [LogLines(self._log.add(source, data), source, data)]
 
-    def _recorded(self, source: str, data: bytes) -> int | None:
-        """Return the number of a line that is delivered once more after an attach."""
-        if source == OWN_SOURCE and self._own_again.get(data):
-            return self._own_again[data].popleft()
-        if source not in self._again:
-            return None
+    def _keep_place(self) -> None:
+        """Keep how far the files are recorded, for the driver that attaches next."""
+        if not (self._cursor_file.due and self._log.whole):
+            return
+        offsets = {file: end - self._length_of_partial(file) for file, end in self._ends.items()}
+        if offsets == self._saved:
+            return
+        own = {
+            file: offsets[file]
+            for file, partial in self._partial.items()
+            if not partial.source and file in offsets
+        }
+        safely = sum(end - self.acknowledged.get(file, 0) for file, end in own.items()) >= _ACKNOWLEDGED_BYTES
+        counted = {source: count - self._again.left(source) for source, count in self._lines.items()}
+        cursor = Cursor(offsets=offsets, lines=counted)
+
+        def save() -> None:
+            if safely:
+                self._log.sync()
+            self._cursor_file.write(cursor, durable=safely)
+
+        if self._pause.tries(save):
+            self._saved = offsets
+            self.acknowledged = own if safely else self.acknowledged
+
+    def _length_of_partial(self, file: str) -> int:
+        partial = self._partial.get(file)
+        return len(partial.data) if partial is not None else 0
+
+
+class _Partial(NamedTuple):
+    """A line that has not ended yet."""
+
+    source: str
+    data: bytes
+
+
+class _Again:
+    """What is recorded beyond the cursor: lines that are delivered once more."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._counted = cursor.lines
+        self.lines: Counter[str] = Counter()  # source -> recorded lines
+        self._left: dict[str, int] = {}  # source -> how many come again
+        self._first: dict[str, int] = {}  # source -> checksum of the first of them, if it is there
+        self._own: set[bytes] = set()  # all lines of autotune's own code: they come from several places
+        self._own_left: Counter[bytes] = Counter()
+
+    def count(self, source: str, count: int, data: bytes | None) -> None:
+        """Take note of a recorded line, or of lines that are missing."""
+        self.lines[source] += count
+        beyond = min(count, self.lines[source] - self._counted.get(source, 0))
+        if source == OWN_SOURCE and data is not None:
+            self._own.add(data)
+            self._own_left[data] += beyond > 0
+        elif beyond > 0:
+            if source not in self._left and data is not None:
+                self._first[source] = zlib.crc32(data)
+            self._left[source] = self._left.get(source, 0) + beyond
+
+    def has_own(self, data: bytes) -> bool:
+        """Return whether autotune's own code has written a line."""
+        return data in self._own
+
+    def left(self, source: str) -> int:
+        """Return how many lines of a source come again."""
+        return self._own_left.total() if source == OWN_SOURCE else self._left.get(source, 0)
+
+    def expects(self, source: str) -> bool:
+        """Return whether lines have to be looked at one by one."""
+        return source == OWN_SOURCE or source in self._left
+
+    def takes(self, source: str, data: bytes) -> bool:
+        """Return whether a line is recorded."""
+        if source == OWN_SOURCE and self._own_left[data]:
+            self._own_left[data] -= 1
+            return True
+        if source not in self._left:
+            return False
         if self._first.pop(source, None) not in (None, zlib.crc32(data)):
-            del self._again[source]  # its beginning is gone: what comes was never here
-            return None
-        number = next(self._again[source], None)
-        if number is None:
-            del self._again[source]
-        return number
+            self.forget(source)  # its beginning is gone: what comes was never here
+            return False
+        self._left[source] -= 1
+        if not self._left[source]:
+            del self._left[source]
+        return True
+
+    def forget(self, source: str) -> None:
+        """Expect nothing of a source: other lines came than those that follow the cursor."""
+        self._left.pop(source, None)
+        self._first.pop(source, None)
 
 
 def reread(log: Path) -> Iterator[LogLine]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
 
-from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Framework, Observed
+from autotune.launchers.base import OWN_SOURCE, Exit, Framework, Observed
 from autotune.orchestrator.driver.cures import Cures
 from autotune.orchestrator.driver.forecaster import Forecaster
 from autotune.orchestrator.driver.hang_detector import HangDetector
@@ -86,9 +86,9 @@ class AttemptMonitor:
         self._framework = framework
         self._job = job
         self._attempt = attempt
-        self._files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say)
+        self.files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say)
         self._scanner = Scanner()
-        self._skip = sum(isinstance(event, Progressed) for event in known)
+        self._told = Counter(event.step for event in known if isinstance(event, Progressed))
         self._failure_known = any(isinstance(event, FailureSeen) for event in known)
         self._goal_known = any(isinstance(event, GoalReached) for event in known)
         self._stop_known = any(isinstance(event, StopRequested) for event in known)
@@ -125,9 +125,13 @@ class AttemptMonitor:
         """The peaks of phases that it passed after its last completed step."""
         return dict(self._peaks or self._card_peaks)
 
+    def catch_up(self, *, now: float) -> tuple[Event, ...]:
+        """Process a part of what is recorded; returns the events that follow and are not on record."""
+        return tuple(self._read(self.files.catch_up(), now))
+
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
         """Process new output and samples; returns the events that follow."""
-        lines = self._files.write(observed.chunks, observed.samples)
+        lines = self.files.write(observed.chunks, observed.samples)
         self._suspicions.sampled(observed.samples, now)
         events = self._read(lines, now)
         for sample in observed.samples:
@@ -147,7 +151,7 @@ class AttemptMonitor:
             reason = self._liveness.hung(now)
             if reason:
                 self._stop_known, self._hang = True, reason
-                self._remark(stalled(reason), now)
+                self._read(self.files.remark(stalled(reason)), now)
                 events.append(StopRequested(attempt=self._attempt, by="hang", reason=reason))
         return tuple(events)
 
@@ -157,7 +161,7 @@ class AttemptMonitor:
 
     def finish(self, *, now: float) -> tuple[Event, ...]:
         """Process lines without an end and close the files."""
-        return tuple(self._read(self._files.finish(), now))
+        return tuple(self._read(self.files.finish(), now))
 
     def outcome(self, ended: Exit | None, *, lost: str, stopped_by: str) -> Outcome:
         """Return how the attempt ended."""
@@ -323,11 +327,12 @@ class AttemptMonitor:
         self._losses.clear()
         self._resumed_from, self._peaks, self._card_peaks = None, {}, {}
         events: list[Event] = []
-        told = self._job.recovery.forecast is not Forecasting.OFF and not (self._skip or self._failure_known)
+        again = self._told[done.step] > 0  # an earlier driver has recorded it
+        told = self._job.recovery.forecast is not Forecasting.OFF and not (again or self._failure_known)
         last = done.of or self._last_step
         foreseen = self._forecaster.stepped(done, peaks, attempt=self._attempt, of=last, new=told)
-        if self._skip:
-            self._skip -= 1
+        if again:
+            self._told[done.step] -= 1
         else:
             events += [event, *foreseen]
         if self._consecutive >= self._job.goal.steps and not (self._goal_known or self._failure_known):
@@ -352,12 +357,7 @@ class AttemptMonitor:
         saved = self._to_continue
         if saved is None or done.step > min(saved, 1) or self._failure_known:
             return []
-        return self._remark(restarted(step=done.step, saved=saved), now)
-
-    def _remark(self, text: str, now: float) -> list[Event]:
-        """Write a line of our own into the log and return what follows from it."""
-        lines = self._files.write((Chunk(source=OWN_SOURCE, data=f"{text}\n".encode()),), ())
-        return self._read(lines, now)
+        return self._read(self.files.remark(restarted(step=done.step, saved=saved)), now)
 
     def _goal(self, done: StepDone) -> GoalReached:
         self._goal_known = True

@@ -18,6 +18,7 @@ from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.driver.unwatched import evidence_on_record, unwatched_outcome
 from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run import log_cursor
 from autotune.orchestrator.run.full_disk import Unrecordable
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.estimate.belief.calibration import kind_of
@@ -173,7 +174,8 @@ class _Reconciler:
             self.record(resumed(self.number))
         if not self.number:
             return
-        handle = self.context.runner.attach(run=self.folder.id, attempt=self.number)
+        read = log_cursor.read(self.folder.attempt(self.number).path).offsets
+        handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=read)
         if self.ended() is not None:
             if handle is not None:
                 handle.stop(grace_s=0.0)
@@ -246,7 +248,7 @@ class _Reconciler:
         self.follow(handle, begun_at=begun_at)
 
     def wait(self, seconds: float) -> bool:
-        """Wait before a relaunch; false when the user interrupted it."""
+        """Wait before a relaunch or a look at the attempt; false when the user interrupted it."""
         until = self.clock.monotonic() + seconds
         while (left_s := until - self.clock.monotonic()) > 0 and not self.interrupts.by:
             self.clock.sleep(min(POLL_S, left_s))
@@ -308,7 +310,7 @@ class _Reconciler:
             elif attempt.over:
                 self.end(stopped_by="")
             elif len(self.journal.history()) == before:
-                self.clock.sleep(attempt.pause_s)
+                self.wait(attempt.pause_s)
 
     def interrupt(self) -> Verdict:
         if self.under_way is not None:

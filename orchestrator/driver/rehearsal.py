@@ -10,14 +10,23 @@ import msgspec
 from autotune.launchers.base import Framework
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run.directory import Mode, RunRequest
 from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.job import Goal, Job, Then
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsal
 
 
-def planned(framework: Framework, job: Job, *, only: bool) -> Rehearsal:
-    """Return the rehearsal of a job; raises Failure where it has none. With `only` no training follows."""
+def planned(framework: Framework, job: Job, request: RunRequest) -> Rehearsal | None:
+    """Return the rehearsal that a run begins with; None: it has none.
+
+    Raises Failure where the user asked for one that the job does not allow. A search, which begins with one
+    unless the user forbids it, then does without.
+    """
+    if not request.rehearse:
+        return None
     events = framework.meets(job)
+    if not events and request.mode is Mode.SEARCH:
+        return None
     if not events:
         raise Failure(
             f"a job of {framework.name} cannot be rehearsed as it is written",
@@ -34,7 +43,7 @@ def planned(framework: Framework, job: Job, *, only: bool) -> Rehearsal:
         forces=LateEvent.LENGTH in met and longest != own,
         reloads=LateEvent.RELOAD in met,
         steps=min(steps, job.goal.steps) if job.goal.then is Then.STOP else steps,
-        only=only,
+        only=request.mode is Mode.REHEARSE,
     )
 
 
@@ -48,8 +57,8 @@ def job_of(context: RunContext, started: Started) -> Job:
         for e in (*context.journal.history(), started)
         if isinstance(e, Started) and e.rehearsal is Part.WORST and e.attempt <= started.attempt
     )
-    folder = str(_folder(context) / str(first))
-    return short(context.framework, context.job, folder=folder, part=part, longest=started.longest)
+    folder, job = str(_folder(context) / str(first)), context.rehearses or context.job
+    return short(context.framework, job, folder=folder, part=part, longest=started.longest)
 
 
 def short(framework: Framework, job: Job, *, folder: str, part: Part, longest: bool) -> Job:

@@ -108,9 +108,11 @@ def context_of(
 def recognised(text: str, frameworks: Iterable[Framework]) -> Framework | None:
     """Return the framework whose traces a text holds most often; None where it holds none.
 
-    A framework inside another one that is not driven is a library of it.
+    A framework inside another one is a library of it.
     """
     counts = [(sum(text.count(trace) for trace in framework.traces), framework) for framework in frameworks]
+    inside = {name for count, framework in counts if count for name in framework.runs}
+    counts = [(count, framework) for count, framework in counts if framework.name not in inside]
     count, best = max(counts, key=lambda pair: pair[0], default=(0, None))
     return best if best is not None and count and not tool_spellings.runs_inside(best.name, text) else None
 

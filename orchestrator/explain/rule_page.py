@@ -79,7 +79,7 @@ def cures_by_phase(cause: Cause, phases: tuple[Phase, ...]) -> dict[Phase, tuple
 
 def _rule_text(rule: Rule) -> str:
     lines = [f"{rule.name}: {_meaning(rule)}", "", f"  example  {plain(rule.example)}"]
-    lines.append(f"  pattern  {rule.pattern.pattern}")
+    lines.append(f"  pattern  {rule.signature}")
     lines.append(f"  fatal    {rule.fatal}: {_FATAL.get(rule.fatal, _UNLESS)}")
     if rule.phase is not Phase.NONE:
         lines.append(f"  phase    {rule.phase}")
@@ -145,7 +145,7 @@ def _rule_json(rule: Rule) -> str:
             "cause": rule.cause,
             "meaning": _meaning(rule),
             "example": rule.example,
-            "pattern": rule.pattern.pattern,
+            "pattern": rule.signature,
             "fatal": rule.fatal,
             "harmless": rule.harmless,
             "weak": rule.weak,

@@ -20,6 +20,7 @@ from autotune.orchestrator.init.settings import (
     file_and_overrides,
     flag_settings,
     hydra_settings,
+    swift_settings,
     trl_settings,
 )
 from autotune.policies.explain.secrets import masked
@@ -197,6 +198,8 @@ def settings_of(framework: str, argv: Sequence[str]) -> Settings:
         return file_and_overrides(argv)
     if framework == "trl":
         return trl_settings(argv)
+    if framework == "ms-swift":
+        return swift_settings(argv)
     if framework in _PROGRAM_END:
         return flag_settings(argv, last_of_program=_PROGRAM_END[framework])
     return Settings(command=tuple(argv), given={})
@@ -239,14 +242,15 @@ def _of_document(path: Path) -> Draft:
             hardware=hardware_of("nemo-rl", {}, document),
             notes=(Note(file=str(path), line=1, message=f"started by `{script}`: check `command`"),),
         )
-    if own == "trl":
+    if own in ("trl", "ms-swift"):
+        started = "trl grpo" if own == "trl" else "swift rlhf"
         return Draft(
             source=str(path),
             name=name,
-            framework="trl",
+            framework=own,
             config=str(path.absolute()),
             workdir=str(path.parent.absolute()),
-            notes=(Note(file=str(path), line=1, message="started as `trl grpo`: check `command`"),),
+            notes=(Note(file=str(path), line=1, message=f"started as `{started}`: check `command`"),),
         )
     if own == "verl":
         return Draft(

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from autotune.launchers.frameworks.areal.keys import kind_of
-from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.launchers.frameworks.areal.config import known as areal_settings
+from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
 _PROGRAM = re.compile(
-    r"(?:.*/)?(?:python(?:3(?:\.\d+)?)?|torchrun|accelerate|deepspeed|uv|bash|sh|ray|trl|rl)"
+    r"(?:.*/)?(?:python(?:3(?:\.\d+)?)?|torchrun|accelerate|deepspeed|uv|bash|sh|ray|trl|rl|swift)"
 )
 _PLAIN_WRAPPERS = frozenset({"nohup", "exec", "time", "setsid", "env", "sudo", "unbuffer", "command"})
 # Programs with options of their own before the program that counts.
@@ -27,6 +27,7 @@ _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
 _AREAL_KEYS = frozenset(
     {"gconfig", "rollout", "train_dataset", "actor", "allocation_mode", "sglang", "stats_logger"}
 )
+_FILES = (".yaml", ".yml", ".json")  # that `swift` takes in front of its flags
 _SKYRL_KEYS = ("trainer.policy.", "trainer.placement.", "generator.inference_engine.")
 _MILES = re.compile(
     r"(?:^|/)miles/train(?:_async)?\.py$"
@@ -125,11 +126,12 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     if document is not None and framework_of_document(document) == "areal":
         return "areal"
     named = {word.partition("=")[0].lstrip("+") for word in argv if "=" in word}
-    is_areal = re.search(r"(?:^|[\s./])areal[./]", joined) or any("." in n and kind_of(n) for n in named)
-    if is_areal and "--config" in argv:
+    known = any("." in name and name in areal_settings() for name in named)
+    if (known or re.search(r"(?:^|[\s./])areal[./]", joined)) and "--config" in argv:
         return "areal"
     if other:
-        return "trl" if _is_grpo(argv) else f"command: {other}"
+        driven = "trl" if _is_grpo(argv) else "ms-swift" if _is_swift_grpo(argv) else ""
+        return driven or f"command: {other}"
     return "command:" if _PROGRAM.fullmatch(argv[0]) and len(argv) > 1 and _trains(argv) else ""
 
 
@@ -144,6 +146,8 @@ def framework_of_document(document: dict[str, Any]) -> str:
         return "command: ROLL"
     if {"actor_rollout_ref", "trainer"} <= keys:
         return "verl"
+    if document.get("rlhf_type") == "grpo":
+        return "ms-swift"
     if {"model_name_or_path", "per_device_train_batch_size"} & keys and keys & {
         "num_generations",
         "use_vllm",
@@ -158,6 +162,14 @@ def framework_of_document(document: dict[str, Any]) -> str:
 def _is_grpo(argv: Sequence[str]) -> bool:
     """Return whether TRL's own command starts its GRPOTrainer."""
     return PurePosixPath(argv[0]).name == "trl" and list(argv[1:2]) == ["grpo"]
+
+
+def _is_swift_grpo(argv: Sequence[str]) -> bool:
+    """Return whether ms-swift's own command starts its GRPO trainer; a file may say so instead of a flag."""
+    if PurePosixPath(argv[0]).name != "swift" or list(argv[1:2]) != ["rlhf"]:
+        return False
+    words = " ".join(argv).replace("=", " ")
+    return "--rlhf_type grpo" in words or (argv[2:3] != [] and PurePosixPath(argv[2]).suffix in _FILES)
 
 
 def _trains(argv: Sequence[str]) -> bool:

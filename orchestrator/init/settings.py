@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.dialects.hydra import bare, value_of, value_text
-from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
 _AREAL = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|~[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -95,6 +95,14 @@ def trl_settings(argv: Sequence[str]) -> Settings:
     """Return the flags of `trl grpo` and the file of `--config`."""
     said = flag_settings(argv, last_of_program="^grpo$")
     config = said.given.pop("config", None)
+    return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
+
+
+def swift_settings(argv: Sequence[str]) -> Settings:
+    """Return the flags of `swift rlhf` and the file in front of them."""
+    has_file = argv[2:3] != [] and not argv[2].startswith("-")
+    said = flag_settings((*argv[:2], *argv[3 if has_file else 2 :]), last_of_program="^rlhf$")
+    config = argv[2] if has_file else None
     return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
 
 

@@ -10,7 +10,7 @@ from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.units import show_duration
-from autotune.policies.explain.secrets import masked
+from autotune.policies.explain.secrets import one_line
 from autotune.policies.values.events import (
     Finished,
     GaveUp,
@@ -175,6 +175,4 @@ def _next(occasion: Occasion, run: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text as one line without secrets and control characters, cut where it is long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in masked(text)).split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return one_line(text, longest=_LONGEST)

@@ -20,8 +20,13 @@ _DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 
 
 def decode(line: bytes) -> Row:
-    """Return what one line records."""
-    return _DECODER.decode(line)
+    """Return what one line records; raises msgspec.DecodeError, ValidationError where it is no event."""
+    row = _DECODER.decode(line)
+    try:
+        seconds_of(row.at)
+    except (ValueError, OverflowError):
+        raise msgspec.ValidationError(f"`{row.at}` is not a time - at `$.at`") from None
+    return row
 
 
 def encode(event: Row) -> bytes:

@@ -49,17 +49,11 @@ class Row(NamedTuple):
     missing: dict[str, int] | None = None
 
 
-class Recorded(NamedTuple):
-    """What a log holds already: the numbers of every source's lines, in order."""
-
-    lines: int
-    numbers: dict[str, list[range]]
-    first: dict[str, int | None]  # source -> checksum of its first line; None: missing
-    own: dict[bytes, list[int]]  # lines of autotune's own code -> their numbers
-
-
 class LogParts:
-    """The log of one attempt, open for writing; lines that cannot be written are counted."""
+    """The log of one attempt, open for writing; lines that cannot be written are counted.
+
+    Who adds to a log that holds lines already says first, with `follow`, how many there are.
+    """
 
     def __init__(self, path: Path, *, pause: Pause, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path, self._pause, self._limit = path, pause, limit_bytes
@@ -69,9 +63,22 @@ class LogParts:
         self._pending: list[bytes] = []
         self._sources: Counter[str] = Counter()  # of the pending lines
         self._missed: Counter[str] = Counter()  # lines that could not be written since the last one that was
+        self._number = 0
         _mend(path)
-        self.recorded = _recorded(path)
-        self._number = self.recorded.lines
+
+    def follow(self, lines: int) -> None:
+        """Begin to number what is added after so many lines."""
+        self._number = lines
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that was added is written, or counted in a line that is."""
+        return not (self._pending or self._missed)
+
+    def sync(self) -> None:
+        """Wait until the disk has what was written; raises OSError."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
 
     def add(self, source: str, data: bytes) -> int:
         """Append lines without their last newline and return the number of the first; `flush` writes."""
@@ -160,7 +167,7 @@ def keep_within(log: Path, *, limit_bytes: int) -> None:
 def read(log: Path) -> Iterator[Line]:
     """Return the lines that are recorded of an attempt, from the oldest; raises OSError where none are."""
     number = 0
-    for row in _raw(log):
+    for row in rows(log):
         if row.missing is not None:
             number += sum(row.missing.values())
             continue
@@ -168,7 +175,7 @@ def read(log: Path) -> Iterator[Line]:
         yield Line(number, row.source, row.data)
 
 
-def _raw(log: Path) -> Iterator[Row]:
+def rows(log: Path) -> Iterator[Row]:
     """Yield what is recorded of an attempt, the parts first."""
     for file in [*(file for _, file in parts_of(log)), log]:
         yield from rows_of(file)
@@ -200,35 +207,6 @@ def _counts(text: bytes) -> dict[str, int] | None:
         return msgspec.json.decode(text, type=dict[str, _Count])
     except msgspec.DecodeError:
         return None
-
-
-def _recorded(log: Path) -> Recorded:
-    numbers: dict[str, list[range]] = {}
-    first: dict[str, int | None] = {}
-    own: dict[bytes, list[int]] = {}
-    number = 0
-
-    def note(source: str, count: int) -> None:
-        ranges = numbers.setdefault(source, [])
-        if ranges and ranges[-1].stop == number + 1:
-            ranges[-1] = range(ranges[-1].start, number + 1 + count)
-        else:
-            ranges.append(range(number + 1, number + 1 + count))
-
-    for row in _raw(log):
-        if row.missing is not None:
-            for name, count in row.missing.items():
-                first.setdefault(name, None)
-                note(name, count)
-                number += count
-            continue
-        if row.source == OWN_SOURCE:
-            own.setdefault(row.data, []).append(number + 1)
-        else:
-            first.setdefault(row.source, zlib.crc32(row.data))
-            note(row.source, 1)
-        number += 1
-    return Recorded(number, numbers, first, own)
 
 
 def parts_of(log: Path) -> list[tuple[int, Path]]:
@@ -293,9 +271,9 @@ def _gap(missing: Counter[str], why: str) -> bytes:
 
 
 def _compress(source: Path, target: Path) -> None:
-    with (
-        source.open("rb") as plain,
-        os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as raw,
-        gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
-    ):
-        shutil.copyfileobj(plain, packed, 1 << 20)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with source.open("rb") as plain, os.fdopen(descriptor, "wb") as raw:
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
+            shutil.copyfileobj(plain, packed, 1 << 20)
+        raw.flush()
+        os.fsync(descriptor)  # once they are acknowledged its lines may be gone everywhere else

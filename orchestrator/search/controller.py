@@ -54,7 +54,8 @@ def search(
         _reopen(context)
     else:
         first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
-        verdict = reconcile.run(msgspec.structs.replace(context, job=first), conclude=False)
+        start = msgspec.structs.replace(context, job=first, rehearses=job)
+        verdict = reconcile.run(start, conclude=False)
         if not isinstance(verdict, TrainingCompleted | Stable):
             return verdict
     base = stable_start(journal.history()).knobs

@@ -58,7 +58,7 @@ def _weak(finding: Finding) -> bool:
 
 def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     cause = first.cause or Cause.UNKNOWN
-    facts, phase, component = first.facts, first.phase, first.component
+    facts, phase, component, shown = first.facts, first.phase, first.component, first.phase_shown
     lines = [first.line]
     others = 0
     headed = BY_NAME[first.line.rule].header
@@ -72,7 +72,9 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
             facts = filled(facts, other.facts) if other.source == first.source else facts
             if headed and not BY_NAME[other.line.rule].header and other.phase is not Phase.NONE:
                 phase, component, headed = other.phase, _known(other.component, component), False
-            phase = other.phase if phase is Phase.NONE else phase
+                shown = other.phase_shown
+            if phase is Phase.NONE:
+                phase, shown = other.phase, other.phase_shown
             component = other.component if component.value == "unknown" else component
         if same and len(lines) < _SHOWN:
             lines.append(other.line)
@@ -82,6 +84,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     return Diagnosis(
         cause=cause,
         phase=phase,
+        phase_shown=shown or (phase is evidence.last_phase is not Phase.NONE),
         component=component,
         rank=first.rank,
         step=first.step if first.step is not None else evidence.last_step,

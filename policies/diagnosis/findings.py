@@ -19,6 +19,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     finer,
     implied,
     in_validation,
+    is_frame,
     phase_around,
     pins_host_memory,
     role,
@@ -43,6 +44,15 @@ class Place(NamedTuple):
     step: int | None
 
 
+class Whereabouts(NamedTuple):
+    """Where in a job a message comes from."""
+
+    phase: Phase
+    component: Component
+    guessed: bool  # the phase follows from no frame, which frames after the message may tell better
+    shown: bool  # the message's words or frames, or what its process had begun, show the phase
+
+
 def found(
     rule: Rule, line: Parsed, place: Place, *, before: Callable[[], list[str]], since_stage: int | None
 ) -> tuple[Finding, bool]:
@@ -55,6 +65,7 @@ def found(
             line=shown,
             fatal=rule.fatal,
             phase=record.phase,
+            phase_shown=record.phase is not Phase.NONE,
             component=record.component,
             rank=record.rank,
             step=record.step,
@@ -67,7 +78,7 @@ def found(
         ), False
     earlier = before()
     context = above(earlier, line)
-    phase, component, guessed = _whereabouts(rule, line, earlier, context, since_stage=since_stage)
+    where = _whereabouts(rule, line, earlier, context, since_stage=since_stage)
     cause = rule.cause
     if rule.driver and pins_host_memory(context):
         cause = Cause.HOST_OOM
@@ -80,34 +91,41 @@ def found(
         cause=cause,
         line=shown,
         fatal=rule.fatal,
-        phase=phase,
-        component=component,
+        phase=where.phase,
+        phase_shown=where.shown,
+        component=where.component,
         rank=rank,
         step=place.step,
-        facts=in_validation(facts, phase, context),
+        facts=in_validation(facts, where.phase, context),
         source=place.source,
         caught=survived_failures.caught(line.bare),
     )
-    return finding, guessed
+    return finding, where.guessed
 
 
 def _whereabouts(
     rule: Rule, line: Parsed, earlier: list[str], context: list[str], *, since_stage: int | None
-) -> tuple[Phase, Component, bool]:
-    """Return phase and component of a message, and whether the phase follows from no frame."""
+) -> Whereabouts:
+    """Return where a message comes from."""
     phase = rule.phase if rule.phase is not Phase.NONE else phase_around(context, line.text)
     component = rule.component
     if component is Component.UNKNOWN:
         component = component_of("\n".join([line.text, *context]))
     guessed = False
+    shown = phase if rule.phase is not Phase.NONE or any(map(is_frame, context)) else Phase.NONE
     if phase in _OPEN and rule.cause is not None and rule.cause.is_memory:
         begun = since_stage is not None and starting(earlier, since_stage=since_stage)
-        stage = None if begun and not line.tag else doing(earlier, line, component)
+        stage = (
+            None
+            if begun and not line.tag
+            else doing(earlier, line, component, anyone=rule.reported and not line.tag)
+        )
         engine = component is Component.ROLLOUT
         if stage is not None and (phase is Phase.NONE or engine):
             reported = rule.reported and stage.phase not in _LONG_ONES
             guessed = phase is Phase.NONE
-            phase = phase if stage.phase is Phase.NONE or reported else stage.phase
+            if stage.phase is not Phase.NONE and not reported:
+                phase = shown = stage.phase
             # A step that was done tells only of a message that must be its process's own.
             told = stage.phase is not Phase.NONE or _OF_PYTORCH in line.bare
             component = stage.component if told and component is Component.UNKNOWN else component
@@ -118,7 +136,12 @@ def _whereabouts(
         phase = Phase.ROLLOUT_INIT
     if phase is Phase.NONE and component is Component.ROLLOUT and serves(context):
         phase, guessed = Phase.ROLLOUT, True
-    return role(phase, component), implied(phase, component), guessed
+    return Whereabouts(
+        phase=role(phase, component),
+        component=implied(phase, component),
+        guessed=guessed,
+        shown=phase is shown and phase is not Phase.NONE,
+    )
 
 
 def completed(finding: Finding, context: list[str], *, guessed: bool, stage: bool) -> tuple[Finding, bool]:
@@ -133,7 +156,12 @@ def completed(finding: Finding, context: list[str], *, guessed: bool, stage: boo
     if component is Component.UNKNOWN:
         component = component_of(text)
     found_in = role(phase, component)
-    return msgspec.structs.replace(finding, phase=found_in, component=implied(found_in, component)), False
+    return msgspec.structs.replace(
+        finding,
+        phase=found_in,
+        phase_shown=any(map(is_frame, context)),
+        component=implied(found_in, component),
+    ), False
 
 
 def _may_start(finding: Finding) -> bool:

@@ -13,8 +13,8 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.value import Value
 
-_PREFIX = re.compile(r"(?:builtin|trl): failure (?=\{)")
-_CURED = re.compile(r"builtin: cured (?=\{)")
+_PREFIX = re.compile(r"(?:builtin|trl|swift): failure (?=\{)")
+_CURED = re.compile(r"(?:builtin|trl): cured (?=\{)")
 _MARKER = re.compile(r"builtin: (?:phase (start|end) name=(\w+) step=(\d{1,12})|step (\d{1,12})/)")
 
 

@@ -38,9 +38,16 @@ class Search:
         self.groups = (tuple(one.encode() for one in first), tuple(one.encode() for one in second))
 
     def matcher(self) -> Matcher:
-        """Return the fastest matcher there is, for one thread."""
-        database = None if hyperscan is None else _compiled(self.groups)
-        return self.plain() if database is None else _scanning(database)
+        """Return the fastest matcher there is, for one thread; it is built at its first use."""
+        built: list[Matcher] = []
+
+        def ends(block: bytes) -> Ends:
+            if not built:
+                database = None if hyperscan is None else _compiled(self.groups)
+                built.append(self.plain() if database is None else _scanning(database))
+            return built[0](block)
+
+        return ends
 
     def plain(self) -> Matcher:
         """Return a matcher of the standard library."""

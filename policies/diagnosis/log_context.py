@@ -11,12 +11,16 @@ from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_
 from autotune.policies.diagnosis.rules.catalogue import matching
 from autotune.policies.diagnosis.software.stages import Stage, stage_of
 from autotune.policies.values.diagnosis import Facts, Finding
-from autotune.policies.values.failure import Cause, Component
+from autotune.policies.values.failure import Cause, Component, Phase
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
 _RANKS = re.compile(r"(?:\[\d+\])+")
 # A program that leads the others through the phases, one after another.
-_DRIVERS = ("TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer")
+_DRIVERS = (
+    "TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer",
+    "(FullyAsync", "(ParameterSync", "(RolloutManager", "(Orchestrator",
+)  # fmt: skip
+_WORKER = re.compile(r"^\((\w+)(?:\[[^\]]*\])? pid=")
 # Whose lines a component's process may print.
 _PARTS = {
     Component.TRAINER: (Component.TRAINER, Component.DATA),
@@ -99,19 +103,27 @@ def above(before: list[str], line: Line) -> list[str]:
     return [text for text in _above(before[-_MARKERS:], "") if is_frame(text)]
 
 
-def doing(before: list[str], line: Line, component: Component) -> Stage | None:
+def doing(before: list[str], line: Line, component: Component, *, anyone: bool = False) -> Stage | None:
     """Return what a message's process, or one without a prefix, last said that it does.
 
     Where nothing tells whose message it is and several programs write to one log, nothing does.
+    A supervisor's message may be about `anyone`.
     """
     own: Stage | None = None
+    synced = False  # whether an engine's message stands after the end of a weight sync
     for other in reversed([parsed(part) for text in before for part in segments(text)]):
-        if not _told_by(other.tag, line.tag):
+        if not (anyone or _told_by(other.tag, line.tag)):
             continue
         said = stage_of(other.bare) or stage_of(other.text)
-        if said is None or said.component not in _PARTS.get(component, (said.component,)):
+        if said is None:
             continue
-        elsewhere = other.tag != line.tag and "(APIServer" not in other.tag
+        if component is Component.ROLLOUT and said.component is Component.TRAINER and not synced:
+            synced = said.phase is not Phase.WEIGHT_SYNC
+            if not synced and _leads(other.tag):
+                return said._replace(component=component)
+        if said.component not in _PARTS.get(component, (said.component,)):
+            continue
+        elsewhere = other.tag != line.tag and "(APIServer" not in other.tag and '"POST /' not in other.bare
         if component is Component.ROLLOUT is said.component and elsewhere:
             continue  # of several engines
         if line.tag or component is not Component.UNKNOWN:
@@ -128,7 +140,17 @@ def _told_by(teller: str, process: str) -> bool:
         return True
     if "pid=" in process and teller.startswith(process) and _RANKS.fullmatch(teller, len(process)):
         return True  # itself, which names its rank only now and then
+    if teller == "[0]" and _RANKS.fullmatch(process):
+        return True  # the first rank speaks for all
+    worker, its = _WORKER.match(teller), _WORKER.match(process)
+    if worker is not None and its is not None and worker[1] == its[1]:
+        return True  # so does the first of a group of workers
     return any(driver in teller for driver in _DRIVERS)
+
+
+def _leads(teller: str) -> bool:
+    """Return whether a line is of a program that leads trainers and engines alike."""
+    return not teller or any(driver in teller for driver in _DRIVERS)
 
 
 def _said_last(before: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.diagnosis import Facts
 
 _UNITS = {
@@ -56,6 +57,9 @@ _REQUESTED = (
     rf"smaller than requested bytes of {_SIZE}",
     rf"\balloc fail type .{{1,120}} size {_SIZE}",
     rf"Too large swap space\. {_SIZE} out of",
+    rf"Failed to [mc]alloc {_SIZE}",
+    rf"halMemAlloc failed: size={_SIZE}",
+    rf"allocate KV-caches\. Required: {_SIZE}",
 )
 _CAPACITY = (
     rf"total capaci?ty of {_SIZE}",
@@ -78,6 +82,7 @@ _CAPACITY = (
     r"\bmem \d+kb exceeded limit (?P<number>\d{1,15})(?P<unit>k)b",
     r"exceeded memory limit \(\d+ > (?P<number>\d{1,20}) (?P<unit>B)\)",
     r"exceeded memory limit \(\d+ > (?P<kib>\d{1,15})\)",
+    r"of (?P<number>\d{1,9}(?:\.\d{1,9})?) (?P<unit>[KMGT])B physical memory used",
 )
 _FREE = (
     rf"of which {_SIZE} is free",
@@ -100,6 +105,8 @@ _FREE = (
     r"Free GPU memory before component creation attempt \((?P<unit>GiB)\): (?P<number>\d{1,9}\.\d+)",
     r"Free memory on device [^(]{0,12}\((?P<number>\d{1,9}(?:\.\d+)?)/[\d.]+ (?P<unit>GiB)\)",
     rf"Error in memory profiling\. Initial free memory {_SIZE}",
+    r"Available Free mem : (?P<number>\d{1,12}) (?P<unit>[KMG])B",
+    rf"allocate KV-caches\. Required: \d{{1,20}}, Available: {_SIZE}",
 )
 _ALLOCATED = (
     rf"{_SIZE} is allocated by PyTorch",
@@ -107,6 +114,7 @@ _ALLOCATED = (
     rf"\bCurrently allocated +: {_SIZE}",
     rf"\bMPS allocated: {_SIZE}",
     rf"\(allocated so far: {_SIZE}",
+    r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>[KMGT])B memory has been allocated",
 )
 _UNALLOCATED = (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"; {_SIZE} cached\)")
 _RESERVED = (rf"{_SIZE} reserved in total by PyTorch",)
@@ -123,9 +131,18 @@ _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 
 # An engine that has just started: what is not free is held by others.
 _AT_START = re.compile(r"Free memory on device .* on startup")
 _HOST = re.compile(r"was running was (\d{1,9}\.\d+)(Gi?B) / (\d{1,9}\.\d+)(Gi?B) \(")
+_HOST_ONCE = re.compile(r"of the memory on node \S+ is used \((\d{1,9}(?:\.\d+)?) / (\d{1,9}(?:\.\d+)?) GB\)")
+_HOST_IN_BYTES = (  # since Ray 2.56
+    re.compile(
+        r"Memory usage (\d{1,20})B exceeded threshold of \d{1,20}B \([\d.]{1,8}% of (\d{1,20})B limit\)"
+    ),
+    re.compile(
+        r"memory usage above threshold, used: (\d{1,20}), threshold_bytes: \d{1,20}, total bytes: (\d{1,20})"
+    ),
+)
 
 _COMPILED = {
-    name: tuple(re.compile(pattern) for pattern in patterns)
+    name: tuple(map(Pattern, patterns))
     for name, patterns in {
         "requested": _REQUESTED,
         "capacity": _CAPACITY,
@@ -155,6 +172,12 @@ def facts_of(text: str) -> Facts:
         # Ray divides by 1024 three times and prints GB.
         used, capacity = _bytes(host[1], "gib"), _bytes(host[3], "gib")
         free = max(0, capacity - used)
+    elif (once := _HOST_ONCE.search(text)) is not None:
+        capacity = _bytes(once[2], "gib")
+        free = max(0, capacity - _bytes(once[1], "gib"))
+    elif (exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None)) is not None:
+        capacity = int(exact[2])
+        free = max(0, capacity - int(exact[1]))
     found = Facts(
         requested_bytes=figures["requested"],
         free_bytes=free,

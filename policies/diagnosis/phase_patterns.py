@@ -61,7 +61,10 @@ _PINS = re.compile(
     r"\bpin_memory\b|_allocate_(?:cpu|host|pinned)\w*|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
 )
 
-_SHARED = re.compile(r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_")
+_SHARED = re.compile(
+    r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_|SemLock|"
+    r"multiprocess\w*/(?:synchronize|heap)\.py"
+)
 
 
 def phase_of(context: str) -> Phase:

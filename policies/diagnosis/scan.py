@@ -45,6 +45,7 @@ SEARCHED = minimal(
     ]
 )
 _search = Search(SEARCHED, WRONG)
+_needles, _wrong = Search(SEARCHED, ()), Search((), WRONG)
 
 
 class _Row(NamedTuple):
@@ -62,7 +63,7 @@ class Scanner:
         self._match = _search.matcher() if match is None else match
         self._findings: list[Finding] = []
         self._causes = 0
-        self._errors = LastErrors(harmless)
+        self._errors = LastErrors(harmless, _wrong.matcher() if match is None else match)
         self._recent: dict[str, deque[str]] = {}
         self._stage: tuple[int, str] | None = None
         self._phase = Phase.NONE
@@ -113,10 +114,10 @@ class Scanner:
         number: int,
         source: str,
         before: Callable[[int], list[str]],
-        matched: Ends | None = None,
+        needles: list[int] | None = None,
     ) -> tuple[Finding, ...]:
-        """Take whole lines of which the first has a number; `before` gives the lines above a position."""
-        ends, wrong = self._match(block) if matched is None else matched
+        """Take whole lines, of which the first has a number; `before` gives those above a position."""
+        ends, wrong = self._match(block) if needles is None else (needles, None)
         findings: list[Finding] = []
         examined: list[int] = []
         cursor = Cursor(block, number=number)
@@ -135,7 +136,7 @@ class Scanner:
         findings.extend(self._attend(cursor, len(block), source, before))
         cursor.pass_to(len(block))
         self._going_on.next_block(block)
-        if wrong:
+        if wrong != []:
             self._errors.suspect(Suspects(block, wrong, examined, cursor.number, self._read))
         self._read += len(block)
         self._lines = max(self._lines, cursor.number - 1)
@@ -346,7 +347,7 @@ class Scanner:
                 room
                 and (finding.phase in _OPEN or waiting.guessed)
                 and waiting.wider(line)
-                and below(line.bare, distance=distance)
+                and below(line.bare[:_WIDEST], distance=distance)
                 and not consequence
             ):
                 waiting.context.append(line.bare[:500])
@@ -380,12 +381,12 @@ def scan(
 
     `ahead` may run what reads and searches the blocks while the lines of earlier ones are looked at.
     """
-    match = _search.matcher() if match is None else match
     scanner = Scanner(match=match)
+    match = _needles.matcher() if match is None else match
     tail, number = b"", 1
-    for block, matched in ahead((block, match(block)) for block in blocks(chunks)):
+    for block, (needles, _) in ahead((block, match(block)) for block in blocks(chunks)):
         before = partial(_above, tail, block)
-        scanner.read(block, number=number, source=source, before=before, matched=matched)
+        scanner.read(block, number=number, source=source, before=before, needles=needles)
         number = scanner.lines + 1
         tail = block[-_BACK_BYTES:] if len(block) >= _BACK_BYTES else (tail + block)[-_BACK_BYTES:]
     return scanner.evidence(outcome=outcome, host_peak_share=host_peak_share)

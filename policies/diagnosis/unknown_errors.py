@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
+from autotune.policies.diagnosis.literal_search import Matcher
 from autotune.policies.diagnosis.log_blocks import Backward
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.log_prefixes import parsed, segments
@@ -28,14 +29,17 @@ WRONG = tuple(spelling for word in _WORDS for spelling in (word, word.capitalize
 def looks_wrong(line: str) -> bool:
     """Return whether a line says that something went wrong."""
     lowered = line.lower()
-    return any(word in lowered for word in _WORDS) and _LOOKS_WRONG.search(line) is not None
+    for word in _WORDS:
+        if word in lowered:
+            return _LOOKS_WRONG.search(line) is not None
+    return False
 
 
 class Suspects(NamedTuple):
     """A block with places where it may say that something went wrong."""
 
     block: bytes
-    wrong: list[int]  # where such words end
+    wrong: list[int] | None  # where such words end; None: not looked for
     read: list[int]  # where needles end: their pieces are read already
     number: int  # of the line after the block
     place: int  # bytes of the log before the block
@@ -44,10 +48,12 @@ class Suspects(NamedTuple):
 class LastErrors:
     """Keeps the last distinct ones, in whatever order they are noted."""
 
-    def __init__(self, harmless: Callable[[str], bool]) -> None:
+    def __init__(self, harmless: Callable[[str], bool], match: Matcher) -> None:
         self._harmless = harmless
+        self._match = match  # finds such words; most blocks are never searched for them
         self._waiting: list[Suspects] = []
         self._kept: dict[str, tuple[int, Line]] = {}
+        self._places: list[tuple[int, str]] = []  # of those kept, in their order
         self._oldest = -1  # the lowest place kept, once there is no room
 
     def suspect(self, suspects: Suspects) -> None:
@@ -63,6 +69,9 @@ class LastErrors:
     def _note_last(self, suspects: Suspects) -> None:
         """Note lines from the last one, until older ones are of no use."""
         block, wrong, read, number, begin = suspects
+        if begin + len(block) <= self._oldest:
+            return
+        wrong = self._match(block)[1] if wrong is None else wrong
         walk = Backward(block, number=number)
         shapes = set()
         for end in reversed(wrong):
@@ -86,13 +95,16 @@ class LastErrors:
         """Keep a line; `place` orders the lines of a log."""
         key = _DIGITS.sub("0", line.bare[:_COMPARED])
         known = self._kept.get(key)
-        if known is not None and known[0] >= place:
-            return
+        if known is not None:
+            if known[0] >= place:
+                return
+            self._places.remove((known[0], key))
         self._kept[key] = (place, Line(line=number, text=line.text[:_TEXT], rule=""))
-        if len(self._kept) > _KEPT:
-            del self._kept[min(self._kept, key=lambda one: self._kept[one][0])]
-        if len(self._kept) == _KEPT:
-            self._oldest = min(place for place, _ in self._kept.values())
+        insort(self._places, (place, key))
+        if len(self._places) > _KEPT:
+            del self._kept[self._places.pop(0)[1]]
+        if len(self._places) == _KEPT:
+            self._oldest = self._places[0][0]
 
     def lines(self) -> tuple[Line, ...]:
         """Return them in the order of the log."""

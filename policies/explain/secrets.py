@@ -87,6 +87,12 @@ def masked(text: str) -> str:
     return _NAMED.sub(_hidden, text)
 
 
+def one_line(text: str, *, longest: int) -> str:
+    """Return a text as one line without secrets and control characters, of `longest` characters at most."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in masked(text)).split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
 def shown(line: Line) -> Line:
     """Return a line of a log as it may be stored and printed."""
     return msgspec.structs.replace(line, text=masked(line.text))

@@ -35,11 +35,9 @@ def cautions(run: Run, knobs: Knobs) -> tuple[str, ...]:
     accepted, more = run.accepted, worst_case(run, knobs)
     if not accepted.job.recovery.in_place or accepted.profile.cures_in_place:
         return more
-    framework = accepted.profile.framework
-    return (
-        f"recovery.in_place: true has no effect with {framework}: its failures are cured by relaunches",
-        *more,
-    )
+    profile = accepted.profile
+    why = profile.not_in_place or "its failures are cured by relaunches"
+    return (f"recovery.in_place: true has no effect with {profile.framework}: {why}", *more)
 
 
 def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ class Finding(Value, frozen=True, kw_only=True):
     line: Line
     fatal: str  # always | unless_progress | never
     phase: Phase = Phase.NONE
+    phase_shown: bool = False  # by a record, by frames of the failure, or by what its process had begun
     component: Component = Component.UNKNOWN
     rank: int | None = None
     step: int | None = None
@@ -63,6 +64,7 @@ class Diagnosis(Value, frozen=True, kw_only=True):
 
     cause: Cause
     phase: Phase = Phase.NONE
+    phase_shown: bool = False  # by a record, by frames of the failure, or by what its process had begun
     component: Component = Component.UNKNOWN
     rank: int | None = None
     step: int | None = None

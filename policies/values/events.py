@@ -211,6 +211,7 @@ class CuredInPlace(EventBase, frozen=True, kw_only=True, tag="cured_in_place", t
         return Diagnosis(
             cause=self.cause,
             phase=self.phase,
+            phase_shown=True,
             component=self.component,
             rank=self.rank,
             step=self.step,

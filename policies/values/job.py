@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.remedy import Effect
@@ -112,6 +112,19 @@ class Notify(Value, frozen=True, kw_only=True):
     apprise: tuple[str, ...] = ()  # URLs of the Apprise library
 
 
+class Tracker(StrEnum):
+    """An experiment tracker in whose run an attempt can be annotated."""
+
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+    TENSORBOARD = "tensorboard"
+    SWANLAB = "swanlab"
+    TRACKIO = "trackio"
+
+
+Annotate: TypeAlias = Literal["none", "auto"] | tuple[Tracker, ...]  # auto: every tracker that the job uses
+
+
 class Job(Value, frozen=True, kw_only=True):
     """A parsed job.yaml; `settings` are the framework's own, under its own names."""
 
@@ -140,6 +153,7 @@ class Job(Value, frozen=True, kw_only=True):
     recovery: Recovery = Recovery()
     search: Search = Search()
     notify: Notify = Notify()
+    annotate: Annotate = "none"
 
 
 class Cluster(Value, frozen=True, kw_only=True):

@@ -99,5 +99,6 @@ class Profile(Value, frozen=True, kw_only=True):
     engine_budget_bytes: int | None = None
     resumable: bool = True
     cures_in_place: bool = False  # the job itself can go on in smaller micro-batches
+    not_in_place: str = ""  # why it cannot, where another job of the framework can
     layout: Layout = Layout()
     warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each

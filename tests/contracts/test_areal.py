@@ -13,7 +13,8 @@ import yaml
 
 from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.areal.backend import BackendError, parse
-from autotune.launchers.frameworks.areal.keys import keys_of, kind_of, releases
+from autotune.launchers.frameworks.areal.config import RELEASES, known
+from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.remedies.legality import completed, lowest, objections
@@ -59,7 +60,8 @@ def overrides(argv):
     return [word for word in argv if word.startswith("++")]
 
 
-OWN = keys_of("1.0.4")
+PACKAGE = Areal.__module__.rpartition(".")[0]
+OWN = facts(PACKAGE, "1.0.4")
 
 
 def flat(classes, name="GRPOConfig", node=""):
@@ -73,7 +75,7 @@ def flat(classes, name="GRPOConfig", node=""):
 
 def test_the_settings_of_the_newest_facts_are_areals_own(ask):
     theirs = dict(flat(ask("classes")))
-    ours = {name: OWN.kind_of(name) for name in OWN.leaves() if not OWN.is_section(name)}
+    ours = OWN.types
     assert ours.keys() == theirs.keys()
     plain = {name: kind for name, kind in ours.items() if kind != "any"}
     # An enumeration is any value here; a text without a default may be null.
@@ -95,17 +97,17 @@ def test_the_defaults_are_areals_own(ask):
     } | {"perf_tracer.session_tracer", "train_dataset.scheduling_spec"}
 
 
-@pytest.mark.parametrize("release", releases())
+@pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("kind", JOBS)
 def test_every_setting_of_every_change_is_one_of_the_release(release, kind):
     each = msgspec.structs.replace(JOBS[kind], framework_version=release)
-    known = keys_of(release)
+    own = facts(PACKAGE, release)
     assert FRAMEWORK.check(each) == ()
     for name, knobs in [("as written", Knobs()), *legal_changes(each)]:
         argv = FRAMEWORK.command(each, knobs, run="7c1e", attempt=1, resume=False).argv
         for word in overrides(argv):
             key = word.removeprefix("++").partition("=")[0]
-            assert known.kind_of(key) is not None, (release, name, key)
+            assert key in own, (release, name, key)
 
 
 @pytest.mark.parametrize("kind", JOBS)
@@ -259,7 +261,7 @@ def test_what_the_advice_names_instead_exists():
         for name in re.findall(
             r"(?<![\w.])(?:actor|rollout|sglang|vllm|memory_profiler)\.[\w.]+", advice.instead
         ):
-            assert name.endswith(".log") or kind_of(name.rstrip(".")) is not None, name
+            assert name.endswith(".log") or name.rstrip(".") in known(), name
 
 
 def test_a_steps_tokens_are_those_that_its_update_packed():

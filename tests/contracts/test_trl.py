@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks import find
-from autotune.launchers.frameworks.trl import entry
-from autotune.launchers.frameworks.trl.config import defaults, keys
+from autotune.launchers.frameworks.hugging_face import entry
+from autotune.launchers.frameworks.tabular.declared import facts as known_facts
+from autotune.launchers.frameworks.trl.config import READ, RELEASES
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.rehearsing import Part
 from tests.contracts.environments import run
@@ -19,6 +20,7 @@ from tests.contracts.environments import run
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 TRL = find("trl")
+FACTS = known_facts("autotune.launchers.frameworks.trl", RELEASES[-1])
 CLUSTER = Cluster(
     address="local", nodes=1, gpus_per_node=1, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
 )
@@ -83,23 +85,27 @@ def facts() -> dict[str, Any]:
 
 
 def test_the_lists_of_names_are_those_of_the_packages(facts: dict[str, Any]) -> None:
-    ours = {kind: set(names) for kind, names in keys().items() if kind not in ("launch", "switches")}
+    ours: dict[str, set[str]] = {}
+    for name, kind in FACTS.types.items():
+        ours.setdefault(kind, set()).add(name)
+    switches, launch = ours.pop("launch switch"), ours.pop("launch")
     assert ours == {kind: set(names) for kind, names in facts["kinds"].items()}
     own = set().union(*ours.values())
     theirs = set(facts["launch"]) - own - {"help", "env"}
-    assert keys()["launch"] == theirs | {"accelerate_config"}
-    assert keys()["switches"] == set(facts["switches"]) & theirs
+    assert switches | launch == theirs | {"accelerate_config"}
+    assert switches == set(facts["switches"]) & theirs
 
 
 def test_the_defaults_are_those_of_the_packages(facts: dict[str, Any]) -> None:
-    launched = keys()["launch"]
-    ours = {name: value for name, value in defaults().items() if name not in launched}
-    assert ours == {name: facts["values"].get(name) for name in ours}
-    assert all(value is None for name, value in defaults().items() if name in launched)
+    own = [name for name in READ if not FACTS.types[name].startswith("launch")]
+    assert {name: FACTS.defaults.get(name) for name in own} == {
+        name: facts["values"].get(name) for name in own
+    }
+    assert FACTS.defaults.keys() <= set(own)
 
 
 def test_the_entry_finds_what_it_watches(facts: dict[str, Any]) -> None:
-    assert {*entry._PHASES, entry._SCORES} <= set(facts["methods"])
+    assert {"_generate", "compute_loss", "_save_checkpoint", entry._SCORES} <= set(facts["methods"])
     assert {"zero1", "zero2", "zero3", "fsdp1", "fsdp2", "multi_gpu"} <= set(facts["configurations"])
 
 

@@ -63,10 +63,19 @@ def share(completion_ids, c, **rest):
 """
 
 
-def prepared(folder: Path, **settings: Any) -> Path:
-    """Write model, data, reward and job into a folder and return the job's file."""
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model and data, which no job changes."""
+    folder = tmp_path_factory.mktemp("material")
+    subprocess.run([str(environment("trl")), "-c", _PREPARE, str(folder)], check=True, timeout=1200)
+    return folder
+
+
+def prepared(
+    folder: Path, material: Path, *, in_place: bool = False, budget: int = BUDGET, **settings: Any
+) -> Path:
+    """Write reward and job into a folder and return the job's file."""
     python = environment("trl")
-    subprocess.run([str(python), "-c", _PREPARE, str(folder)], check=True, timeout=300)
     (folder / "reward.py").write_text(_REWARD)
     job = {
         "name": "tiny",
@@ -74,8 +83,8 @@ def prepared(folder: Path, **settings: Any) -> Path:
         "python": str(python),  # its own: autotune's interpreter has no TRL
         "cluster": {"address": "local"},
         "settings": {
-            "model_name_or_path": "model",
-            "dataset_name": "data",
+            "model_name_or_path": str(material / "model"),
+            "dataset_name": str(material / "data"),
             "reward_funcs": ["reward.share"],
             "output_dir": "out",
             "per_device_train_batch_size": SAMPLES // 2,
@@ -94,8 +103,13 @@ def prepared(folder: Path, **settings: Any) -> Path:
             "disable_tqdm": True,
             **settings,
         },
-        "env": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AUTOTUNE_DEVICE_BUDGET": str(BUDGET)},
-        "recovery": {"save_every": 1, "preflight": "off", "infrastructure_retries": 0},
+        "env": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AUTOTUNE_DEVICE_BUDGET": str(budget)},
+        "recovery": {
+            "save_every": 1,
+            "preflight": "off",
+            "infrastructure_retries": 0,
+            "in_place": in_place,
+        },
     }
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(job))
@@ -103,8 +117,8 @@ def prepared(folder: Path, **settings: Any) -> Path:
 
 
 @pytest.mark.e2e
-def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
-    prepared(tmp_path)
+def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path, material: Path) -> None:
+    prepared(tmp_path, material)
     head = Head(tmp_path, 0, 0)
     done = head.autotune("launch", "job.yaml", timeout_s=1200)
     assert done.returncode == 0, done.stderr
@@ -131,12 +145,53 @@ def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path)
     assert micro * int(accumulation) == SAMPLES
 
 
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Return what the trainer itself recorded of its steps."""
+    (saved,) = folder.glob("out/*/checkpoint-4/trainer_state.json")
+    history = json.loads(saved.read_text())["log_history"]
+    return [record for record in history if "grad_norm" in record]
+
+
+@pytest.mark.e2e
+def test_a_pass_that_does_not_fit_is_made_in_pieces_without_a_restart(tmp_path: Path, material: Path) -> None:
+    # The larger pass fails in a step's second half, too: the whole step is made anew.
+    cured, whole = tmp_path / "cured", tmp_path / "whole"
+    for folder, in_place, budget in ((cured, True, BUDGET), (whole, False, 0)):
+        folder.mkdir()
+        prepared(folder, material, in_place=in_place, budget=budget, logging_steps=1)
+    head = Head(cured, 0, 0)
+    done = head.autotune("launch", "job.yaml", timeout_s=1200)
+    assert done.returncode == 0, done.stderr
+    events = list(head.events())
+    assert [event["type"] for event in events].count("started") == 1
+    cures = [event for event in events if event["type"] == "cured_in_place"]
+    assert {(cure["knob"], cure["step"], cure["cause"]) for cure in cures} == {
+        ("microbatch_size", 2, "gpu-oom")
+    }
+    assert cures[0]["before"] == SAMPLES // 2 and cures[0]["facts"]["capacity_bytes"] == BUDGET
+    assert [event["step"] for event in events if event["type"] == "progressed"] == [1, 2, 3, 4]
+    (stable,) = (cured / "runs").glob("*/stable.yaml")
+    settings = yaml.safe_load(stable.read_text())["settings"]
+    assert settings["per_device_train_batch_size"] == cures[-1]["after"]
+    assert settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] == SAMPLES
+    done = Head(whole, 0, 0).autotune("launch", "job.yaml", timeout_s=1200)
+    assert done.returncode == 0, done.stderr
+    # No sample was generated twice, and the step in which memory ran out is the one that it would have been.
+    ours, theirs = (folder.joinpath("generations").read_text().splitlines() for folder in (cured, whole))
+    assert len(ours) == 4 and ours[:3] == theirs[:3]
+    for own, other in zip(records(cured)[:2], records(whole)[:2], strict=True):
+        assert own["loss"] == pytest.approx(other["loss"], abs=1e-6)
+        assert own["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+        for name in ("reward", "completions/mean_length", "entropy"):
+            assert own[name] == pytest.approx(other[name], rel=1e-4)
+
+
 @pytest.mark.e2e_long
 def test_a_stop_ends_the_training_behind_its_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    job = load(prepared(tmp_path, max_steps=100_000))
+    job = load(prepared(tmp_path, material, max_steps=100_000))
     trl = find("trl")
     place = Cluster(address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
     run = f"stop{os.getpid()}"

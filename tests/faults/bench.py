@@ -164,6 +164,11 @@ class Bench:
         self._undo: list[Callable[[], object]] = []
 
     def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            if (
+                signal.getsignal(number) is signal.SIG_IGN
+            ):  # by `nohup` or `&`: what we start would inherit it
+                signal.signal(number, signal.default_int_handler)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,6 +270,12 @@ class Bench:
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Return the journal's rows of one kind."""
         return [event for event in self.events() if event["type"] == kind]
+
+    def unbegun(self) -> set[int]:
+        """Return the attempts on record as lost because their driver was killed before they began."""
+        begun = {attempt for attempt, _ in self.starts()}
+        lost = (e for e in self.of("ended") if e["unwatched"] and e["outcome"]["outcome"] == "lost")
+        return {e["attempt"] for e in lost if e["step"] is None} - begun
 
     def steps(self) -> list[int]:
         """Return the steps that the job made, in order, whatever was recorded."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,16 @@ _STORE_BYTES = 80 << 20
 _DEATH_S = 20.0
 
 
+# The shell is the first process of the table: Ray's own takes a parent that is the first for a lost one.
+_APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@" & wait $!', "sh")
+
+
 class Nodes:
-    """A cluster whose nodes have temporary folders, and so logs, of their own."""
+    """A cluster whose nodes have temporary folders, and so logs, of their own.
+
+    Where this user may make them, nodes after the head have process tables of their own too: a sampler
+    there sees the attempt's processes only where they are, as on machines of their own.
+    """
 
     def __init__(
         self, count: int, *, cards: Path | None = None, durable: bool = False, port: int | None = None
@@ -72,16 +84,17 @@ class Nodes:
             paths = (str(Path(__file__).with_name("scripted")), str(ROOT), environment["PYTHONPATH"])
             environment |= {"SCRIPTED_CARDS": str(self._cards), "PYTHONPATH": os.pathsep.join(paths)}
         head = {"gcs_server_port": self.port} if number == 1 else {}
-        self._nodes[number] = self._cluster.add_node(
-            **head,
-            num_cpus=8,
-            num_gpus=0 if self._cards is None else 1,
-            resources={f"at-{number}": 1},
-            object_store_memory=_STORE_BYTES,
-            include_dashboard=False,
-            temp_dir=str(place),
-            env_vars=environment,
-        )
+        with contextlib.nullcontext() if number == 1 else _apart():
+            self._nodes[number] = self._cluster.add_node(
+                **head,
+                num_cpus=8,
+                num_gpus=0 if self._cards is None else 1,
+                resources={f"at-{number}": 1},
+                object_store_memory=_STORE_BYTES,
+                include_dashboard=False,
+                temp_dir=str(place),
+                env_vars=environment,
+            )
         return number
 
     def processes(self, number: int) -> list[psutil.Process]:
@@ -136,6 +149,33 @@ class Nodes:
     def actors(self, number: int) -> list[psutil.Process]:
         """Return autotune's actors on a node: the supervisor, or a sampler."""
         return [process for process in self.processes(number) if _is_actor(process)]
+
+
+@cache
+def has_process_tables() -> bool:
+    """Return whether this user may give a node a process table of its own."""
+    try:
+        return subprocess.run([*_APART, "true"], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Let Ray's process of a node that is started inside, and all that it starts, be apart from others."""
+    from ray._private import services
+
+    plain = services.start_ray_process
+
+    def start(command: list[str], process_type: str, *args: Any, **options: Any) -> Any:
+        apart = process_type == "raylet" and has_process_tables()
+        return plain([*_APART, *command] if apart else command, process_type, *args, **options)
+
+    services.start_ray_process = start
+    try:
+        yield
+    finally:
+        services.start_ray_process = plain
 
 
 def _free_port() -> int:

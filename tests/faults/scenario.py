@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import traceback
 from collections.abc import Callable
@@ -56,7 +57,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 def play(scenario: Scenario, *, seed: int, scale: float, version: str, stories: Path | None = None) -> Row:
     """Play a scenario with one seed and return its row.
 
-    `stories` is the folder for what the drivers said where it is not survived.
+    `stories` is the folder for what the drivers said, and for the runs, where it is not survived.
     """
     begun = time.monotonic()
     reason, code = "", None
@@ -71,7 +72,11 @@ def play(scenario: Scenario, *, seed: int, scale: float, version: str, stories: 
             reason = f"the scenario broke: {' / '.join(traceback.format_exc().strip().splitlines()[-3:])}"
         if reason and stories is not None:
             stories.mkdir(parents=True, exist_ok=True)
-            (stories / f"{scenario.name}-{seed}.txt").write_text(f"{reason}\n\n{bench.story}")
+            place = stories / f"{scenario.name}-{seed}"
+            place.with_suffix(".txt").write_text(f"{reason}\n\n{bench.story}")
+            shutil.rmtree(place, ignore_errors=True)
+            if bench.runs.exists():
+                shutil.copytree(bench.runs, place, symlinks=True)
         return Row(
             scenario=scenario.name,
             seed=seed,
@@ -100,8 +105,8 @@ def _difference(scenario: Scenario, bench: Bench, code: int | None) -> str:
         return f"exit code {code}, not {scenario.exit_code}: {last}"
     if starts > scenario.attempts:
         return f"{starts} attempts were started, not {scenario.attempts}: {last}"
-    if len(bench.of("started")) != starts:
-        return f"{len(bench.of('started'))} starts are on record, the job began {starts} times"
+    if (recorded := len(bench.of("started")) - len(bench.unbegun())) != starts:
+        return f"{recorded} starts are on record, the job began {starts} times"
     if repeated > scenario.repeated:
         return f"{repeated} steps were repeated, not {scenario.repeated}"
     return ""

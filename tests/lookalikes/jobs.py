@@ -94,6 +94,21 @@ _OPENRLHF = {
     "vllm.gpu_memory_utilization": 0.7,
     "vllm.enable_sleep": True,
 }
+_MS_SWIFT = {
+    "rlhf_type": "grpo",
+    "model": "Qwen/Qwen2.5-7B-Instruct",
+    "dataset": "AI-MO/NuminaMath-TIR",
+    "max_length": _LONGEST["prompt"],
+    "max_completion_length": _LONGEST["response"],
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 5,
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_gpu_memory_utilization": 0.55,
+    "sleep_level": 1,
+    "max_steps": 6,
+    "report_to": "none",
+}
 _COMMAND = {
     "tokens_per_microbatch": 16384,
     "recompute": "full",
@@ -122,10 +137,15 @@ _PROGRAMS = {
     "nemo-rl": ["tests.lookalikes.nemo_rl_grpo"],
     "miles": ["tests.lookalikes.miles_train"],
     "openrlhf": ["tests.lookalikes.openrlhf_train"],
+    "ms-swift": [],  # its entry runs `swift.cli.rlhf`, which is the one of tests/lookalikes/site
     "command": ["tests.lookalikes.any_script", *_SCRIPT_WORDS],
 }
 FRAMEWORKS = tuple(_PROGRAMS)
-OF_DATA_FILES = ("skyrl", "nemo-rl")  # they differ in files that launchers/frameworks/tabular reads
+OF_DATA_FILES = (
+    "skyrl",
+    "nemo-rl",
+    "ms-swift",
+)  # they differ in files that launchers/frameworks/tabular reads
 # What makes each training pass, or the engine's start, fail as the job is written.
 _TOO_MANY = {
     "verl": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 40960},
@@ -136,6 +156,7 @@ _TOO_MANY = {
     "nemo-rl": {"policy.sequence_packing.train_mb_tokens": 40960},
     "miles": {"max-tokens-per-gpu": 40960},
     "openrlhf": {"train.max_tokens_per_gpu": 40960},
+    "ms-swift": {"per_device_train_batch_size": 20, "gradient_accumulation_steps": 2},
     "command": {"tokens_per_microbatch": 40960},
 }
 _TOO_SMALL = {
@@ -147,6 +168,7 @@ _TOO_SMALL = {
     "nemo-rl": {"policy.generation.vllm_cfg.gpu_memory_utilization": 0.1},
     "miles": {"sglang-mem-fraction-static": 0.1},
     "openrlhf": {"vllm.gpu_memory_utilization": 0.1},
+    "ms-swift": {"vllm_gpu_memory_utilization": 0.1},
     "command": {"memory_fraction": 0.1},
 }
 
@@ -165,6 +187,9 @@ def timid(framework: str) -> dict[str, Any]:
     """Return settings that work and waste time, and what a search may vary to find better ones."""
     if framework == "command":  # nothing is known beyond its starting values but the other words
         return {"vary": ["recompute"], "settings": {"tokens_per_microbatch": 2048}}
+    if framework == "ms-swift":
+        settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 40}
+        return {"vary": ["microbatch_size"], "settings": settings}
     return {"vary": ["tokens_per_microbatch"], "settings": dict.fromkeys(_TOO_MANY[framework], 2048)}
 
 
@@ -185,6 +210,7 @@ def written(
         "openrlhf": _OPENRLHF,
         "skyrl": _SKYRL,
         "nemo-rl": _NEMO_RL,
+        "ms-swift": _MS_SWIFT,
         "command": _COMMAND,
     }
     own = others.get(framework, _FLAGS)
@@ -202,6 +228,9 @@ def written(
         job["config"] = _areal(folder)
     if framework == "nemo-rl":
         job["config"] = _nemo_rl(folder)
+    if framework == "ms-swift":
+        del job["command"]
+        job["env"]["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests' / 'lookalikes' / 'site'}"
     if own is _FLAGS:
         job["settings"] = {"save": str(folder / "checkpoints"), **job["settings"]}
     if framework == "openrlhf":

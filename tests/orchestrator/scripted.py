@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import yaml
@@ -159,9 +159,11 @@ class Place:
         self.world.tick()
         return Attempt(self.world, attempt, self.clock)
 
-    def attach(self, *, run: str, attempt: int) -> Attempt | None:
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> Attempt | None:
         life = self.world.lives.get(attempt)
-        return Attempt(self.world, attempt, self.clock) if life is not None and life.supervised else None
+        if life is None or not life.supervised:
+            return None
+        return Attempt(self.world, attempt, self.clock, read=read)
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
         self.world.swept += 1
@@ -175,12 +177,13 @@ class Place:
 
 
 class Attempt:
-    """A handle: reads the attempt's writing from the start; every poll lets it write one more piece."""
+    """A handle: reads the attempt's writing from some offsets; every poll lets it write one more piece."""
 
-    def __init__(self, world: World, number: int, clock: Hands) -> None:
+    def __init__(self, world: World, number: int, clock: Hands, *, read: Mapping[str, int] = {}) -> None:
         self.world, self.clock, self.number = world, clock, number
         self.life = world.lives[number]
-        self.read = self.sampled = 0
+        self.read, self.sampled = dict(read), 0
+        self.acknowledged: dict[str, int] = {}
 
     def poll(self) -> Observed:
         life, notes = self.life, tuple[str, ...]()
@@ -197,10 +200,25 @@ class Attempt:
                         self.world.saved = int(line.split("=")[1].split()[0])
         elif life.running and life.exit is not None:
             life.running = False
-        chunks, self.read = tuple(life.written[self.read :]), len(life.written)
+        chunks = tuple(self.unread())
         samples, self.sampled = tuple(life.samples[self.sampled :]), len(life.samples)
         ended = None if life.running else life.exit or Exit(signal=15)
         return Observed(chunks=chunks, samples=samples, exit=ended, lost=life.lost, notes=notes)
+
+    def unread(self) -> Iterator[Chunk]:
+        ends: dict[str, int] = {}
+        for chunk in self.life.written:
+            begin = ends.get(chunk.source, 0)
+            ends[chunk.source] = end = begin + len(chunk.data)
+            file = f"machine:/{chunk.source}"
+            read = self.read.get(file, 0)
+            if read < end:
+                data = chunk.data[max(0, read - begin) :]
+                self.read[file] = end
+                yield Chunk(source=chunk.source, data=data, file=file, end=end)
+
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        self.acknowledged = dict(recorded)
 
     def stop(self, *, grace_s: float) -> float:
         self.world.tick()

@@ -3,43 +3,91 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.areal import keys, lines
-from autotune.launchers.frameworks.areal.checks import problems
-from autotune.launchers.frameworks.areal.config import Config, overrides
-from autotune.launchers.frameworks.areal.engines import (
-    Site,
-    allocation_mode,
-    pinned,
-    samples,
-    settings_for,
-    updates,
-)
-from autotune.launchers.frameworks.areal.overrides import printed, words
-from autotune.launchers.frameworks.areal.profile import profile_of
-from autotune.launchers.frameworks.areal.recover import recover_root, recover_settings, resumable
-from autotune.launchers.frameworks.core import rehearsals
-from autotune.launchers.frameworks.core.data import GuidedFramework, document
+from autotune.launchers.frameworks.areal import checks
+from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed, known, overrides
+from autotune.launchers.frameworks.areal.knobs import READERS, WRITERS, allocation_mode
+from autotune.launchers.frameworks.areal.layout import layout_of, placement, resident, split_sizes
+from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
+from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.declared import SECTION
+from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.certificate.contents import Training
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Profile
-from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
+from autotune.policies.values.profile import AtLeast, Constraint, Divides, Grid, Placement, Requires
+from autotune.policies.values.rehearsing import Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
 _OLD_LAUNCHER = "areal.infra.launcher."
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
+_COMMAND = re.compile(r"(?:^|\s)\S*--config[= ]\S+")
+_NAMES = re.compile(r"[\w.]+")
+_CONTEXT = "the engine's context"
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
 
+# The predicates that knobs.yaml, unsupported.yaml and warnings.yaml name.
+WHEN: dict[str, Callable[[Config], bool]] = {
+    "is_sglang": lambda config: config.engine != "vllm",
+    "is_vllm": lambda config: config.engine == "vllm",
+    "is_fsdp": lambda config: config.trainer == "fsdp",
+    "is_not_fsdp": lambda config: config.trainer != "fsdp",
+    "is_megatron": lambda config: config.trainer == "megatron",
+    "is_archon": lambda config: config.trainer not in ("fsdp", "megatron"),
+    "is_not_adam": lambda config: not config.streams_adam,
+    "can_stream_the_optimizer": lambda config: config.trainer == "fsdp" and config.streams_adam,
+    "is_v2": lambda config: config.text("actor._version") == "v2",
+    "shares_devices": lambda config: config.colocated,
+    "offloads_models": lambda config: config.flag("enable_offload"),
+    "reference_budget_is_apart": lambda config: config.reference_budget_is_apart,
+    "actors_budget_holds_scoring": lambda config: not config.reference_budget_is_apart,
+    "trains_a_critic_by_fsdp": lambda config: (
+        config.critic is not None and config.engine_of("critic") == "fsdp"
+    ),
+    "scores_a_reference": lambda config: config.scores_reference,
+    "begins_from_scratch": lambda config: any(
+        config.flag(f"{role}.init_from_scratch") for role in ("actor", "critic", "ref")
+    ),
+    "heads_are_not_known": lambda config: config.job.shape is None,
+    "engine_cannot_be_split": lambda config: not split_sizes(config, "rollout", "tensor"),
+    "trainer_cannot_be_split": lambda config: not split_sizes(config, "actor", "tensor"),
+    "sequences_cannot_be_split": lambda config: not split_sizes(config, "actor", "context"),
+    "is_v2_somewhere": lambda config: config.is_v2,
+    "refuses_to_recover": lambda config: config.refuses_to_recover and not config.is_v2,
+    "lacks_recovery": lambda config: config.resumes and not config.recovers,
+    "lacks_an_interval": lambda config: config.resumes and not config.says_when_to_save,
+    "recovers_megatrons_adapters": lambda config: (
+        config.resumes and config.trainer == "megatron" and config.flag("actor.use_lora")
+    ),
+    "recovers_megatrons_optimizer": lambda config: (
+        config.resumes
+        and config.trainer == "megatron"
+        and not config.flag("actor.use_lora")
+        and not config.flag("recover.no_save_optim")
+    ),
+    "does_not_bound_sequences": lambda config: not config.lengths_known,
+    "sequences_exceed_the_budget": lambda config: config.actor_budget < config.longest,
+    "has_an_allocation_mode": lambda config: bool(config.text("allocation_mode")),
+    "names_no_scheduler": lambda config: not config.has("scheduler.type"),
+    "resolves_names_in_tmp": lambda config: (
+        config.count("cluster.n_nodes") > 1
+        and config.text("cluster.name_resolve.type") == "nfs"
+        and config.text("cluster.name_resolve.nfs_record_root").startswith("/tmp")  # noqa: S108
+    ),
+}
 
-class Areal(GuidedFramework):
+
+class Areal(TabularFramework[Config]):
     """Asynchronous RL with FSDP2, Megatron or Archon trainers and SGLang or vLLM engines.
 
     Every line of a step says how many there are, so that no setting has to tell the last one.
@@ -50,37 +98,68 @@ class Areal(GuidedFramework):
     announces_end = True
     distribution = "areal"
     modules = ("areal",)
-    releases = keys.releases()
-    traces: tuple[str, ...] = (
-        "(AReaL)",
-        "areal/trainer/",
-        "areal/engine/",
-        "areal/infra/",
-        "areal.infra.",
-        "StatsLogger INFO",
-    )
+    releases = RELEASES
+    traces: tuple[str, ...] = lines(__package__).traces
+    when = WHEN
+    readers = READERS
+    writers = WRITERS
+    reads_declined = True
+    model_key = "actor.path"
+
+    def config(self, job: Job) -> Config:
+        """Return what a job's YAML and overrides come to."""
+        return Config(job)
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""
-        return tuple(problems(job))
+        config = Config(job)
+        unknown = (problem for problem in self.unknown(config) if self.is_certain(config, problem))
+        return (*unknown, *self.refused(config))
 
-    def model_path(self, job: Job) -> str | None:
-        """Return the folder or hub name of the actor's model."""
-        return Config(job).text("actor.path") or None
+    def refused(self, config: Config) -> Iterator[Problem]:
+        """Yield what AReaL refuses at its start or once its models are loaded."""
+        return checks.problems(config)
+
+    def unknown(self, config: Config) -> Iterator[Problem]:
+        """Yield the settings that the release which stands for the job's AReaL does not know."""
+        return checks.unknown(config)
+
+    def is_certain(self, config: Config, problem: Problem) -> bool:
+        """Return whether an unknown setting is a mistake: no name, or the exact release has a like one."""
+        return checks.NO_NAME in problem.message or (config.release.exact and bool(problem.hint))
+
+    def declined(self, config: Config) -> dict[str, str]:
+        """Return the knobs that a job does not offer; an older release may lack a setting."""
+        refused, release = super().declined(config), config.release.version
+        for row in rows.known(__package__, self._holds(config)):
+            names = [name for name in _NAMES.findall(row.setting) if name in known()]
+            if absent := [name for name in names if name not in config.facts]:
+                refused.setdefault(row.knob, f"AReaL {release} has no setting {absent[0]}")
+        return refused
+
+    def warnings_on(self, config: Config, cluster: Cluster) -> Iterator[str]:
+        """Yield what the user should know of the job's nodes."""
+        per_node = config.count("cluster.n_gpus_per_node")
+        if 0 < cluster.gpus_per_node < per_node:
+            yield (
+                f"cluster.n_gpus_per_node = {per_node}, but a node of this cluster has "
+                f"{cluster.gpus_per_node}; {checks.SHARED_SILENTLY}."
+            )
 
     def checkpoint_folder(self, job: Job) -> str | None:
         """Return recover.fileroot, or cluster.fileroot."""
-        return recover_root(Config(job)) or None
+        return Config(job).recover_root or None
 
-    def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with AReaL's defaults filled in, and what limits them."""
-        return profile_of(job, cluster, name=self.name)
+    def last_step(self, job: Job) -> int | None:
+        """Return None: every line of a step says how many there are."""
+        return None
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""
-        site = Site(job)
-        config, sequences, count = site.config, samples(site), updates(site, "actor")
+        config = Config(job)
+        sequences, count = config.samples, config.updates("actor")
         shuffle = config.get("train_dataset.shuffle") if config.says("train_dataset.shuffle") else None
+        seed = config.number("seed")
         return Training(
             samples_per_step=sequences,
             global_batch=-(-sequences // count),
@@ -90,9 +169,96 @@ class Areal(GuidedFramework):
             prompt_tokens=config.number("train_dataset.max_length"),
             response_tokens=config.number("gconfig.max_new_tokens"),
             learning_rate=config.share("actor.optimizer.lr"),
-            seeds={key: seed for key in ("seed",) if (seed := config.number(key)) is not None},
+            seeds={} if seed is None else {"seed": seed},
             data_order="" if shuffle is None else "shuffled" if shuffle else "as the files have it",
         )
+
+    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return who works where, who holds device memory in which phase, and every size."""
+        return placement(config), resident(config), layout_of(config)
+
+    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
+        """Return the splits that heads and devices allow, and the fewest rollouts that hold a batch."""
+        context = split_sizes(config, "actor", "context")
+        return {
+            "concurrency": Grid(minimum=checks.least_rollouts(config), multiple=1),
+            "rollout_tensor_parallel": split_sizes(config, "rollout", "tensor"),
+            "tensor_parallel": split_sizes(config, "actor", "tensor"),
+            "sequence_parallel": context,
+            "context_parallel": context,
+        }
+
+    def constraints(self, config: Config) -> Iterator[Constraint]:
+        """Yield what binds the knobs beyond their grids."""
+        supported = rows.offered(self.present(config), self.sizes(config, config.job.shape))
+        longest = config.longest
+        own = "train_dataset.max_length + gconfig.max_new_tokens"
+        capacity = (
+            f"a sequence may have {longest} tokens ({own if config.lengths_known else _CONTEXT}), and "
+            "AReaL ends with `is larger than capacity` at the first above max_tokens_per_mb, whatever the "
+            "context parallelism"
+        )
+        for knob in ("tokens_per_microbatch", "logprob_tokens"):
+            yield AtLeast(knob=knob, value=longest, why=capacity)
+        prefilled = "an interrupted sequence is prefilled in one piece, as chunked prefill is off"
+        yield AtLeast(knob="max_batched_tokens", value=longest, why=prefilled)
+        if (least := checks.least_rollouts(config)) > 1:
+            held = f"the queue holds {checks.QUEUE} tasks for each, and must hold train_dataset.batch_size"
+            yield AtLeast(knob="concurrency", value=least, why=held)
+        if (engines := config.rollout) is not None:
+            why = f"{engines} has {engines.ranks} devices"
+            yield Divides(knob="rollout_tensor_parallel", of=engines.ranks, why=why)
+        if (trainer := config.actor) is not None:
+            context = "sequence_parallel" if config.trainer == "fsdp" else "context_parallel"
+            for knob in ("tensor_parallel", context):
+                yield Divides(knob=knob, of=trainer.ranks, why=f"{trainer} has {trainer.ranks} devices")
+            devices, why = trainer.ranks // trainer.pipeline, f"the trainer has {trainer.ranks} devices"
+            yield from splits.together(supported, context, devices=devices, why=why)
+        if "optimizer_offload" in supported:
+            for knob, other, value in (
+                ("param_offload", "optimizer_offload", True),
+                ("optimizer_offload", "param_offload", False),
+            ):
+                why = "the optimizer state follows offloaded weights to the host"
+                yield Requires(knob=knob, value=value, other=other, values=(value,), why=why)
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the settings that differ from the job as written."""
+        offered = self.present(Config(job))
+        own = msgspec.structs.replace(Knobs(), **{row.knob: getattr(knobs, row.knob) for row in offered})
+        result: dict[str, Any] = {}
+        for _ in range(_ROUNDS):
+            config = Config(changed(job, result))
+            wanted = rows.written(offered, config, own, READERS, WRITERS)
+            more = {
+                name: value
+                for name, value in wanted.items()
+                if _differs(config, name, value) or config.reference(name) in wanted
+            }
+            if not more:
+                break
+            result |= more
+        return result | _pinned(Config(job), Config(changed(job, result)), result)
+
+    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+        """Return the settings without which a job would not start, not continue or mix its logs."""
+        own: dict[str, Any] = {}
+        launcher = _old_launcher(job)
+        if not launcher and not config.has("scheduler.type"):
+            own["scheduler.type"] = "ray"
+        for role, backend in (("rollout", config.rollout), ("actor", config.actor)):
+            if backend is not None and not config.text(f"{role}.backend"):
+                own[f"{role}.backend"] = str(backend)
+        engines, trainer = config.rollout, config.actor
+        if launcher and not config.text("allocation_mode") and engines is not None and trainer is not None:
+            own["allocation_mode"] = allocation_mode(engines, trainer, shared=config.colocated)
+        own |= _recovery(config, job, run=run) if config.resumes else {}
+        # AReaL names its W&B run after experiment and trial and continues it; another run is another line.
+        suffix = "stats_logger.wandb.id_suffix"
+        named = config.says(suffix) and config.text(suffix) != "timestamp"
+        if config.text("stats_logger.wandb.mode") != "disabled" and not named:
+            own[suffix] = run
+        return own
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render the training script with `--config` and every override behind it.
@@ -100,83 +266,84 @@ class Areal(GuidedFramework):
         All roles write to the script's own output, so that AReaL's log files, to which attempts append,
         would only repeat it.
         """
-        changed = self.settings(job, knobs)
-        site = Site(job, changed)
-        settings = {**overrides(job), **dict(_completed(job, site, run=run)), **changed}
+        own = self.settings(job, knobs)
+        config = Config(changed(job, own))
+        settings = {**overrides(job), **self.started(config, job, run=run, resume=resume), **own}
         argv = [*job.command]
         if argv and _INTERPRETERS.fullmatch(argv[0]):
             argv[0] = "{python}"
         if job.config is not None and "--config" not in argv:
             argv += ["--config", job.config]
         return Command(
-            argv=(*argv, *words(settings)),
-            env={**_loggers(site, run=run), **job.env},
+            argv=(*argv, *self.words(settings)),
+            env={**_loggers(config, run=run), **job.env},
             cwd=job.workdir,
-            ray_native=_takes_gpus_from_ray(job, site),
+            ray_native=(_old_launcher(job) or config.text("scheduler.type") or "ray") == "ray",
         )
 
-    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the settings that differ from the job as written."""
-        offered = tuple(profile_of(job, _NOWHERE, name=self.name).supported)
-        changed: dict[str, Any] = {}
-        for _ in range(_ROUNDS):
-            more = settings_for(Site(job, changed), knobs, offered)
-            if not more:
-                break
-            changed |= more
-        return changed | pinned(Site(job), Site(job, changed), changed)
-
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as overrides of AReaL's command line."""
-        return words(settings)
+        """Return overrides that hold whether or not the job's YAML names the key."""
+        return tuple(f"++{name}={literal_text(value)}" for name, value in settings.items())
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the overrides of the command line, where a log shows one."""
-        return printed(text)
-
-    def marker(self, line: str) -> Marker | None:
-        """Return what a line says about steps, recovery and the memory that a phase left in use."""
-        return lines.marker(line)
+        commands = "\n".join(line for line in text.splitlines() if _COMMAND.search(line))
+        top = tuple(key for key in known().kinds if "." not in key)
+        return printed_overrides(commands, known(), top=top)
 
     def can_force_longest(self, job: Job) -> bool:
         """Return whether `gconfig.ignore_eos` makes every answer as long as the job's own limit."""
-        return Site(job).lengths_known
+        return Config(job).lengths_known
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps, names and folders of its own, and nothing reported or saved."""
         config = Config(job)
         off = document(__package__, "trial.yaml", dict[str, Any])
-        own: dict[str, Any] = {**off, "total_train_steps": steps, **dict(_places(config, folder))}
-        own = {name: value for name, value in own.items() if value is not None or config.has(name)}
+        own = {**off, "total_train_steps": steps, **_places(config, folder)}
         if longest:
             own["gconfig.ignore_eos"] = True
-        return msgspec.structs.replace(job, settings={**overrides(job), **own})
+        return msgspec.structs.replace(job, settings={**overrides(job), **_without_idle_nulls(config, own)})
 
-    def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets, by what the job itself recovers from and validates."""
-        site = Site(job)
-        without = [] if site.lengths_known else [LateEvent.LENGTH]
-        without += [] if resumable(job, site) else [LateEvent.SAVE]
-        without += [] if _validates(site.config) else [LateEvent.VALIDATION]
-        return rehearsals.met(__package__, without=without)
+    def validates(self, config: Config) -> bool:
+        """Return whether the job says when it validates."""
+        return any(config.has(f"evaluator.freq_{unit}") for unit in ("epochs", "steps", "secs"))
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
         """Return a trial that saves for recovery and validates in the same step, where the job does."""
-        site = Site(job)
-        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        trial = msgspec.structs.replace(trial, resume=False)
-        if not resumable(job, site):
-            return trial
-        own = rehearsals.additions(__package__, validation=_validates(site.config))
-        own = {name: value for name, value in own.items() if value is not None or site.config.has(name)}
-        return msgspec.structs.replace(trial, settings={**trial.settings, **own})
+        rehearsed = super().rehearsal(job, folder=folder, part=part, longest=longest)
+        own = _without_idle_nulls(Config(job), rehearsed.settings)
+        return msgspec.structs.replace(rehearsed, settings=own, resume=False)
 
 
-def _validates(config: Config) -> bool:
-    return any(config.has(f"evaluator.freq_{unit}") for unit in ("epochs", "steps", "secs"))
+def _without_idle_nulls(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the nulls of a trial that say nothing else than the job does."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if value is not None or config.has(name) or name in config.given
+    }
 
 
-_NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
+def _differs(config: Config, name: str, value: Any) -> bool:
+    if value is None:
+        return config.has(name) or not config.says(name)
+    return bool(config.get(name) != value)
+
+
+def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that would change along because they refer to a written one, with their present values.
+
+    The same setting of another role follows on purpose; anything else is the user's.
+    """
+    keys = {name.rpartition(".")[2] for name in written}
+    return {
+        name: before.get(name)
+        for name in before.written()
+        if not any(f"{name}.".startswith(f"{each}.") for each in written)
+        and name.rpartition(".")[2] not in keys
+        and before.facts.kind_of(name) not in (None, SECTION)
+        and before.get(name) != after.get(name)
+    }
 
 
 def _old_launcher(job: Job) -> str:
@@ -185,52 +352,41 @@ def _old_launcher(job: Job) -> str:
     return word.removeprefix(_OLD_LAUNCHER)
 
 
-def _takes_gpus_from_ray(job: Job, site: Site) -> bool:
-    launcher = _old_launcher(job)
-    return (launcher or site.config.text("scheduler.type") or "ray") == "ray"
+def _recovery(config: Config, job: Job, *, run: str) -> dict[str, Any]:
+    """Return the settings that a job lacks to be continued from its own checkpoints, and from none else.
+
+    AReaL continues whatever lies under recover.fileroot, so a run has a folder of its own there unless the
+    job says that it may go on from what is already there. Its own retries restart blindly: they are off.
+    """
+    own: dict[str, Any] = {} if config.recovers else {"recover.mode": "on"}
+    if not config.says_when_to_save:
+        own |= config.interval
+    for name in ("experiment_name", "trial_name"):
+        if not config.has(f"recover.{name}"):
+            own[f"recover.{name}"] = config.text(name)
+    if not job.resume:
+        own["recover.fileroot"] = f"{config.recover_root.rstrip('/')}/autotune/{run}"
+    elif not config.has("recover.fileroot"):
+        own["recover.fileroot"] = config.recover_root
+    return own | {"recover.retries": 0}
 
 
-def _completed(job: Job, site: Site, *, run: str) -> Iterator[tuple[str, Any]]:
-    """Yield the settings without which the job would not start, could not continue or would mix its logs."""
-    config, launcher = site.config, _old_launcher(job)
-    if not launcher and not config.has("scheduler.type"):
-        yield "scheduler.type", "ray"
-    for role, backend in (("rollout", site.rollout), ("actor", site.actor)):
-        if backend is not None and not config.text(f"{role}.backend"):
-            yield f"{role}.backend", str(backend)
-    if (
-        launcher
-        and not config.text("allocation_mode")
-        and site.rollout is not None
-        and site.actor is not None
-    ):
-        yield "allocation_mode", allocation_mode(site.rollout, site.actor, shared=site.colocated)
-    yield from recover_settings(job, site, run=run).items()
-    # AReaL names its W&B run after experiment and trial and continues it; another run is another line.
-    suffix = config.text("stats_logger.wandb.id_suffix")
-    written = config.says("stats_logger.wandb.id_suffix")
-    if config.text("stats_logger.wandb.mode") != "disabled" and (not written or suffix == "timestamp"):
-        yield "stats_logger.wandb.id_suffix", run
-
-
-def _loggers(site: Site, *, run: str) -> dict[str, str]:
+def _loggers(config: Config, *, run: str) -> dict[str, str]:
     """Return the environment in which SwanLab continues its run, as AReaL names none to it."""
-    if site.config.text("stats_logger.swanlab.mode") in ("", "disabled"):
+    if config.text("stats_logger.swanlab.mode") in ("", "disabled"):
         return {}
     name = re.sub(r"[^a-z0-9]", "", f"autotune{run}".lower())
     return {"SWANLAB_RUN_ID": name.ljust(_SWANLAB_ID, "0")[:_SWANLAB_ID], "SWANLAB_RESUME": "allow"}
 
 
-def _places(config: Config, folder: str) -> Iterator[tuple[str, Any]]:
-    """Yield names and folders that no other run uses, wherever the job spells them out."""
+def _places(config: Config, folder: str) -> dict[str, str]:
+    """Return names and folders that no other run uses, wherever the job spells them out."""
     tag = re.sub(r"[^A-Za-z0-9]", "", folder)[-32:] or "trial"
-    yield "cluster.fileroot", folder
-    yield "trial_name", f"autotune{tag}"
-    for name in config.written():
-        section, _, key = name.rpartition(".")
-        if not section or section == "cluster" or config.reference(name) is not None:
-            continue
-        if key == "trial_name":
-            yield name, f"autotune{tag}"
-        elif key == "fileroot":
-            yield name, folder
+    own = {"trial_name": f"autotune{tag}", "fileroot": folder}
+    spelled = {
+        name: own[key]
+        for name in config.written()
+        for section, _, key in (name.rpartition("."),)
+        if key in own and section not in ("", "cluster") and config.reference(name) is None
+    }
+    return {"cluster.fileroot": folder, "trial_name": own["trial_name"], **spelled}

@@ -16,14 +16,14 @@ from autotune.launchers.frameworks.areal.backend import (
     from_allocation_mode,
     parse,
 )
-from autotune.launchers.frameworks.areal.config import Config, overrides
-from autotune.launchers.frameworks.areal.engines import Site
-from autotune.launchers.frameworks.areal.keys import Keys
+from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.types import misfit
-from autotune.policies.values.job import Job
+from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
 from autotune.policies.values.value import Value
 
+QUEUE = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
+SHARED_SILENTLY = "AReaL's local scheduler then puts two workers on one card without a word"
 _HYDRA = ("defaults", "hydra")
 _CHOICES = {  # the parser takes any text, AReaL fails once the models are loaded
     "actor.weight_update_mode": ("xccl", "disk"),
@@ -33,7 +33,7 @@ _CHOICES = {  # the parser takes any text, AReaL fails once the models are loade
 }
 _NAMES = ("experiment_name", "trial_name")
 _FILES = ("saver", "evaluator", "stats_logger")  # and recover, which is filled in
-_NO_NAME = "is no dotted name of a setting"
+NO_NAME = "is no dotted name of a setting"
 _NAME = re.compile(r"\w+(\.\w+)*")
 
 
@@ -50,232 +50,171 @@ def moved() -> dict[str, _Moved]:
     return table(__package__, "moved.yaml", _Moved)
 
 
-def problems(job: Job) -> Iterator[Problem]:
+def least_rollouts(config: Config) -> int:
+    """Return the fewest rollouts at once: AReaL refuses a queue that does not hold a batch."""
+    if config.number("rollout.queue_size") is not None:
+        return 1
+    return max(1, -(-(config.number("train_dataset.batch_size") or 1) // QUEUE))
+
+
+def problems(config: Config) -> Iterator[Problem]:
     """Yield every mistake in an AReaL job's settings."""
-    if not job.command:
-        yield Problem(
-            path=("command",),
-            message="AReaL has no entry point of its own; `command` names the training script",
-            hint="such as `command: [python, examples/math/gsm8k_rl.py]`",
-        )
-    if job.config is None:
-        yield Problem(
-            path=("config",),
-            message="AReaL needs its YAML file",
-            hint="add `config: ...`; it becomes --config",
-        )
-    site = Site(job)
-    yield from (problem for problem in unknown(job, site.config) if _is_certain(site.config, problem))
-    yield from _values(job, site)
-    yield from _backends(job, site)
-    yield from _rules(job, site)
+    if not config.job.command:
+        message = "AReaL has no entry point of its own; `command` names the training script"
+        hint = "such as `command: [python, examples/math/gsm8k_rl.py]`"
+        yield Problem(path=("command",), message=message, hint=hint)
+    if config.job.config is None:
+        hint = "add `config: ...`; it becomes --config"
+        yield Problem(path=("config",), message="AReaL needs its YAML file", hint=hint)
+    yield from _values(config)
+    if config.job.config is not None and config.job.document:
+        yield from _missing(config)
+        for role, engines in (("rollout", ENGINES), ("actor", TRAINERS)):
+            yield from _backend(config, role, engines)
+    yield from _rules(config)
 
 
-def passed_on(job: Job, config: Config) -> tuple[str, ...]:
-    """Return a sentence for each setting that the known releases do not have, but the job's own may."""
-    release = config.keys.release
-    nearest = "" if release.exact else ", the nearest release known here,"
-    which = f"AReaL {release.version}{nearest}"
-    return tuple(
-        f"{which} does not have the setting {'.'.join(map(str, problem.path[1:]))}; it is passed on"
-        + (f" ({problem.hint})" if problem.hint else "")
-        for problem in unknown(job, config)
-        if not _is_certain(config, problem)
-    )
+# --------------------------------------------------------------------------- unknown settings
 
 
-def unknown(job: Job, config: Config) -> Iterator[Problem]:
+def unknown(config: Config) -> Iterator[Problem]:
     """Yield the settings that the release which stands for the job's AReaL does not know."""
-    own = overrides(job)
-    for name in own:
-        yield from _key(name, ("settings", _as_written(job, name)), job.document, config.keys)
-    for name in _document_names(job.document, "", config.keys):
-        if name not in own:
-            yield from _key(name, ("config", *name.split(".")), job.document, config.keys)
+    names = [*config.given, *_document_names(config.job.document, "", config.facts)]
+    for name in dict.fromkeys(names):
+        if name in config.facts or name in _HYDRA:
+            continue
+        if not _NAME.fullmatch(name):
+            yield _wrong(config, name, f"`{name}` {NO_NAME}", "null removes a section")
+        elif not _is_own(config, name.partition(".")[0]):
+            yield _wrong(config, name, f"unknown setting `{name}`", _suggestion(name, config.facts))
 
 
-def _is_certain(config: Config, problem: Problem) -> bool:
-    """Return whether an unknown setting is a mistake: no name, or the job's own release has a similar one."""
-    return _NO_NAME in problem.message or (config.keys.release.exact and bool(problem.hint))
-
-
-def _document_names(tree: dict[str, Any], prefix: str, keys: Keys) -> Iterator[str]:
+def _document_names(tree: dict[str, Any], prefix: str, facts: Facts) -> Iterator[str]:
     """Yield the dotted names of a YAML file, of an unknown or free section only its own."""
     for key, value in tree.items():
         name = f"{prefix}{key}"
         yield name
-        if isinstance(value, dict) and keys.is_section(name):
-            yield from _document_names(value, f"{name}.", keys)
+        if isinstance(value, dict) and facts.kinds.get(name) == SECTION:
+            yield from _document_names(value, f"{name}.", facts)
 
 
-def _key(name: str, path: tuple[str | int, ...], document: dict[str, Any], keys: Keys) -> Iterator[Problem]:
-    if keys.kind_of(name) is not None or name in _HYDRA:
-        return
-    if not _NAME.fullmatch(name):
-        yield Problem(path=path, message=f"`{name}` {_NO_NAME}", hint="null removes a section")
-        return
-    if not _is_own(name.partition(".")[0], document, keys):
-        yield Problem(path=path, message=f"unknown setting `{name}`", hint=suggestion(name, keys))
-
-
-def _is_own(root: str, document: dict[str, Any], keys: Keys) -> bool:
+def _is_own(config: Config, root: str) -> bool:
     """Return whether a name at the top is one that the job's own script adds to AReaL's configuration.
 
     A name like one of AReaL's is a misspelt one only where the file lacks that one.
     """
-    known = keys.fields() or {}
+    known = [name for name in config.facts.kinds if "." not in name]
     if root in known or root in moved():
         return False
     meant = difflib.get_close_matches(root, known, n=1, cutoff=0.75)
-    return not meant or meant[0] in document
+    return not meant or meant[0] in config.job.document
 
 
-def suggestion(name: str, keys: Keys) -> str:
+def _suggestion(name: str, facts: Facts) -> str:
     """Return what an unknown setting probably stands for, or the empty string."""
     section, _, last = name.rpartition(".")
     move = moved().get(last)
     if move is not None and move.today != name:
         return move.hint or f"it is `{move.today}` today"
-    known = list(keys.leaves())
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-    siblings = [f"{section}.{key}" for key in keys.fields(section) or {}] if section else []
-    close = close or difflib.get_close_matches(name, siblings, n=1, cutoff=0.75)
-    if not close and section:
-        same = [other for other in known if other.rpartition(".")[2] == last]
-        close = difflib.get_close_matches(name, same, n=1, cutoff=0.0)
-    return f"did you mean `{close[0]}`?" if close else ""
+    siblings = [other for other in facts.kinds if section and other.rpartition(".")[0] == section]
+    alike = [other for other in facts.kinds if section and other.rpartition(".")[2] == last]
+    for names, cutoff in ((facts.kinds, 0.85), (siblings, 0.75), (alike, 0.0)):
+        if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
+            return f"did you mean `{close[0]}`?"
+    return ""
 
 
-def _as_written(job: Job, name: str) -> str:
-    return next(key for key in job.settings if str(key).lstrip("+") == name)
+# --------------------------------------------------------------------------- values
 
 
-def _wrong(job: Job, name: str, message: str, hint: str = "") -> Problem:
+def _wrong(config: Config, name: str, message: str, hint: str = "") -> Problem:
     """Return a mistake in a setting, where the job writes it."""
-    path = ("settings", _as_written(job, name)) if name in overrides(job) else ("config", *name.split("."))
+    written = next((key for key in config.job.settings if str(key).lstrip("+") == name), None)
+    path = ("config", *name.split(".")) if written is None else ("settings", written)
     return Problem(path=path, message=message, hint=hint)
 
 
-def _values(job: Job, site: Site) -> Iterator[Problem]:
-    for name in site.config.written():
-        kind, value = site.config.keys.kind_of(name), site.config.get(name)
-        wanted = misfit(kind, value)
-        if wanted:
-            yield _wrong(job, name, f"`{name}` must be {wanted}, not {value!r}")
+def _values(config: Config) -> Iterator[Problem]:
+    for name in config.written():
+        value = config.get(name)
+        if wanted := misfit(config.facts.kind_of(name), value):
+            yield _wrong(config, name, f"`{name}` must be {wanted}, not {value!r}")
     for name, choices in _CHOICES.items():
-        value = site.config.get(name)
+        value = config.get(name)
         if value is not None and value not in choices:
-            yield _wrong(job, name, f"`{name}` is one of {', '.join(choices)}, not {value!r}")
-    for name in _required(site):
-        absent = not site.config.text(name) and site.config.reference(name) is None
-        if job.config is not None and job.document and absent:
-            yield Problem(
-                path=("config",), message=f"`{name}` is missing", hint=f"add it, or `{name}` to settings"
-            )
+            yield _wrong(config, name, f"`{name}` is one of {', '.join(choices)}, not {value!r}")
 
 
-def _required(site: Site) -> Iterator[str]:
-    """Yield the settings that AReaL has no default for."""
-    yield from _NAMES
-    yield from ("train_dataset.path", "train_dataset.type")
-    roles = [role for role in ("actor", "ref", "critic") if role == "actor" or site.config.has(role)]
-    for section in (*roles, *_FILES):
-        yield from (f"{section}.{name}" for name in _NAMES)
-    yield from (f"{section}.fileroot" for section in _FILES)
+def _missing(config: Config) -> Iterator[Problem]:
+    """Yield the settings that AReaL has no default for and the job does not give."""
+    roles = [role for role in ("actor", "ref", "critic") if role == "actor" or config.has(role)]
+    required = [*_NAMES, "train_dataset.path", "train_dataset.type"]
+    required += [f"{section}.{name}" for section in (*roles, *_FILES) for name in _NAMES]
+    required += [f"{section}.fileroot" for section in _FILES]
+    for name in required:
+        if not config.text(name) and config.reference(name) is None:
+            hint = f"add it, or `{name}` to settings"
+            yield Problem(path=("config",), message=f"`{name}` is missing", hint=hint)
 
 
-def _backends(job: Job, site: Site) -> Iterator[Problem]:
-    if job.config is None or not job.document:
+def _backend(config: Config, role: str, engines: tuple[str, ...]) -> Iterator[Problem]:
+    name, text, why = f"{role}.backend", config.text(f"{role}.backend"), ""
+    if not text:
+        try:
+            from_allocation_mode(config.text("allocation_mode"))
+        except BackendError as error:
+            if config.text("allocation_mode"):
+                why = f"; allocation_mode does not say it either: {error}"
+            hint = f"such as `{name}={engines[0]}:d{config.count('cluster.n_gpus_per_node') or 8}`"
+            yield Problem(path=("config",), message=f"`{name}` is missing{why}", hint=hint)
         return
-    mode = site.config.text("allocation_mode")
-    mode_error = ""
-    if mode:
-        try:
-            from_allocation_mode(mode)
-        except BackendError as error:
-            mode_error = str(error)
-    for role, engines in (("rollout", ENGINES), ("actor", TRAINERS)):
-        name = f"{role}.backend"
-        text = site.config.text(name)
-        if not text:
-            if not mode or mode_error:
-                example = f"{engines[0]}:d{site.config.number('cluster.n_gpus_per_node') or 8}"
-                why = f"; allocation_mode does not say it either: {mode_error}" if mode_error else ""
-                yield Problem(
-                    path=("config",), message=f"`{name}` is missing{why}", hint=f"such as `{name}={example}`"
-                )
-            continue
-        try:
-            backend = parse(text)
-        except BackendError as error:
-            yield _wrong(job, name, f"`{name}` = {text}: {error}")
-            continue
-        if backend.engine not in engines:
-            yield _wrong(job, name, f"`{name}` names one of {', '.join(engines)}, not {backend.engine}")
+    try:
+        backend = parse(text)
+    except BackendError as error:
+        yield _wrong(config, name, f"`{name}` = {text}: {error}")
+        return
+    if backend.engine not in engines:
+        yield _wrong(config, name, f"`{name}` names one of {', '.join(engines)}, not {backend.engine}")
 
 
-def _rules(job: Job, site: Site) -> Iterator[Problem]:
-    config = site.config
+def _rules(config: Config) -> Iterator[Problem]:
+    """Yield the settings that AReaL refuses beside one another."""
     if config.text("scheduler.type") == "slurm":
-        yield _wrong(
-            job,
-            "scheduler.type",
-            "AReaL's Slurm scheduler starts workers outside the Ray cluster that autotune watches",
-            "use scheduler.type=ray on that cluster",
-        )
-    if site.rollout is not None and site.actor is not None:
-        yield from _devices(job, site)
-    if site.colocated:
-        if not config.is_on("enable_offload"):
-            yield Problem(path=("config",), message="engines on the same devices need enable_offload=true")
-        if config.text("actor.weight_update_mode") != "disk":
-            yield _wrong(
-                job,
-                "actor.weight_update_mode",
-                "engines on the same devices need actor.weight_update_mode=disk",
-            )
-    for role in ("actor", "ref", "critic"):
-        if config.is_on(f"{role}.offload") and not config.is_on("enable_offload"):
-            yield _wrong(job, f"{role}.offload", f"`{role}.offload` needs enable_offload=true")
+        message = "AReaL's Slurm scheduler starts workers outside the Ray cluster that autotune watches"
+        yield _wrong(config, "scheduler.type", message, "use scheduler.type=ray on that cluster")
+    yield from _devices(config)
+    offloads, sync = config.flag("enable_offload"), "actor.weight_update_mode"
+    if config.colocated and not offloads:
+        yield Problem(path=("config",), message="engines on the same devices need enable_offload=true")
+    if config.colocated and config.text(sync) != "disk":
+        yield _wrong(config, sync, f"engines on the same devices need {sync}=disk")
+    for name in ("actor.offload", "ref.offload", "critic.offload"):
+        if config.flag(name) and not offloads:
+            yield _wrong(config, name, f"`{name}` needs enable_offload=true")
     distributed = "actor.megatron.ddp.use_distributed_optimizer"
-    if site.trainer == "megatron" and not config.is_on("actor.use_lora") and not config.is_on(distributed):
-        yield _wrong(
-            job, distributed, "AReaL's Megatron trainer asserts that it is on", f"leave out `{distributed}`"
-        )
-    rollouts, batch = (
-        config.number("rollout.max_concurrent_rollouts"),
-        config.number("train_dataset.batch_size"),
-    )
-    queue = config.number("rollout.queue_size") or 16 * (
-        rollouts or config.number("rollout.consumer_batch_size") or 1
-    )
-    if batch and queue < batch:
-        yield _wrong(
-            job,
-            "rollout.max_concurrent_rollouts",
-            f"the rollout queue holds {queue} tasks, fewer than train_dataset.batch_size = {batch}",
-            f"rollout.max_concurrent_rollouts of at least {-(-batch // 16)}",
-        )
+    if config.trainer == "megatron" and not config.flag("actor.use_lora") and not config.flag(distributed):
+        message, hint = "AReaL's Megatron trainer asserts that it is on", f"leave out `{distributed}`"
+        yield _wrong(config, distributed, message, hint)
+    rollouts, batch = "rollout.max_concurrent_rollouts", config.count("train_dataset.batch_size")
+    at_once = config.count(rollouts) or config.count("rollout.consumer_batch_size") or 1
+    queue = config.count("rollout.queue_size") or QUEUE * at_once
+    if queue < batch:
+        message = f"the rollout queue holds {queue} tasks, fewer than train_dataset.batch_size = {batch}"
+        yield _wrong(config, rollouts, message, f"{rollouts} of at least {-(-batch // QUEUE)}")
 
 
-def _devices(job: Job, site: Site) -> Iterator[Problem]:
+def _devices(config: Config) -> Iterator[Problem]:
     """Yield a problem where the engines need more devices than there are: AReaL then shares them silently."""
-    assert site.rollout is not None
-    assert site.actor is not None
-    nodes, per_node = site.config.number("cluster.n_nodes"), site.config.number("cluster.n_gpus_per_node")
-    if not site.config.says("cluster.n_nodes") or nodes is None or per_node is None:
+    nodes, per_node = config.number("cluster.n_nodes"), config.number("cluster.n_gpus_per_node")
+    if config.rollout is None or config.actor is None or not config.says("cluster.n_nodes"):
         return
-    apart = [site.actor.ranks] if site.colocated else [site.actor.ranks, site.rollout.ranks]
-    critic_apart = site.config.text("critic.scheduling_strategy.type") != "colocation"
-    if site.critic is not None and critic_apart:
-        apart.append(site.critic.ranks)
+    if nodes is None or per_node is None:
+        return
+    apart = [config.actor.ranks] if config.colocated else [config.actor.ranks, config.rollout.ranks]
+    if config.critic is not None and config.text("critic.scheduling_strategy.type") != "colocation":
+        apart.append(config.critic.ranks)
     if sum(apart) > nodes * per_node:
-        yield _wrong(
-            job,
-            "actor.backend",
-            (
-                f"the engines need {' + '.join(map(str, apart))} devices, more than the "
-                f"{nodes * per_node} of cluster.n_nodes x cluster.n_gpus_per_node"
-            ),
-            "AReaL's local scheduler would put two workers on one card without a word",
-        )
+        there = f"the {nodes * per_node} of cluster.n_nodes x cluster.n_gpus_per_node"
+        message = f"the engines need {' + '.join(map(str, apart))} devices, more than {there}"
+        hint = "AReaL's local scheduler would put two workers on one card without a word"
+        yield _wrong(config, "actor.backend", message, hint)

@@ -1,122 +1,301 @@
-"""A job of AReaL as one configuration: its YAML with the overrides on top and the defaults underneath."""
+"""A job of AReaL: its YAML with the overrides on top and the defaults underneath, and its engines."""
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
-from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
-from autotune.launchers.frameworks.areal.keys import keys_of
-from autotune.policies.values.job import Job
+import msgspec
 
+from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
+from autotune.launchers.frameworks.dialects.interpolation import resolved
+from autotune.launchers.frameworks.dialects.settings import flat
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts, releases
+from autotune.policies.values.job import SAVE_S, Job
+
+RELEASES = releases(__package__)
+_RECOVERING = ("on", "auto")  # the values of recover.mode that write checkpoints and go on from them
+_FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 # Texts that OmegaConf's typed nodes take for numbers and truths.
 _WHOLE = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _TRUTHS = {"true": True, "false": False}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
-_DEPTH = 20  # of references to references
+_DEPTH = 20  # of references of sections to sections
+_SILENT = "???"  # OmegaConf's value of a setting that is still to be given
 
 
-class Config:
-    """The effective values of a job's settings, by dotted name."""
+def known() -> Facts:
+    """Return the settings of the newest known release."""
+    return facts(__package__, RELEASES[-1])
 
-    def __init__(self, job: Job, extra: Mapping[str, Any] | None = None) -> None:
-        self.keys = keys_of(job.framework_version)
-        self._tree: dict[str, Any] = copy.deepcopy(job.document)
-        for name, value in {**overrides(job), **(extra or {})}.items():
-            self._put(name, value)
 
-    def get(self, name: str) -> Any:
+def overrides(job: Job) -> dict[str, Any]:
+    """Return the job's overrides by plain dotted name; a leading `+` or `++` is Hydra's, not the name's."""
+    return {str(name).lstrip("+"): value for name, value in job.settings.items()}
+
+
+def changed(job: Job, settings: Mapping[str, Any]) -> Job:
+    """Return a job with further overrides."""
+    return msgspec.structs.replace(job, settings={**overrides(job), **settings})
+
+
+class Config(DeclaredSettings):
+    """The effective values of a job's settings, by dotted name, and the engines that they describe."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, __package__, RELEASES, entry="", given=overrides(job))
+        self.job = job
+        self._written = flat(job.document)
+        for name, value in self.given.items():
+            self._written = {
+                key: each for key, each in self._written.items() if not _overlap(key, name)
+            } | flat({name: value})
+
+    # ----------------------------------------------------------------------- values
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
         """Return a setting's value, AReaL's default where the job is silent, None where that is null."""
-        found, value = self._find(name)
-        if found and value != "???":
-            return _typed(value, self.keys.kind_of(name) or "") if isinstance(value, str) else value
-        return self.keys.defaults.get(name)
+        place = self._place(key)
+        written = self._written.get(place, _SILENT)
+        if written == _SILENT:
+            return self.facts.defaults.get(place if self.reference(key) else key)
+        value = self._followed(place, written)
+        return _typed(value, self.facts.kind_of(key) or "") if isinstance(value, str) else value
 
-    def number(self, name: str) -> int | None:
+    def number(self, key: str) -> int | None:
         """Return a whole number, or None where the setting holds none."""
-        value = self.get(name)
+        value = self.get(key)
         if isinstance(value, str):
             value = int(value) if _WHOLE.fullmatch(value) else None
         return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    def share(self, name: str) -> float | None:
-        """Return a number, or None where the setting holds none."""
-        value = self.get(name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-    def text(self, name: str) -> str:
-        """Return a text, empty where the setting holds none."""
-        value = self.get(name)
-        return value if isinstance(value, str) else ""
-
-    def is_on(self, name: str) -> bool:
-        """Return whether a setting is true."""
-        return self.get(name) is True
-
-    def has(self, name: str) -> bool:
+    def has(self, key: str) -> bool:
         """Return whether the job itself gives the setting or section another value than null."""
-        found, value = self._find(name)
-        return found and value is not None and value != "???"
+        place = self._place(key)
+        value = self._written.get(place)
+        return value not in (None, _SILENT) or any(each.startswith(f"{place}.") for each in self._written)
 
-    def says(self, name: str) -> bool:
+    def says(self, key: str) -> bool:
         """Return whether the job itself names the setting, be it with null."""
-        return self._find(name)[0]
+        return self._place(key) in self._written or self.has(key)
 
-    def reference(self, name: str) -> str | None:
+    def reference(self, key: str) -> str | None:
         """Return the name that a section or setting points to with `${…}`, None where it has a value."""
-        value: Any = self._tree
-        for key in name.split("."):
-            if not isinstance(value, dict) or key not in value:
-                return None
-            value = value[key]
+        value = self._written.get(key)
         whole = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         return whole[1] if whole else None
 
     def written(self) -> Iterator[str]:
-        """Yield the dotted name of everything that the job's YAML and overrides contain."""
-        yield from _names(self._tree, "")
+        """Yield the dotted name of every setting that the job's YAML and overrides contain."""
+        yield from self._written
 
-    def _find(self, name: str) -> tuple[bool, Any]:
-        found, value = self._raw(name)
-        return found, self._resolved(value)
+    def _place(self, key: str, depth: int = 0) -> str:
+        """Return the name at which a value is written, references of the sections above it followed."""
+        parts = key.split(".")
+        for length in range(1, len(parts) + 1):
+            target = self.reference(".".join(parts[:length]))
+            if target is not None and depth < _DEPTH:
+                return self._place(".".join((target, *parts[length:])), depth + 1)
+        return key
 
-    def _resolved(self, value: Any, depth: int = 0) -> Any:
-        if depth > _DEPTH:
-            return None
-        if isinstance(value, str):
-            whole = _REFERENCE.fullmatch(value)
-            if whole:
-                found, target = self._raw(whole[1])
-                return self._resolved(target, depth + 1) if found else self.keys.defaults.get(whole[1])
-            return _REFERENCE.sub(lambda m: str(self._resolved(m[0], depth + 1)), value)
-        if isinstance(value, dict):
-            return {key: self._resolved(each, depth + 1) for key, each in value.items()}
+    def _followed(self, key: str, value: Any) -> Any:
+        """Return what is written for a key with the references inside it replaced."""
         if isinstance(value, list):
-            return [self._resolved(each, depth + 1) for each in value]
+            return [self._followed(key, each) for each in value]
+        if isinstance(value, dict):
+            return {name: self._followed(key, each) for name, each in value.items()}
+        if isinstance(value, str):
+            return resolved(key, lambda name: value if name == key else self._raw(name))
         return value
 
-    def _raw(self, name: str) -> tuple[bool, Any]:
-        value: Any = self._tree
-        for key in name.split("."):
-            if isinstance(value, str):
-                value = self._resolved(value)
-            if not isinstance(value, dict) or key not in value:
-                return False, None
-            value = value[key]
-        return True, value
+    def _raw(self, key: str) -> Any:
+        place = self._place(key)
+        value = self._written.get(place, _SILENT)
+        return self.facts.defaults.get(place) if value == _SILENT else value
 
-    def _put(self, name: str, value: Any) -> None:
-        *sections, key = name.split(".")
-        place = self._tree
-        for section in sections:
-            inner = place.get(section)
-            if not isinstance(inner, dict):
-                inner = place[section] = {}
-            place = inner
-        place[key] = copy.deepcopy(value)
+    # ----------------------------------------------------------------------- engines
+
+    @cached_property
+    def _backends(self) -> tuple[Backend | None, Backend | None, bool]:
+        """The rollout's and the actor's backend, None where unreadable, and whether they share devices."""
+        rollout, actor = self.backend("rollout"), self.backend("actor")
+        shared = any(
+            self.text(f"{role}.scheduling_strategy.type") == "colocation"
+            and self.text(f"{role}.scheduling_strategy.target") == other
+            for role, other in (("actor", "rollout"), ("rollout", "actor"))
+        )
+        if rollout is None or actor is None:
+            try:
+                old = from_allocation_mode(self.text("allocation_mode"))
+            except BackendError:
+                return rollout, actor, shared
+            return rollout or old[0], actor or old[1], shared or old[2]
+        return rollout, actor, shared
+
+    def backend(self, role: str) -> Backend | None:
+        """Return what `ROLE.backend` says, None where it says nothing readable."""
+        try:
+            return parse(self.text(f"{role}.backend"))
+        except BackendError:
+            return None
+
+    @property
+    def rollout(self) -> Backend | None:
+        """How the inference engines are spread."""
+        return self._backends[0]
+
+    @property
+    def actor(self) -> Backend | None:
+        """How the actor's trainer is spread."""
+        return self._backends[1]
+
+    @property
+    def critic(self) -> Backend | None:
+        """How the critic's trainer is spread; None without a critic."""
+        return self.backend("critic") if self.has("critic") else None
+
+    @property
+    def colocated(self) -> bool:
+        """Whether engines and trainer share their devices."""
+        return self._backends[2]
+
+    @property
+    def engine(self) -> str:
+        """The inference engine."""
+        return self.rollout.engine if self.rollout is not None else "sglang"
+
+    @property
+    def trainer(self) -> str:
+        """The training engine."""
+        return self.actor.engine if self.actor is not None else "fsdp"
+
+    def engine_of(self, role: str) -> str:
+        """Return the training engine of a role."""
+        backend = self.critic if role == "critic" else self.actor
+        return backend.engine if backend is not None else "fsdp"
+
+    # ----------------------------------------------------------------------- roles and sizes
+
+    @property
+    def streams_adam(self) -> bool:
+        """Whether the optimizer is the one whose step can be streamed layer by layer."""
+        return self.text("actor.optimizer.type") == "adam"
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The roles that are trained."""
+        return ("actor", "critic") if self.critic is not None else ("actor",)
+
+    @property
+    def scores_reference(self) -> bool:
+        """Whether a frozen model is scored: AReaL builds it only with a KL coefficient above 0."""
+        return self.has("ref") and self.share("actor.kl_ctl") > 0
+
+    @property
+    def reference_budget_is_apart(self) -> bool:
+        """Whether only the reference model scores, so that its budget is the scoring budget."""
+        if self.flag("actor.use_decoupled_loss"):
+            actor_scores = self.text("actor.prox_logp_method") == "recompute"
+        else:
+            actor_scores = self.flag("actor.recompute_logprob")
+        return self.scores_reference and not actor_scores and self.critic is None
+
+    @property
+    def samples(self) -> int:
+        """The sequences of one step."""
+        return (self.number("train_dataset.batch_size") or 1) * (self.number("gconfig.n_samples") or 1)
+
+    def updates(self, role: str) -> int:
+        """Return how many updates of its weights a role makes in one step."""
+        return self.number(f"{role}.ppo_n_minibatches") or 1
+
+    def budget(self, role: str) -> int:
+        """Return the most tokens of one pass; unlimited, it holds the mini-batch of a data-parallel rank."""
+        written = self.number(f"{role}.mb_spec.max_tokens_per_mb")
+        if written is not None:
+            return written
+        data = self.actor.data if self.actor is not None else 1
+        sequences = -(-self.samples // data)
+        return max(self.longest, -(-sequences // self.updates(role)) * self.longest)
+
+    @property
+    def actor_budget(self) -> int:
+        """The most tokens of one pass of the actor."""
+        return self.budget("actor")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest possible sequence."""
+        return self._longest[0]
+
+    @property
+    def lengths_known(self) -> bool:
+        """Whether the job's own lengths say how long a sequence can be."""
+        return self._longest[1]
+
+    @cached_property
+    def _longest(self) -> tuple[int, bool]:
+        """Where prompts have no limit, or a workflow takes several turns, only the engine's limits remain."""
+        limit = self.number("gconfig.max_tokens") or self.facts.defaults["gconfig.max_tokens"]
+        with_vllm = self.text("rollout.backend").startswith("vllm")
+        context = self.number("vllm.max_model_len" if with_vllm else "sglang.context_length")
+        bound = min(limit, context) if context else limit
+        prompt, answer = self.number("train_dataset.max_length"), self.number("gconfig.max_new_tokens")
+        turns = (self.number(name) or 1 for name in self.written() if name.rpartition(".")[2] == "max_turns")
+        if prompt is None or answer is None or any(each > 1 for each in turns):
+            return bound, False
+        return min(bound, prompt + answer), True
+
+    # ----------------------------------------------------------------------- checkpoints
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether the job uses the v2 controllers, which cannot recover."""
+        return "v2" in (self.text("actor._version"), self.text("rollout._version"))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether an attempt can continue where the last one ended."""
+        return not self.refuses_to_recover and not self.is_v2
+
+    @property
+    def refuses_to_recover(self) -> bool:
+        """Whether the user says in the job's own settings that nothing is to be recovered."""
+        return self.given.get("recover.mode") in ("disabled", "off")
+
+    @property
+    def recover_mode(self) -> str:
+        """What recover.mode says."""
+        return self.text("recover.mode")
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the job itself asks AReaL to write checkpoints and to go on from them."""
+        return self.recover_mode in _RECOVERING
+
+    @property
+    def says_when_to_save(self) -> bool:
+        """Whether the job says how often a checkpoint is written."""
+        return any(self.has(f"recover.{name}") for name in _FREQUENCIES)
+
+    @property
+    def interval(self) -> dict[str, int]:
+        """How often a checkpoint is written where the job does not say it."""
+        every = self.job.recovery.save_every
+        return {"recover.freq_steps": every} if every else {"recover.freq_secs": SAVE_S}
+
+    @property
+    def interval_text(self) -> str:
+        """The same as the override that says it."""
+        return " ".join(f"{name}={value}" for name, value in self.interval.items())
+
+    @property
+    def recover_root(self) -> str:
+        """The folder below which AReaL keeps what it recovers from."""
+        return self.text("recover.fileroot") or self.text("cluster.fileroot")
 
 
 def _typed(text: str, kind: str) -> Any:
@@ -131,83 +310,6 @@ def _typed(text: str, kind: str) -> Any:
     return text
 
 
-def overrides(job: Job) -> dict[str, Any]:
-    """Return the job's overrides by plain dotted name; a leading `+` or `++` is Hydra's, not the name's."""
-    return {str(name).lstrip("+"): value for name, value in job.settings.items()}
-
-
-def backends(config: Config) -> tuple[Backend | None, Backend | None, bool]:
-    """Return the rollout's and the actor's backend, None where unreadable, and whether they share devices."""
-    rollout, actor = _backend(config, "rollout.backend"), _backend(config, "actor.backend")
-    shared = _is_colocated(config)
-    if rollout is None or actor is None:
-        try:
-            old_rollout, old_actor, old_shared = from_allocation_mode(config.text("allocation_mode"))
-        except BackendError:
-            return rollout, actor, shared
-        shared = shared or old_shared
-        return rollout or old_rollout, actor or old_actor, shared
-    return rollout, actor, shared
-
-
-def critic_backend(config: Config) -> Backend | None:
-    """Return the critic's backend, None without a critic."""
-    return _backend(config, "critic.backend") if config.has("critic") else None
-
-
-def has_reference(config: Config) -> bool:
-    """Return whether a frozen model is scored: AReaL builds it only with a KL coefficient above 0."""
-    return config.has("ref") and (config.share("actor.kl_ctl") or 0) > 0
-
-
-def actor_scores(config: Config) -> bool:
-    """Return whether the actor computes log-probabilities of the samples again before it trains."""
-    if config.is_on("actor.use_decoupled_loss"):
-        return config.text("actor.prox_logp_method") == "recompute"
-    return config.is_on("actor.recompute_logprob")
-
-
-def longest(config: Config) -> tuple[int, bool]:
-    """Return the tokens of the longest possible sequence, and whether the job's own lengths say so.
-
-    Where prompts have no limit, or a workflow takes several turns, only the engine's own limits remain.
-    """
-    limit = config.number("gconfig.max_tokens") or config.keys.defaults["gconfig.max_tokens"]
-    engine = (
-        "vllm.max_model_len" if config.text("rollout.backend").startswith("vllm") else "sglang.context_length"
-    )
-    context = config.number(engine)
-    bound = min(limit, context) if context else limit
-    prompt, answer = config.number("train_dataset.max_length"), config.number("gconfig.max_new_tokens")
-    if prompt is None or answer is None or _turns(config) > 1:
-        return bound, False
-    return min(bound, prompt + answer), True
-
-
-def _turns(config: Config) -> int:
-    """Return the turns of a workflow, as far as the script's own settings say them."""
-    turns = [config.number(name) for name in config.written() if name.rpartition(".")[2] == "max_turns"]
-    return max((t for t in turns if t is not None), default=1)
-
-
-def _backend(config: Config, name: str) -> Backend | None:
-    try:
-        return parse(config.text(name)) if config.text(name) else None
-    except BackendError:
-        return None
-
-
-def _is_colocated(config: Config) -> bool:
-    return any(
-        config.text(f"{role}.scheduling_strategy.type") == "colocation"
-        and config.text(f"{role}.scheduling_strategy.target") == other
-        for role, other in (("actor", "rollout"), ("rollout", "actor"))
-    )
-
-
-def _names(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        yield name
-        if isinstance(value, dict):
-            yield from _names(value, f"{name}.")
+def _overlap(first: str, second: str) -> bool:
+    """Return whether one of two names is the other or stands above it."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")

@@ -13,6 +13,9 @@ import yaml
 _PREFIX = re.compile(r"^(\+\+|\+|~)")
 _PLAIN = re.compile(r"^[\w./\-@:%]+$")  # what Hydra's grammar takes without quotes
 _NUMBER = re.compile(r"^[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?$")
+_LITERAL = re.compile(r"[A-Za-z_][\w./:@%+-]*|/[\w./@%+-]*|\$\{[\w.]+\}")
+_READ_ALIKE = frozenset({"true", "false", "null", "nan", "inf", "yes", "no", "on", "off"})
+_PAIR = re.compile(r"([{,]\w+):(?=\S)")  # YAML wants a space behind the colon, Hydra does not
 _WORD = re.compile(r"^(\+\+|\+|~)?[A-Za-z_][\w@/\-]*(\.[\w@/\-]+)*(=.*)?$", re.DOTALL)
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _VARIABLES = ".env_vars."
@@ -52,6 +55,21 @@ def value_text(value: Any) -> str:
     return _quoted(text)
 
 
+def literal_text(value: Any) -> str:
+    """Return a value as Hydra reads it after the `=`; a text stays one, whatever it could stand for."""
+    match value:
+        case str():
+            plain = _LITERAL.fullmatch(value) and value.lower() not in _READ_ALIKE
+            return value if plain else _quoted(value)
+        case bool():
+            return "true" if value else "false"
+        case Mapping():
+            return "{" + ",".join(f"{key}:{literal_text(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(literal_text(item) for item in value) + "]"
+    return value_text(value)
+
+
 def value_of(written: Any) -> Any:
     """Return the value that Hydra makes of what follows the `=`, where it is a text."""
     if not isinstance(written, str):
@@ -65,7 +83,7 @@ def value_of(written: Any) -> Any:
         return int(text) if whole else number
     if text[:1] in "[{'\"" and text[-1:] in "]}'\"":
         try:
-            return _plain(yaml.safe_load(text))
+            return _plain(yaml.safe_load(_PAIR.sub(r"\1: ", text) if text.startswith(("{", "[{")) else text))
         except yaml.YAMLError:
             return text
     return text
@@ -93,7 +111,7 @@ def overrides_in(words: Iterable[str], *, top: tuple[str, ...] = ()) -> dict[str
         if word.startswith("-") or not _WORD.match(word) or ("=" not in word and word[:1] != "~"):
             continue
         key, _, text = word.partition("=")
-        if "." not in key and key not in top:
+        if "." not in key and bare(key) not in top:
             continue
         result[key] = value_of(text)
     return result
@@ -124,16 +142,16 @@ def _plain(value: Any) -> Any:
     return value_of(value) if isinstance(value, str) and _NUMBER.match(value) else value
 
 
-def printed_overrides(text: str, known: Container[str]) -> dict[str, Any]:
-    """Return the overrides of known keys in the command lines that a log shows."""
+def printed_overrides(text: str, known: Container[str], *, top: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the overrides of known keys in the command lines that a log shows; `top` as in overrides_in."""
     result: dict[str, Any] = {}
     for line in text.splitlines():
-        if "=" not in line or "." not in line:
+        if "=" not in line or not ("." in line or top):
             continue
         try:
             words = shlex.split(line)
         except ValueError:  # a quote in prose
             continue
-        found = overrides_in(words)
+        found = overrides_in(words, top=top)
         result |= {bare(key): value for key, value in found.items() if bare(key) in known}
     return result

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Advice, Problem
-from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.base import Advice, Problem, Tracked
+from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of, rows
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.flags import (
@@ -149,6 +149,10 @@ class MegatronRl(GuidedFramework):
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
         return settings_of(job, knobs, self.dialect, folder=root(job, self._flags(job)))
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run."""
+        return trackers.tracked(__package__, self._flags(job).given.get)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""

@@ -10,13 +10,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, ClassVar
 
-import msgspec
-
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
-from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
-from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.launchers.frameworks.dialects.printed_dicts import braced
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.launchers.frameworks.nemo_rl import config as key
@@ -26,7 +22,6 @@ from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
@@ -104,17 +99,15 @@ class NemoRL(TabularFramework[Config]):
         config = Config(job)
         return absolute(job, config.text(_FOLDER) if config.has(_FOLDER) or job.resume else "checkpoints")
 
-    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the overrides that differ from the job as written."""
-        config = Config(job)
-        found = self.knob_settings(config, knobs)
+    def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
+        """Return changed settings with those that follow them."""
         if key.TRAIN_SIZE in found:  # scoring passes follow, as there is no knob for them
             most = config.count(key.SCORE_SIZE) * found[key.TRAIN_SIZE] // config.count(key.TRAIN_SIZE)
             found[key.SCORE_SIZE] = max(size for size in divisors(config.scored) if size <= max(1, most))
         fraction = found.get(f"{key.MEGATRON}.optimizer.optimizer_offload_fraction")
         if fraction is not None:  # it is taken only together
             found[f"{key.MEGATRON}.optimizer.optimizer_cpu_offload"] = fraction > 0
-        return {name: value for name, value in found.items() if config.get(name) != value}
+        return found
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings where a log shows the final configuration, and its overrides."""
@@ -127,16 +120,6 @@ class NemoRL(TabularFramework[Config]):
     def last_step(self, job: Job) -> int | None:
         """Return the step that ends an asynchronous training; the length of the data may end another one."""
         return super().last_step(job) if Config(job).flag("grpo.async_grpo.enabled") else None
-
-    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps under folders of its own, nothing reported or saved."""
-        own = document(__package__, "trial.yaml", dict[str, Any]) | {
-            self.steps_key: steps,
-            _FOLDER: f"{folder}/checkpoints",
-            "logger.log_dir": f"{folder}/logs",
-        }
-        given = {name: each for name, each in Config(job).given.items() if bare(name) not in own}
-        return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return who works where, who holds device memory in which phase, and every size."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals, residency
+from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.frameworks.core import rehearsals, residency, trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import GuidedFramework, document
 from autotune.launchers.frameworks.core.lengths import with_lengths
@@ -127,6 +127,10 @@ class OpenRlhf(GuidedFramework):
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
         return settings_of(job, knobs)
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run."""
+        return trackers.tracked(__package__, _flags(job).given.get)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import msgspec
-
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
-from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.hydra import yaml_override
 from autotune.launchers.frameworks.skyrl.config import (
@@ -28,7 +25,6 @@ from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement, Requires
 
 _SAME_DEVICES = "trainer.placement.colocate_all: num_engines x tensor_parallel_size = the trainer's GPUs"
@@ -71,6 +67,9 @@ class SkyRL(TabularFramework[Config]):
     engine_nodes = tuple(f"{ENGINE}.{kind}_init_kwargs" for kind in ("engine", "prefill", "decode"))
     model_key = f"{POLICY}.model.path"
     steps_key = "trainer.max_training_steps"
+    forces_longest: ClassVar[Mapping[str, Any]] = {
+        "generator.sampling_params.additional_kwargs.ignore_eos": True
+    }
     no_file = "write its settings under `settings:`, such as trainer.strategy: fsdp"
 
     def config(self, job: Job) -> Config:
@@ -91,10 +90,8 @@ class SkyRL(TabularFramework[Config]):
         """Return trainer.ckpt_path, or the folder below which every run has its own."""
         return absolute(job, Config(job).text("trainer.ckpt_path") or "checkpoints")
 
-    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the overrides that differ from the job as written."""
-        config = Config(job)
-        found = self.knob_settings(config, knobs)
+    def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
+        """Return changed settings with those that follow them."""
         if TRAIN_SIZE in found:  # scoring passes follow, as there is no knob for them
             share = found[TRAIN_SIZE] / config.count(TRAIN_SIZE)
             found[SCORE_SIZE] = max(1, int(config.count(SCORE_SIZE) * share))
@@ -105,7 +102,7 @@ class SkyRL(TabularFramework[Config]):
         if fraction is not None:  # Megatron takes them only together
             found[f"{CPU_ADAM}.optimizer_cpu_offload"] = fraction > 0
             found[f"{CPU_ADAM}.use_precision_aware_optimizer"] = fraction > 0
-        return {key: value for key, value in found.items() if config.get(key) != value}
+        return found
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as OmegaConf's command line takes them."""
@@ -114,18 +111,6 @@ class SkyRL(TabularFramework[Config]):
     def can_force_longest(self, job: Job) -> bool:
         """Return whether vLLM can be told to go on after the end of an answer: where there is one turn."""
         return Config(job).count("generator.max_turns") <= 1
-
-    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps under names and folders of its own, nothing reported or saved."""
-        own = document(__package__, "trial.yaml", dict[str, Any]) | {
-            "trainer.max_training_steps": steps,
-            "trainer.ckpt_path": f"{folder}/checkpoints",
-            "trainer.export_path": f"{folder}/exports",
-            "trainer.run_name": f"{job.name}-trial",
-        }
-        if longest and self.can_force_longest(job):
-            own["generator.sampling_params.additional_kwargs.ignore_eos"] = True
-        return msgspec.structs.replace(job, settings={**Config(job).given, **own}, resume=False)
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return who works where, who holds device memory in which phase, and every size."""

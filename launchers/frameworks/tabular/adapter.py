@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
-from autotune.launchers.frameworks.core.data import GuidedFramework, package_of
+from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.frameworks.core import rehearsals, trackers
+from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
@@ -19,23 +19,29 @@ from autotune.launchers.frameworks.dialects.hydra import (
     overrides_in,
     prefix,
     printed_overrides,
+    value_of,
 )
+from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.tabular import rows
-from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Constraint, Placement, Profile
+from autotune.policies.values.profile import Constraint, Grid, Placement, Profile
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
-    """Its folder holds knobs, unsupported, lines and rehearsal (each `.yaml`), and `facts/RELEASE.json`."""
+    """Its folder holds `facts/RELEASE.json` and, as `.yaml`, knobs, unsupported, lines, trial and rehearsal.
+
+    And refused, warnings and unread, unless its adapter tells them.
+    """
 
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
@@ -46,26 +52,52 @@ class TabularFramework(GuidedFramework, Generic[C]):
     no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
     file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
     adds: ClassVar[str] = ""  # the prefix that an override needs to add a key; empty: none is added
+    unread_in: ClassVar[str] = ""  # the release whose code unread.yaml was read in; empty: it has none
+    program: ClassVar[Program | None] = None  # what its printed configuration is told by, if it prints one
+    top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
+    forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings with which answers are as long as allowed
+    readers: ClassVar[Mapping[str, rows.Reader]] = {}  # the functions that knobs.yaml names
+    writers: ClassVar[Mapping[str, rows.Writer]] = {}
+    reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
 
     @abstractmethod
     def config(self, job: Job) -> C:
         """Return what a job's settings come to."""
 
-    @abstractmethod
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield what the framework refuses at its start."""
+        """Yield what the framework refuses at its start: the rows of `refused.yaml`."""
+        for row in rows.refusals(package_of(self)):
+            if self.when[row.when](config):
+                message = row.message.format(value=config.get(row.setting))
+                yield Problem(
+                    path=("settings", config.as_written(row.setting)), message=message, hint=row.hint
+                )
 
     @abstractmethod
-    def sizes(self, config: C, shape: Model | None) -> dict[str, tuple[int, ...]]:
+    def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
         """Return the legal values that follow from the job, by knob, from more memory to less."""
 
-    @abstractmethod
-    def constraints(self, config: C) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids; those of knobs that are not offered are left out."""
+    def phases(self, config: C) -> Mapping[str, tuple[Phase, ...]]:
+        """Return the phases in which a knob changes the memory in use, where they follow from the job."""
+        return {}
 
-    @abstractmethod
+    def constraints(self, config: C) -> Iterator[Constraint]:
+        """Yield what binds the knobs beyond their rows; those of knobs that are not offered are left out."""
+        return iter(())
+
     def warnings(self, config: C) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
+        """Yield what the user should know before the launch: `warnings.yaml` and `unread.yaml`."""
+        version = config.release.version
+        for key, unread in rows.unread(package_of(self)).items() if version == self.unread_in else ():
+            if config.has(key) and self._holds(config)(unread.when):
+                yield f"{key} has no effect in {self.name} {version}: {unread.why}"
+        for row in rows.warnings(package_of(self)):
+            if self.when[row.when](config):
+                yield row.says.format(longest=config.longest, config=config)
+
+    def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
+        """Yield what the user should know of the job on this cluster."""
+        yield from ()
 
     @abstractmethod
     def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
@@ -77,7 +109,14 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def present(self, config: C) -> tuple[rows.Row, ...]:
         """Return the rows of the knobs that a job offers."""
-        return rows.applying(package_of(self), lambda name: not name or self.when[name](config))
+        refused = self.declined(config)
+        return tuple(
+            row for row in rows.known(package_of(self), self._holds(config)) if row.knob not in refused
+        )
+
+    def declined(self, config: C) -> dict[str, str]:
+        """Return the knobs that a job does not offer, each with the reason."""
+        return rows.declined(package_of(self), self._holds(config))
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -87,29 +126,38 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         if not config.is_own:
             return ()
+        unknown = tuple(problem for problem in self.unknown(config) if self.is_certain(config, problem))
+        misfits = tuple(config.facts.misfits(config, config.given, exact=config.release.exact))
+        for engine, arguments in self._handed_on(job, config):
+            misfits += tuple(engine_arguments.problems(engine, arguments))
+        return unknown + (misfits or tuple(self.refused(config)))
+
+    def unknown(self, config: C) -> Iterator[Problem]:
+        """Yield the settings that the release does not have."""
         if self.adds:
             known = {row.setting for row in rows.knob_rows(package_of(self))}
-            unknown = tuple(config.absent(known, adds=self.adds))
-        else:
-            unknown = tuple(config.facts.unknown(config.given)) if config.release.exact else ()
-        misfits = tuple(config.facts.misfits(config, config.given))
-        if (engine := self._engine(job, config)) is not None:
-            misfits += tuple(engine_arguments.problems(engine, self._arguments(config)))
-        return unknown + (misfits or tuple(self.refused(config)))
+            return config.absent(known, adds=self.adds)
+        return config.facts.unknown(config.given)
+
+    def is_certain(self, config: C, problem: Problem) -> bool:
+        """Return whether an unknown setting of a job is a mistake; else it is passed on, with a warning."""
+        return bool(self.adds) or config.release.exact
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
         config = self.config(job)
         present = self.present(config)
         knobs = {row.knob for row in present}
-        bounds = (*self.constraints(config), *rows.fixed(present))
+        sizes = rows.bounds(present, lambda name: getattr(config, name))
+        bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
-            knobs=rows.read(present, config),
-            supported=rows.offered(present, self.sizes(config, job.shape)),
-            unsupported=rows.declined(package_of(self), lambda name: not name or self.when[name](config))
-            | rows.staying(present),
+            knobs=rows.read(self._read(config), config, self.readers),
+            supported=rows.offered(
+                present, self.sizes(config, job.shape), self.phases(config), spell=config.key
+            ),
+            unsupported=self.declined(config) | rows.staying(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
             placement=placement,
             resident=resident,
@@ -119,18 +167,27 @@ class TabularFramework(GuidedFramework, Generic[C]):
             longest_sequence=config.longest,
             resumable=config.resumes,
             layout=with_lengths(layout, job),
-            warnings=(*job.notes, *self.warnings(config), *self._passed_on(job, config)),
+            warnings=(
+                *job.notes,
+                *self.warnings(config),
+                *self.warnings_on(config, cluster),
+                *self._passed_on(job, config),
+            ),
         )
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt: the program, the job's own settings, what its knobs change, what a run needs."""
         config = self.config(job)
-        own = self.started(config, job, run=run, resume=resume)
         changed = self.settings(job, knobs)
-        kept = {key: value for key, value in config.given.items() if bare(key) not in changed.keys() | own}
-        entry = tuple(word for word in job.command if not overrides_in([word])) or self.entry
+        whole = self.config(msgspec.structs.replace(job, settings={**job.settings, **changed}))
+        needed = self.of_attempt(whole, job, run=run, attempt=attempt)
+        needed |= self.started(whole, job, run=run, resume=resume)
+        own = {whole.key(key): value for key, value in needed.items()}
+        replaced = {bare(key) for key in (*changed, *own)}
+        kept = {key: value for key, value in config.given.items() if bare(key) not in replaced}
+        entry = tuple(word for word in job.command if not overrides_in([word], top=self.top)) or self.entry
         file = () if job.config is None else (self.file_option, job.config)
-        words = self.words(self.spelled(config, {**kept, **changed, **own}))
+        words = self.typed(config, {**kept, **changed, **own})
         return Command(argv=(*entry, *file, *words), env={**self.env, **job.env}, cwd=job.workdir)
 
     def model_path(self, job: Job) -> str | None:
@@ -143,13 +200,51 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         return config.count(self.steps_key) or None if config.has(self.steps_key) else None
 
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run."""
+        return trackers.tracked(package_of(self), self.config(job).get)
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the overrides that differ from the job as written, in its own spelling."""
+        config = self.config(job)
+        found = self.together(config, self.knob_settings(config, knobs))
+        return {config.key(key): value for key, value in found.items() if config.differs(found, key)}
+
+    def together(self, config: C, found: dict[str, Any]) -> dict[str, Any]:
+        """Return changed settings with those that follow them."""
+        return found
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps and the settings of `trial.yaml`: names and folders of its own."""
+        own = {
+            key: value.format(folder=folder, name=job.name) if isinstance(value, str) else value
+            for key, value in document(package_of(self), "trial.yaml", dict[str, Any]).items()
+        }
+        own[self.steps_key] = steps
+        if longest and self.can_force_longest(job):
+            own |= self.forces_longest
+        given = {key: value for key, value in self.config(job).given.items() if bare(key) not in own}
+        return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
+
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as the framework's command line takes them."""
-        known = facts(package_of(self), self.releases[-1]).types if self.adds else {}
+        known = self.declared(self.releases[-1]).types if self.adds else {}
         return tuple(
             override(key if not self.adds or prefix(key) or key in known else f"{self.adds}{key}", value)
             for key, value in settings.items()
         )
+
+    def of_attempt(self, config: C, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
+        """Return the settings of one attempt alone, beside those of `started`."""
+        return {}
+
+    def typed(self, config: C, settings: dict[str, Any]) -> tuple[str, ...]:
+        """Return an attempt's settings as its command line takes them."""
+        return self.words(self.spelled(config, settings))
+
+    def declared(self, version: str) -> Facts:
+        """Return the settings of a known release."""
+        return facts(package_of(self), version)
 
     def spelled(self, config: C, settings: dict[str, Any]) -> dict[str, Any]:
         """Return an attempt's settings under the keys that its command line takes."""
@@ -160,29 +255,36 @@ class TabularFramework(GuidedFramework, Generic[C]):
             for key, value in settings.items()
         }
 
+    def validates(self, config: C) -> bool:
+        """Return whether the job validates during its training."""
+        return rehearsals.validates(package_of(self), config.get)
+
     def meets(self, job: Job) -> tuple[Met, ...]:
         """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
         config = self.config(job)
         without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
-        without += [] if config.resumes else [LateEvent.SAVE]
-        without += [] if rehearsals.validates(package_of(self), config.get) else [LateEvent.VALIDATION]
+        without += [] if config.saves else [LateEvent.SAVE]
+        without += [] if config.resumes else [LateEvent.RELOAD]
+        without += [] if self.validates(config) else [LateEvent.VALIDATION]
         return rehearsals.met(package_of(self), without=without)
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
         """Return a trial that saves below `folder` and validates in the same step, where the job does."""
         config = self.config(job)
         trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        if not config.resumes:
+        if not config.saves:
             return trial
-        validation = rehearsals.validates(package_of(self), config.get)
+        validation = self.validates(config)
         own = rehearsals.additions(package_of(self), validation=validation)
         left = rehearsals.left(package_of(self), validation=validation)
         settings = rehearsals.settings_of(job, trial, own, left=left, bare=bare)
         return msgspec.structs.replace(trial, settings=settings)
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the overrides of the command line, where a log shows one."""
-        return printed_overrides(text, facts(package_of(self), self.releases[-1]).types)
+        """Return the overrides of the command line, and the configuration, where a log shows them."""
+        if self.program is not None:
+            return printed(text, self.program)
+        return printed_overrides(text, self.declared(self.releases[-1]).types)
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the log says about progress."""
@@ -190,26 +292,47 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
         """Return the settings of the rows in which a job does not use `knobs` already."""
-        return rows.written(self.present(config), config, knobs)
+        return rows.written(self._read(config), config, knobs, self.readers, self.writers)
+
+    def _read(self, config: C) -> tuple[rows.Row, ...]:
+        if self.reads_declined:
+            return rows.known(package_of(self), self._holds(config))
+        return self.present(config)
+
+    def _holds(self, config: C) -> rows.Holds:
+        return lambda name: not name or self.when[name](config)
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
-        refused = self.adds or (config.release.exact and config.is_own)  # an error, and no warning beside it
-        for problem in () if refused else config.facts.unknown(config.given):
-            yield f"{self.name} {config.release.version} has no setting {problem.path[-1]}; it is passed on"
-        if config.is_own and (engine := self._engine(job, config)) is not None:
-            yield from engine_arguments.passed_on(engine, self._arguments(config))
+        release = config.release
+        which = f"{self.name} {release.version}" + (
+            "" if release.exact else ", the nearest release known here,"
+        )
+        for problem in self.unknown(config):
+            if not (self.is_certain(config, problem) and (config.is_own or self.adds)):
+                hint = f" ({problem.hint})" if problem.hint else ""
+                setting = bare(".".join(map(str, problem.path[1:])))
+                yield f"{which} does not have the setting {setting}; it is passed on{hint}"
+        if config.is_own:
+            for engine, arguments in self._handed_on(job, config):
+                yield from engine_arguments.passed_on(engine, arguments)
 
-    def _engine(self, job: Job, config: C) -> engine_arguments.Engine | None:
-        if not self.engine_nodes:
-            return None
+    def engines(self, config: C) -> tuple[str, ...]:
+        """Return the inference engines that the settings below `engine_nodes` may be for."""
+        return (config.engine,) if self.engine_nodes else ()
+
+    def _handed_on(
+        self, job: Job, config: C
+    ) -> Iterator[tuple[engine_arguments.Engine, list[engine_arguments.Argument]]]:
+        """Yield the arguments of each inference engine that the settings hand on to it."""
+        given = {key: value_of(value) for key, value in config.given.items() if prefix(key) != "~"}
+        plain = {bare(key): value for key, value in given.items()}
+        spelled = {bare(key): key for key in given}
         pinned, exact = config.facts.engines, config.release.exact
-        return engine_arguments.engine_of(config.engine, job, pinned, exact=exact)
-
-    def _arguments(self, config: C) -> list[engine_arguments.Argument]:
-        plain = {bare(key): value for key, value in config.given.items()}
-        spelled = {bare(key): key for key in config.given}
-        return [
-            each
-            for node in self.engine_nodes
-            for each in engine_arguments.arguments_below(node, plain, spelled)
-        ]
+        for name in self.engines(config):
+            engine = engine_arguments.engine_of(name, job, pinned, exact=exact)
+            nodes = (node.format(engine=name) for node in self.engine_nodes)
+            found = [
+                each for node in nodes for each in engine_arguments.arguments_below(node, plain, spelled)
+            ]
+            if engine is not None and found:
+                yield engine, found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping
-from functools import cache
+from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
 import msgspec
+from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.types import misfit
@@ -20,34 +21,59 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 FREE = "any"  # the type of a setting that takes any value, sections of any names among them
+SECTION = "section"  # the kind of a name below which there are others
 
 
-class Facts(Value, frozen=True):
+class Facts(Value, frozen=True, dict=True, gc=True):
     """Types and defaults by key; a default of None is left out."""
 
     types: dict[str, str]
     defaults: dict[str, Any]
     source: str = ""  # where they were read, where it is no package of PyPI
     engines: dict[str, str] = {}  # the version of an inference engine that the release asks for, by its name
+    sections: frozenset[str] = frozenset()  # that may be written whole, in one setting
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The types of all settings, and `section` for every name below which there are some."""
+        parts = (key.split(".") for key in self.types)
+        sections = {".".join(each[:depth]) for each in parts for depth in range(1, len(each))}
+        return dict.fromkeys(sections, SECTION) | self.types
+
+    def kind_of(self, key: str) -> str | None:
+        """Return the type of a setting, such as `int?`, or `section`; None where the release has neither."""
+        parts = key.split(".")
+        above = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+        return self.kinds.get(key) or (FREE if any(self.types.get(each) == FREE for each in above) else None)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether the release has a setting or section of that name."""
+        return isinstance(key, str) and self.kind_of(key) is not None
 
     def unknown(self, given: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the settings that the release does not have, with the nearest that it has."""
         free = tuple(f"{key}." for key, kind in self.types.items() if kind == FREE)
         for spelled in given:
             key = bare(spelled)
-            if key in self.types or key.startswith(free):
+            if key in self.types or key in self.sections or key.startswith(free):
                 continue
-            near = difflib.get_close_matches(key, self.types, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else ""
+            near = similar(key, self.types)
+            hint = f"did you mean {near}?" if near else ""
             yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
 
-    def misfits(self, settings: Settings, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield the settings whose value is of a wrong type."""
+    def misfits(
+        self, settings: Settings, given: Mapping[str, Any], *, exact: bool = True
+    ) -> Iterator[Problem]:
+        """Yield the settings whose value is of a wrong type.
+
+        A release that is not the job's own (not `exact`) is trusted only where a text can be no number.
+        """
         for spelled in given:
             key = bare(spelled)
-            wanted = misfit(self.types.get(key), settings.get(key))
-            if wanted:
-                message = f"{key} must be {wanted}, not {settings.get(key)!r}"
+            value = settings.get(key)
+            wanted = misfit(self.types.get(key), value)
+            if wanted and (exact or isinstance(value, str)):
+                message = f"{key} must be {wanted}, not {value!r}"
                 yield Problem(path=("settings", spelled), message=message)
 
 
@@ -56,6 +82,23 @@ def facts(package: str, version: str) -> Facts:
     """Return the settings of a known release of a framework."""
     file = resources.files(package).joinpath("facts", f"{version}.json")
     return msgspec.json.decode(file.read_bytes(), type=Facts)
+
+
+@cache
+def releases(package: str) -> tuple[str, ...]:
+    """Return the releases of a framework whose settings are known, the newest last."""
+    names = (file.name for file in resources.files(package).joinpath("facts").iterdir())
+    known = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return tuple(sorted(known, key=Version))
+
+
+def similar(key: str, known: Iterable[str]) -> str:
+    """Return the known key that looks most like an unknown one, of those of its name if any; empty: none."""
+    name = key.rpartition(".")[2]
+    ordered = sorted(known)
+    same = [other for other in ordered if other.rpartition(".")[2] == name]
+    close = difflib.get_close_matches(key, same or ordered, n=1, cutoff=0.6)
+    return close[0] if close else ""
 
 
 class DeclaredSettings(Settings, ABC):
@@ -70,15 +113,18 @@ class DeclaredSettings(Settings, ABC):
         entry: str,
         document: Mapping[str, Any] | None = None,
         filled: Mapping[str, Any] | None = None,
+        declared: Facts | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         """Read a job whose own program is `entry`, a part of a word of the command.
 
         `document`: what its file of settings holds, which then counts instead of the declared defaults;
-        `filled`: defaults that neither tells.
+        `filled`: defaults that neither tells; `declared` and `given`: the facts of the release and the job's
+        own settings, where the framework reads them in a way of its own.
         """
         self.release = choose(job.framework_version, releases)
-        self.facts = facts(package, self.release.version)
-        self.given = {**overrides_in(job.command), **flat(job.settings)}
+        self.facts = facts(package, self.release.version) if declared is None else declared
+        self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.is_own = not job.command or any(entry in word for word in job.command)
         written = flat(document or {}) | {bare(key): value_of(value) for key, value in self.given.items()}
         super().__init__(written, ({} if document else self.facts.defaults) | dict(filled or {}))
@@ -95,20 +141,40 @@ class DeclaredSettings(Settings, ABC):
         for key in self.given if self.keys else ():
             if prefix(key) or key in known or self.holds(key):
                 continue
-            near = difflib.get_close_matches(key, self.keys, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}? " if near else ""
+            near = similar(key, self.keys)
+            hint = f"did you mean {near}? " if near else ""
             hint += f"{adds}{key} adds a key of your own"
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
+    def key(self, name: str) -> str:
+        """Return a setting as the job's own command line takes it."""
+        return name
+
+    def as_written(self, name: str) -> str:
+        """Return a setting as the job itself writes it, else its plain name."""
+        return self.key(name) if self.has(name) else name
+
+    def differs(self, found: Mapping[str, Any], key: str) -> bool:
+        """Return whether the job with everything else found would not have this value by itself."""
+        followed = self.followed(key)
+        present = found.get(followed, self.get(key)) if followed else self.get(key)
+        value = found[key]
+        return bool(present != value) or isinstance(present, bool) != isinstance(value, bool)
+
     @property
     @abstractmethod
-    def longest(self) -> int:
-        """Tokens of the longest sequence, all turns together."""
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence, all turns together; None where nothing limits it."""
 
     @property
     @abstractmethod
     def resumes(self) -> bool:
         """Whether the job writes checkpoints and would go on from them."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints, even such that it would not go on from."""
+        return self.resumes
 
     @property
     @abstractmethod

@@ -7,9 +7,10 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from autotune.launchers.frameworks.core.data import document
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.observation import (
     Marker,
+    Peak,
     PhaseEnded,
     PhaseStarted,
     Resumed,
@@ -20,14 +21,34 @@ from autotune.policies.values.observation import (
 )
 from autotune.policies.values.value import Value
 
+_GIB = 1 << 30
+
+
+class Metrics(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The metrics behind a step's number, in the group `metrics` of its line."""
+
+    pattern: str  # of one of them; it names the groups `name` and `value`
+    needs: tuple[str, ...] = ()  # one of these is there, or the line is not that of a trained step
+    seconds: tuple[str, ...] = ()  # the first of these that is there
+    tokens: str = ""  # of the whole step
+    saved: str = ""  # there where the step ended with a checkpoint
+
 
 class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line and what it says; its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`."""
+    """A line and what it says.
+
+    Its pattern names the groups `step`, `of`, `seconds`, `tokens` and `name`, and at the end of a phase
+    `used_gib` and `total_gib`: the memory of the device.
+    """
 
     says: Literal["starts", "ends", "step", "tokens", "resumed", "saved", "saved_last", "done"]
     pattern: str
+    needle: str = ""  # a text of every such line: the pattern is not tried on others
     phase: Phase | None = None  # that starts or ends
     names: dict[str, Phase] = {}  # ... by what the group `name` holds
+    components: dict[str, Component] = {}  # whose memory it is, by the same group; else the trainer's
+    upper_bound: bool = False  # the phase used no more than the memory that is named
+    metrics: Metrics | None = None  # of a step
 
 
 class Lines(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +77,7 @@ def _rows(package: str) -> tuple[_Read, ...]:
 def marker_of(package: str, text: str) -> Marker | None:
     """Return what a line of a framework's log says: the first row that matches answers."""
     for line, pattern in _rows(package):
-        match = pattern.search(text)
+        match = pattern.search(text) if line.needle in text else None
         if match is not None:
             return _said(line, match.groupdict())
     return None
@@ -65,6 +86,8 @@ def marker_of(package: str, text: str) -> Marker | None:
 def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
     step, seconds = int(groups.get("step") or 0), groups.get("seconds")
     match line.says:
+        case "step" if line.metrics is not None:
+            return _measured(line.metrics, step, groups["metrics"] or "")
         case "step":
             of = groups.get("of")
             return StepDone(
@@ -85,4 +108,31 @@ def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
         return None
     if line.says == "starts":
         return PhaseStarted(phase=phase, step=step)
-    return PhaseEnded(phase=phase, step=step, seconds=float(seconds or 0))
+    return PhaseEnded(phase=phase, step=step, seconds=float(seconds or 0), peak=_peak(line, groups))
+
+
+def _peak(line: Line, groups: dict[str, str | None]) -> Peak | None:
+    used, total = groups.get("used_gib"), groups.get("total_gib")
+    if used is None or total is None:
+        return None
+    return Peak(
+        used_bytes=round(float(used) * _GIB),
+        capacity_bytes=round(float(total) * _GIB),
+        component=line.components.get(groups.get("name") or "", Component.TRAINER),
+        upper_bound=line.upper_bound,
+    )
+
+
+def _measured(metrics: Metrics, step: int, text: str) -> Marker | None:
+    found = {match["name"]: float(match["value"]) for match in re.finditer(metrics.pattern, text)}
+    if metrics.needs and not any(name in found for name in metrics.needs):
+        return None
+    seconds = next((found[name] for name in metrics.seconds if name in found), None)
+    tokens = found.get(metrics.tokens)
+    return StepDone(
+        step=step,
+        seconds=seconds,
+        tokens_per_second=tokens / seconds if tokens and seconds else None,
+        metrics=found,
+        saved=metrics.saved in found,
+    )

@@ -2,89 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
-from autotune.launchers.frameworks.core.data import GuidedFramework
-from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.dialects.hydra import bare, override
-from autotune.launchers.frameworks.verl import checks, keys, launch, layout, limits
-from autotune.launchers.frameworks.verl.config import ACTOR, ROLLOUT, Config
-from autotune.launchers.frameworks.verl.knobs import read, write
-from autotune.launchers.frameworks.verl.markers import TRACES, marker_of
-from autotune.launchers.frameworks.verl.printed_config import printed
+from autotune.launchers.frameworks.dialects.printed_config import Program
+from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.lines import lines
+from autotune.launchers.frameworks.verl import checks, keys
+from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, TOP, Config
+from autotune.launchers.frameworks.verl.knobs import (
+    LD_PRELOAD,
+    READERS,
+    SNAPSHOT_TOOL,
+    WHEN,
+    WRITERS,
+    requests,
+)
+from autotune.launchers.frameworks.verl.layout import layout, resident
 from autotune.policies.certificate.contents import Training
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Profile
-from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
+from autotune.policies.values.profile import Constraint, Grid, Placement
 
+_SECTIONS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward")
 _SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
+_KEPT = 2  # checkpoints: with one, verl deletes the old one before the new one is complete
+_RUNTIME = "ray_kwargs.ray_init.runtime_env"
+_DAY_S = "86400"
+_UNSAFE = re.compile(r"[^\w.-]+")
 
 
-class Verl(GuidedFramework):
+class Verl(TabularFramework[Config]):
     """verl's own trainer, or a recipe that takes its settings; settings are Hydra overrides."""
 
     name = "verl"
     saves_by_time = False
     announces_end = False
     loss = "actor/pg_loss"
-    traces: tuple[str, ...] = TRACES
+    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "verl"
     version_file = "verl/version/version"
     modules = ("verl",)
     releases = keys.releases()
+    when = WHEN
+    readers: ClassVar[Mapping[str, rows.Reader]] = READERS
+    writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
+    reads_declined = True
+    entry = ("{python}", "-m", "verl.trainer.main_ppo")
+    unread_in = "0.9.1"
+    program = Program(sections=_SECTIONS, top=TOP, entry="main_ppo")
+    top = TOP
+    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
+    engine_nodes = tuple(
+        f"{node}.engine_kwargs.{{engine}}" for node in (ROLLOUT, "reward.reward_model.rollout")
+    )
+    model_key = f"{MODEL}.path"
+    steps_key = "trainer.total_training_steps"
+    forces_longest: ClassVar[Mapping[str, Any]] = {f"{ROLLOUT}.ignore_eos": True}
+    no_file = "write its settings under `settings:` as flat keys, such as trainer.nnodes: 1"
 
-    def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's settings."""
-        return checks.problems(job)
+    def config(self, job: Job) -> Config:
+        """Return what a job's overrides come to."""
+        return Config(job)
 
-    def model_path(self, job: Job) -> str | None:
-        """Return the model that the settings name."""
-        return launch.model_path(Config(job))
+    def declared(self, version: str) -> keys.Keys:
+        """Return the settings of a known release, those of both model engines."""
+        first, second = (keys.keys_of(version, engine) for engine in keys.ENGINES)
+        return msgspec.structs.replace(first, types=first.types | second.types)
 
-    def checkpoint_folder(self, job: Job) -> str | None:
-        """Return trainer.default_local_dir, or the folder that every run has its own in."""
-        return launch.checkpoint_folder(job, Config(job))
+    def unknown(self, config: Config) -> Iterator[Problem]:
+        """Yield the settings that the release does not have; those of a recipe are its own."""
+        return checks.unknown(config) if config.is_own else iter(())
 
-    def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with the defaults filled in, and what limits them."""
-        config = Config(job)
-        return Profile(
-            framework=self.name,
-            knobs=read(config),
-            supported=limits.offered(config, job.shape),
-            unsupported=limits.declined(config),
-            constraints=limits.constraints(config, job.shape),
-            placement=layout.placement(config),
-            resident=layout.resident(config),
-            engine=config.rollout,
-            engine_version=job.engine_versions.get(config.rollout)
-            or config.keys.engines.get(config.rollout, ""),
-            longest_sequence=config.longest,
-            resumable=_resumable(config),
-            layout=with_lengths(layout.layout(config), job),
-            warnings=(
-                *job.notes,
-                *checks.passed_on(job, config),
-                *checks.ignored(config),
-                *_warnings(job, config),
-            ),
-        )
+    def is_certain(self, config: Config, problem: Problem) -> bool:
+        """Return whether an unknown setting is a mistake: the job's own release has a similar one."""
+        return config.release.exact and bool(problem.hint)
+
+    def refused(self, config: Config) -> Iterator[Problem]:
+        """Yield what would make the job fail at its start or at its first longest sequence."""
+        yield from super().refused(config)
+        yield from checks.refused(config)
+
+    def engines(self, config: Config) -> tuple[str, ...]:
+        """Return the engines: a reward model may have another one than the policy."""
+        return ("vllm", "sglang")
+
+    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return who works where, who holds device memory in which phase, and every size."""
+        where = Placement.COLOCATED if config.colocated else Placement.ASYNCHRONOUS
+        return where, resident(config), layout(config)
+
+    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
+        """Return the values that the job's GPUs, heads, batches and limits allow."""
+        stage, groups = config.stage, splits.divisors(config.stage)
+        tensor = config.ranks(MEGATRON, "tensor_model")
+        heads = [] if shape is None else [shape.heads, shape.kv_heads]
+        tensors = [n for n in groups if stage % (n * config.parallel) == 0 and not any(h % n for h in heads)]
+        # Dynamic batching can begin where the limit that it would use holds the longest sequence.
+        limit = config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel
+        fixed = config.dynamic or limit < config.longest
+        return {
+            "concurrency": Grid(minimum=1, maximum=requests(config), multiple=1),
+            "rollout_tensor_parallel": checks.rollout_sizes(config),
+            "microbatch_size": tuple(reversed(splits.divisors(config.mini_batch))) or (1,),
+            "dynamic_batching": (True,) if fixed else (False, True),
+            "sequence_parallel": checks.sequence_sizes(config),
+            "tensor_parallel": tuple(tensors),
+            "context_parallel": tuple(n for n in groups if stage % (n * tensor) == 0),
+        }
+
+    def phases(self, config: Config) -> dict[str, tuple[Phase, ...]]:
+        """Return where knobs free memory: a critic's budget follows the smaller of training and scoring."""
+        scoring = () if config.reference else (Phase.LOG_PROB,)  # a reference takes the actor's turn there
+        elsewhere = tuple(phase for phase in Phase if phase is not Phase.LOG_PROB)
+        return {
+            "param_offload": _parked(config, Phase.CHECKPOINT, *scoring),
+            "optimizer_offload": _parked(config),
+            "tokens_per_microbatch": () if config.critic else elsewhere,
+            "entropy_chunking": () if config.entropy else (Phase.LOG_PROB, Phase.NONE),
+        }
+
+    def constraints(self, config: Config) -> Iterator[Constraint]:
+        """Yield what binds Megatron's sizes to each other."""
+        offered = rows.offered(self.present(config), self.sizes(config, config.shape))
+        why = f"tensor x context parallelism divides the trainer's {config.world} GPUs"
+        yield from splits.together(offered, "context_parallel", devices=config.stage, why=why)
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""
         config = Config(job)
         update, sequences = config.update, config.sequences
         epochs = max(1, config.count(f"{ACTOR}.ppo_epochs"))
-        order = "shuffled by `data.seed`" if config.flag("data.shuffle") else "as the files have it"
-        seeds = {key: config.count(key) for key in _SEEDS if config.get(key) is not None}
         return Training(
             samples_per_step=sequences,
             global_batch=update,
@@ -94,102 +153,105 @@ class Verl(GuidedFramework):
             prompt_tokens=config.count("data.max_prompt_length") or None,
             response_tokens=config.count("data.max_response_length") or None,
             learning_rate=config.share(f"{ACTOR}.optim.lr") or None,
-            seeds=seeds,
-            data_order=order,
+            seeds={key: config.count(key) for key in _SEEDS if config.get(key) is not None},
+            data_order="shuffled by `data.seed`" if config.flag("data.shuffle") else "as the files have it",
         )
+
+    def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
+        """Return changed settings in the order in which verl's users read them."""
+        return dict(sorted(found.items()))
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as `python -m verl.trainer.main_ppo` with Hydra overrides."""
-        return launch.command(job, knobs, run=run, attempt=attempt, resume=resume)
+        command = super().command(job, knobs, run=run, attempt=attempt, resume=resume)
+        # The workers preload what the override says, and verl's own process nothing.
+        if LD_PRELOAD not in (bare(word).partition("=")[0] for word in command.argv):
+            return command
+        env = {name: value for name, value in command.env.items() if name != "LD_PRELOAD"}
+        return msgspec.structs.replace(command, env=env)
 
-    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the overrides that differ from the job as written."""
-        return write(Config(job), knobs)
+    def words(self, settings: Mapping[str, Any], version: str | None = None) -> tuple[str, ...]:
+        """Return settings as Hydra overrides, as a release takes them, the newest where none is named."""
+        return tuple(override(keys.taken(key, version), value) for key, value in settings.items())
 
-    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as Hydra overrides."""
-        return tuple(override(keys.taken(key), value) for key, value in settings.items())
+    def typed(self, config: Config, settings: dict[str, Any]) -> tuple[str, ...]:
+        """Return an attempt's settings as Hydra takes them."""
+        return self.words(settings, config.release.version)
 
-    def printed(self, text: str) -> dict[str, Any]:
-        """Return the settings that the head of a log shows."""
-        return printed(text)
+    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+        """Return what makes an attempt resumable, and its loggers go on where they stopped."""
+        resumes = resume and config.text("trainer.resume_mode") != "disable"
+        loggers = _loggers(config)
+        own: dict[str, Any] = {
+            "trainer.default_local_dir": _checkpoints(config, job, run=run),
+            "trainer.resume_mode": "auto" if resumes else "disable",
+            "trainer.logger": [*loggers, *(name for name in ("console", "file") if name not in loggers)],
+        }
+        if not config.has("trainer.save_freq"):
+            own["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
+        if config.saves:
+            models = ("actor", "critic") if config.critic else ("actor",)
+            kept = (f"trainer.max_{model}_ckpt_to_keep" for model in models)
+            own |= {key: _KEPT for key in kept if not config.has(key)}
+        if job.python is not None and config.get(f"{_RUNTIME}.py_executable") is None:
+            # verl's own null would make Ray take the cluster's interpreter.
+            own[f"{_RUNTIME}.py_executable"] = "{python}"
+        # verl says every minute that it waits for rollouts, even for dead ones: a hang has to be silent.
+        variables = {"VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS": _DAY_S}
+        if "wandb" in loggers:
+            variables |= {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
+        if "tensorboard" in loggers:
+            variables["TENSORBOARD_DIR"] = absolute(job, f"tensorboard_log/{_experiment(config)}")
+        return own | _variables(config, job, variables)
 
-    def marker(self, line: str) -> Marker | None:
-        """Return what one of verl's lines says."""
-        return marker_of(line)
+    def of_attempt(self, config: Config, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
+        """Return where an attempt writes its metrics, and its snapshots of memory if it makes any."""
+        folder = _checkpoints(config, job, run=run)
+        own = _variables(config, job, {"VERL_FILE_LOGGER_ROOT": f"{folder}/metrics/attempt-{attempt:04d}"})
+        place = "global_profiler.save_path"
+        if config.text("global_profiler.tool") == SNAPSHOT_TOOL and not config.has(place):
+            own[place] = f"{folder}/memory/attempt-{attempt:04d}"
+        return own
 
-    def last_step(self, job: Job) -> int | None:
-        """Return trainer.total_training_steps; without it the length of the data decides."""
-        return Config(job).count("trainer.total_training_steps") or None
+    def checkpoint_folder(self, job: Job) -> str:
+        """Return trainer.default_local_dir, or the folder that every run has its own in."""
+        return absolute(job, _named_folder(Config(job)) or "checkpoints")
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return whether the engine can be told to go on after the end of an answer."""
-        return launch.can_force_longest(Config(job))
-
-    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps under names, folders and loggers of its own."""
-        return launch.trial(job, folder=folder, steps=steps, longest=longest)
-
-    def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
-        config = Config(job)
-        without = [LateEvent.LENGTH] if not launch.can_force_longest(config) else []
-        without += [] if _saves(config) else [LateEvent.SAVE]
-        without += [] if _resumable(config) else [LateEvent.RELOAD]
-        without += [] if rehearsals.validates(__package__, config.get) else [LateEvent.VALIDATION]
-        return rehearsals.met(__package__, without=without)
-
-    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
-        config = Config(job)
-        trial = launch.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        if not _saves(config):
-            return trial
-        validation = rehearsals.validates(__package__, config.get)
-        own = rehearsals.additions(__package__, validation=validation)
-        left = rehearsals.left(__package__, validation=validation)
-        settings = rehearsals.settings_of(job, trial, own, left=left, bare=bare)
-        return msgspec.structs.replace(trial, settings=settings)
+        """Return whether answers can be made as long as allowed: verl passes `ignore_eos` to vLLM alone."""
+        return Config(job).engine == "vllm"
 
 
-def _saves(config: Config) -> bool:
-    return config.count("trainer.save_freq") > 0 or not config.has("trainer.save_freq")
+def _parked(config: Config, *used: Phase) -> tuple[Phase, ...]:
+    """Return the phases in which offloaded state is off the card: verl loads it back whole for an update.
+
+    `used`: others that load it. Another model's state stays away meanwhile: with a critic every phase gains.
+    """
+    busy = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, *used)
+    return () if config.critic else tuple(phase for phase in Phase if phase not in busy)
 
 
-def _resumable(config: Config) -> bool:
-    return _saves(config) and config.text("trainer.resume_mode") != "disable"
+def _variables(config: Config, job: Job, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return variables of verl's own process: a Ray worker inherits nothing from whoever starts it."""
+    own = {f"{_RUNTIME}.env_vars.{name}": value for name, value in variables.items() if name not in job.env}
+    return {key: value for key, value in own.items() if not config.has(key)}
 
 
-def _warnings(job: Job, config: Config) -> tuple[str, ...]:
-    result = []
-    if not _resumable(config):
-        result.append(
-            "the job cannot be resumed: trainer.save_freq is not positive or trainer.resume_mode is disable, "
-            "so every relaunch begins at step 0"
-        )
-    if config.get("trainer.max_actor_ckpt_to_keep") == 1:
-        result.append(
-            "trainer.max_actor_ckpt_to_keep: 1 deletes a checkpoint before the next is complete; keep 2"
-        )
-    if config.flag(f"{ACTOR}.checkpoint.async_save"):
-        result.append(
-            "with checkpoint.async_save verl does not record the checkpoint that a resume would read"
-        )
-    if config.rollout == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None:
-        result.append(
-            f"{ROLLOUT}.max_model_len is unset: vLLM plans for the model's longest context and may refuse to "
-            f"start; this job needs {config.longest}"
-        )
-    if any("expandable_segments" in value for value in job.env.values()):
-        result.append(
-            "expandable_segments in the environment reaches the engine, whose sleep mode refuses it; "
-            "verl switches it on for the trainer by itself"
-        )
-    if config.summons_whole and config.world > 1:
-        result.append(
-            "every weight sync gathers the whole model on every card to read its adapters; "
-            f"{ROLLOUT}.layered_summon: true (with {ROLLOUT}.load_format: safetensors) does it layer by layer"
-        )
-    if config.colocated and not config.sleeps and config.rollout:
-        result.append("the engine never sleeps: its weights and pool stay on the card while training runs")
-    return tuple(result)
+def _loggers(config: Config) -> list[str]:
+    value = config.get("trainer.logger")
+    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def _experiment(config: Config) -> str:
+    return f"{config.text('trainer.project_name')}/{config.text('trainer.experiment_name')}"
+
+
+def _named_folder(config: Config) -> str:
+    named = config.text("trainer.default_local_dir")
+    return "" if "${" in named else named
+
+
+def _checkpoints(config: Config, job: Job, *, run: str) -> str:
+    """Return the absolute folder of a run's checkpoints."""
+    named = _named_folder(config)
+    return folder_of(job, named or f"checkpoints/{_experiment(config)}", run=run, named=bool(named))

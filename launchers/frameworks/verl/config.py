@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
-from autotune.launchers.frameworks.dialects.settings import Settings
-from autotune.launchers.frameworks.verl.keys import is_known_node, keys_of
-from autotune.launchers.frameworks.verl.overrides import overrides_in
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
+from autotune.launchers.frameworks.verl.keys import is_node, keys_of, releases
 from autotune.policies.values.job import Job
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
+FSDP = f"{ACTOR}.fsdp_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
-ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
+TOP = ("model_engine",)  # keys without a section
 
 
-class Config(Settings):
+class Config(DeclaredSettings):
     """What a job's settings come to; `get` takes the keys without Hydra's prefixes."""
 
     def __init__(self, job: Job) -> None:
-        self.spelled = written(job)
-        super().__init__({bare(key): value_of(value) for key, value in self.spelled.items()}, {})
-        self.engine = str(self._values.get("model_engine") or _implied(job, self._values))
-        self.keys = keys_of(job.framework_version, "megatron" if self.megatron else "dp")
-        self._defaults = self.keys.defaults
+        given = written(job)
+        values = {bare(key): value_of(value) for key, value in given.items()}
+        self.model_engine = str(values.get("model_engine") or _implied(job, values))
+        self.known = keys_of(job.framework_version, "megatron" if self.megatron else "dp")
+        super().__init__(job, __package__, releases(), entry="main_ppo", declared=self.known, given=given)
+        # Programs with longer names, as recipes have, take settings of their own.
+        self.is_own = not job.command or any(word.endswith("main_ppo") for word in job.command)
+        self.shape, self.env = job.shape, job.env
 
     @property
     def megatron(self) -> bool:
         """Whether the trainer is Megatron's."""
-        return self.engine == "megatron"
+        return self.model_engine == "megatron"
 
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
-        for spelled in self.spelled:
+        for spelled in self.given:
             if bare(spelled) == name and prefix(spelled) != "~":
                 return spelled
-        return name if name in self.keys.configured else f"++{name}"
+        return name if name in self.known.configured else f"++{name}"
 
-    # ------------------------------------------------------------------ what several readers need
+    @property
+    def engine(self) -> str:
+        """The inference engine: vllm, sglang or trtllm."""
+        return self.text(f"{ROLLOUT}.name")
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints."""
+        return self.count("trainer.save_freq") > 0 or not self.has("trainer.save_freq")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the job writes checkpoints and would go on from them."""
+        return self.saves and self.text("trainer.resume_mode") != "disable"
 
     def ranks(self, node: str, *kinds: str) -> int:
         """Return over how many ranks kinds of parallelism of a node spread together."""
@@ -54,12 +71,46 @@ class Config(Settings):
         return max(1, self.count("trainer.nnodes")) * max(1, self.count("trainer.n_gpus_per_node"))
 
     @property
+    def stage(self) -> int:
+        """GPUs of one of Megatron's pipeline stages."""
+        return max(1, self.world // self.ranks(MEGATRON, "pipeline_model"))
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of the model; 0 where its shape is not known."""
+        return 0 if self.shape is None else self.shape.heads
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that the engine takes at once; 0 where it chooses itself."""
+        return self.count(f"{ROLLOUT}.max_num_seqs")
+
+    @property
     def parallel(self) -> int:
         """Ranks over which one sequence is split: Ulysses, or Megatron's context parallelism."""
         if self.megatron:
             return self.ranks(MEGATRON, "context")
         old = self.count(f"{ACTOR}.ulysses_sequence_parallel_size")
-        return old if old > 1 else max(1, self.count(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"))
+        return old if old > 1 else max(1, self.count(f"{FSDP}.ulysses_sequence_parallel_size"))
+
+    @property
+    def split_key(self) -> str:
+        """The setting of that number."""
+        return (
+            f"{MEGATRON}.context_parallel_size"
+            if self.megatron
+            else f"{ACTOR}.ulysses_sequence_parallel_size"
+        )
+
+    @property
+    def critic_node(self) -> str:
+        """The part of the configuration that holds for the critic what the actor's trainer has in its own."""
+        return "critic.megatron" if self.megatron else "critic.fsdp"
+
+    @property
+    def critic_split_key(self) -> str:
+        """The setting of the ranks over which one of the critic's sequences is split."""
+        return f"{self.critic_node}.{self.split_key.rpartition('.')[2]}"
 
     @property
     def longest(self) -> int:
@@ -87,14 +138,10 @@ class Config(Settings):
         return self.adapters and fsdp1 and not apart
 
     @property
-    def scores_reference(self) -> bool:
-        """Whether a reference policy is scored."""
-        return self.flag(f"{ACTOR}.use_kl_loss") or self.flag("algorithm.use_kl_in_reward")
-
-    @property
     def reference(self) -> bool:
         """Whether a reference model of its own is loaded."""
-        return self.scores_reference and not self.adapters
+        scored = self.flag(f"{ACTOR}.use_kl_loss") or self.flag("algorithm.use_kl_in_reward")
+        return scored and not self.adapters
 
     @property
     def critic(self) -> bool:
@@ -102,19 +149,10 @@ class Config(Settings):
         enabled = self.get("critic.enable")
         return bool(enabled) if enabled is not None else self.text("algorithm.adv_estimator") == "gae"
 
-    def of_critic(self, *keys: str) -> tuple[str, ...]:
-        """Return the keys where a critic is trained, else none."""
-        return keys if self.critic else ()
-
     @property
     def dynamic(self) -> bool:
         """Whether micro-batches are filled up to a number of tokens."""
         return self.flag(f"{ACTOR}.use_dynamic_bsz")
-
-    @property
-    def rollout(self) -> str:
-        """The inference engine: vllm, sglang or trtllm."""
-        return self.text(f"{ROLLOUT}.name")
 
     @property
     def colocated(self) -> bool:
@@ -125,7 +163,7 @@ class Config(Settings):
     def sleeps(self) -> bool:
         """Whether the engine gives its memory back while training runs."""
         awake = not self.flag(f"{ROLLOUT}.free_cache_engine")
-        if self.rollout == "vllm":
+        if self.engine == "vllm":
             awake = awake or not self.flag(f"{ROLLOUT}.enable_sleep_mode")
         return self.colocated and not awake
 
@@ -135,12 +173,6 @@ class Config(Settings):
         return bool(self.share(f"{ACTOR}.entropy_coeff")) or self.flag(f"{ACTOR}.calculate_entropy")
 
     @property
-    def replicas(self) -> int:
-        """Engines that generate side by side."""
-        ranks = self.world if self.colocated else self._rollout_ranks
-        return max(1, ranks // self.engine_ranks)
-
-    @property
     def engine_ranks(self) -> int:
         """GPUs of one engine."""
         return self.ranks(ROLLOUT, "tensor_model", "data", "pipeline_model")
@@ -148,11 +180,8 @@ class Config(Settings):
     @property
     def rollout_world(self) -> int:
         """GPUs of all engines together."""
-        return self.world if self.colocated else self._rollout_ranks
-
-    @property
-    def _rollout_ranks(self) -> int:
-        return max(1, self.count(f"{ROLLOUT}.nnodes") * self.count(f"{ROLLOUT}.n_gpus_per_node"))
+        own = self.count(f"{ROLLOUT}.nnodes") * self.count(f"{ROLLOUT}.n_gpus_per_node")
+        return self.world if self.colocated else max(1, own)
 
     @property
     def data_parallel(self) -> int:
@@ -192,18 +221,21 @@ def _implied(job: Job, values: Mapping[str, Any]) -> str:
 def written(job: Job) -> dict[str, Any]:
     """Return the job's own overrides: those in its command, and over them its settings, nested ones flat."""
     found = overrides_in(job.command)
-    for key, value in _flat(job.settings, job.framework_version).items():
+    for key, value in dict(_flat(job.settings, job.framework_version)).items():
         for other in [name for name in found if bare(name) == bare(key) and name != key]:
             del found[other]
         found[key] = value
     return found
 
 
-def _flat(settings: Mapping[str, Any], version: str | None) -> dict[str, Any]:
-    result: dict[str, Any] = {}
+def overrides_in(words: Iterable[str]) -> dict[str, Any]:
+    """Return the overrides among the words of a command line, under their keys as written."""
+    return hydra.overrides_in(words, top=TOP)
+
+
+def _flat(settings: Mapping[str, Any], version: str | None) -> Iterator[tuple[str, Any]]:
     for key, value in settings.items():
-        if isinstance(value, Mapping) and value and is_known_node(bare(key), version):
-            result |= _flat({f"{key}.{inner}": each for inner, each in value.items()}, version)
+        if isinstance(value, Mapping) and value and is_node(bare(key), version):
+            yield from _flat({f"{key}.{inner}": each for inner, each in value.items()}, version)
         else:
-            result[key] = value
-    return result
+            yield key, value

@@ -2,125 +2,78 @@
 
 from __future__ import annotations
 
-import difflib
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import msgspec
+from packaging.version import Version
 
-from autotune.launchers.frameworks.core import versions
-from autotune.launchers.frameworks.core.data import document
-from autotune.policies.values.value import Value
+from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.versions import choose
+from autotune.launchers.frameworks.tabular.declared import FREE, Facts
 
 _FACTS = "facts"
+ENGINES = ("dp", "megatron")  # the model engines whose settings are known
 
 
-class _Settings(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings with their defaults: of both model engines alike, and of one alone or with its own default."""
+class Keys(Facts, frozen=True):
+    """The settings of one release for one model engine."""
 
-    both: dict[str, Any]
-    dp: dict[str, Any]
-    megatron: dict[str, Any]
-
-
-class _Facts(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file of `facts/` holds, written by `python -m benchmarks.facts verl VERSION`."""
-
-    engines: dict[str, str]  # the version of an inference engine that the release asks for, by its name
-    added: _Settings  # fields of dataclasses that the YAML does not mention, which Hydra takes only with `++`
-    types: dict[
-        str, str
-    ]  # of the fields of dataclasses: int, float, bool or str, with `?` where null is allowed
-
-
-class _Nodes(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What nodes.yaml holds."""
-
-    open: tuple[str, ...]  # nodes whose content belongs to others
-    plain: tuple[str, ...]  # nodes of which verl builds no object
-
-
-class Keys:
-    """The settings of one release for one model engine, `dp` or `megatron`."""
-
-    def __init__(self, release: versions.Release, engine: str) -> None:
-        facts = _facts(release.version)
-        self.release = release
-        self.configured = facts.both | getattr(facts, engine)
-        self.addable = facts.added.both | getattr(facts.added, engine)
-        self.defaults = self.addable | self.configured
-        self.engines = facts.engines
-        self._types = facts.types
-
-    def kind(self, key: str) -> str:
-        """Return the type of a setting's values, such as `int?`; empty where any value goes."""
-        declared = self._types.get(key, "")
-        default = self.configured.get(key)
-        if declared or isinstance(default, bool) or not isinstance(default, int | float):
-            return declared
-        return "float?"  # an untyped number: `1` may stand for a share
-
-    @cached_property
-    def _nodes(self) -> frozenset[str]:
-        apart = [key.split(".") for key in self.configured]
-        return frozenset(".".join(parts[:n]) for parts in apart for n in range(1, len(parts)))
-
-    def is_node(self, key: str) -> bool:
-        """Return whether a key names a whole part of the configuration."""
-        return key in self._nodes
+    configured: dict[str, Any] = {}  # those that Hydra takes without `++`, with their defaults
 
     def is_plain(self, key: str) -> bool:
         """Return whether a key lies in a node that verl reads without building an object of it."""
         root = key.split(".")[0]
         known = {name.split(".")[0] for name in self.configured}
-        return root not in known or any(key.startswith(f"{node}.") for node in _node_lists().plain)
-
-    def similar(self, key: str) -> str:
-        """Return the known key that looks most like an unknown one; empty where none does."""
-        known = sorted(self.defaults)
-        name = key.rpartition(".")[2]
-        same = [other for other in known if other.rpartition(".")[2] == name]
-        close = difflib.get_close_matches(key, same or known, n=1, cutoff=0.6)
-        return close[0] if close else ""
+        return root not in known or any(key.startswith(f"{node}.") for node in _nodes()["plain"])
 
 
 @cache
 def releases() -> tuple[str, ...]:
-    """Return the releases of verl whose settings are known."""
+    """Return the releases of verl whose settings are known, the newest one last."""
     files = resources.files(__package__).joinpath(_FACTS).iterdir()
-    return tuple(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
+    return tuple(sorted((file.name.removesuffix(".json") for file in files), key=Version))
 
 
 @cache
 def keys_of(version: str | None, engine: str) -> Keys:
-    """Return the settings that stand for a job's version of verl, None where that is not known."""
-    return Keys(versions.choose(version, releases()), engine)
+    """Return the settings that stand for a job's version of verl, None where that is not known.
+
+    The form of the file is told in benchmarks/facts/verl.py, which writes it.
+    """
+    release = choose(version, releases()).version
+    file = msgspec.json.decode(resources.files(__package__).joinpath(_FACTS, f"{release}.json").read_bytes())
+    types, added, configured = file["types"], file["added"], file["both"] | file[engine]
+    defaults = added["both"] | added[engine] | configured
+    apart = [key.split(".") for key in configured]
+    kinds = {key: types.get(key) or _kind(configured.get(key)) for key in defaults}
+    return Keys(
+        types=kinds | dict.fromkeys(_nodes()["open"], FREE),
+        defaults=defaults,
+        engines=file["engines"],
+        configured=configured,
+        sections=frozenset(".".join(parts[:n]) for parts in apart for n in range(1, len(parts))),
+    )
 
 
-def is_open(key: str) -> bool:
-    """Return whether a key lies in a node whose content belongs to somebody else."""
-    return any(key.startswith(f"{node}.") for node in _node_lists().open)
-
-
-def is_known_node(key: str, version: str | None) -> bool:
+def is_node(key: str, version: str | None) -> bool:
     """Return whether a key names a whole part of either model engine's configuration."""
-    return any(keys_of(version, engine).is_node(key) for engine in ("dp", "megatron"))
+    return any(key in keys_of(version, engine).sections for engine in ENGINES)
 
 
 def taken(key: str, version: str | None = None) -> str:
     """Return a key as Hydra takes it: plain where a configuration has it, else with `++`; `~` stays."""
     name = key.lstrip("+")
-    known = any(name in keys_of(version, engine).configured for engine in ("dp", "megatron"))
+    known = any(name in keys_of(version, engine).configured for engine in ENGINES)
     return name if key.startswith("~") or (known and not key.startswith("+")) else f"++{name}"
 
 
-@cache
-def _facts(version: str) -> _Facts:
-    file = resources.files(__package__).joinpath(_FACTS, f"{version}.json")
-    return msgspec.json.decode(file.read_bytes(), type=_Facts)
+def _kind(default: Any) -> str:
+    """Return the type of an undeclared setting: `1` may stand for a share, texts for anything."""
+    return "float?" if isinstance(default, int | float) and not isinstance(default, bool) else ""
 
 
 @cache
-def _node_lists() -> _Nodes:
-    return document(__package__, "nodes.yaml", _Nodes)
+def _nodes() -> dict[str, tuple[str, ...]]:
+    return table(__package__, "nodes.yaml", tuple[str, ...])

@@ -1,113 +1,73 @@
-"""The neutral knobs in verl's settings, both ways."""
+"""What the data files name: the jobs in which a row holds, and knobs of more than one setting."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
-from autotune.launchers.frameworks.verl.config import ACTOR, ENV_VARS, MEGATRON, MODEL, REF, ROLLOUT, Config
-from autotune.policies.values.knobs import Knobs, changed
+from autotune.launchers.frameworks.core.splits import divisors
+from autotune.launchers.frameworks.tabular.rows import Reader, Writer
+from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.keys import ENGINES
+from autotune.policies.values.knobs import Knobs
 
 SNAPSHOT_TOOL = "torch_memory"
+CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
+LD_PRELOAD = "ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"
 _REQUESTS = 256  # at once where max_num_seqs is null: vLLM's default on cards below 70 GiB (arg_utils.py)
 _CPU_ADAM = f"{ACTOR}.optim.override_optimizer_config"
-_RECOMPUTE = "override_transformer_config.recompute"
-_SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
+_TRAINING = f"{ACTOR}.ppo_max_token_len_per_gpu"
+_SCORING = "log_prob_max_token_len_per_gpu"
 
 Found = dict[str, Any]
 
-
-class Names(NamedTuple):
-    """Keys that differ between the model engines, and the critic's beside the actor's."""
-
-    actor: str
-    critic: str
-    sequence: str  # of the actor
-    critic_sequence: str
-
-
-def names(config: Config) -> Names:
-    """Return the keys of a job's model engine; the critic's node has another name than the actor's."""
-    if config.megatron:
-        split = "megatron.context_parallel_size"
-        return Names(MEGATRON, "critic.megatron", f"{ACTOR}.{split}", f"critic.{split}")
-    return Names(
-        f"{ACTOR}.fsdp_config",
-        "critic.fsdp",
-        f"{ACTOR}.ulysses_sequence_parallel_size",
-        "critic.fsdp.ulysses_sequence_parallel_size",
-    )
-
-
-# --------------------------------------------------------------------------- reading
-
-
-def read(config: Config) -> Knobs:
-    """Return the knobs that a job uses, verl's defaults filled in.
-
-    Token budgets are those of one micro-batch over all ranks that share its sequences: verl multiplies its
-    limit per GPU by the size of sequence parallelism, so this is what a pass really takes.
-    """
-    megatron = config.megatron
-    fraction = config.share(f"{_CPU_ADAM}.optimizer_offload_fraction")
-    return Knobs(
-        concurrency=concurrency(config),
-        memory_fraction=config.share(f"{ROLLOUT}.gpu_memory_utilization"),
-        rollout_tensor_parallel=config.count(f"{ROLLOUT}.tensor_model_parallel_size"),
-        cuda_graphs=_graphs(config),
-        max_batched_tokens=config.count(prefill(config)) or None,
-        max_model_len=config.count(f"{ROLLOUT}.max_model_len") or None,
-        tokens_per_microbatch=config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel
-        if config.dynamic
-        else None,
-        microbatch_size=None
-        if config.dynamic
-        else config.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu") or None,
-        dynamic_batching=config.dynamic,
-        recompute=_recompute(config),
-        activation_offload=None if megatron else _all(config, "model.enable_activation_offload"),
-        param_offload=_all(config, "param_offload"),
-        grad_offload=None if megatron else _all(config, "offload_policy"),
-        optimizer_offload=_all(config, "optimizer_offload"),
-        optimizer_offload_fraction=fraction if megatron else None,
-        optimizer_offload_overlap=config.flag(f"{_CPU_ADAM}.overlap_cpu_optimizer_d2h_h2d")
-        if megatron
-        else None,
-        sequence_parallel=None if megatron else config.parallel,
-        context_parallel=config.parallel if megatron else None,
-        tensor_parallel=config.count(f"{ACTOR}.megatron.tensor_model_parallel_size") if megatron else None,
-        sharding=None if megatron else config.text(f"{ACTOR}.strategy"),
-        fused_kernels=config.flag(f"{MODEL}.use_fused_kernels"),
-        logprob_tokens=config.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu") * config.parallel
-        if config.dynamic
-        else None,
-        entropy_chunking=config.flag(f"{ACTOR}.entropy_from_logits_with_chunking"),
-        entropy_recompute=None if megatron else config.flag(f"{ACTOR}.entropy_checkpointing"),
-        sync_buffer=config.count(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes") << 20,
-        host_allocator=host_allocators.preloaded(config.text(f"{ENV_VARS}.LD_PRELOAD")),
-        dataloader_workers=config.count("data.dataloader_num_workers"),
-        memory_snapshot=config.text("global_profiler.tool") == SNAPSHOT_TOOL
-        and config.flag(f"{ACTOR}.profiler.enable"),
-    )
-
-
-def prefill(config: Config) -> str:
-    """Return the key of the tokens that the engine prefills at once."""
-    vllm = config.rollout == "vllm"
-    return f"{ROLLOUT}.max_num_batched_tokens" if vllm else f"{_SGLANG}.chunked_prefill_size"
-
-
-def concurrency(config: Config) -> int:
-    """Return the requests that an engine works on at once; validation sends all its prompts together."""
-    most = config.count(f"{ROLLOUT}.max_num_seqs") or _REQUESTS
-    asked = requests(config)
-    return most if asked is None else min(most, asked)
+# The predicates that the rows of the data files name.
+WHEN: dict[str, Callable[[Config], bool]] = {
+    "is_megatron": lambda config: config.megatron,
+    "is_fsdp": lambda config: not config.megatron,
+    "is_another_trainer": lambda config: config.text(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"),
+    "is_vllm": lambda config: config.engine == "vllm",
+    "is_not_vllm": lambda config: config.engine != "vllm",
+    "is_another_engine": lambda config: config.engine not in ("vllm", "sglang"),
+    "prefills_whole": lambda config: (
+        config.engine == "vllm" and not config.flag(f"{ROLLOUT}.enable_chunked_prefill")
+    ),
+    "fills_by_tokens": lambda config: config.dynamic,
+    "counts_sequences": lambda config: not config.dynamic,
+    "names_no_size": lambda config: not config.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    "pads": lambda config: not config.flag(f"{MODEL}.use_remove_padding"),
+    "sums_squares": lambda config: config.flag(f"{ACTOR}.calculate_sum_pi_squared"),
+    "fuses_kernels": lambda config: config.flag(f"{MODEL}.use_fused_kernels"),
+    "updates_without_entropy": lambda config: not config.entropy,
+    "offloads_natively": lambda config: not config.megatron and config.flag(f"{FSDP}.offload_policy"),
+    "trains_critic": lambda config: config.critic,
+    "trains_critic_by_fsdp": lambda config: config.critic and not config.megatron,
+    # Where micro-batches are counted in sequences, the critic's configuration demands their size.
+    "critic_counts_tokens": lambda config: config.critic and config.dynamic,
+    "trainer_is_v1": lambda config: config.flag("trainer.use_v1"),
+    "is_unknown_trainer": lambda config: config.model_engine not in (*ENGINES, "veomni", "torchtitan"),
+    "is_unknown_engine": lambda config: config.engine not in ("vllm", "sglang", "trtllm"),
+    "shares_no_card": lambda config: not 0 < config.share(f"{ROLLOUT}.gpu_memory_utilization") <= 1,
+    "resumes_others": lambda config: config.text("trainer.resume_mode") == "resume_path",
+    "is_unknown_resume_mode": lambda config: (
+        config.text("trainer.resume_mode") not in ("auto", "disable", "resume_path")
+    ),
+    "saves_below_a_tilde": lambda config: config.text("trainer.default_local_dir").startswith("~"),
+    "never_resumes": lambda config: not config.resumes,
+    "keeps_one_checkpoint": lambda config: config.get("trainer.max_actor_ckpt_to_keep") == 1,
+    "saves_in_the_background": lambda config: config.flag(f"{ACTOR}.checkpoint.async_save"),
+    "leaves_context_to_vllm": lambda config: (
+        config.engine == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None
+    ),
+    "exports_expandable_segments": lambda config: any(
+        "expandable_segments" in value for value in config.env.values()
+    ),
+    "summons_whole_model": lambda config: config.summons_whole and config.world > 1,
+    "engine_never_sleeps": lambda config: config.colocated and not config.sleeps and bool(config.engine),
+}
 
 
 def requests(config: Config) -> int | None:
@@ -115,156 +75,56 @@ def requests(config: Config) -> int | None:
     validates = config.flag("trainer.val_before_train") or config.count("trainer.test_freq") > 0
     if validates or config.text("trainer.v1.trainer_mode") != "sync" or not config.sequences:
         return None
-    return max(1, -(-config.sequences // config.replicas))
+    replicas = max(1, config.rollout_world // config.engine_ranks)
+    return max(1, -(-config.sequences // replicas))
 
 
 def critic_tokens(config: Config) -> int:
     """Return the tokens of a micro-batch of the critic: its trainer reads one limit for values and update."""
-    key = "critic.ppo_infer_max_token_len_per_gpu"
-    return config.count(key) * max(1, config.count(names(config).critic_sequence))
+    return config.count(CRITIC_TOKENS) * max(1, config.count(config.critic_split_key))
 
 
-def _graphs(config: Config) -> str:
+def scored(config: Config, name: str) -> list[str]:
+    """Return a setting of the scoring passes: the actor's and, where one is loaded, the reference's."""
+    return [f"{node}.{name}" for node in (ROLLOUT, *([REF] if config.reference else []))]
+
+
+def _concurrency(config: Config) -> int:
+    """Return the requests that an engine works on at once; validation sends all its prompts together."""
+    most = config.most_requests or _REQUESTS
+    asked = requests(config)
+    return most if asked is None else min(most, asked)
+
+
+def _graph_sizes(config: Config) -> str:
+    if config.engine == "sglang":
+        return f"{ROLLOUT}.engine_kwargs.sglang.cuda_graph_max_bs"
+    return f"{ROLLOUT}.cudagraph_capture_sizes"
+
+
+def _cuda_graphs(config: Config) -> str:
     if config.flag(f"{ROLLOUT}.enforce_eager"):
         return "off"
-    key = (
-        f"{_SGLANG}.cuda_graph_max_bs" if config.rollout == "sglang" else f"{ROLLOUT}.cudagraph_capture_sizes"
+    return "full" if config.get(_graph_sizes(config)) is None else "limited"
+
+
+def _write_cuda_graphs(config: Config, before: Knobs, after: Knobs) -> Found:
+    result: Found = {f"{ROLLOUT}.enforce_eager": after.cuda_graphs == "off"}
+    if after.cuda_graphs != "off":
+        sizes = LARGEST_LIMITED_BATCH if config.engine == "sglang" else list(LIMITED_BATCHES)
+        result[_graph_sizes(config)] = sizes if after.cuda_graphs == "limited" else None
+    return result
+
+
+def _write_host_allocator(config: Config, before: Knobs, after: Knobs) -> Found:
+    own = SONAMES.get(str(after.host_allocator), "")
+    others = (
+        each for each in config.text(LD_PRELOAD).split(":") if host_allocators.preloaded(each) == "default"
     )
-    return "full" if config.get(key) is None else "limited"
+    return {LD_PRELOAD: ":".join(each for each in (own, *others) if each)}
 
 
-def _recompute(config: Config) -> str:
-    if not config.megatron:
-        return "full" if _all(config, "model.enable_gradient_checkpointing") else "off"
-    modes = [config.text(f"{node}.{_RECOMPUTE}_granularity") or "off" for node in _nodes(config)]
-    return min(modes, key=("off", "selective", "full").index)
-
-
-def _all(config: Config, name: str) -> bool:
-    """Return whether the actor does it, and the critic where there is one."""
-    return all(config.flag(key) for key in _both(config, name))
-
-
-def _both(config: Config, name: str) -> tuple[str, ...]:
-    """Return the key of the actor and, where one is trained, the critic's."""
-    if name.startswith("model."):
-        pair = (f"actor_rollout_ref.{name}", f"critic.{name}")
-    else:
-        pair = (f"{names(config).actor}.{name}", f"{names(config).critic}.{name}")
-    return pair if config.critic else pair[:1]
-
-
-def _nodes(config: Config) -> tuple[str, ...]:
-    own = names(config)
-    return (own.actor, *config.of_critic(own.critic))
-
-
-# --------------------------------------------------------------------------- writing
-
-
-def write(config: Config, knobs: Knobs) -> Found:
-    """Return the settings, in the job's own spelling, that make it use `knobs`; None leaves a knob alone."""
-    before = read(config)
-    wanted = {name: getattr(knobs, name) for name in Knobs.__struct_fields__}
-    after = msgspec.structs.replace(before, **{k: v for k, v in wanted.items() if v is not None})
-    names_changed = frozenset(changed(before, after))
-    result: Found = {}
-    for knob in names_changed & _SINGLE.keys():
-        key, value = _SINGLE[knob](config, getattr(after, knob))
-        result[key] = value
-    for knob in names_changed & _EACH.keys():
-        result |= dict.fromkeys(_both(config, _EACH[knob]), getattr(after, knob))
-    if "recompute" in names_changed:
-        result |= _write_recompute(config, str(after.recompute))
-    if "cuda_graphs" in names_changed:
-        result |= _write_graphs(config, str(after.cuda_graphs))
-    if names_changed & {"optimizer_offload_fraction", "optimizer_offload_overlap"}:
-        result |= _write_cpu_adam(after)
-    if "sharding" in names_changed:
-        result |= dict.fromkeys([f"{ACTOR}.strategy", *config.of_critic("critic.strategy")], after.sharding)
-    if "memory_snapshot" in names_changed:
-        result |= _write_snapshot(bool(after.memory_snapshot))
-    if names_changed & _SIZES:
-        result |= _write_sizes(config, before, after)
-    return {config.key(key): value for key, value in sorted(result.items()) if _differs(config, result, key)}
-
-
-def _differs(config: Config, found: Found, key: str) -> bool:
-    """Return whether the job with everything else found would not have this value by itself."""
-    followed = config.followed(key)
-    present = found.get(followed, config.get(key)) if followed else config.get(key)
-    value = found[key]
-    return present != value or isinstance(present, bool) != isinstance(value, bool)
-
-
-def _set(key: str) -> Callable[[Config, Any], tuple[str, Any]]:
-    return lambda config, value: (key, value)
-
-
-def _write_allocator(config: Config, value: Any) -> tuple[str, Any]:
-    key = f"{ENV_VARS}.LD_PRELOAD"
-    others = [
-        each for each in config.text(key).split(":") if each and host_allocators.preloaded(each) == "default"
-    ]
-    return key, ":".join([*([SONAMES[value]] if value in SONAMES else []), *others])
-
-
-_SINGLE: dict[str, Callable[[Config, Any], tuple[str, Any]]] = {
-    "concurrency": _set(f"{ROLLOUT}.max_num_seqs"),
-    "memory_fraction": _set(f"{ROLLOUT}.gpu_memory_utilization"),
-    "rollout_tensor_parallel": _set(f"{ROLLOUT}.tensor_model_parallel_size"),
-    "max_batched_tokens": lambda config, value: (prefill(config), value),
-    "max_model_len": _set(f"{ROLLOUT}.max_model_len"),
-    "dynamic_batching": _set(f"{ACTOR}.use_dynamic_bsz"),
-    "fused_kernels": _set(f"{MODEL}.use_fused_kernels"),
-    "entropy_chunking": _set(f"{ACTOR}.entropy_from_logits_with_chunking"),
-    "entropy_recompute": _set(f"{ACTOR}.entropy_checkpointing"),
-    "sync_buffer": lambda config, value: (
-        f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
-        value >> 20,
-    ),
-    "host_allocator": _write_allocator,
-    "dataloader_workers": _set("data.dataloader_num_workers"),
-}
-# Done by the actor and by the critic, each under its own node.
-_EACH = {
-    "activation_offload": "model.enable_activation_offload",
-    "param_offload": "param_offload",
-    "grad_offload": "offload_policy",
-    "optimizer_offload": "optimizer_offload",
-    "tensor_parallel": "tensor_model_parallel_size",
-}
-_SIZES = {
-    "tokens_per_microbatch",
-    "logprob_tokens",
-    "microbatch_size",
-    "dynamic_batching",
-    "sequence_parallel",
-    "context_parallel",
-}
-
-
-def _write_recompute(config: Config, mode: str) -> Found:
-    if not config.megatron:
-        return dict.fromkeys(_both(config, "model.enable_gradient_checkpointing"), mode == "full")
-    result: Found = {}
-    for node in _nodes(config):
-        result[f"{node}.{_RECOMPUTE}_granularity"] = None if mode == "off" else mode
-        result[f"{node}.{_RECOMPUTE}_method"] = "uniform" if mode == "full" else None
-        result[f"{node}.{_RECOMPUTE}_num_layers"] = 1 if mode == "full" else None
-    return result
-
-
-def _write_graphs(config: Config, mode: str) -> Found:
-    result: Found = {f"{ROLLOUT}.enforce_eager": mode == "off"}
-    if mode != "off" and config.rollout == "sglang":
-        result[f"{_SGLANG}.cuda_graph_max_bs"] = LARGEST_LIMITED_BATCH if mode == "limited" else None
-    elif mode != "off":
-        result[f"{ROLLOUT}.cudagraph_capture_sizes"] = list(LIMITED_BATCHES) if mode == "limited" else None
-    return result
-
-
-def _write_cpu_adam(after: Knobs) -> Found:
+def _write_cpu_adam(config: Config, before: Knobs, after: Knobs) -> Found:
     """Return the group that Megatron takes only together."""
     fraction = after.optimizer_offload_fraction or 0.0
     return {
@@ -275,67 +135,78 @@ def _write_cpu_adam(after: Knobs) -> Found:
     }
 
 
-def _write_snapshot(wanted: bool) -> Found:
-    return {
-        "global_profiler.tool": SNAPSHOT_TOOL if wanted else None,
-        f"{ACTOR}.profiler.enable": wanted,
-        f"{ACTOR}.profiler.all_ranks": wanted,
-    }
+def _snapshot(config: Config) -> bool:
+    return config.text("global_profiler.tool") == SNAPSHOT_TOOL and config.flag(f"{ACTOR}.profiler.enable")
 
 
-def _write_sizes(config: Config, before: Knobs, after: Knobs) -> Found:
-    """Return the budgets of actor, reference and critic, each under the key that verl reads for it."""
+def _write_snapshot(config: Config, before: Knobs, after: Knobs) -> Found:
+    wanted = bool(after.memory_snapshot)
+    switches = (f"{ACTOR}.profiler.enable", f"{ACTOR}.profiler.all_ranks")
+    return {"global_profiler.tool": SNAPSHOT_TOOL if wanted else None, **dict.fromkeys(switches, wanted)}
+
+
+def _write_passes(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return the sizes of passes of actor, reference and critic, each under the key that verl reads."""
     split = after.sequence_parallel or after.context_parallel or 1
-    result: Found = {}
+    result: Found = {f"{ACTOR}.use_dynamic_bsz": after.dynamic_batching}
     if split != config.parallel:
-        result |= dict.fromkeys(
-            [names(config).sequence, *config.of_critic(names(config).critic_sequence)], split
-        )
+        result[config.split_key] = split
+        if config.critic:
+            result[config.critic_split_key] = split
     if after.dynamic_batching:
-        result |= _write_tokens(config, before, after, split)
+        result |= _tokens(config, before, after, split)
     elif after.microbatch_size and after.microbatch_size != before.microbatch_size:
         result[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = after.microbatch_size
         share = after.microbatch_size / (before.microbatch_size or after.microbatch_size)
-        scored = [ROLLOUT, *([REF] if config.reference else [])]
-        for key in (f"{node}.log_prob_micro_batch_size_per_gpu" for node in scored):
-            if config.count(key):
-                result[key] = _divisor(config.count(key), share)
+        for key in scored(config, "log_prob_micro_batch_size_per_gpu"):
+            if size := config.count(key):
+                result[key] = max((n for n in divisors(size) if n <= size * share), default=1)
     if config.critic:
-        result |= _write_critic(config, before, after, split)
+        result |= _critic_tokens(config, before, after, split)
     return result
 
 
-def _write_tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
-    actor, scoring = f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
-    tokens = after.tokens_per_microbatch or config.count(actor) * split
-    scored = after.logprob_tokens or tokens
-    limit = {actor: -(-tokens // split), scoring: -(-scored // split)}
+def _tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
+    """Return the limits per GPU: verl multiplies them by the ranks that share a sequence."""
+    tokens = after.tokens_per_microbatch or config.count(_TRAINING) * split
+    scoring = after.logprob_tokens or tokens
+    limits = {_TRAINING: tokens, f"{ROLLOUT}.{_SCORING}": scoring}
     if config.reference:
-        reference = f"{REF}.log_prob_max_token_len_per_gpu"
-        own = config.count(reference) * config.parallel
-        share = scored / before.logprob_tokens if before.logprob_tokens else 1.0
-        limit[reference] = -(-(max(config.longest, round(own * share)) if share < 1 else own) // split)
-    return limit
+        own = config.count(f"{REF}.{_SCORING}") * config.parallel
+        share = scoring / before.logprob_tokens if before.logprob_tokens else 1.0
+        limits[f"{REF}.{_SCORING}"] = max(config.longest, round(own * share)) if share < 1 else own
+    return {key: -(-limit // split) for key, limit in limits.items()}
 
 
-def _write_critic(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
+def _critic_tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
     """Return the critic's budget, cut as much as the actor's or the scoring budget is."""
-    pairs = [
-        (getattr(before, knob), getattr(after, knob))
-        for knob in ("tokens_per_microbatch", "logprob_tokens", "microbatch_size")
-    ]
+    sizes = ("tokens_per_microbatch", "logprob_tokens", "microbatch_size")
+    pairs = [(getattr(before, knob), getattr(after, knob)) for knob in sizes]
     share = min((new / old for old, new in pairs if old and new), default=1.0)
     own = critic_tokens(config)
     if split == config.parallel:
-        split = max(1, config.count(names(config).critic_sequence))
-    tokens = own if share >= 1 else min(own, max(config.longest, math.floor(own * share)))
-    result = {"critic.ppo_infer_max_token_len_per_gpu": -(-tokens // split)}
-    if not config.flag("trainer.use_v1"):
-        training = "critic.ppo_max_token_len_per_gpu"
-        result[training] = min(config.count(training), -(-tokens // split))
-    return result
+        split = max(1, config.count(config.critic_split_key))
+    tokens = own if share >= 1 else min(own, max(config.longest, int(own * share)))
+    limit = -(-tokens // split)
+    if config.flag("trainer.use_v1"):
+        return {CRITIC_TOKENS: limit}
+    training = "critic.ppo_max_token_len_per_gpu"
+    return {CRITIC_TOKENS: limit, training: min(config.count(training), limit)}
 
 
-def _divisor(number: int, share: float) -> int:
-    """Return the largest divisor of `number` that is at most `share` of it."""
-    return max((n for n in range(1, number + 1) if number % n == 0 and n <= number * share), default=1)
+READERS: dict[str, Reader] = {
+    "concurrency": _concurrency,
+    "cuda_graphs": _cuda_graphs,
+    "training_tokens": lambda config: config.count(_TRAINING) * config.parallel,
+    "scoring_tokens": lambda config: config.count(f"{ROLLOUT}.{_SCORING}") * config.parallel,
+    "ranks_of_a_sequence": lambda config: config.parallel,
+    "host_allocator": lambda config: host_allocators.preloaded(config.text(LD_PRELOAD)),
+    "memory_snapshot": _snapshot,
+}
+WRITERS: dict[str, Writer] = {
+    "cuda_graphs": _write_cuda_graphs,
+    "host_allocator": _write_host_allocator,
+    "cpu_adam": _write_cpu_adam,
+    "memory_snapshot": _write_snapshot,
+    "passes": _write_passes,
+}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, REF, ROLLOUT, Config
-from autotune.launchers.frameworks.verl.knobs import names
+from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Component, Phase
-from autotune.policies.values.profile import Placement
 
 _FP32 = 4
 _OPTIMIZER = f"{ACTOR}.optim"
-FSDP = f"{ACTOR}.fsdp_config"
 _TRAINING = (
     Phase.INIT,
     Phase.LOG_PROB,
@@ -22,11 +19,6 @@ _TRAINING = (
     Phase.CHECKPOINT,
 )
 _GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
-
-
-def placement(config: Config) -> Placement:
-    """Return whether trainer and engine share their GPUs."""
-    return Placement.COLOCATED if config.colocated else Placement.ASYNCHRONOUS
 
 
 def resident(config: Config) -> dict[str, tuple[str, ...]]:
@@ -54,7 +46,6 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
 
 def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
-    own = names(config)
     squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
     cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
     policy = config.flag(f"{FSDP}.offload_policy") and not config.megatron
@@ -79,7 +70,7 @@ def layout(config: Config) -> Layout:
         logits_bytes=4 if config.megatron else 2,  # Megatron's output layer upcasts, FSDP's keeps bf16
         engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
         kv_bytes=1
-        if config.text(f"{ROLLOUT}.engine_kwargs.{config.rollout}.kv_cache_dtype").startswith("fp8")
+        if config.text(f"{ROLLOUT}.engine_kwargs.{config.engine}.kv_cache_dtype").startswith("fp8")
         else 2,
         reference=config.reference,
         reference_bytes=0 if config.megatron else width(config.text(f"{REF}.fsdp_config.model_dtype")),
@@ -87,14 +78,14 @@ def layout(config: Config) -> Layout:
         and (not config.megatron or config.flag(f"{ACTOR}.megatron.param_offload")),
         critic=config.critic,
         critic_offload=config.critic
-        and config.flag(f"{own.critic}.param_offload")
-        and config.flag(f"{own.critic}.optimizer_offload"),
+        and config.flag(f"{config.critic_node}.param_offload")
+        and config.flag(f"{config.critic_node}.optimizer_offload"),
         lora_rank=config.lora_rank,
         entropy=config.entropy,
         engine_sleeps=config.sleeps,
         # engine_workers.py, update_weights: on after every sync through CUDA IPC, the first one included.
         expandable_segments=config.colocated,
-        engine_weights_on_host=config.rollout == "sglang" or config.adapters,  # else vLLM's sleep drops them
+        engine_weights_on_host=config.engine == "sglang" or config.adapters,  # else vLLM's sleep drops them
         gathers_whole=config.summons_whole,
         optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
         parameters_stay_offloaded=policy,

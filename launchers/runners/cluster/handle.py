@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,8 +12,8 @@ from autotune.launchers.base import Chunk, Drain, Exit, Observed, Unreachable
 from autotune.launchers.runners.cluster.actors import Posts, name_of, on_node
 from autotune.launchers.runners.cluster.connection import Head, in_main_thread
 from autotune.launchers.runners.cluster.jobs import remove_leftovers
-from autotune.launchers.runners.cluster.readers import NodeReader, has_died, wait_once
-from autotune.launchers.runners.cluster.silence import Silence, Silences, State
+from autotune.launchers.runners.cluster.readers import NodeReader, has_died, one_per_machine, wait_once
+from autotune.launchers.runners.cluster.silence import HEAD, Silence, Silences, State, silences_of
 from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.agent import Report, end_attempt
@@ -24,7 +24,6 @@ from autotune.policies.values.observation import Sample
 _STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
 _RETRY_S = 5.0  # before an actor that died is replaced once more, doubled each time
 _RETRY_MOST_S = 300.0
-_HEAD = "the Ray cluster's head"
 
 
 class RayHandle:
@@ -59,6 +58,7 @@ class RayHandle:
         self._residues_asked: dict[str, Any] = {}  # by nodes that have not answered yet
         self._died: tuple[float, str] | None = None  # the supervisor: when, why
         self._lost = ""
+        self._stopping: set[str] = set()  # the supervisor while it waits for the framework to end
 
     # ------------------------------------------------------------------ reading
 
@@ -83,15 +83,16 @@ class RayHandle:
             chunks=chunks,
             samples=samples,
             exit=self._exit(reports, heard=bool(chunks)),
+            ending=self._harvest.begun,
             lost=self._lost,
             silent_s=0.0 if self._head in reports else self._readers[self._head].silent_s,
             behind=any(report.behind for report in reports.values()),
             notes=self._news(),
         )
 
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        """Take note that the attempt's output is recorded up to an offset."""
+        self._readers[self._head].acknowledge(recorded)
 
     def _news(self) -> tuple[str, ...]:
         news, self._notes = tuple(self._notes), []
@@ -131,7 +132,8 @@ class RayHandle:
         survey = self._surveyor.latest
         if survey is not None and survey is not self._survey:
             self._reconcile(survey)
-        jobs, reading = survey.jobs if survey is not None else (), self._reading()
+        jobs = survey.jobs if survey is not None else ()
+        reading = one_per_machine(self._readers, first=self._head)
         asked = {
             node: reference
             for node, reader in self._readers.items()
@@ -143,8 +145,10 @@ class RayHandle:
                 self._lose(node, answer)
             else:
                 self._readers[node].answered(answer)
+        # A node that falls silent as the framework fails may be why: it is not waited for.
+        longest = self._waits.others if self._harvest.begun else self._waits.notice / 2
         self._surveyor.suspects = frozenset(
-            node for node, reader in self._readers.items() if reader.silent_s >= self._waits.notice / 2
+            node for node, reader in self._readers.items() if reader.silent_s >= longest
         )
         return {node: answer for node, answer in answers.items() if isinstance(answer, Report)}
 
@@ -173,9 +177,10 @@ class RayHandle:
         for identity, node in survey.nodes.items():
             reader = self._readers.get(identity)
             if reader is None:
-                actor = self._posts.create(node, supervisor=False)
-                self._readers[identity] = NodeReader(name=name_of(node), actor=actor)
-                self._notes.append(f"node {name_of(node)} joined the cluster")
+                name, actor = name_of(node), self._posts.create(node, supervisor=False)
+                places = self._readers[self._head].places
+                self._readers[identity] = NodeReader(name=name, actor=actor, places=places)
+                self._notes.append(f"node {name} joined the cluster")
             elif reader.actor is None and survey.at > reader.died_at and self._due(reader):
                 reader.replace(self._posts.create(node, supervisor=False, start=reader.start))
             self._claim(identity, survey)
@@ -206,15 +211,6 @@ class RayHandle:
             reader.actor.claim_offered.remote(*claim)
             reader.claim, reader.used = claim, True
 
-    def _reading(self) -> set[str]:
-        """Return whose logs are read: of the nodes that see the same files, the supervisor's or the first."""
-        machines: dict[str, str] = {}
-        for node in (self._head, *self._readers):
-            start = self._readers[node].start
-            if start is not None:
-                machines.setdefault(start.machine, node)
-        return set(machines.values())
-
     def _take(self, reports: dict[str, Report]) -> tuple[tuple[Chunk, ...], tuple[Sample, ...]]:
         chunks: list[Chunk] = []
         samples: list[Sample] = []
@@ -233,11 +229,11 @@ class RayHandle:
         if not linked and self._reach is None and self._link.gone:
             self._lost = self._link.gone
         elif not linked and now - self._linked_at > self._waits.head:
-            self._lost = f"{_HEAD} has not answered for {now - self._linked_at:.0f} s: {self._trouble}"
+            self._lost = f"{HEAD} has not answered for {now - self._linked_at:.0f} s: {self._trouble}"
         elif self._died is not None:
             since, reason = self._died
             # Another actor has read its last words, or cannot.
-            if self._head in reports or now - since > self._waits.answer:
+            if self._head in reports or now - since > self._waits.last_words:
                 self._lost = reason
         elif linked and head.silent_s > self._waits.supervisor:
             self._lost = f"the attempt's supervisor on {head.name} has not answered for {head.silent_s:.0f} s"
@@ -245,34 +241,30 @@ class RayHandle:
     def _silent(self, *, linked: bool) -> tuple[Silence, ...]:
         if not linked:
             seconds = time.monotonic() - self._linked_at
-            return (Silence(name=_HEAD, state=State.UNKNOWN, seconds=seconds, head=True),)
+            return (Silence(name=HEAD, state=State.UNKNOWN, seconds=seconds, head=True),)
         if self._died is not None:
             return ()
         tables = self._surveyor
-        head = Silence(
-            name=_HEAD, state=State.BUSY, seconds=tables.silent_s, head=True, reason=tables.trouble
-        )
-        deaf = self._survey.deaf if self._survey is not None else frozenset()
-        return head, *(
-            Silence(
-                name=f"node {reader.name}",
-                state=State.FROZEN if node in deaf else State.BUSY,
-                seconds=reader.silent_s,
-                supervisor=node == self._head,
-            )
-            for node, reader in self._readers.items()
-        )
+        head = Silence(name=HEAD, state=State.BUSY, seconds=tables.silent_s, head=True, reason=tables.trouble)
+        return head, *silences_of(self._readers, head=self._head, deaf=self._deaf)
 
     def _exit(self, reports: dict[str, Report], *, heard: bool) -> Exit | None:
         head = reports.get(self._head)
         if head is None or head.exit is None:
             return None
-        alive = sum(report.alive for report in reports.values())
-        alive += sum(reader.used for node, reader in self._readers.items() if node not in reports)
+        silent = {node for node, reader in self._readers.items() if reader.used and node not in reports}
+        alive = sum(report.alive for report in reports.values()) + len(silent)
         ended = self._harvest.publish(head.exit, heard=heard, alive=alive)
         if ended is None:
             self._surveyor.hurry()  # a job that failed early may not be known yet
+        elif ended.code != 0 and (gone := sorted(self._readers[node].name for node in silent & self._deaf)):
+            self._lost = f"node {', '.join(gone)} does not answer, nor does Ray's own process there"
+            return None  # the framework failed because of it
         return ended
+
+    @property
+    def _deaf(self) -> frozenset[str]:
+        return self._survey.deaf if self._survey is not None else frozenset()
 
     # ------------------------------------------------------------------ ending
 
@@ -290,10 +282,14 @@ class RayHandle:
         return time.monotonic() - begun
 
     def _end_everywhere(self, grace_s: float) -> None:
-        answering = set(self._ask("begun", timeout_s=self._waits.replace))
+        asked = set(self._readers) - self._stopping
+        answering = set(self._ask("begun", nodes=asked, timeout_s=self._waits.replace))
         patience_s = grace_s + self._waits.end
         if self._head in answering:
-            self._ask("stop_child", nodes={self._head}, timeout_s=patience_s, grace_s=grace_s)
+            self._stopping = {self._head}  # until it answers: a second request to end may cut this short
+            self._stopping -= set(
+                self._ask("stop_child", nodes={self._head}, timeout_s=patience_s, grace_s=grace_s)
+            )
         survey = self._surveyor.fresh(within_s=self._waits.answer)
         jobs = survey.jobs if survey is not None else self._survey.jobs if self._survey is not None else ()
         if survey is not None:
@@ -316,10 +312,11 @@ class RayHandle:
             for node in nodes
             if node not in answering
         }
-        answers = self._wait(asked, timeout_s=grace_s + self._waits.end)
+        answers = wait_once(asked, timeout_s=grace_s + self._waits.end, waits=self._waits)
         for node, reader in self._readers.items():
             if isinstance(answers.get(node, TimeoutError()), Exception):
-                self._note(f"node {reader.name} does not answer: what runs there could not be ended")
+                note = f"node {reader.name} does not answer: what runs there could not be ended"
+                self._notes += [note] if note not in self._notes else []
 
     def _ask(
         self, method: str, *, timeout_s: float, nodes: set[str] | None = None, **arguments: object
@@ -330,19 +327,16 @@ class RayHandle:
             for node, reader in self._readers.items()
             if reader.actor is not None and (nodes is None or node in nodes)
         }
-        answers = self._wait(asked, timeout_s=timeout_s)
+        answers = wait_once(asked, timeout_s=timeout_s, waits=self._waits)
         return {node: answer for node, answer in answers.items() if not isinstance(answer, Exception)}
 
-    def _wait(self, asked: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        return wait_once(asked, late=set(), first="", timeout_s=timeout_s, waits=self._waits)
-
     def drain(self, *, timeout_s: float) -> Drain:
-        """Wait until no memory of the attempt is held on any node; tells which nodes do not answer."""
+        """Wait until no memory of the attempt is held on any node; tells which of its nodes do not answer."""
         import ray
 
         begun = time.monotonic()
         if not self._link.answers():
-            return Drain(clear=False, seconds=0.0, unknown=self._link.gone or f"{_HEAD} does not answer")
+            return Drain(clear=False, seconds=0.0, unknown=self._link.gone or f"{HEAD} does not answer")
         try:
             survey = self._surveyor.fresh(within_s=self._waits.answer)
             if survey is not None:
@@ -353,7 +347,9 @@ class RayHandle:
                 end=self._end_rest,
                 largest_stranger=self._largest_stranger,
                 enough_share=self._enough_share,
-                silent=lambda: tuple(self._readers[node].name for node in self._residues_asked),
+                silent=lambda: tuple(
+                    self._readers[node].name for node in self._residues_asked if self._readers[node].used
+                ),
             )
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
             unknown = f"the Ray cluster cannot be reached: {first_line(error)}"
@@ -386,11 +382,15 @@ class RayHandle:
         answers = self._ask("largest_stranger", nodes=nodes, timeout_s=self._waits.answer)
         return next(iter(answers.values()), None)
 
+    def leave(self) -> None:
+        """Ask Ray nothing more by itself; the attempt goes on."""
+        self._surveyor.close()
+
     def release(self) -> None:
         """Give up the attempt's actors; what still runs of it ends."""
         import ray
 
-        self._surveyor.close()
+        self.leave()
         try:
             if self._link.answers() and self._surveyor.silent_s < self._waits.notice:
                 self._posts.dismiss()

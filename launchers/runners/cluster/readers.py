@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from autotune.launchers.base import Chunk, Unreachable
@@ -12,13 +13,27 @@ from autotune.launchers.runners.node.agent import Report, Start
 from autotune.policies.values.observation import Sample
 
 
+class Places:
+    """How far the files of a cluster are read, by machine: nodes that see the same files share the place."""
+
+    def __init__(self, read: Mapping[str, int]) -> None:
+        self._offsets: dict[str, dict[str, int]] = {}
+        for file, offset in read.items():
+            machine, _, path = file.partition(":/")
+            self.of(machine)[f"/{path}"] = offset
+
+    def of(self, machine: str) -> dict[str, int]:
+        """Return the offsets of a machine's files, by path."""
+        return self._offsets.setdefault(machine, {})
+
+
 class NodeReader:
     """The reader's place on one node, and whether the node answers."""
 
-    def __init__(self, *, name: str, actor: Any, start: Start | None = None) -> None:
+    def __init__(self, *, name: str, actor: Any, places: Places) -> None:
         self.name = name
         self.actor = actor  # None once it has died, until another takes its place
-        self.start = start  # None until a new actor has told it
+        self.start: Start | None = None  # until a new actor has told it
         self.answered_at = time.monotonic()
         self.late = False  # did not answer in the last round: the others are not kept waiting for it
         self.used = False  # whether the attempt ever had a process or a card here
@@ -26,7 +41,8 @@ class NodeReader:
         self.died_at = float("-inf")  # the actor before, on the monotonic clock
         self.deaths = 0
         self._asked: Any = None  # at most one question at a time
-        self._cursor: dict[str, int] = {}
+        self.places = places
+        self._recorded = 0  # bytes of the framework's output that need not be kept, if it runs here
         self._taken = 0
         self._faults: set[str] = set()
 
@@ -38,12 +54,20 @@ class NodeReader:
     def ask(self, *, jobs: tuple[str, ...], read: bool) -> Any:
         """Return the reference of the question under way, a new one if there is none."""
         if self._asked is None and self.actor is not None:
-            self._asked = (
-                self.actor.begun.remote()
-                if self.start is None
-                else self.actor.poll.remote(self._cursor, taken=self._taken, jobs=jobs, read=read)
-            )
+            if self.start is None:
+                self._asked = self.actor.begun.remote()
+            else:
+                cursor, more = self.places.of(self.start.machine), {}
+                if self._recorded:
+                    more["recorded"] = self._recorded
+                self._asked = self.actor.poll.remote(cursor, taken=self._taken, jobs=jobs, read=read, **more)
         return self._asked
+
+    def acknowledge(self, recorded: Mapping[str, int]) -> None:
+        """Take note that the framework's output, if it runs here, is recorded up to an offset."""
+        if self.start is not None:
+            file = file_of(self.start.machine, self.start.output)
+            self._recorded = recorded.get(file, self._recorded)
 
     def replace(self, actor: Any) -> None:
         """Read on from another actor."""
@@ -76,19 +100,50 @@ class NodeReader:
             return
         self.used = self.used or answer.touched
         self._taken = answer.taken
-        self._cursor.update((piece.path, piece.end) for piece in answer.pieces)
+        if self.start is not None:
+            self.places.of(self.start.machine).update((piece.path, piece.end) for piece in answer.pieces)
 
     def news(self, report: Report, *, supervisor: bool) -> tuple[list[Chunk], tuple[Sample, ...], list[str]]:
         """Return what a report brings: logs, samples, and what could not be read for the first time."""
         suffix = "" if supervisor else f"@{self.name}"
-        chunks = [Chunk(source=piece.source + suffix, data=piece.data) for piece in report.pieces]
+        machine = self.start.machine if self.start is not None else ""
+        chunks = [
+            Chunk(
+                source=piece.source + suffix,
+                data=piece.data,
+                file=file_of(machine, piece.path),
+                end=piece.end,
+                dropped=piece.dropped,
+            )
+            for piece in report.pieces
+        ]
         faults = [f"node {self.name}: {fault}" for fault in report.faults if fault not in self._faults]
         self._faults.update(report.faults)
         return chunks, report.samples, faults
 
 
+def one_per_machine(readers: Mapping[str, NodeReader], *, first: str) -> set[str]:
+    """Return whose logs are read: of the nodes that see the same files one, `first` if it is among them."""
+    machines: dict[str, str] = {}
+    for node in (first, *readers):
+        start = readers[node].start
+        if start is not None:
+            machines.setdefault(start.machine, node)
+    return set(machines.values())
+
+
+def file_of(machine: str, path: str) -> str:
+    """Return the name of a file of a machine, as drivers keep it."""
+    return f"{machine}:{path}"
+
+
 def wait_once(
-    asked: dict[str, Any], *, late: set[str], first: str, timeout_s: float, waits: Waits
+    asked: dict[str, Any],
+    *,
+    late: Collection[str] = (),
+    first: str = "",
+    timeout_s: float,
+    waits: Waits,
 ) -> dict[str, Any]:
     """Return who answered what, or the exception that came instead, within one time-out for all.
 
@@ -102,7 +157,7 @@ def wait_once(
         return {}
     pending = list(nodes)
     awaited = {node for node in asked if node not in late} or set(asked)
-    until = time.monotonic() + (timeout_s if awaited - late else min(timeout_s, waits.others))
+    until = time.monotonic() + (timeout_s if awaited - set(late) else min(timeout_s, waits.others))
     answers: dict[str, Any] = {}
     while pending:
         left = until - time.monotonic() if awaited else 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -22,7 +24,7 @@ from autotune.launchers.runners.cluster.jobs import (
     jobs_of,
     remove_leftovers,
 )
-from autotune.launchers.runners.cluster.readers import NodeReader, answers_of, has_died
+from autotune.launchers.runners.cluster.readers import NodeReader, Places, answers_of, has_died
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.agent import sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
@@ -48,6 +50,7 @@ class RayRunner:
         self._link = Head(connection.address)
         self._gpus = gpus
         self._waits = waits
+        self._handles: WeakSet[RayHandle] = WeakSet()
         self._given_up: list[RayHandle] = []  # whose actors could not be reached at their end
         self._nodes = nodes
         self._gpus_per_node = gpus_per_node
@@ -99,11 +102,11 @@ class RayRunner:
             if gpus:
                 reserved = posts.reserve(nodes=self._nodes, gpus_per_node=gpus)
                 head = next(iter(reserved))
-            readers = {}
+            readers, places = {}, Places({})
             for node in nodes:
                 identity = str(node["NodeID"])
                 actor = posts.create(node, supervisor=identity == head, extra=reserved.get(identity))
-                readers[identity] = NodeReader(name=name_of(node), actor=actor)
+                readers[identity] = NodeReader(name=name_of(node), actor=actor, places=places)
             begun = self._answers(nodes, [reader.actor.begun.remote() for reader in readers.values()])
             for reader, start in zip(readers.values(), begun, strict=True):
                 reader.answered(start)
@@ -127,7 +130,7 @@ class RayRunner:
         return self._handle(posts, readers, head=head)
 
     def _handle(self, posts: Posts, readers: dict[str, NodeReader], *, head: str) -> RayHandle:
-        return RayHandle(
+        handle = RayHandle(
             posts,
             readers=readers,
             head=head,
@@ -136,6 +139,8 @@ class RayRunner:
             give_up=self._given_up.append,
             waits=self._waits,
         )
+        self._handles.add(handle)
+        return handle
 
     def _answers(self, nodes: list[dict[str, Any]], asked: list[Any]) -> list[Any]:
         named = [(name_of(node), reference) for node, reference in zip(nodes, asked, strict=True)]
@@ -156,8 +161,8 @@ class RayRunner:
         counts = [int(node["Resources"].get("GPU", 0)) for node in nodes]
         return min((count for count in counts if count), default=0)
 
-    def attach(self, *, run: str, attempt: int) -> RayHandle | None:
-        """Return the attempt if its supervisor lives, to be read from the start once more.
+    def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> RayHandle | None:
+        """Return the attempt if its supervisor lives, its files to be read from the offsets `read`.
 
         Raises Unreachable when the supervisor lives and does not answer: its training may well go on.
         """
@@ -177,11 +182,14 @@ class RayRunner:
             raise _slow(attempt, run, error) from error
         except Unreachable as unreachable:
             raise _slow(attempt, run, unreachable) from None
-        readers = {}
+        if not start.output:  # its driver ended before it could say what to run
+            posts.dismiss()
+            return None
+        readers, places = {}, Places(read)
         for node in living_nodes():
             identity = str(node["NodeID"])
             actor = supervisor if identity == head else posts.find(identity)
-            readers[identity] = NodeReader(name=name_of(node), actor=actor)
+            readers[identity] = NodeReader(name=name_of(node), actor=actor, places=places)
         if head not in readers:
             return None  # its node has just left the cluster
         readers[head].answered(start)
@@ -212,6 +220,8 @@ class RayRunner:
 
     def close(self) -> None:
         """Leave the cluster; our own ends."""
+        for handle in self._handles:
+            handle.leave()
         disconnect(self._connection)
 
     def _reach(self) -> Head:

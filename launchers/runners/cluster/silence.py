@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
+from autotune.launchers.runners.cluster.readers import NodeReader
 from autotune.launchers.runners.cluster.waits import Waits
 from autotune.policies.values.value import Value
+
+HEAD = "the Ray cluster's head"
 
 
 class State(StrEnum):
@@ -25,6 +29,19 @@ class Silence(Value, frozen=True, kw_only=True):
     supervisor: bool = False
     head: bool = False  # not a node of the attempt: the cluster's head
     reason: str = ""  # as Ray says it
+
+
+def silences_of(readers: Mapping[str, NodeReader], *, head: str, deaf: frozenset[str]) -> tuple[Silence, ...]:
+    """Return how long each node has been silent; on those of `deaf` Ray's own process is too."""
+    return tuple(
+        Silence(
+            name=f"node {reader.name}",
+            state=State.FROZEN if node in deaf else State.BUSY,
+            seconds=reader.silent_s,
+            supervisor=node == head,
+        )
+        for node, reader in readers.items()
+    )
 
 
 class Silences:

@@ -69,10 +69,14 @@ class Surveyor:
         return self._latest if answered else None
 
     def close(self) -> None:
-        """Read no more; does not wait for a reading that is under way."""
+        """Read no more; a reading that is under way is waited for, as far as the tables answer.
+
+        Older Ray aborts the process when it leaves the cluster during one.
+        """
         with self._news:
             self._closed = True
             self._news.notify_all()
+        self._thread.join(timeout=self._waits.others)
 
     def _follow(self) -> None:
         import ray

@@ -18,6 +18,7 @@ class Waits(Value, frozen=True, kw_only=True):
     # The head: Ray's processes give up after 60 s without it, a head on Kubernetes is back within minutes.
     head: float = 300.0
     answer: float = 15.0  # for one question to a node that is expected to answer
+    last_words: float = 60.0  # of an attempt whose supervisor died, read by another actor on a busy node
     attach: float = 90.0  # for a supervisor that lives to say where its attempt began
     start: float = 120.0  # Ray may have to start workers on busy nodes
     placement: float = 60.0  # for the GPUs of a command that asks Ray for none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from autotune.launchers.runners.node.child import Child, living_attempts, remove
 from autotune.launchers.runners.node.drain import CardState, ProcessHold, Residue, hold_of
 from autotune.launchers.runners.node.host import read_cards, read_host
 from autotune.launchers.runners.node.logs import Logs, Piece
+from autotune.launchers.runners.node.output import Output
 from autotune.launchers.runners.node.processes import ProcessStat, all_pids, end, marked, read_stat, user_of
 from autotune.launchers.runners.node.sampler import Sampler
 from autotune.policies.values.command import Command
@@ -76,13 +78,20 @@ class Node:
         self._start = start or Start(
             baseline=read_baseline(self.attempt), name=name, machine=machine_of(workers), cards=cards
         )
-        self._sampler = Sampler(self.attempt, node=name)
+        self._output: Output | None = None
+        self._sampler = Sampler(self.attempt, node=name, beside=self._keep_output_within)
         self._sampler.claim(self._start.cards)
         self._logs = self._open_logs()
 
     def _open_logs(self) -> Logs:
-        output = self._start.output
-        return Logs(output=Path(output) if output else None, workers=self._workers)
+        if self._start.output:
+            self._output = Output(Path(self._start.output), fault=self._sampler.fault)
+        return Logs(output=self._output, workers=self._workers)
+
+    def _keep_output_within(self) -> None:
+        if self._output is not None and self._child is not None:
+            with contextlib.suppress(OSError):  # looked at again with the next reading
+                self._output.keep_within()
 
     def claim(self, cards: Iterable[int], *, pids: Iterable[int] = ()) -> None:
         """Take note that the attempt runs on these cards of the node, as NVML counts them, and where."""
@@ -103,9 +112,23 @@ class Node:
         self._asked_at = time.monotonic()
         return self._start
 
-    def poll(self, cursor: dict[str, int], *, taken: int, jobs: tuple[str, ...], read: bool = True) -> Report:
-        """Return what follows the reader's place in the logs and samples."""
+    def poll(
+        self,
+        cursor: dict[str, int],
+        *,
+        taken: int,
+        jobs: tuple[str, ...],
+        read: bool = True,
+        recorded: int = 0,
+    ) -> Report:
+        """Return what follows the reader's place in the logs and samples.
+
+        The framework's output is recorded up to the offset `recorded`: it need not be kept here.
+        """
         self._asked_at = time.monotonic()
+        if recorded and self._output is not None and self._child is not None:
+            with contextlib.suppress(OSError):  # it is kept, then
+                self._output.give_back(recorded)
         ended = self._child.ended() if self._child else None  # before the logs: they are complete afterwards
         pieces = self._logs.read(cursor, jobs=jobs, thorough=ended is not None) if read else []
         count, samples = self._sampler.since(taken)

@@ -55,6 +55,7 @@ class Child:
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.environ.get(FOLDER)))  # mode 0700
         self.output = self.folder / "output.log"
         self.attempt = attempt
+        self._ended: Exit | None = None
         own = read_stat(os.getpid())
         owner = _Owner(attempt=attempt, pid=os.getpid(), started=own.started if own else 0)
         (self.folder / _OWNER).write_bytes(msgspec.json.encode(owner))
@@ -89,7 +90,7 @@ class Child:
     def _start(self, argv: list[str], *, environment: dict[str, str], cwd: str) -> subprocess.Popen[bytes]:
         lifeline, self._lifeline = os.pipe()
         try:
-            with self.output.open("wb", buffering=0) as output:
+            with self.output.open("ab", buffering=0) as output:
                 return subprocess.Popen(
                     [
                         sys.executable,
@@ -115,13 +116,15 @@ class Child:
     def ended(self) -> Exit | None:
         """Return how the framework's main process ended, once it has."""
         code = self._shim.poll()
-        if code is None:
-            return None
+        if code is None or self._ended is not None:
+            return self._ended
         record = self.folder / "exit.json"
         if record.exists():
-            return Exit(**json.loads(record.read_text()))
-        at = self.output.stat().st_mtime
-        return Exit(signal=-code, at=at) if code < 0 else Exit(code=code, at=at)
+            self._ended = Exit(**json.loads(record.read_text()))
+            return self._ended
+        at = self.output.stat().st_mtime  # now: giving back a part of it is a change, too
+        self._ended = Exit(signal=-code, at=at) if code < 0 else Exit(code=code, at=at)
+        return self._ended
 
     def stop(self, *, grace_s: float) -> None:
         """End the process group: SIGTERM, then SIGKILL if the main process is still there after `grace_s`."""

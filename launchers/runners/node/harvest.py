@@ -20,6 +20,11 @@ class Harvest:
         self._last_word_at = clock()
         self._complete = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether the exit is known, published or not."""
+        return self._noticed_at is not None
+
     def publish(self, ended: Exit | None, *, heard: bool, alive: int) -> Exit | None:
         """Return `ended` once nothing more is expected of the logs."""
         now = self._clock()

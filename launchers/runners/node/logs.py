@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.launchers.base import OWN_SOURCE
+from autotune.launchers.runners.node.output import Output, Span
 
 RECORDS = "records.log"  # beside the framework's output: what autotune's own code in the job reports
 _DISCOVERY_S = 1.0
@@ -23,12 +24,13 @@ class Piece(NamedTuple):
     path: str
     data: bytes
     end: int  # offset after `data`
+    dropped: int = 0  # bytes before `data` that are gone unread
 
 
 class Logs:
     """The files to read: the framework's output, its Ray job's workers, and the records of our own code."""
 
-    def __init__(self, *, output: Path | None, workers: Path | None) -> None:
+    def __init__(self, *, output: Output | None, workers: Path | None) -> None:
         self._output = output
         self._workers = workers
         self._known: list[tuple[str, str]] = []  # (source, path)
@@ -42,18 +44,41 @@ class Logs:
         if thorough or jobs != self._jobs or now - self._discovered_at >= _DISCOVERY_S:
             self._discovered_at, self._jobs = now, jobs
             self._known = self._discover()
-        unread = {path: _unread(path, cursor.get(path, 0)) for _, path in self._known}
-        shares = fair_shares({path: end - begin for path, (begin, end) in unread.items()}, most=MOST_BYTES)
+        unread = {path: self._unread(path, cursor.get(path, 0)) for _, path in self._known}
+        shares = fair_shares({path: span.end - span.begin for path, span in unread.items()}, most=MOST_BYTES)
         pieces = []
         for source, path in self._known:
-            piece = _read(source, path, unread[path][0], shares[path])
-            if piece is not None:
-                pieces.append(piece)
-        self.behind = any(piece.end < unread[piece.path][1] for piece in pieces)
+            begin, _, dropped = unread[path]
+            data = self._read(path, begin, shares[path])
+            if data:
+                pieces.append(Piece(source, path, data, begin + len(data), dropped))
+        self.behind = any(piece.end < unread[piece.path].end for piece in pieces)
         return pieces
 
+    def _unread(self, path: str, offset: int) -> Span:
+        """Return the place to read from and the end of a log."""
+        try:
+            if self._output is not None and path == str(self._output.path):
+                return self._output.span(offset)
+            size = os.stat(path).st_size  # noqa: PTH116 - per log and poll
+        except OSError:
+            return Span(offset, offset)
+        return Span(0 if size < offset else offset, size)  # a shorter one was begun anew
+
+    def _read(self, path: str, begin: int, most: int) -> bytes:
+        if not most:
+            return b""
+        try:
+            if self._output is not None and path == str(self._output.path):
+                return self._output.read(begin, most)
+            with open(path, "rb") as file:  # noqa: PTH123
+                file.seek(begin)
+                return file.read(most)
+        except OSError:
+            return b""  # gone meanwhile; the other logs can be read
+
     def _discover(self) -> list[tuple[str, str]]:
-        found = [("", str(self._output))] if self._output else []
+        found = [("", str(self._output.path))] if self._output else []
         if self._workers is not None and self._jobs:
             with os.scandir(self._workers) as entries:
                 for entry in entries:
@@ -61,7 +86,7 @@ class Logs:
                     if worker and worker["job"] in self._jobs:
                         found.append((f"worker-{worker['pid']}.{worker['stream']}", entry.path))
         if self._output is not None:  # after the lines that led to a record
-            found.append((OWN_SOURCE, str(self._output.with_name(RECORDS))))
+            found.append((OWN_SOURCE, str(self._output.path.with_name(RECORDS))))
         return found
 
 
@@ -73,24 +98,3 @@ def fair_shares(wanted: dict[str, int], *, most: int) -> dict[str, int]:
         shares[name] = min(wanted[name], left // (len(waiting) - place))
         left -= shares[name]
     return shares
-
-
-def _unread(path: str, offset: int) -> tuple[int, int]:
-    """Return the place to read from and the end of a log."""
-    try:
-        size = os.stat(path).st_size  # noqa: PTH116 - per log and poll
-    except OSError:
-        return offset, offset
-    return (0 if size < offset else offset), size  # a shorter one was begun anew
-
-
-def _read(source: str, path: str, offset: int, most: int) -> Piece | None:
-    if not most:
-        return None
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            file.seek(offset)
-            data = file.read(most)
-    except OSError:
-        return None  # gone meanwhile; the other logs can be read
-    return Piece(source, path, data, offset + len(data)) if data else None

@@ -15,6 +15,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _YOUNG_S = 30.0  # a process may still take its environment on by exec: Ray forks first, then execs the worker
 _PATIENCE = 0.5  # of a young stranger's age, until it is looked at again: many censuses share a machine
+_CENSUS_S = 1.0  # between looks at every process where new ones appear all the time
 _ROTATION = 60  # known strangers looked at again, one in so many per scan: process ids are used again
 _LAST_WAIT_S = 10.0  # for processes that SIGKILL has been sent to
 
@@ -80,6 +81,15 @@ def all_pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - measured hot path
 
 
+def _newest_pid() -> int:
+    """Return the process id that was given last here; -1 where the kernel does not say."""
+    try:
+        with open("/proc/loadavg", "rb") as file:  # noqa: PTH123 - read twice a second
+            return int(file.read().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
 def user_of(pid: int) -> str:
     """Return the name of the user that a process belongs to."""
     try:
@@ -106,10 +116,21 @@ class Census:
         self._ours: dict[int, int] = {}  # pid -> started
         self._strangers: dict[int, tuple[float, float]] = {}  # pid -> first seen, looked at again from
         self._scans = 0
+        self._newest = -1  # process of the machine at the last look at all of them
+        self._young = False  # whether one may still take the marker on
+        self._looked_at = float("-inf")
 
     def scan(self) -> tuple[ProcessStat, ...]:
-        """Return the processes that carry the marker, and their descendants."""
+        """Return the processes that carry the marker, and their descendants.
+
+        A process that began since the last look is found a second later at most.
+        """
         now = time.monotonic()
+        newest = _newest_pid()
+        unchanged = 0 <= newest == self._newest and not self._young
+        if unchanged or now - self._looked_at < _CENSUS_S:
+            return self._known()
+        self._newest, self._looked_at = newest, now
         self._scans += 1
         present = all_pids()
         found: list[ProcessStat] = []
@@ -129,12 +150,21 @@ class Census:
             else:
                 found.append(stat)
         self._strangers = strangers
+        self._young = any(now - seen <= _YOUNG_S for seen, _ in strangers.values())
         self._ours = {stat.pid: stat.started for stat in found}
         return tuple(found)
+
+    def _known(self) -> tuple[ProcessStat, ...]:
+        """Return those of the last look that live."""
+        stats = (read_stat(pid) for pid in self._ours)
+        found = tuple(s for s in stats if s is not None and s.started == self._ours[s.pid])
+        self._ours = {stat.pid: stat.started for stat in found}
+        return found
 
     def forget_strangers(self) -> None:
         """Make the next scan look at every process anew."""
         self._strangers = {}
+        self._newest, self._looked_at = -1, float("-inf")
 
     def _classify(self, pid: int, started: int | None) -> ProcessStat | None:
         if started is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from autotune.launchers.runners.node.host import Card, read_cards, read_host
 from autotune.launchers.runners.node.processes import Census, ProcessStat
@@ -19,8 +19,9 @@ _KEPT_FAULTS = 8  # different ones; one that comes with every reading is kept on
 class Sampler:
     """A thread that reads the node twice a second and keeps what nobody has fetched yet."""
 
-    def __init__(self, attempt: str, *, node: str) -> None:
-        self._node = node
+    def __init__(self, attempt: str, *, node: str, beside: Callable[[], None] = lambda: None) -> None:
+        """Begin to read; `beside` is called with every reading."""
+        self._node, self._beside = node, beside
         self._census = Census(attempt)
         self._lock = threading.Lock()
         self._samples: deque[tuple[int, Sample]] = deque(maxlen=_KEPT_SAMPLES)
@@ -67,13 +68,15 @@ class Sampler:
     def _follow(self) -> None:
         while not self._ended.wait(PERIOD_S):
             try:
-                cards = read_cards(self._fault)
+                cards = read_cards(self.fault)
                 with self._lock:
                     self._take(cards)
+                self._beside()
             except Exception as error:  # one failed reading must not end all later ones
-                self._fault(f"memory and processes cannot be read: {error or type(error).__name__}")
+                self.fault(f"memory and processes cannot be read: {error or type(error).__name__}")
 
-    def _fault(self, text: str) -> None:
+    def fault(self, text: str) -> None:
+        """Tell the reader of something that cannot be done here, once."""
         if text not in self.faults and len(self.faults) < _KEPT_FAULTS:
             self.faults = (*self.faults, text)
 

@@ -14,11 +14,12 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
+from autotune.orchestrator.annotate.annotator import Annotator
+from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.verdicts import exit_code
 from autotune.orchestrator.clock import Clock
-from autotune.orchestrator.cluster_fit import misfits
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import parse
@@ -46,18 +47,7 @@ from autotune.policies.values.events import (
     Verdict,
 )
 from autotune.policies.values.history import accepted_of, fold, unended
-from autotune.policies.values.job import Cluster, Job
-
-
-def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
-    """Return the cluster of a job, the same one as `before`; raises Unreachable."""
-    from autotune.launchers.runners.cluster.runner import RayRunner
-
-    spec = job.cluster
-    address = spec.address
-    if address is None and before is not None:
-        address = "local" if before.address == "local" else "auto"
-    return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+from autotune.policies.values.job import Job
 
 
 def drive(
@@ -85,6 +75,7 @@ def drive(
     views = Views(console, log, as_json=options.json, exported=exported)
 
     courier = Courier(run, say=views.say, warn=views.warn)
+    annotator = Annotator(run, say=views.say, warn=views.warn)
 
     def current() -> Job:
         assert job is not None
@@ -92,8 +83,9 @@ def drive(
 
     try:
         with (
-            Journal(run.path, tell=courier.after(views.tell), say=views.say) as journal,
+            Journal(run.path, tell=annotator.after(courier.after(views.tell)), say=views.say) as journal,
             listening(run.path / "stop", hung_up=views.hang_up) as interrupts,
+            annotator.at_work(journal, interrupts),
             courier.at_work(journal, interrupts),
         ):
             journal.interrupted = lambda: bool(interrupts.by)
@@ -109,6 +101,7 @@ def drive(
                 count = sum(isinstance(e, Started) for e in before)
                 views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
             courier.begin(job)
+            annotator.begin(job)
             try:
                 verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
             except (Failure, ForcedExit):
@@ -181,8 +174,9 @@ def _drive(
     runner: Runner | None = None
     try:
         with interrupts.cutting():
-            with hangups_ignored():  # the processes of our own local Ray go on without the terminal too
-                runner = open_runner(job, before=accepted.cluster if accepted is not None else None)
+            # What our own local Ray consists of goes on without the terminal too.
+            with interrupts.connecting(), hangups_ignored():
+                runner = connect.open_runner(job, before=accepted.cluster if accepted is not None else None)
             note = getattr(runner, "note", "")
             if note:
                 views.say(note)
@@ -277,8 +271,8 @@ def _job(run: directory.Run, history: History) -> Job:
 def _take_edit(context: RunContext, edit: EditedJob) -> RunContext:
     """Record what the user changed; returns the context with the changed job."""
     cluster = context.runner.cluster()
-    _match(edit.job, cluster)
-    job, before = _measured(edit.job, cluster), accepted_of(context.journal.history()).profile
+    connect.match(edit.job, cluster)
+    job, before = connect.measured(edit.job, cluster), accepted_of(context.journal.history()).profile
     profile = context.framework.profile(job, cluster)
     context.record(
         Edited(
@@ -296,19 +290,10 @@ def _take_edit(context: RunContext, edit: EditedJob) -> RunContext:
     return msgspec.structs.replace(context, job=job)
 
 
-def _measured(job: Job, cluster: Cluster) -> Job:
-    """Return the job with the size of the cards, which some defaults of a framework follow."""
-    if job.cluster.gpu_memory_bytes is not None or not cluster.gpu_memory_bytes:
-        return job
-    spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
-    return msgspec.structs.replace(job, cluster=spec)
-
-
 def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
     cluster, request = runner.cluster(), run.request
-    _match(job, cluster)
-    job = _measured(job, cluster)
-    only = request.mode is directory.Mode.REHEARSE
+    connect.match(job, cluster)
+    job = connect.measured(job, cluster)
     reconcile.accept(
         journal,
         run=run.id,
@@ -318,7 +303,7 @@ def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Fra
         versions=versions(),
         mode=request.mode,
         policy=request.policy,
-        rehearsed=rehearsal.planned(framework, job, only=only) if request.rehearse else None,
+        rehearsed=rehearsal.planned(framework, job, request),
         recall=calibration_cache.recall,
         now=Clock().now(),
     )
@@ -329,12 +314,6 @@ def versions() -> dict[str, str]:
     by_name = {"autotune": DISTRIBUTION, "ray": "ray", "torch": "torch", "sglang": "sglang"}
     found = {name: version_of(distribution) or "not installed" for name, distribution in by_name.items()}
     return {"python": platform.python_version(), **found}
-
-
-def _match(job: Job, cluster: Cluster) -> None:
-    """Raise Failure where the cluster is smaller than the job says, or its GPUs differ."""
-    for failure in misfits(job, cluster):
-        raise failure
 
 
 def _export(run: directory.Run, job: Job) -> None:

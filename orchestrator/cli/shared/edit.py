@@ -126,8 +126,8 @@ def check(edit: EditedJob | None, run: directory.Run) -> None:
         )
     if has_trials(history) and concerns_trials(edit.changes):
         raise Failure(
-            f"run {run.id} compares trials of one job; only `search`, `goal`, `recovery` and `notify` can"
-            " change",
+            f"run {run.id} compares trials of one job; only `search`, `goal`, `recovery`, `notify` and"
+            " `annotate` can change",
             hint=launch_again,
             code=ExitCode.USAGE,
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from autotune.orchestrator.annotate.document import Annotation
 from autotune.orchestrator.certificate.verification import VerificationDocument
 from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
@@ -43,6 +44,7 @@ DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "logs": ("a line of `autotune logs --json`", LogLine),
     "verify": ("`autotune verify FILE --json`", VerificationDocument),
     "remedies": ("`autotune remedies FRAMEWORK --json`", RemedyTable),
+    "annotation": ("what `annotate` logs of an attempt in MLflow and SwanLab", Annotation),
     "notification": ("what `notify` gives to a command and sends to a webhook", Notification),
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

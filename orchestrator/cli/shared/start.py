@@ -66,15 +66,15 @@ def _assumed(variable: str) -> str:
     return os.environ.get(variable) or variable
 
 
-def first_command(job: Job, *, rehearse: bool = False) -> Command:
+def first_command(job: Job, request: directory.RunRequest) -> Command:
     """Return the command of the first attempt, as far as it is known before a cluster is."""
     framework = frameworks.find(job.framework)
     knobs = framework.profile(job, assumed(job)).knobs
-    if rehearse:
-        planned = rehearsal.planned(framework, job, only=False)
+    planned = rehearsal.planned(framework, job, request)
+    if planned is not None:
         folder = f"{job.workdir}/rehearsals/dry-run/1"
         job = framework.rehearsal(job, folder=folder, part=Part.WORST, longest=planned.forces)
-    return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume and not rehearse)
+    return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume and planned is None)
 
 
 def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
@@ -82,8 +82,7 @@ def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
     prepared = prepare(launch_options)
     if launch_options.submit and launch_options.detach:
         raise click.UsageError("--submit runs elsewhere already; leave out --detach")
-    if prepared.request.rehearse:
-        rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, only=False)
+    rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, prepared.request)
     if launch_options.dry_run:
         show(prepared, as_json=options.json)
     elif launch_options.submit:
@@ -101,7 +100,7 @@ def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
 
 def show(prepared: Prepared, *, as_json: bool) -> None:
     """Print the first command without any effect."""
-    command = first_command(prepared.job, rehearse=prepared.request.rehearse)
+    command = first_command(prepared.job, prepared.request)
     if as_json:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
@@ -267,6 +266,7 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
     request = prepared.request
     arguments = f"--runs-dir {runs_dir} {request.mode} job.yaml --policy {request.policy}"
     arguments += " --rehearse" if request.rehearse and request.mode is directory.Mode.LAUNCH else ""
+    arguments += " --no-rehearse" if not request.rehearse and request.mode is directory.Mode.SEARCH else ""
     arguments += " --continue" if continued else ""
     entrypoint = (
         f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "

@@ -10,13 +10,14 @@ BUILTIN: tuple[Rule, ...] = (
     row(
         BUILTIN_FAILURE,
         None,
-        r"(?:builtin|trl): failure \{",
+        r"(?:builtin|trl|swift): failure \{",
         ALWAYS,
         'builtin: failure {"schema":1,"cause":"gpu-oom","device":"cpu-budget","phase":"backward",'
         '"component":"trainer","rank":0,"step":3,"requested_bytes":1048576,"used_bytes":75000000,'
         '"budget_bytes":75497472,"message":"not enough memory","exception":"RuntimeError"}',
         "builtin: failure",
         "trl: failure",
+        "swift: failure",
     ),
     row(
         "builtin-config-error",

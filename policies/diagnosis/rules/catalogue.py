@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from autotune.policies.diagnosis.literal_search import Naming
+from autotune.policies.diagnosis.rules.branches import Branch, branches_of
 from autotune.policies.diagnosis.rules.builtin import BUILTIN
 from autotune.policies.diagnosis.rules.device import DEVICE
 from autotune.policies.diagnosis.rules.host import HOST
@@ -23,15 +26,24 @@ for _at, _rule in enumerate(RULES):
     for _literal in _rule.literals:
         _ROWS.setdefault(_literal, []).append(_at)
 _NAMING = Naming(_ROWS)
+_NUMBERS = {literal: number for number, literal in enumerate(_ROWS)}
 _SPEAKS_FOR = tuple(_ROWS.values())
 
 
 def matching(line: str) -> Rule | None:
     """Return the first rule that a line, without its prefixes, shows."""
-    for at in sorted({at for literal in _NAMING.named(line) for at in _SPEAKS_FOR[literal]}):
-        if RULES[at].pattern.search(line) is not None:
-            return RULES[at]
+    named = frozenset(_NAMING.named(line))
+    for at in sorted({at for literal in named for at in _SPEAKS_FOR[literal]}):
+        for needs, pattern in _branches(at):
+            if needs <= named and pattern.search(line) is not None:
+                return RULES[at]
     return None
+
+
+@functools.cache
+def _branches(at: int) -> tuple[Branch, ...]:
+    """Return a row's alternatives, each with the numbers of the literals that it cannot match without."""
+    return branches_of(RULES[at].signature, RULES[at].literals, _NUMBERS)
 
 
 def harmless(line: str) -> bool:

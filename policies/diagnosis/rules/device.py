@@ -8,7 +8,7 @@ from autotune.policies.values.failure import Cause, Component, Phase
 _DEVICES = r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|HPU|GCU|MPS backend)"
 # The words as an exception or at the head of a message, not in a sentence about them nor in a source line.
 _TORCH = (
-    rf"\b{_DEVICES} out of memory(?:[.,] Tried to allocate|\. Allocation| \(MPS)|"
+    r"\b[A-Z]{2,6}(?: backend)? out of memory(?:[.,] Tried to allocate|\. Allocation| \(MPS)|"
     rf"(?:[:=>]|\(?['\"]|\d\))\s*(?:(?:\w+\.)*\w*(?:Error|Exception)[:(]\s*['\"]?)?{_DEVICES} out of memory|"
     rf"^\W{{0,4}}{_DEVICES} out of memory|"
     r"(?<!except )(?<!raise )(?<![\w.(])(?:\w+\.)*(?<!lang\.)OutOfMemoryError"
@@ -42,7 +42,7 @@ DEVICE: tuple[Rule, ...] = (
         "nccl-oom",
         Cause.GPU_OOM,
         r"(?i:cuda) failure (2 )?'out of memory'|Failed to CUDA calloc|"
-        r"NCCL(?! INFO\b|_[A-Z]).*(?<!may be )\bout of memory|"
+        r"NCCL(?! INFO\b|_[A-Z]).*(?<!may be )\bout of memory|NCCL symmetric memory allocation failed|"
         r"Failed to (?:cuMemCreate|CUDA malloc|allocate \S+ of device memory).*NCCL",
         UNLESS_PROGRESS,
         "node1:1004:1104 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
@@ -51,6 +51,7 @@ DEVICE: tuple[Rule, ...] = (
         "CUDA malloc",
         "cuMemCreate",
         "of device memory",
+        "symmetric memory alloc",
         phase=Phase.COMM,
     ),
     row(
@@ -91,6 +92,7 @@ DEVICE: tuple[Rule, ...] = (
         r"Ran out of memory in memory space|"
         r"RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|\b(?:[Aa]ttempting|trying|[Ff]ailed) to (?:allocate|"
         r"reserve))|OOM when allocating tensor|ResourceExhaustedError: .*failed to allocate memory|"
+        r"\bAllocator \(\w+\) ran out of memory trying to allocate(?!.*not a failure)|"
         r"^(?:\w+\.)*OutOfMemoryError: Out of memory allocating|"
         # PaddlePaddle, MindSpore, MLX, ONNX Runtime and AWS Neuron
         r"\[metal::malloc\] (?:Attempt|Unable)|Failed to allocate memory for requested buffer of size \d|"
@@ -153,7 +155,14 @@ DEVICE: tuple[Rule, ...] = (
         r"\bEL0004: |\bEI0007: |Failed to allocate resource\[\w*(?:Memory|Buffer)\]|"
         r"failed, error code is 207001\b|"
         r"failed to allocate (?:CUDA|ROCm|HIP|Vulkan|SYCL|CANN|MUSA|MTL|Metal)\w* buffer of size \d|"
-        r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file",
+        r"Memory_Allocation_Failure|^Error out of memory at line \d+ in file|"
+        # libraries that name the call, the file or the number of the error before its text
+        r"\b(?i:cuda|hip) (?i:error|failure|exception)\b[^\"]{0,160}(?:: ?|['\"])out of memory\b|"
+        r"\bGPUassert: out of memory|^(?:\w+\.)*\w*(?:Error|"
+        r"Exception): [Oo]ut of memory(?:: failed to alloc|$)|"
+        r"(?:Error|Exception): .*\b(?:[Nn]ot enough (?:GPU|device) memory to|GPU memory is not enough to)|"
+        # the pools of RAPIDS, the drivers of Ascend and Gaudi
+        r"\brmm::out_of_memory|out_of_memory: RMM failure|halMemAlloc failed|Allocation failed for size::\d",
         UNLESS_PROGRESS,
         "torch.AcceleratorError: CUDA error: out of memory",
         "out of memory",
@@ -164,6 +173,13 @@ DEVICE: tuple[Rule, ...] = (
         "rtMalloc",
         "status: 2 cuMem",
         "_memory_to_heap failed",
+        "GPUassert",
+        "Out of memory",
+        "ot enough GPU memory",
+        "ot enough device memory",
+        "GPU memory is not enough",
+        "halMemAlloc failed",
+        "n failed for size::",
         "EL0004: ",
         "EI0007: ",
         "allocate resource[",
@@ -181,7 +197,8 @@ DEVICE: tuple[Rule, ...] = (
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
         # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
         r"ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
-        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\b(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|"
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\b(?:UR_RESULT|"
+        r"PI)_ERROR_OUT_OF_RESOURCES|"
         r"PT_DEVMEM Allocation failed|\bDevice out of memory\b|"
         r"_STATUS_INSUFFICIENT_RESOURCES|CUDA error: insufficient resources when calling|"
         r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",

@@ -13,7 +13,8 @@ HOST: tuple[Rule, ...] = (
         r"node running low on memory|killed due to (?:the )?(?:host |node )?(?:memory pressure|"
         r"running low on memory)|exceeds the memory "
         r"usage threshold|how to address the out of memory issue|ray\.exceptions\.OutOfMemoryError|"
-        r"RayOutOfMemoryError|NODE_OUT_OF_MEMORY|More than \d+% of the memory on node",
+        r"RayOutOfMemoryError|NODE_OUT_OF_MEMORY|memory usage above threshold, used: \d|"
+        r"More than \d+% of the memory on node",
         ALWAYS,
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
         "running low on memory",
@@ -23,6 +24,7 @@ HOST: tuple[Rule, ...] = (
         "OutOfMemoryError",
         "NODE_OUT_OF_MEMORY",
         "% of the memory on",
+        "usage above threshold",
         "Memory on the node",  # begins the message, whose row a terminal may have broken
         reported=True,
     ),
@@ -87,7 +89,7 @@ HOST: tuple[Rule, ...] = (
         Cause.HOST_OOM,
         r"TERM_MEMLIMIT: job killed|=>> PBS: job killed: v?mem\b|memory usage exceeded request_memory|"
         r"Job has gone over (?:cgroup )?memory limit|Please use an instance type with more memory|"
-        r"Container killed due to memory usage",
+        r"Container killed due to memory usage|is running beyond (?:physical|virtual) memory limits",
         ALWAYS,
         "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
         "TERM_MEMLIMIT",
@@ -96,6 +98,7 @@ HOST: tuple[Rule, ...] = (
         "Job has gone over",
         "an instance type with",
         "due to memory usage",
+        "is running beyond ",
         reported=True,
     ),
     row(
@@ -152,7 +155,8 @@ HOST: tuple[Rule, ...] = (
         r"hipHostMalloc|"
         r"cudaHostRegister)\b.*"
         r"(out of memory|OUT_OF_MEMORY)|could not allocate pinned host memory|"
-        r"Failed to allocate (pinned|page-locked)|Failed to CUDA host alloc|"
+        r"Failed to allocate (?:CPU |host )?(pinned|page-locked)|mlock failed to allocate \d|"
+        r"Failed to CUDA host alloc|"
         r"out of memory \((?:cudaHostAlloc|cudaHostRegister|cudaMallocHost)",
         ALWAYS,
         "failed to alloc 8589934592 bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
@@ -165,6 +169,11 @@ HOST: tuple[Rule, ...] = (
         "cudaHostRegister",
         "allocate pinned",
         "allocate page-locked",
+        "CPU pinned",
+        "host pinned",
+        "CPU page-locked",
+        "host page-locked",
+        "mlock failed to",
         "Failed to CUDA host",
     ),
     row(
@@ -194,7 +203,9 @@ HOST: tuple[Rule, ...] = (
         r": Cannot allocate memory$|_HOST_ALLOCATION_FAILED|_OUT_OF_HOST_MEMORY\b|"
         r"JavaScript heap out of memory|^fatal error: runtime: out of memory|"
         r"^(?:\w+\.)*OutOfMemoryException: |"
-        r"<jemalloc>: .*out of memory|paging file is too small|os error 1455|WinError 1455",
+        r"<jemalloc>: .*out of memory|NCCL WARN Failed to [mc]alloc \d|\bhost memory exhausted: need|"
+        r"[Hh]ost memory allocation failed|[Ff]ailed to allocate [\d.,]+ ?\w{0,5} of host memory|"
+        r"Os \{ code: 12, kind: OutOfMemory|paging file is too small|os error 1455|WinError 1455",
         UNLESS_PROGRESS,
         "MemoryError: Unable to allocate 3.2 GiB for an array with shape (1, 2)",
         "MemoryError",
@@ -210,6 +221,11 @@ HOST: tuple[Rule, ...] = (
         "heap out of memory",
         "runtime: out of memory",
         "OutOfMemoryException",
+        "WARN Failed to ",
+        "ost memory exhausted",
+        "ost memory allocation",
+        " of host memory",
+        "kind: OutOfMemory",
         "paging file is too",
     ),
     # ---- shared memory, object store, disk
@@ -220,7 +236,8 @@ HOST: tuple[Rule, ...] = (
         r"</torch_\w+>).*"
         r"No space left|failed to extend /dev/shm|(insufficient|out of) shared memory|"
         r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left|"
-        r"unable to allocate shared memory\(shm\)|EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
+        r"unable to allocate shared memory\(shm\)|size of /dev/shm is too small|"
+        r"EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
         r"not enough space for /dev/shm/|NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|"
         r"Signals\.SIGBUS|"
         r"exitcode ?: -7\b",
@@ -238,6 +255,7 @@ HOST: tuple[Rule, ...] = (
         "rror while creating",
         "rror while attaching",
         "allocate shared",
+        "/dev/shm is too small",  # noqa: S108 - a text to recognise
         "EmptyDir volume",
         "SIGBUS",
         "exitcode: -7",
@@ -248,7 +266,7 @@ HOST: tuple[Rule, ...] = (
         Cause.OBJECT_STORE,
         r"ObjectStoreFullError|Failed to put object .* because it is full|object store is full|"
         r"PlasmaStoreFull|"
-        r"does not fit in the plasma store",
+        r"does not fit in the plasma store|Not enough memory to create (?:the|requested) object",
         UNLESS_PROGRESS,
         "(remote_read pid=1225) plasma_store_provider.cc:122: Failed to put object 641e07 in "
         "object store because it is full. Object size is 219375455268 bytes.",
@@ -257,6 +275,7 @@ HOST: tuple[Rule, ...] = (
         "object store is full",
         "PlasmaStoreFull",
         "fit in the plasma",
+        "enough memory to create",
     ),
     row(
         "disk-full",

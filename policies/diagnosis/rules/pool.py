@@ -132,7 +132,8 @@ POOL: tuple[Rule, ...] = (
         r"Error: (?:Can ?not alloc|Not enough space for) mamba|Cannot get \d+ free blocks from the pool|"
         r"Error: No free blocks are available|No free blocks (?:left|remain)|list has no GPU blocks|"
         r"Out of available cache blocks: asked|failed to decode the batch: KV cache is full|"
-        r"Aborted due to the lack of CPU swap space",
+        r"Aborted due to the lack of CPU swap space|Not enough free blocks in the KV-cache|"
+        r"failed to find a memory slot for batch of size",
         ALWAYS,
         "Decode out of memory. Try to lower your batch size.",
         "Try to lower your",
@@ -145,6 +146,8 @@ POOL: tuple[Rule, ...] = (
         "Out of available cache",
         "batch: KV cache is full",
         "lack of CPU swap space",
+        "ot enough free blocks",
+        "find a memory slot for",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
@@ -153,20 +156,23 @@ POOL: tuple[Rule, ...] = (
         "vllm-startup-memory",
         Cause.GPU_OOM,
         r"Free memory on device .*less than desired GPU memory utilization|"
-        r"Executor creation failed due to insufficient GPU memory",
+        r"Executor creation failed due to insufficient GPU memory|"
+        r"Failed to load model - not enough GPU memory",
         ALWAYS,
         "ValueError: Free memory on device (11.5/79.15 GiB) on startup is less than desired GPU memory "
         "utilization (0.9, 71.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
         "processes.",
         "Free memory on device",
         "Executor creation",
+        "Failed to load model - ",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
     row(
         "vllm-sampler-warmup",
         Cause.GPU_OOM,
-        r"out of memory occurred when warming up sampler|Not enough memory to handle \d+ prefill tokens|"
+        r"out of memory occurred when warming up (?:sampler|pooler)|"
+        r"Not enough memory to handle \d+ prefill tokens|"
         r"No enough gpu memory for runtime|Insufficient GPU memory error: ",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -17,7 +18,7 @@ class Rule(Value, frozen=True, kw_only=True):
 
     name: str
     cause: Cause | None  # None: a consequence of something else, or harmless
-    pattern: re.Pattern[str]
+    signature: str
     fatal: str
     example: str
     literals: tuple[str, ...]
@@ -29,15 +30,25 @@ class Rule(Value, frozen=True, kw_only=True):
     reported: bool = False  # by the kernel, a scheduler or Ray, of a process that it ended
     driver: bool = False  # does not say whether device or pinned host memory was asked for
 
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The signature; it is compiled when it is first asked for."""
+        return _compiled(self.signature)
+
     def matches(self, line: str) -> bool:
         """Return whether the line shows this signature."""
         return any(literal in line for literal in self.literals) and self.pattern.search(line) is not None
 
 
+@functools.cache
+def _compiled(signature: str) -> re.Pattern[str]:
+    return re.compile(signature)
+
+
 def row(
     name: str,
     cause: Cause | None,
-    pattern: str,
+    signature: str,
     fatal: str,
     example: str,
     *literals: str,
@@ -53,7 +64,7 @@ def row(
     return Rule(
         name=name,
         cause=cause,
-        pattern=re.compile(pattern),
+        signature=signature,
         fatal=fatal,
         example=example,
         literals=literals,

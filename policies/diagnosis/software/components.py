@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Component
 
-COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
-    (component, re.compile(pattern, re.MULTILINE))
+COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
+    (component, Pattern(pattern))
     for component, pattern in (
         # The role in a worker's id or a method's name says more than the code that both roles share.
         (
@@ -19,7 +18,9 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
                 r"\bref_log_probs start|\bref_policy\b|\bref(?:erence)?_model\(|self\.ref_(?:model|"
                 r"module)\b|\bref_model = |"
                 r"\bcompute_reference_|"
-                r"create_reference_model|TeacherWorker|TeacherLogp|teacher-\d"
+                r"create_reference_model|TeacherWorker|TeacherLogp|teacher-\d|\bteacher_log_probs start|"
+                r"(?:[Cc]omputing|[Cc]aching|[Bb]efore init|[Aa]fter init|[Bb]uilding|[Ll]oading) (?:the )?"
+                r"(?:ref|reference|teacher)\b(?! implementation)"
             ),
         ),
         (
@@ -27,7 +28,9 @@ COMPONENTS: tuple[tuple[Component, re.Pattern[str]], ...] = tuple(
             (
                 r"Critic|ValueWorker|value_worker|critic-\d|compute_values|update_critic|"
                 r"worker 'critic/|^\[critic\] |"
-                r"\.critic_\w+|_critic\.py|/critic\.py"
+                r"\.critic_\w+|_critic\.py|/critic\.py|(?:[Bb]efore|[Aa]fter|[Bb]uilding|"
+                r"[Ll]oading)(?: init)? (?:the )?"
+                r"critic\b"
             ),
         ),
         (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
+from autotune.policies.diagnosis.software.general_wordings import GENERAL_FRAMES
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Phase
 
 # Packages of inference engines, with their plugins for other makers' cards.
@@ -13,8 +13,8 @@ ENGINES = (
 )
 # Ordered by precedence over the whole context, not by depth: recomputation runs forward frames inside
 # backward, DeepSpeed builds its state with a dummy optimizer step, an engine wakes inside `generate`.
-PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
-    (phase, re.compile(pattern, re.MULTILINE))
+PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
+    (phase, Pattern(pattern))
     for phase, pattern in (
         (
             Phase.WEIGHT_SYNC,
@@ -354,6 +354,7 @@ PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
                 r"\w*dataset\w*\.py\S*, line"
             ),
         ),
+        *GENERAL_FRAMES,
         # Engines record their graphs before they serve; a trainer's recording has frames of a pass.
         (Phase.ROLLOUT_INIT, r"cuda/graphs\.py\S*, line \d+, in capture_(?:begin|end)\b"),
         (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
+from autotune.policies.diagnosis.software.general_wordings import general_stage
+from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Component, Phase
 
 
@@ -24,7 +25,10 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
             r"areal_\w*(?:update_weight|weights_update)|\bstart (?:lora )?update (?:lora )?weights|"
             r"Receiving weights from|"
-            r"[Uu]pdating inference weights|Reloading checkpoint-format weights|release_memory_occupation|"
+            r"[Uu]pdating inference weights|Reloading (?:checkpoint-format )?weights|"
+            r"release_memory_occupation|"
+            r"Start update_weights|Starting IPC weight update|Sleep mode freed|Fetching weights for v|"
+            r"\"POST /(?:\w*update_\w*(?:param|weight)|\w*weights?_update|init_communicator|batch_update)|"
             r"\b[Ww]ak(?:e|ing) up\b|\"POST /(?:update_weights|resume_memory|release_memory|init_weights|"
             r"wake_up|sleep)"
         ),
@@ -62,7 +66,10 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Creating LMCacheEngine|Auto-fitting max_model_len|warming up model|"
             # SGLang
             r"Init torch distributed (?:begin|ends)|Load weight (?:begin|end)|KV Cache is allocated|"
-            r"Memory pool end|Capture \w* ?(?:cuda|CUDA|npu|NPU) graph (?:begin|end|bs)|"
+            r"Memory pool end|Capture (?:\w+ ){0,4}graph (?:begin|end|bs)|"
+            r"Post-capture KV sizing|hierarchical KV host pool|GB host memory for |"
+            r"Compile and warming up model|Warming up (?:FlashInfer|sampler|pooler)|Capturing model for|"
+            r"Loading model from scratch|Multi-thread loading|Allocating \d+ CPU tensors|"
             r"max_total_num_tokens=|"
             r"Mamba Cache is allocated|FlashInfer autotune|[Aa]utotun\w+ (?:warmup|process)|"
             r"Loading from presharded|Loading weights from remote|"
@@ -142,22 +149,28 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Phase.DATA,
         (
             r"building (?:train|validation|test|datasets|GPT)\b.{0,40}(?:dataset|index)|"
-            r"^(?:Map|Filter|Tokeniz\w+|Generating (?:train|test|validation) split|Packing)\b.{0,60}(?:%\|"
+            r"^(?:Map|Filter(?:ing)?|Tokeniz\w+|Generating (?:train|test|validation) split|"
+            r"Packing)\b.{0,60}(?:%\|"
             r"|examples)|"
             r"(?:Timer |Started: ')\w*data_\w+(?: start|')|"
             r"Loading dataset|Preprocessing dataset|Tokenizing (?:train|eval) dataset"
         ),
     ),
-    (Component.TRAINER, Phase.BACKWARD, r"Engine (?:after forward|before backward)\b"),
+    (Component.TRAINER, Phase.BACKWARD, r"Engine (?:after forward|before backward)\b|\bBefore backward\b"),
     (Component.TRAINER, Phase.OPTIMIZER, (r"Engine (?:after backward|before step)\b|"
-                                         r"[Bb]efore optimizer step\b")),
-    (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log_?probs|"
+                                         r"[Bb]efore optimizer step\b|"
+    r"Before norm calculation|In step before checking|After norm before optimizer|"
+    r"(?:Before|After) prepare optimizer sub group|(?:pre|post)-step (?:Before|After) swapping|"
+    r"After optimizer before all-gather|: optimizer step\b")),
+    (Component.TRAINER, Phase.LOG_PROB, (r"[Cc]omputing (?:\w+ ){0,2}log[_ ]?probs|"
     r"Preparing for (?:\w+ )?logprob|make_experience|Starting experience making|"
     r"(?:Timer |Started: ')\w*log_?probs?\w*(?: start|')")),
     (
         Component.TRAINER,
         Phase.WEIGHT_SYNC,
-        (r"Before resume weights|After update_weights|(?:Before|After) (?:on|off)?load_fsdp_model_to_|"
+        (r"Weight sync: (?:pausing|pause took|transferring)|rollout paused\. cost|\[Public\]\[Pause\]|"
+        r"Before resume weights|After update_weights|Update weights: +\d+%|triggering weight sync|"
+        r"(?:Before|After) (?:on|off)?load_fsdp_model_to_|"
         r"Performing policy generation refit|collector before refit|Synchronizing policy weights|"
         r"[Ii]nitializ(?:ing|ed) (?:\S+ )?(?:weight update group|per-PP group)|for colocate transfer|"
         r"Preparing for refit|Refitting |[Ss]yncing (?:\w+ )?weights|[Bb]roadcasting (?:\w+ ){0,3}weights\b|"
@@ -180,14 +193,20 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         (
             r"\biteration +\d+/ *\d+ *\||consumed samples|\bstep[:= ]+\d+ - |\{'loss': |'grad_norm': |"
             r"▶ Preparing (?:for training|batch)|'train_runtime'|[Ss]uccessfully saved|saved checkpoint|"
+            r"Weight sync: (?:resuming|done)|sync_weights success|[Ww]eight sync complete|"
+            r"After zero_optimizer step|"
             r"Training Progress:|✨ Global step \d|Experience making completed|generation refit completed|"
             r"\bstep \d+(?:/\d+)?\b.{0,40}\bloss\b|Timer \w+ end|Train epoch \["
         ),
     ),
 )  # fmt: skip
-_COMPILED = tuple((Stage(phase, component), re.compile(pattern)) for component, phase, pattern in _TABLE)
+_COMPILED = tuple((Stage(phase, component), Pattern(pattern)) for component, phase, pattern in _TABLE)
 
 
 def stage_of(line: str) -> Stage | None:
     """Return what a line says of what its process does."""
-    return next((stage for stage, pattern in _COMPILED if pattern.search(line)), None)
+    for stage, pattern in _COMPILED:
+        if pattern.search(line):
+            return stage
+    general = general_stage(line)
+    return None if general is None else Stage(*general)

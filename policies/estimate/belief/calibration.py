@@ -81,7 +81,8 @@ def calibrated(run: Run, model: Model) -> Calibration:
     for column, (attempt, grew) in enumerate(zip(attempts, grown, strict=True), start=1):
         diagnosis = attempt.diagnosis
         if diagnosis is not None and diagnosis.phase not in named:
-            likely = likely_phase(belief, longest if attempt.longest else estimate, column, attempt)
+            assumed = longest if attempt.longest else estimate
+            likely = likely_phase(belief, assumed, column, attempt, before=attempts[: column - 1])
             named.add(diagnosis.phase)
             if likely is not None:
                 moved[attempt.number] = likely

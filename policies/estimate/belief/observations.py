@@ -79,22 +79,29 @@ def settled_peaks(
     return floors
 
 
-def likely_phase(belief: Belief, estimate: Estimates, column: int, attempt: Attempt) -> Phase | None:
+def likely_phase(
+    belief: Belief, estimate: Estimates, column: int, attempt: Attempt, *, before: Sequence[Attempt] = ()
+) -> Phase | None:
     """Return the phase in which an attempt most probably ran out of device memory; None: the named one.
 
-    A log names the phase rightly in most cases, not in all. The named one is doubted where the estimate says
-    that it needs a small part of its device while another one, that comes first to its limit, needs nearly
-    all or more of it. Only a first step is judged so: what held for a step fails by growth.
+    A phase that the log shows is believed: an estimate that is far below may lack what the phase needs. One
+    that only stands near the failure is doubted where the estimate says that it needs a small part of its
+    device while another one, that comes first to its limit, needs nearly all or more of it. Only a first step
+    is judged so: what held for a step fails by growth. What the attempt had behind it is no other one, nor
+    what one of those `before` it had room for with the same knobs.
     """
     diagnosis = attempt.diagnosis
     if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in PHASES:
         return None
-    if len(attempt.progress) > 1:
+    if diagnosis.phase_shown or len(attempt.progress) > 1:
         return None
+    held = _held(attempt, before)
     fresh = not attempt.continued and not attempt.progress
     wrong = 1 - _NAMED_RIGHTLY * max(0.5, diagnosis.confidence)
-    before, chances = 1.0, {}
+    passed, chances = 1.0, {}
     for place, phase in enumerate(PHASES):
+        if phase in held and phase is not diagnosis.phase:
+            continue
         capacity = float(estimate.gpu_capacity[place, column])
         state = not (fresh and phase in _BEFORE_STATE)
         row = _row(estimate, place, column, 0.0, late=False, state=state)
@@ -106,12 +113,26 @@ def likely_phase(belief: Belief, estimate: Estimates, column: int, attempt: Atte
         spread = max(_PHASE_SPREAD, error / needed)
         over = float(exceeded(np.array([math.log(capacity / needed) / spread]))[0])
         named = 1 - wrong if phase is diagnosis.phase else wrong / (len(PHASES) - 1)
-        chances[phase] = named * before * over
-        before = min(before, 1 - over)  # errors of the phases go together
+        chances[phase] = named * passed * over
+        passed = min(passed, 1 - over)  # errors of the phases go together
     likely = max(chances, key=lambda phase: chances[phase])
-    if likely is diagnosis.phase or chances[likely] < _SURELY_ANOTHER * chances[diagnosis.phase]:
-        return None
-    return likely
+    return likely if chances[likely] > _SURELY_ANOTHER * chances[diagnosis.phase] else None
+
+
+def _held(attempt: Attempt, before: Sequence[Attempt]) -> frozenset[Phase]:
+    """Return the phases of which an attempt or those before it show that its knobs had room for them."""
+    found = frozenset({Phase.INIT, Phase.ROLLOUT_INIT}) if attempt.progress else frozenset()
+    reported = {} if attempt.ended is None else attempt.ended.peaks
+    found |= {phase for phase in PHASES if phase.value in reported and not reported[phase.value].upper_bound}
+    if any(_proves(each, attempt) for each in before):
+        found |= {*_STEP, Phase.WEIGHT_SYNC}
+    return found
+
+
+def _proves(earlier: Attempt, attempt: Attempt) -> bool:
+    """Return whether an earlier attempt trained with the state of the optimizer where this one failed."""
+    as_long = earlier.longest or not attempt.longest
+    return earlier.knobs == attempt.knobs and as_long and len(earlier.progress) > 1
 
 
 def shown_by(

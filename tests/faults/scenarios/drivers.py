@@ -16,6 +16,7 @@ LINE_END = b"\n"
 _KILLS = 40
 _LONGEST_LIFE_S = 6.0  # of a driver at random: it needs about 3 s to attach
 _STEP_S = 3 * 3600.0
+_LONGEST_S = 600.0  # about 20 drivers, each of which waits at most 30 s before a relaunch
 
 
 def _killed_at_random(kills: int) -> Callable[[Bench, Random], int]:
@@ -33,9 +34,13 @@ def _killed_at_random(kills: int) -> Callable[[Bench, Random], int]:
 
 
 def _killed_at_every_event(bench: Bench, random: Random) -> int:
-    """Kill it as soon as the journal has a new row, each time, through a failure, its cure and the end."""
+    """Kill it as soon as the journal has a new row, each time, through a failure, its cure and the end.
+
+    Every other start is let go: what was only meant to begin is begun by the next driver.
+    """
     _, driver = bench.launched(1)
-    known = 0
+    known = starts = 0
+    ordered = False
     begun = time.monotonic()
     while True:
         bench.until(
@@ -44,16 +49,25 @@ def _killed_at_every_event(bench: Bench, random: Random) -> int:
         )
         if not driver.running:
             break
+        events = bench.events()
+        starts += sum(event["type"] == "started" for event in events[known:])
+        if events[-1]["type"] == "started" and starts % 2 == 0:
+            known = len(events)
+            continue
         driver.kill()
         events = bench.events()
         known = len(events)
         failed = any(event["type"] == "diagnosed" for event in events)
-        if known > 3 + random.randrange(3) and not failed:
+        trained = sum(event["type"] == "progressed" for event in events)
+        if trained > random.randrange(3) and not ordered:
+            ordered = True
             bench.order("oom")
         if failed and events[-1]["type"] == "progressed":
             bench.order("finish")
-        if time.monotonic() - begun > 400:
-            raise Unmet(f"no end after 400 s and {len(bench.drivers)} drivers: {driver.last_words}")
+        if time.monotonic() - begun > _LONGEST_S:
+            raise Unmet(
+                f"no end after {_LONGEST_S:.0f} s and {len(bench.drivers)} drivers: {driver.last_words}"
+            )
         driver = bench.resume()
     code = driver.ended(1)
     if code == 0 or bench.verdict:

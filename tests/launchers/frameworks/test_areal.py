@@ -7,7 +7,7 @@ import yaml
 from autotune.launchers.base import Status
 from autotune.launchers.frameworks.areal.adapter import Areal
 from autotune.launchers.frameworks.areal.backend import BackendError, from_allocation_mode, parse
-from autotune.launchers.frameworks.areal.keys import keys_of, kind_of
+from autotune.launchers.frameworks.areal.config import Config, known
 from autotune.policies.remedies.legality import completed, lowest, objections
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Recovery
@@ -106,7 +106,7 @@ def test_knobs_survive_the_way_to_settings_and_back(each):
 def test_no_change_touches_what_is_trained(each):
     for _, _, knobs in legal_changes(profile(each)):
         for name in FRAMEWORK.settings(each, knobs):
-            assert kind_of(name) is not None
+            assert name in known()
             assert name.rpartition(".")[2] not in THE_USERS
 
 
@@ -335,6 +335,15 @@ def test_what_refers_to_a_changed_setting_stays_as_it_is():
     assert FRAMEWORK.settings(critic, Knobs(tensor_parallel=2)) == {"actor.backend": "fsdp:d2t2"}
 
 
+def test_a_profile_of_memory_is_switched_off_whole():
+    each = job(memory_profiler={"profile_steps": [0, 1]})
+    assert profile(each).knobs.memory_profile is True
+    assert FRAMEWORK.settings(each, Knobs(memory_profile=False)) == {"memory_profiler": None}
+    assert FRAMEWORK.settings(job(), Knobs(memory_profile=True)) == {
+        "memory_profiler": {"profile_steps": [0, 1]}
+    }
+
+
 def test_megatrons_distributed_optimizer_stays_on() -> None:
     switch = "actor.megatron.ddp.use_distributed_optimizer"
     off = job({"actor.backend": "megatron:d4", switch: False})
@@ -417,6 +426,30 @@ def test_unknown_settings_are_named_with_what_was_meant(settings, hint):
     assert problem.path == ("settings", next(iter(settings)))
     assert "unknown setting" in problem.message
     assert hint in problem.hint
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"actor": "${actor.backend}"},
+        {"a": "${b}", "b": "${a}", "actor": {"path": "${a}", "backend": "${b}"}},
+        {"a": "${a}${a}", "actor": {"path": "${a}x", "backend": "${a}"}},
+    ],
+)
+def test_references_in_a_circle_are_a_mistake_and_no_crash(document):
+    each = job(how={"document": document})
+    assert any("`actor.backend`" in problem.message for problem in FRAMEWORK.check(each))
+    assert profile(each).longest_sequence == 32768
+
+
+def test_a_reference_fills_in_another_value():
+    each = job({"ref": "${actor}", "actor.kl_ctl": 0.1, "sglang.model_path": "${actor.path}/own"})
+    assert profile(each).layout.reference
+    trained = Config(each)
+    assert trained.get("ref.mb_spec.max_tokens_per_mb") == 16384
+    assert trained.get("sglang.model_path") == "Qwen/Qwen2.5-7B-Instruct/own"
+    assert trained.get("sglang.dtype") == "bfloat16"
+    assert trained.reference("ref") == "actor" and trained.reference("ref.path") is None
 
 
 def test_a_section_is_removed_with_null_and_not_with_hydras_tilde():
@@ -578,6 +611,7 @@ def test_words_are_hydras():
             "h": {"k": "v=1"},
             "i": 1e-05,
             "j": "${actor.path}",
+            "k": "a\\b c",
         }
     ) == (
         "++a.b=true",
@@ -589,19 +623,25 @@ def test_words_are_hydras():
         "++h={k:'v=1'}",
         "++i=1e-05",
         "++j=${actor.path}",
+        "++k='a\\b c'",
     )
 
 
 def test_settings_are_read_from_a_command_line_in_a_log():
     text = (
         "+ python examples/math/gsm8k_rl.py --config gsm8k.yaml ++actor.mb_spec.max_tokens_per_mb=8192 "
-        "rollout.backend=sglang:d4 +memory_profiler.profile_steps=[0,1] no.such=1\n"
+        "rollout.backend=sglang:d4 +memory_profiler.profile_steps=[0,1] no.such=1 recover.mode=on "
+        "total_train_epochs=3 actor.optimizer.lr=1e-06 'actor.scheduling_spec=[{gpu:1,env_vars:{A:x}}]'\n"
         "it's --config without a value a.b=c\n"
     )
     assert FRAMEWORK.printed(text) == {
         "actor.mb_spec.max_tokens_per_mb": 8192,
         "rollout.backend": "sglang:d4",
         "memory_profiler.profile_steps": [0, 1],
+        "recover.mode": "on",
+        "total_train_epochs": 3,
+        "actor.optimizer.lr": 1e-06,
+        "actor.scheduling_spec": [{"gpu": 1, "env_vars": {"A": "x"}}],
     }
 
 
@@ -710,6 +750,16 @@ HEAD = "\x1b[1;38;2;180;140;80m(AReaL)\x1b[0m \x1b[92m20260822-10:01:07.512 "
         ("IOStruct INFO: Memory-Usage compute advantages: memory allocated (GB): 1.00", None),
         ("Epoch 1/10 Step 3/29 Train step 3/", None),
         ("a server of somebody else", None),
+        # Torn and overwritten lines: no number, or one that no run has.
+        ("│ ppo_actor/update/n_tokens │ 1.2.3 │", None),
+        (f"Epoch 1/1 Step 1/1 Train step {'9' * 5000}/{'9' * 5000} done.", None),
+        (
+            (
+                "Memory-Usage ppo update: memory allocated (GB): 1.0, memory reserved (GB): 2.0, "
+                "device memory used/total (GB): ../79.0"
+            ),
+            None,
+        ),
     ],
 )
 def test_lines_of_the_log(line, marker):
@@ -717,12 +767,13 @@ def test_lines_of_the_log(line, marker):
 
 
 def test_the_table_of_settings_is_a_tree():
-    assert kind_of("actor.mb_spec.max_tokens_per_mb") == "int?"
-    assert kind_of("train_dataset.dataset_kwargs.anything") == "any"
-    assert kind_of("actor.mb_spec") == "section"
-    assert kind_of("actor.mb_spec.max_tokens") is None
-    names = list(keys_of("1.0.4").leaves())
-    assert len(set(names)) == len(names) > 1000
+    facts = known()
+    assert facts.kind_of("actor.mb_spec.max_tokens_per_mb") == "int?"
+    assert facts.kind_of("train_dataset.dataset_kwargs.anything") == "any"
+    assert facts.kind_of("actor.mb_spec") == "section"
+    assert facts.kind_of("actor.mb_spec.max_tokens") is None
+    assert "actor.mb_spec" in facts and "actor.mb_spec.max_tokens" not in facts
+    assert len(facts.kinds) > 1000 and facts.kinds.keys() > facts.types.keys()
 
 
 def test_numbers_and_truths_may_be_written_as_texts() -> None:

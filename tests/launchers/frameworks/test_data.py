@@ -11,12 +11,14 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Advice, Status
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.areal import checks as areal_check
-from autotune.launchers.frameworks.areal import keys as areal_keys
+from autotune.launchers.frameworks.areal import config as areal
 from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.core.declined import declined_rows
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.megatron import profile
 from autotune.launchers.frameworks.openrlhf import profile as openrlhf_profile
+from autotune.launchers.frameworks.tabular.declared import facts
+from autotune.launchers.frameworks.tabular.rows import unread
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
@@ -131,18 +133,12 @@ def test_advice_is_complete(name: str) -> None:
         assert row.status is not Status.REPLACED or row.instead, row
 
 
-@pytest.mark.parametrize("release", areal_keys.releases())
+@pytest.mark.parametrize("release", areal.RELEASES)
 def test_every_type_of_areals_settings_is_known_and_every_default_fits(release: str) -> None:
-    known = areal_keys.keys_of(release)
-    for name in known.leaves():
-        kind = known.kind_of(name)
-        assert kind is not None and kind.rstrip("?") in {"str", "int", "float", "bool", "any", "section"}
+    known = facts(areal.__package__ or "", release)
+    for name, kind in known.kinds.items():
+        assert kind.rstrip("?") in {"str", "int", "float", "bool", "any", "section"}
         assert misfit(kind, known.defaults.get(name)) == "", name
-
-
-def test_every_predicate_of_verls_unread_settings_is_named_and_every_name_is_one() -> None:
-    named = {setting.when for setting in checks.unread().values()}
-    assert named == set(checks.UNREAD_WHEN)
 
 
 @pytest.mark.parametrize("module", [profile, openrlhf_profile], ids=lambda module: module.__package__)
@@ -154,13 +150,13 @@ def test_every_predicate_of_unsupported_knobs_is_named_and_every_name_is_one(mod
 def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:
     known = {key for engine in ("dp", "megatron") for key in keys.keys_of("0.9.1", engine).defaults}
     assert not set(checks.removed()) & known
-    assert set(checks.unread()) <= known
+    assert set(unread("autotune.launchers.frameworks.verl")) <= known
 
 
 def test_moved_settings_of_areal_lead_to_known_ones() -> None:
     for key, move in areal_check.moved().items():
         assert bool(move.today) != bool(move.hint), key
-        assert not move.today or areal_keys.kind_of(move.today) is not None, key
+        assert not move.today or move.today in areal.known(), key
 
 
 def test_presets_hold_literals_that_yaml_read_as_meant() -> None:

@@ -27,6 +27,7 @@ VALIDATING: dict[str, tuple[dict[str, Any], str]] = {
     "openrlhf": ({"eval.dataset": "mine", "eval.steps": 20}, "--eval.steps 2"),
     "skyrl": ({"trainer.eval_interval": 20, "data.val_data": ["v.parquet"]}, "trainer.eval_interval=2"),
     "nemo-rl": ({"grpo.val_period": 20}, "grpo.val_period=2"),
+    "ms-swift": ({"split_dataset_ratio": 0.01}, "--eval_steps 2"),
 }
 WITHOUT: dict[str, dict[str, Any]] = {"nemo-rl": {"grpo.val_period": 0}}  # whose own file validates
 SAVES = {
@@ -38,6 +39,7 @@ SAVES = {
     "openrlhf": "--ckpt.save_steps 2",
     "skyrl": "trainer.ckpt_interval=2",
     "nemo-rl": "checkpointing.save_period=2",
+    "ms-swift": "--save_steps 2",
 }
 # How the second start says that it goes on, and the first that it does not.
 RELOADS = {
@@ -49,6 +51,7 @@ RELOADS = {
     "openrlhf": ("--ckpt.load_enable", "--ckpt.path /r/7/1/checkpoints"),
     "skyrl": ("trainer.resume_mode=latest", "trainer.resume_mode=none"),
     "nemo-rl": ("checkpointing.checkpoint_dir=/r/7/1", "checkpointing.checkpoint_dir=/r/7/1"),
+    "ms-swift": (" own swift.cli.rlhf", " start swift.cli.rlhf"),
 }
 # What reports a training to others, and the words of a command that do so.
 REPORTING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -69,13 +72,16 @@ REPORTING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"logger.wandb_enabled": True, "logger.mlflow_enabled": True},
         ("wandb_enabled=true", "mlflow_enabled=true"),
     ),
+    "ms-swift": ({"report_to": ["wandb", "swanlab"]}, ("wandb", "swanlab")),
 }
 NOT_MET = {
     "verl": "trainer.save_freq",
     "nemo-rl": "checkpointing.save_period",
     "skyrl": "trainer.ckpt_interval",
     "openrlhf": "ckpt.path",
+    "ms-swift": "save_strategy",
 }
+NEVER = {"openrlhf": None, "ms-swift": "no"}  # of each other framework -1
 
 
 def job(name: str, folder: Path, settings: dict[str, Any] | None = None) -> Job:
@@ -145,8 +151,7 @@ def test_it_reports_to_nobody(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NOT_MET)
 def test_a_job_that_never_saves_is_not_made_to(name: str, tmp_path: Path) -> None:
-    never: Any = None if name == "openrlhf" else -1
-    of = job(name, tmp_path, {NOT_MET[name]: never})
+    of = job(name, tmp_path, {NOT_MET[name]: NEVER.get(name, -1)})
     met = {each.event for each in FRAMEWORKS[name].meets(of) if each.met}
     assert not met & {LateEvent.SAVE, LateEvent.RELOAD}
     assert SAVES[name] not in words(name, of, Part.WORST)

@@ -44,7 +44,6 @@ def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ('  File "swift/trainers/rlhf_trainer/grpo.py"\n  File "trl/trainer/grpo_trainer.py"', "ms-swift"),
         ('  File "roll/pipeline/rlvr/rlvr_pipeline.py"\n  File "megatron/core/x.py"', "roll"),
         ('  File "rlinf/workers/actor/fsdp_actor_worker.py"', "rlinf"),
         ("uv run --project prime-rl rl @ rl.toml", "prime-rl"),

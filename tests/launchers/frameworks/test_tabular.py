@@ -1,21 +1,49 @@
 """What the data files of tabular frameworks may say, and the dialects in which settings are written."""
 
+from importlib import resources
 from typing import Any
 
 import pytest
 import yaml
 
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.launchers.frameworks.dialects.hydra import override, printed_overrides, yaml_override
+from autotune.launchers.frameworks.dialects.hydra import (
+    literal_text,
+    override,
+    printed_overrides,
+    value_of,
+    yaml_override,
+)
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
+from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
+from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.declared import facts
+from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
-from autotune.launchers.frameworks.tabular.rows import Row, knob_rows, offered, read, written
+from autotune.launchers.frameworks.tabular.rows import (
+    Needs,
+    Row,
+    bounds,
+    declined_rows,
+    knob_rows,
+    offered,
+    read,
+    refusals,
+    unread,
+    warnings,
+    written,
+)
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.observation import StepDone
+from autotune.policies.values.profile import AtLeast, Divides, Grid, Requires, Support
 
 TABULAR = [framework for framework in FRAMEWORKS.values() if isinstance(framework, TabularFramework)]
+WITH_LINES = [
+    each for each in TABULAR if not isinstance(each, HuggingFaceTrainer)
+]  # the entry's lines are ours
 every = pytest.mark.parametrize("framework", TABULAR, ids=lambda framework: framework.name)
+every_with_lines = pytest.mark.parametrize("framework", WITH_LINES, ids=lambda framework: framework.name)
 ROWS = (
     Row(knob="cuda_graphs", setting="engine.eager", modes={"full": False, "off": True}),
     Row(knob="sync_buffer", setting="engine.buffer_gb", unit=1 << 30),
@@ -31,21 +59,135 @@ def package(framework: TabularFramework[Any]) -> str:
 
 @every
 def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularFramework[Any]) -> None:
-    types = facts(package(framework), framework.releases[-1]).types
+    types = framework.declared(framework.releases[-1]).types
     free = tuple(f"{key}." for key, kind in types.items() if kind == "any")
     for row in knob_rows(package(framework)):
         assert row.knob in KNOBS
-        known = row.setting in types or row.setting.startswith(free)
-        section = row.setting.partition(".")[0]  # an override may add a key to it
-        assert known or (framework.adds and any(key.startswith(f"{section}.") for key in types)), row.setting
+        assert bool(row.setting) != (row.always is not None)
+        for setting in (name for names in row.settings if names for name in names.split(", ")):
+            name = setting.partition("[]")[0]  # of a list, what stands in each of its items
+            if name in ENVIRONMENT:
+                continue
+            section = name.partition(".")[0]  # an override may add a key to it
+            adds = framework.adds and any(key.startswith(f"{section}.") for key in types)
+            assert name in types or name.startswith(free) or adds, setting
 
 
 @every
+def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_named(
+    framework: TabularFramework[Any],
+) -> None:
+    rows = knob_rows(package(framework))
+    refused = declined_rows(package(framework))
+    named = {row.when for row in (*rows, *refused)} | {name for row in rows for name in row.also}
+    folder = resources.files(package(framework))
+    for file, read_rows in (("refused.yaml", refusals), ("warnings.yaml", warnings)):
+        if folder.joinpath(file).is_file():
+            named |= {row.when for row in read_rows(package(framework))}
+    if framework.unread_in:
+        named |= {setting.when for setting in unread(package(framework)).values()}
+    assert named - {""} == set(framework.when)
+    assert {row.read for row in rows} - {""} == set(framework.readers)
+    assert {row.write for row in rows} - {""} == set(framework.writers)
+
+
+@every
+def test_counts_of_bytes_and_tokens_are_integers(framework: TabularFramework[Any]) -> None:
+    grids = [row.grid for row in knob_rows(package(framework))]
+    counts = [grid for grid in grids if (grid.minimum or 0) >= 64]
+    assert all(isinstance(end, int) for grid in counts for end in (grid.minimum, grid.multiple))
+
+
+@every_with_lines
 def test_every_line_has_the_groups_that_it_needs(framework: TabularFramework[Any]) -> None:
     for line in lines(package(framework)).lines:
         assert "(?P<step>" in line.pattern or line.says not in ("step", "resumed"), line
         assert (line.phase is not None or bool(line.names)) == (line.says in ("starts", "ends")), line
+        assert line.needle in line.pattern, line
+        assert line.metrics is None or (line.says == "step" and "(?P<metrics>" in line.pattern), line
     assert marker_of(package(framework), "an ordinary line of output") is None
+
+
+def test_a_step_has_the_metrics_of_its_line() -> None:
+    verl = package(FRAMEWORKS["verl"])
+    assert marker_of(
+        verl, "step:4 - training/global_step:4 - perf/time_per_step:2.0 - timing_s/save_checkpoint:1"
+    ) == (
+        StepDone(
+            step=4,
+            seconds=2.0,
+            metrics={"training/global_step": 4.0, "perf/time_per_step": 2.0, "timing_s/save_checkpoint": 1.0},
+            saved=True,
+        )
+    )
+    assert marker_of(verl, "step:0 - val-core/acc:0.5") is None
+
+
+def test_a_switch_or_mode_of_several_models_is_what_each_of_them_saves() -> None:
+    switch = Row(knob="param_offload", setting="actor.offload", also={"critic": "critic.offload"})
+    mode = Row(
+        knob="recompute",
+        setting="actor.recompute",
+        also={"critic": "critic.recompute"},
+        modes={"off": None, "selective": "selective", "full": "full"},
+    )
+    size = Row(knob="tensor_parallel", setting="actor.tensor", also={"critic": "critic.tensor"})
+    settings = Settings(
+        {
+            "actor.offload": True,
+            "critic.offload": False,
+            "actor.recompute": "full",
+            "critic.recompute": "selective",
+            "actor.tensor": 4,
+            "critic.tensor": 2,
+        },
+        {},
+    )
+    rows = (switch, mode, size)
+    present = read(rows, settings)
+    assert present == Knobs(param_offload=False, recompute="selective", tensor_parallel=4)
+    assert written(rows, settings, present) == {}
+    assert written(rows, settings, Knobs(param_offload=True, recompute="full", tensor_parallel=2)) == {
+        "critic.offload": True,
+        "critic.recompute": "full",
+        "actor.tensor": 2,
+    }
+
+
+def test_functions_read_and_write_what_a_setting_alone_does_not_tell() -> None:
+    row = Row(knob="tokens_per_microbatch", setting="tokens", read="doubled", write="halved")
+    settings = Settings({"tokens": 8}, {})
+    readers = {"doubled": lambda of: of.count("tokens") * 2}
+    writers = {"halved": lambda _, before, after: {"tokens": after.tokens_per_microbatch // 2, "was": before}}
+    assert read((row,), settings, readers) == Knobs(tokens_per_microbatch=16)
+    assert written((row,), settings, Knobs(tokens_per_microbatch=16), readers, writers) == {}
+    changed = written((row,), settings, Knobs(tokens_per_microbatch=4), readers, writers)
+    assert changed == {"tokens": 2, "was": Knobs(tokens_per_microbatch=16)}
+
+
+def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
+    row = Row(
+        knob="microbatch_size",
+        setting="a.b",
+        at_least={"longest": "{value} tokens", "unknown": "a size of 0"},
+        divides={"batch": "it divides {value}"},
+        needs=(Needs(value=1, other="dynamic_batching", values=(False,), why="alone"),),
+    )
+    sizes = {"longest": 64, "unknown": 0, "batch": 12}
+    assert list(bounds((row,), sizes.__getitem__)) == [
+        AtLeast(knob="microbatch_size", value=64, why="64 tokens"),
+        Divides(knob="microbatch_size", of=12, why="it divides 12"),
+        Requires(knob="microbatch_size", value=1, other="dynamic_batching", values=(False,), why="alone"),
+    ]
+
+
+def test_grids_and_phases_of_a_job_stand_over_those_of_a_row() -> None:
+    row = Row(knob="concurrency", setting="a.b", grid=Grid(minimum=8), phases=(Phase.ROLLOUT,))
+    assert offered((row,), {})["concurrency"] == Support(
+        setting="a.b", grid=Grid(minimum=8), phases=(Phase.ROLLOUT,)
+    )
+    own = offered((row,), {"concurrency": Grid(maximum=4)}, {"concurrency": ()}, spell="++{}".format)
+    assert own["concurrency"] == Support(setting="++a.b", grid=Grid(maximum=4))
 
 
 def test_rows_are_read_offered_and_written() -> None:
@@ -97,6 +239,30 @@ def test_hydra_quotes_what_yaml_does_not() -> None:
 def test_overrides_are_found_in_the_command_lines_of_a_log() -> None:
     log = "+ python -m train a.b=2 ++a.c=[1,2] other.d=3\nit's prose: a.b=9\nINFO a.b: 4\n"
     assert printed_overrides(log, {"a.b", "a.c"}) == {"a.b": 2, "a.c": [1, 2]}
+
+
+def test_hydra_needs_no_space_behind_the_colon_of_a_mapping() -> None:
+    assert value_of("[{a:1,b:{c:x}}]") == [{"a": 1, "b": {"c": "x"}}]
+    assert value_of("{a:1}") == {"a": 1} and value_of("[x,sglang:d4]") == ["x", "sglang:d4"]
+    assert literal_text({"a": ["on", "7", "x:y"], "b": None}) == "{a:['on','7',x:y],b:null}"
+    assert printed_overrides("run ++a=3 b=4", {"a", "b"}, top=("a",)) == {"a": 3}
+
+
+def test_a_knob_may_be_the_same_in_every_job_and_a_mode_that_is_none_is_not_written() -> None:
+    fixed = (*ROWS, Row(knob="loss_recompute", always=False))
+    assert read(fixed, SETTINGS).loss_recompute is False
+    assert written(ROWS, SETTINGS, Knobs(cuda_graphs="limited")) == {}
+
+
+def test_names_below_a_free_setting_and_sections_are_known() -> None:
+    known = Facts(types={"a.b.c": "int?", "a.d": "any"}, defaults={})
+    assert [known.kind_of(key) for key in ("a.b.c", "a.b", "a.d.e.f", "a.x")] == [
+        "int?",
+        "section",
+        "any",
+        None,
+    ]
+    assert "a" in known and "a.b.x" not in known
 
 
 def test_sections_become_dotted_keys() -> None:

@@ -17,7 +17,8 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks import find
-from autotune.launchers.frameworks.trl import entry
+from autotune.launchers.frameworks.hugging_face import entry
+from autotune.launchers.frameworks.hugging_face.at_import import AtImport
 from autotune.launchers.frameworks.trl.adapter import Trl
 from autotune.policies.diagnosis.job_records import record_of
 from autotune.policies.remedies.legality import objections
@@ -340,14 +341,15 @@ def test_the_flags_of_a_file_go_to_accelerate_alone() -> None:
 
 def test_variables_go_to_the_environment() -> None:
     command = TRL.command(job(), Knobs(allocator="expandable"), run="r", attempt=1, resume=False)
-    assert command.env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert command.env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "--PYTORCH_CUDA_ALLOC_CONF" not in command.argv
     profile = TRL.profile(job(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"), CLUSTER)
     assert profile.knobs.allocator == "expandable"
 
 
 def env(of: Job, knobs: Knobs) -> dict[str, str]:
-    return TRL.command(of, knobs, run="r", attempt=1, resume=False).env
+    alone = replace(of, recovery=replace(of.recovery, in_place=False))
+    return TRL.command(alone, knobs, run="r", attempt=1, resume=False).env
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -468,7 +470,7 @@ def test_a_module_is_changed_when_the_script_loads_it(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "loaded_late", raising=False)
     monkeypatch.setattr(sys, "meta_path", [*others, importlib.machinery.PathFinder])
-    finder = entry.AtImport("loaded_late", lambda module: setattr(module, "Trainer", "changed"))
+    finder = AtImport("loaded_late", lambda module: setattr(module, "Trainer", "changed"))
     sys.meta_path.insert(0, finder)
     assert importlib.util.find_spec("loaded_late") is not None  # as packages look for each other
     assert "loaded_late" not in sys.modules
@@ -490,7 +492,7 @@ def test_a_script_starts_as_without_the_entry(tmp_path: Path, rank: list[str]) -
 
 _LIMITED = """
 import resource, types
-from autotune.launchers.frameworks.trl.entry import Watch
+from autotune.launchers.frameworks.hugging_face.entry import Watch
 _, hard = resource.getrlimit(resource.RLIMIT_DATA)
 before = (64 << 30, hard)
 resource.setrlimit(resource.RLIMIT_DATA, before)
@@ -511,7 +513,7 @@ def test_a_budget_gives_back_the_limit_that_it_found() -> None:
 
 _FAILS = """
 import resource, sys
-from autotune.launchers.frameworks.trl.entry import Watch
+from autotune.launchers.frameworks.hugging_face.entry import Watch
 watched = Watch(1 << 30)
 watched.baseline, watched.phase, watched.step = 1, "backward", 4
 error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")

@@ -16,7 +16,7 @@ from tests.launchers.runners.attempts import carriers, wait_for
 pytestmark = pytest.mark.timeout(120)
 
 DRIVER = """
-    import os, sys, time
+    import os, sys, threading, time
     import ray
     from autotune.launchers.runners.cluster.runner import RayRunner
     from autotune.policies.values.command import Command
@@ -34,13 +34,15 @@ DRIVER = """
     print("NOTE", runner.note, flush=True)
     print("FOLDER", node.get_temp_dir_path(), flush=True)
     print(reading.logs[""].splitlines()[-1], flush=True)
-    assert runner.attach(run={run!r}, attempt=1) is not None
+    attached = runner.attach(run={run!r}, attempt=1)
+    assert attached is not None
     if {linger}:
         time.sleep(600)
     handle.stop(grace_s=1)
     handle.release()
     runner.close()
-    print("closed", flush=True)
+    threads = [thread.name for thread in threading.enumerate()]
+    print("closed", [name for name in threads if "autotune" in name], flush=True)
 """
 
 
@@ -109,7 +111,7 @@ def test_it_ends_with_its_runner(run, tmp_path: Path):
     lines = shown(process)
     assert lines["NOTE"] == ""
     assert process.stdout is not None
-    assert process.stdout.read() == "closed\n"
+    assert process.stdout.read() == "closed []\n"
     assert process.wait() == 0
     assert not Path(lines["FOLDER"]).exists()
 

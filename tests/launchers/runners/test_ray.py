@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.runner import RayRunner
 from autotune.launchers.runners.cluster.waits import Waits
+from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -196,6 +198,25 @@ def test_stop_and_drain_across_two_nodes(runner, program: Program, run):
     assert not [name for name in _names() if run in name]
 
 
+def test_a_second_signal_cuts_the_wait_for_a_program_that_does_not_end(runner, program: Program, run):
+    source = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
+    handle = runner.start(program(source), run=run, attempt=1, python=None)
+    Reading(handle).until("ready")
+    interrupts = Interrupts()
+    interrupts.note(signal.SIGINT)
+    before = signal.signal(signal.SIGUSR1, interrupts.note)
+    try:
+        threading.Timer(1.0, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+        with pytest.raises(ForcedExit), interrupts.cutting():
+            handle.stop(grace_s=600.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert carriers(f"{run}/1")
+    handle.stop(grace_s=0.0)
+    assert not carriers(f"{run}/1")
+    handle.release()
+
+
 def _names() -> list[str]:
     import ray
 
@@ -271,6 +292,25 @@ def test_attach_after_the_driver_was_killed(runner, program: Program, run):
     assert reading.to_end().signal == signal.SIGTERM
     assert handle.drain(timeout_s=10).clear
     handle.release()
+
+
+def test_a_supervisor_that_was_never_told_what_to_run_is_no_attempt(runner, run):
+    source = f"""
+        from autotune.launchers.runners.cluster.actors import Posts, living_nodes
+        posts = Posts(run={run!r}, attempt=1, detached=True)
+        import ray
+        actors = [posts.create(node, supervisor=first) for first, node in zip((True, False), living_nodes())]
+        ray.get([actor.begun.remote() for actor in actors])
+        print("created", flush=True)
+        time.sleep(600)
+    """
+    process = driver(source, address=runner.address)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"created\n"
+    process.kill()
+    process.wait()
+    assert runner.attach(run=run, attempt=1) is None
+    assert not [name for name in _names() if run in name]
 
 
 def test_sweep_ends_what_no_supervisor_owns(runner, program: Program, run):

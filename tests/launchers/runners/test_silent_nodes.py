@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from autotune.launchers.base import Unreachable
@@ -41,6 +42,13 @@ RANK = """
     print("ready", flush=True)
     ray.get(rank.hang.remote())
 """
+
+FAILS = RANK.replace(
+    "ray.get(rank.hang.remote())",
+    """while not os.path.exists(os.environ["NOW"]):
+        time.sleep(0.1)
+    os._exit(3)""",
+)
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +169,18 @@ def test_stop_ends_the_processes_of_a_node_whose_actor_is_frozen(runner, program
     wait_for(lambda: not any(run in name for name in handle._posts.names()))
 
 
+def test_the_memory_of_a_silent_node_without_a_rank_is_not_awaited(runner, program: Program, run):
+    handle = runner.start(program(TALK), run=run, attempt=1, python=None)
+    reading = Following(handle)
+    reading.until("ready")
+    node = other_node(handle)
+    with frozen(pid_of(handle, node)):
+        handle._readers[node].used = False  # as on a machine of its own: these nodes share their processes
+        handle.stop(grace_s=1)
+        assert handle.drain(timeout_s=600).clear
+    handle.release()
+
+
 def test_a_supervisor_that_never_answers_again_is_lost(runner, program: Program, run):
     handle = runner.start(program(TALK), run=run, attempt=1, python=None)
     handle._waits = Waits(supervisor=2.0)
@@ -196,6 +216,40 @@ def test_nodes_join_and_leave(cluster, runner, program: Program, run):
     assert "left the cluster" in reading.lost
     handle.stop(grace_s=1)
     assert not carriers(f"{run}/1")
+    handle.release()
+
+
+def test_a_failure_that_follows_from_a_lost_node_is_a_loss(cluster, runner, program: Program, run):
+    """Its power fails: Ray calls the rank unavailable, and its tables count the node for half a minute."""
+    doomed = cluster.add_node(num_cpus=1, resources={"doomed": 1}, object_store_memory=100 << 20)
+    handle = runner.start(program(RANK, env={"PLACE": "doomed"}), run=run, attempt=1, python=None)
+    reading = Following(handle)
+    reading.until("ready")
+    wait_for(lambda: (reading.poll(), handle._readers[doomed.node_id].used)[1])
+    raylet = psutil.Process(doomed.all_processes["raylet"][0].process.pid)
+    for victim in (raylet, *raylet.children(recursive=True)):
+        victim.kill()
+    wait_for(lambda: (observed := reading.poll()).lost or observed.exit)
+    assert "Ray's own process there" in reading.lost or "left the cluster" in reading.lost
+    handle.stop(grace_s=1)
+    assert not carriers(f"{run}/1")
+    handle.release()
+    cluster.remove_node(doomed)
+
+
+def test_a_failure_beside_a_silent_sampler_is_the_frameworks_own(runner, program: Program, run, tmp_path):
+    now = tmp_path / "now"
+    handle = runner.start(
+        program(FAILS, env={"PLACE": "second", "NOW": str(now)}), run=run, attempt=1, python=None
+    )
+    reading = Following(handle)
+    reading.until("ready")
+    node = other_node(handle)
+    wait_for(lambda: (reading.poll(), handle._readers[node].used)[1])
+    with frozen(pid_of(handle, node)):
+        now.touch()
+        assert reading.to_end().code == 3
+    handle.stop(grace_s=1)
     handle.release()
 
 

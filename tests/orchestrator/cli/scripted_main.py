@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.orchestrator.cli import main
-from autotune.orchestrator.cli.shared import drive
+from autotune.orchestrator.cli.shared import connect, drive
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.run import certificate, export
@@ -107,6 +109,11 @@ PLAYS = {
 def open_runner(*_: object, **__: object) -> Place:
     if play == "unreachable":
         raise Unreachable("cannot reach Ray at gpu-01:6379 (connection refused)", hint="start the cluster")
+    if play == "half_connected":
+        atexit.register(os.abort)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
     if play == "elsewhere":
         return Place(World(tight_memory, address="10.0.0.1:6379"), Fast())  # type: ignore[arg-type]
     return Place(World(PLAYS[play]), Fast())  # type: ignore[arg-type]
@@ -114,7 +121,7 @@ def open_runner(*_: object, **__: object) -> Place:
 
 if __name__ == "__main__":
     play = sys.argv.pop(1)
-    drive.open_runner = open_runner  # type: ignore[assignment]
+    connect.open_runner = open_runner  # type: ignore[assignment]
     drive.Clock = Fast  # type: ignore[misc]
     reconcile.LAST_WORDS_S = 0.5
     main(prog_name="autotune")

@@ -41,18 +41,7 @@ OWN = {
     "init": {"-o", "--output", "--gpus", "--force"},
     "launch": BEGINS | {"--rehearse"},
     "rehearse": BEGINS,
-    "search": {
-        "-n",
-        "--dry-run",
-        "--detach",
-        "--submit",
-        "--set",
-        "--continue",
-        "--relaunches",
-        "--policy",
-        "--trials",
-        "--duration",
-    },
+    "search": BEGINS | {"--trials", "--duration", "--rehearse", "--no-rehearse"},
     "plan": {"--gpus", "--model", "--framework", "--prompt", "--response", "--batch"},
     "status": {"--watch"},
     "logs": {"-f", "--follow", "--attempt", "--tail"},
@@ -84,7 +73,8 @@ def test_the_surface_is_frozen() -> None:
     assert tuple(found) == tuple(COMMANDS) and set(found) == set(OWN)
     for name, command in found.items():
         context = click.Context(command, help_option_names=["-h", "--help"])
-        options = {o for p in command.get_params(context) if isinstance(p, click.Option) for o in p.opts}
+        given = [p for p in command.get_params(context) if isinstance(p, click.Option)]
+        options = {name for each in given for name in (*each.opts, *each.secondary_opts)}
         assert options == GLOBAL | OWN[name], name
 
 

@@ -96,30 +96,72 @@ def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
     assert "the terminal is gone; the run goes on" in log and "stopped by SIGTERM" in log
 
 
-@pytest.mark.parametrize("play", ["never_starts", "never_drains"])
-def test_a_second_ctrl_c_is_heard_at_any_moment(play: str, home: Path) -> None:
+def test_a_driver_outlives_a_terminal_that_goes_while_it_starts(home: Path) -> None:
+    def hang_up(child: subprocess.Popen[bytes]) -> None:
+        end = time.monotonic() + 20
+        while not caught(child.pid) & 1 << signal.SIGHUP - 1:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        child.send_signal(signal.SIGHUP)
+
+    seen = run("launch", "job.yaml", cwd=home, tty=True, play="tight_memory", meanwhile=hang_up)
+    assert seen.code == 0
+    assert "the terminal is gone; the run goes on" in (the_run(home).path / "driver.log").read_text()
+
+
+def caught(pid: int) -> int:
+    """Return the signals that a process handles, as the kernel's bits."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("SigCgt:")).split()[1], 16)
+
+
+def drains(home: Path) -> None:
+    """Wait until the memory of an attempt is awaited."""
+    end = time.monotonic() + 20
+    while not list((home / "runs").glob("*/draining")):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_second_ctrl_c_is_heard_while_it_starts(home: Path) -> None:
     def press_twice(child: subprocess.Popen[bytes]) -> None:
         until(home, "started")
-        if play == "never_drains":
-            end = time.monotonic() + 20
-            while not list((home / "runs").glob("*/draining")):
-                assert time.monotonic() < end
-                time.sleep(0.02)
         child.send_signal(signal.SIGINT)
         time.sleep(0.2)
         child.send_signal(signal.SIGINT)
 
-    seen = run("launch", "job.yaml", cwd=home, play=play, meanwhile=press_twice)
+    seen = run("launch", "job.yaml", cwd=home, play="never_starts", meanwhile=press_twice)
     assert seen.code == 130, seen.err
-    history = the_run(home).history()
-    assert finished(history).verdict == Interrupted(by="SIGINT")
-    ends = [e for e in history if isinstance(e, Ended)]
-    assert len(ends) == sum(isinstance(e, Started) for e in history) == 1
-    if play == "never_drains":
-        assert "the memory of attempt #1 was not awaited" in seen.err
-    else:
-        assert ends[0].outcome == Cancelled(by="user")
+    assert the_end(home).outcome == Cancelled(by="user")
     assert "autotune resume" in seen.err
+
+
+def test_an_interrupted_connection_does_not_crash_the_end(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play="half_connected")
+    assert seen.code == 130, seen.err
+    assert "stopped by SIGINT before anything was started" in seen.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_is_heard_while_memory_is_awaited(number: signal.Signals, home: Path) -> None:
+    def ask(child: subprocess.Popen[bytes]) -> None:
+        drains(home)
+        child.send_signal(number)
+
+    seen = run("launch", "job.yaml", cwd=home, play="never_drains", meanwhile=ask)
+    assert seen.code == 128 + number, seen.err
+    the_end(home, by=number.name)
+    assert "the memory of attempt #1 was not awaited" in seen.err
+    assert "autotune resume" in seen.err
+
+
+def the_end(home: Path, *, by: str = "SIGINT") -> Ended:
+    """Return the end of the only attempt of a run that was interrupted."""
+    history = the_run(home).history()
+    assert finished(history).verdict == Interrupted(by=by)
+    (ended,) = (e for e in history if isinstance(e, Ended))
+    assert sum(isinstance(e, Started) for e in history) == 1
+    return ended
 
 
 def test_a_bug_names_the_run_to_resume(home: Path) -> None:

@@ -183,6 +183,12 @@ def test_a_framework_that_cannot_is_said_where_the_user_asked_for_it() -> None:
     other = "name: j\nframework: command\ncommand: [train]\n"
     (warning,) = said(other + "recovery: {in_place: true}\n")
     assert "in_place: true has no effect with command" in warning
+    several = "name: j\nframework: trl\nsettings: {num_processes: 2, loss_type: dapo}\n"
+    several += "recovery: {in_place: true}\n"
+    (warning,) = (each for each in said(several) if "in_place" in each)
+    assert "it works with one process only, this job has 2" in warning
+    alone = several.replace("processes: 2", "processes: 1")
+    assert not any("in_place" in each for each in said(alone))
     assert not any("in_place" in each for each in (*said(other), *said(JOB + "recovery: {in_place: true}\n")))
 
 

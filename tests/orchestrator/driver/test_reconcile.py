@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver.attempt import POLL_S, WATCH_S
 from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.run import directory, journal
+from autotune.orchestrator.run import directory, journal, log_cursor
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -45,6 +49,7 @@ from autotune.policies.values.priors import Factor, Kind, Learned
 from tests.orchestrator.full_disk import FullDisk
 from tests.orchestrator.scripted import (
     JOB,
+    Attempt,
     Hands,
     Killed,
     Place,
@@ -210,15 +215,30 @@ def test_killed_at_any_moment_a_driver_resumes_to_the_same_end(
         assert steps == sorted(set(steps)) or orphaned, f"repeated steps at moment {moment}: {steps}"
 
 
-def test_a_reattached_attempt_is_read_from_its_start_without_repeating_events(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cursor", [True, False], ids=["cursor", "killed before it was written"])
+def test_a_reattached_attempt_goes_on_without_repeating_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cursor: bool
+) -> None:
+    monkeypatch.setattr(log_cursor, "_EVERY_S", 0.0 if cursor else 3600.0)
+    monkeypatch.setattr(log_cursor, "_SHARE", math.inf)
+    delivered: list[bytes] = []
+    poll = Attempt.poll
+
+    def polled(attempt: Attempt) -> Observed:
+        seen = poll(attempt)
+        delivered.extend(chunk.data for chunk in seen.chunks)
+        return seen
+
     world = World(tight_memory, saved=0)
     text = JOB.replace("4096", "2048")
     case = Case(tmp_path, world, text)
-    world.kill_at = 5  # Accepted, before and after start, Started, first Progressed
+    world.kill_at = 6  # Accepted, Started, before and after the start, what it says first, its first step
     with pytest.raises(Killed):
         case.drive()
+    monkeypatch.setattr(Attempt, "poll", polled)
     assert case.drive() == TrainingCompleted()
     assert len(world.commands) == 1
+    assert (b"builtin: step 1/4" in b"".join(delivered)) is not cursor
     assert [e.step for e in case.history if isinstance(e, Progressed)] == [1, 2, 3, 4]
     log = case.run.attempt(1).log.read_text()
     assert log.count("builtin: step 1/4") == 1 and log.count("builtin: done") == 1
@@ -244,6 +264,32 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
     started = [e for e in case.history if isinstance(e, Started)]
     assert started[1].resume and started[1].knobs == started[0].knobs
     assert any(isinstance(e, Decided) and e.reason == "resumed by the user" for e in case.history)
+
+
+def test_looks_are_rare_and_ctrl_c_is_heard_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, World(forever))
+    case.world.play = lambda w, c: ([step(1, 9), "", "", "", "", ""], None)
+    looks, slept, poll, sleep = list[float](), list[float](), Attempt.poll, case.clock.sleep
+
+    def polled(attempt: Attempt) -> Observed:
+        looks.append(attempt.clock.monotonic())
+        return msgspec.structs.replace(poll(attempt), ending=len(looks) == 4)
+
+    def pause(seconds: float) -> None:
+        sleep(seconds)
+        slept.append(seconds)
+        if len(looks) == 6 and not case.interrupts.by:
+            case.interrupts.note(signal.SIGINT)
+            looks.append(case.clock.monotonic())
+
+    monkeypatch.setattr(Attempt, "poll", polled)
+    case.clock.sleep = pause  # type: ignore[method-assign]
+    assert case.drive() == Interrupted(by="SIGINT")
+    between = [round(later - earlier, 3) for earlier, later in itertools.pairwise(looks)]
+    assert between[2:5] == [WATCH_S, POLL_S, WATCH_S]
+    assert between[5] == POLL_S and max(slept) <= POLL_S
 
 
 def test_ctrl_c_during_a_backoff_ends_the_wait(tmp_path: Path) -> None:

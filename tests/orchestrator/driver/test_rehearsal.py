@@ -125,9 +125,11 @@ class Case:
         budget: str = "100MiB",
     ) -> None:
         text = JOB.format(folder=folder, budget=budget)
-        self.world, self.clock, self.only, self.rehearses = world, Hands(), only, rehearses
+        self.world, self.clock = world, Hands()
         self.said: list[str] = []
-        self.run = directory.create(folder / "runs", job_text=text)
+        mode = directory.Mode.REHEARSE if only else directory.Mode.LAUNCH
+        request = directory.RunRequest(mode=mode, rehearse=rehearses)
+        self.run = directory.create(folder / "runs", job_text=text, request=request)
         self.job = parse(text)
 
     def drive(self, policy: Policy = Policy.LADDER) -> Verdict:
@@ -142,11 +144,9 @@ class Case:
                     cluster=place.cluster(),
                     versions={},
                     now=self.clock.now(),
-                    mode="rehearse" if self.only else "launch",
+                    mode=self.run.request.mode,
                     policy=policy,
-                    rehearsed=(
-                        rehearsal.planned(framework, self.job, only=self.only) if self.rehearses else None
-                    ),
+                    rehearsed=rehearsal.planned(framework, self.job, self.run.request),
                 )
             return reconcile.run(
                 RunContext(

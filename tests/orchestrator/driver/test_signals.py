@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
+from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, listening
 
 
 def compiled_wait(interrupts: Interrupts) -> None:
-    """Fail as a compiled call does in which a signal handler raises what is no Exception."""
+    """Fail as a compiled call does in which a signal handler raises what it does not expect."""
     try:
         interrupts.note(signal.SIGINT)
-    except ForcedExit:
+    except KeyboardInterrupt:
         raise SystemError("returned a result with an exception set") from None
 
 
@@ -29,3 +34,37 @@ def test_another_error_of_compiled_code_stays_one() -> None:
     interrupts.note(signal.SIGINT)
     with pytest.raises(SystemError), interrupts.cutting():
         raise SystemError("something else")
+
+
+def test_at_once_the_first_request_is_heard() -> None:
+    interrupts = Interrupts()
+    with pytest.raises(ForcedExit), interrupts.cutting(), interrupts.cutting(at_once=True):
+        interrupts.note(signal.SIGTERM)
+    assert interrupts.by == "SIGTERM"
+    assert not interrupts.impatient
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Put the signal handlers back: the process of an interrupted driver ignores what comes later."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_two_requests_that_meet_compiled_code_are_two(handlers: None) -> None:
+    def press_twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+
+    with listening() as interrupts:
+        thread = threading.Timer(0.1, press_twice)
+        thread.start()
+        with pytest.raises(ForcedExit), interrupts.cutting():
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000)  # no handler runs within it
+            time.sleep(60)
+        thread.join()
+    assert interrupts.impatient

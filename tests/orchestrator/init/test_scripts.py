@@ -276,6 +276,26 @@ def test_trl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> Non
     assert job.document["use_vllm"] is True
 
 
+def test_ms_swift_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:
+    text = "rlhf_type: grpo\nmodel: Qwen/Qwen3-4B\nper_device_train_batch_size: 8\nENV: {NPROC_PER_NODE: 4}\n"
+    (tmp_path / "grpo.yaml").write_text(text)
+    assert init(tmp_path, "grpo.yaml").exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.command, job.document["model"]) == ("ms-swift", (), "Qwen/Qwen3-4B")
+    (tmp_path / "job.yaml").unlink()
+    flags = ("--rlhf_type", "grpo", "--reward_funcs", "accuracy", "format", "--max_steps", "5")
+    assert init(tmp_path, "--", "NPROC_PER_NODE=8", "swift", "rlhf", "grpo.yaml", *flags).exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.command, job.document["model"]) == ("ms-swift", (), "Qwen/Qwen3-4B")
+    assert job.settings["reward_funcs"] == ["accuracy", "format"] and job.env == {"NPROC_PER_NODE": "8"}
+
+
+def test_another_trainer_of_ms_swift_is_run_and_not_driven(tmp_path: Path) -> None:
+    assert init(tmp_path, "--", "swift", "rlhf", "--rlhf_type", "dpo", "--model", "m").exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.command[:2]) == ("command", ("swift", "rlhf"))
+
+
 def test_secrets_stay_out_of_the_environment(tmp_path: Path) -> None:
     token = "hf_" + "a1B2" * 8
     (tmp_path / "run.sh").write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def test_a_newer_event_is_told(folder: Path) -> None:
     path = folder / "events.jsonl"
     path.write_bytes(path.read_bytes() + b'{"type":"paused","attempt":1}\n')
     with pytest.raises(Failure, match="line 4 is not an event of this version"):
+        Journal(folder)
+
+
+@pytest.mark.parametrize("stamp", ["202v-11-23T09:01:53.040Z", "2026-13-23T09:01:53.040Z", "now"])
+def test_a_time_that_is_none_is_told_with_its_line(stamp: str, folder: Path) -> None:
+    path = folder / "events.jsonl"
+    line = json.dumps({"type": "progressed", "attempt": 1, "step": 1, "at": stamp}).encode()
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(Failure, match=f"line 4 is not an event of this version: `{stamp}` is not a time"):
         Journal(folder)
 
 

@@ -14,9 +14,11 @@ from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator.cli.status import standing, table
 from autotune.orchestrator.config.job_changes import concerns_training, concerns_trials
 from autotune.orchestrator.config.loader import assumed, parse
+from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import export
+from autotune.orchestrator.run.directory import Mode, RunRequest
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.search import controller
 from autotune.policies.search import trials
@@ -35,6 +37,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.history import accepted_of, elapsed_s
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 from tests.orchestrator.scripted import Killed, Script, World, phase, reported, settings
 from tests.orchestrator.search.test_scheduler import JOB, Night, formula, ran
 
@@ -369,3 +372,52 @@ def test_a_search_that_is_over_goes_on_with_a_larger_budget(tmp_path: Path) -> N
     night.job = more
     assert night.drive() == Stable()
     assert len(ran(night.results)) > len([e for e in before if isinstance(e, Tried)])
+
+
+def test_a_search_begins_with_a_rehearsal_of_the_users_job(tmp_path: Path) -> None:
+    """A save that fails is cured before the stable start, which begins with the cure."""
+
+    def saves(world: World, command: Command) -> tuple[Script, Exit | None]:
+        own = settings(command)
+        if "rehearsals" not in str(own["checkpoint_dir"]):
+            return formula(world, command)
+        before = ["builtin: phase start name=init step=0\n"]
+        if own["resume"] == "auto":
+            before.append(f"builtin: resumed step=3 path={own['checkpoint_dir']}/3\n")
+        first, last = (4, 4) if own["resume"] == "auto" else (1, 3)
+        lines = []
+        for n in range(first, last + 1):
+            if n == 2 and own["tokens_per_microbatch"] == 64:
+                lines += [f"builtin: phase start name=checkpoint step={n}\n", reported("backward", n)]
+                return [*before, *lines], None
+            lines.append(
+                phase("backward", n, used=30 << 20)
+                + f"builtin: step {n}/{last} seconds=2.5 tokens=4096 tokens_per_second=1000 reward=0.1\n"
+            )
+        return [*before, *lines, f"builtin: done steps={last}\n"], Exit(code=0)
+
+    text = JOB.replace("goal:", f"workdir: {tmp_path}\nrecovery: {{preflight: 'off'}}\ngoal:")
+    night = Night(tmp_path, World(saves), text, rehearses=True)
+    assert night.drive() == Stable()
+    started = [e for e in night.history if isinstance(e, Started)]
+    rehearsed = [e for e in started if e.rehearsal is not None]
+    assert [e.rehearsal for e in rehearsed] == [Part.WORST, Part.WORST, Part.RELOAD]
+    assert started[: len(rehearsed)] == rehearsed
+    start = next(e for e in started if e.trains)
+    assert start.knobs == rehearsed[-1].knobs != rehearsed[0].knobs
+    own = [settings(command) for command in night.world.commands]
+    assert all("/rehearsals/" in str(each["checkpoint_dir"]) for each in own[: len(rehearsed)])
+    assert not any("/rehearsals/" in str(each["checkpoint_dir"]) for each in own[len(rehearsed) :])
+    assert not (tmp_path / "rehearsals").exists()
+    again = night.drive()
+    assert again == Stable() and len([e for e in night.history if isinstance(e, Started)]) == len(started)
+
+
+def test_a_search_of_a_job_that_cannot_be_rehearsed_does_without(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    job = parse("name: s\nframework: command\ncommand: [python, train.py]\n", file=str(tmp_path / "job.yaml"))
+    framework = frameworks.find("command")
+    search = RunRequest(mode=Mode.SEARCH, rehearse=True)
+    assert rehearsal.planned(framework, job, search) is None
+    with pytest.raises(Failure, match="cannot be rehearsed"):
+        rehearsal.planned(framework, job, replace(search, mode=Mode.LAUNCH))

@@ -17,7 +17,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator import messages
 from autotune.orchestrator.config.loader import assumed, parse
-from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
@@ -94,11 +94,19 @@ class Heard(Observer):
 
 class Night:
     def __init__(
-        self, folder: Path, world: World, text: str = JOB, forecast: Forecast | None = _BLIND
+        self,
+        folder: Path,
+        world: World,
+        text: str = JOB,
+        forecast: Forecast | None = _BLIND,
+        *,
+        rehearses: bool = False,
     ) -> None:
         self.world, self.clock, self.forecast = world, Hands(), forecast
         self.run = directory.create(
-            folder / "runs", job_text=text, request=directory.RunRequest(mode=directory.Mode.SEARCH)
+            folder / "runs",
+            job_text=text,
+            request=directory.RunRequest(mode=directory.Mode.SEARCH, rehearse=rehearses),
         )
         self.job = parse(text)
         self.framework = frameworks.find(self.job.framework)
@@ -119,6 +127,7 @@ class Night:
                     versions={},
                     now=self.clock.now(),
                     mode="search",
+                    rehearsed=rehearsal.planned(framework, self.job, self.run.request),
                 )
             context = RunContext(
                 journal=book,

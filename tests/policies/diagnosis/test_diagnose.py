@@ -140,3 +140,20 @@ def test_a_mistake_that_quotes_advice_is_no_memory_failure():
     assert not of(advice).cause.is_oom
     assert not of("RuntimeError: bad flag (it helps to avoid CUDA out of memory)").cause.is_oom
     assert not of("    except torch.cuda.OutOfMemoryError:", "KeyError: 'x'").cause.is_oom
+
+
+@pytest.mark.parametrize(
+    ("lines", "phase", "shown"),
+    [
+        ((RECORD,), Phase.FORWARD, True),
+        (("builtin: phase start name=weight_sync step=4", OOM), Phase.WEIGHT_SYNC, True),
+        (('  File "torch/_tensor.py", line 5, in backward', OOM), Phase.BACKWARD, True),
+        (("(TrainActor pid=7) Timer train start", f"(TrainActor pid=7) {OOM}"), Phase.FORWARD, True),
+        (("saving a checkpoint", OOM), Phase.CHECKPOINT, True),
+        (("_compute_log_prob", OOM), Phase.LOG_PROB, False),
+        ((OOM,), Phase.NONE, False),
+    ],
+)
+def test_what_shows_the_phase_is_told_from_what_stands_near_the_failure(lines, phase, shown):
+    found = of(*lines)
+    assert (found.phase, found.phase_shown) == (phase, shown)

@@ -83,10 +83,10 @@ def test_twice_the_log_is_at_most_twice_the_work(name: str, monkeypatch):
     done = 0
 
     def counted(function: Callable[..., object]) -> Callable[..., object]:
-        def call(text: str, *args: object) -> object:
+        def call(text: str, *args: object, **options: object) -> object:
             nonlocal done
             done += 100 + len(text)
-            return function(text, *args)
+            return function(text, *args, **options)
 
         return call
 

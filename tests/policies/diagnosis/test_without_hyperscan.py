@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 def logs() -> Iterator[tuple[str, bytes]]:
     for path in sorted((ROOT / "tests/policies/logs").rglob("*.log")):
         yield str(path), path.read_bytes()
-    for folder in ("seen", "held_out", "rewritten"):
+    for folder in ("seen", "held_out", "rewritten", "from_sources"):
         for case in cases(ROOT / "benchmarks/logs" / folder):
             yield f"{folder}/{case.name}", case.text.encode()
 

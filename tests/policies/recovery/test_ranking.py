@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook, trusted
 from autotune.policies.recovery.ranking import RISK, best, judged, overflowing
@@ -34,7 +36,7 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import Goal, Preflight, Recovery
 from autotune.policies.values.knobs import Knobs, changed
-from autotune.policies.values.observation import Cancelled, Completed, Lost
+from autotune.policies.values.observation import Cancelled, Completed, Lost, Peak
 from autotune.policies.values.remedy import Effect
 from tests.policies.jobs import (
     CLUSTER,
@@ -390,6 +392,32 @@ def test_a_phase_that_cannot_have_filled_the_device_is_not_cured():
     again = (*story, Decided(remedy=found.remedy), Started(knobs=found.knobs), *fails(Phase.INIT))
     view = outlook(fold(again))
     assert view.run.attempts[-1].diagnosis.phase is Phase.INIT
+
+
+def test_no_estimate_overrules_a_phase_that_the_log_shows():
+    start = accepted(profile(NARROW), recovery=Recovery(preflight=Preflight.OFF))
+    view = outlook(fold((start, Started(knobs=NARROW), *fails(Phase.INIT, shown=True))))
+    assert view.run.attempts[-1].diagnosis.phase is Phase.INIT
+
+
+def test_what_an_attempt_had_behind_it_did_not_fill_the_device():
+    start = accepted(profile(NARROW), recovery=Recovery(preflight=Preflight.OFF))
+    begun, first = (start, Started(knobs=NARROW)), Progressed(step=1)
+
+    def place(*story: Event, **failure: Any) -> Phase:
+        view = outlook(fold((*begun, *story, *fails(Phase.CHECKPOINT, **failure))))
+        return view.run.attempts[-1].diagnosis.phase
+
+    likely = place()
+    assert likely in (Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC)
+    # The engine had started, and with what a log reports of the failing step nothing else is left.
+    assert place(first) is not Phase.ROLLOUT_INIT
+    size = CLUSTER.gpu_memory_bytes
+    behind = {each.value: Peak(used_bytes=size - 1, capacity_bytes=size) for each in PHASES[:-1]}
+    assert place(passed=behind) is Phase.CHECKPOINT
+    # Nor did what the same knobs trained with before.
+    trained = (first, Progressed(step=2), Ended(outcome=Lost(reason="r")), Started(attempt=2, knobs=NARROW))
+    assert place(*trained) not in (Phase.ROLLOUT, Phase.BACKWARD, Phase.WEIGHT_SYNC)
 
 
 def test_a_phase_that_may_have_filled_the_device_is_believed():

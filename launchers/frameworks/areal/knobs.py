@@ -1,0 +1,240 @@
+"""Knobs of AReaL that are more than the value of one setting: how each is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autotune.launchers.frameworks.areal.backend import Backend
+from autotune.launchers.frameworks.areal.config import Config
+from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
+from autotune.launchers.frameworks.tabular.rows import Reader, Writer
+from autotune.policies.values.knobs import Knobs, Setting
+
+_GRAPH_SIZES = ("sglang.cuda_graph_max_bs", "sglang.cuda_graph_bs")
+_BUDGET = "mb_spec.max_tokens_per_mb"
+_SPEC = "scheduling_spec"
+_ALLOCATOR, _PRELOAD = "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD"
+_EXPANDABLE = "expandable_segments:True"
+# areal/api/cli_args.py SchedulingSpec: what a worker gets where the job describes none
+_WORKER: dict[str, Any] = {"cpu": 8, "gpu": 0, "mem": 32, "port_count": 2, "task_type": "worker"}
+_WORKER |= {"cmd": "python -m areal.infra.rpc.rpc_server"}
+
+
+# --------------------------------------------------------------------------- engines
+
+
+def _rollouts(config: Config) -> Setting:
+    limit = config.number("rollout.max_concurrent_rollouts")
+    return limit if limit is not None else config.number("rollout.consumer_batch_size")
+
+
+def _graphs(config: Config) -> Setting:
+    if config.flag("sglang.disable_cuda_graph"):
+        return "off"
+    return "limited" if any(map(config.has, _GRAPH_SIZES)) else "full"
+
+
+def _write_graphs(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    mode, named = knobs.cuda_graphs, [name for name in _GRAPH_SIZES if config.has(name)]
+    written: dict[str, Any] = {"sglang.disable_cuda_graph": mode == "off"}
+    if mode == "limited" and not named:
+        written["sglang.cuda_graph_max_bs"] = LARGEST_LIMITED_BATCH
+    if mode == "full":
+        written |= dict.fromkeys(named)
+    return written
+
+
+def _write_rollout_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    if config.rollout is None:
+        return {}
+    resized = config.rollout.resized(tensor=knobs.rollout_tensor_parallel)
+    return _spread(config, rollout=resized, actor=config.actor)
+
+
+def _write_actor_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    if config.actor is None:
+        return {}
+    context = knobs.sequence_parallel if config.trainer == "fsdp" else knobs.context_parallel
+    resized = config.actor.resized(tensor=knobs.tensor_parallel, context=context)
+    return _spread(config, rollout=config.rollout, actor=resized)
+
+
+def _spread(config: Config, *, rollout: Backend | None, actor: Backend | None) -> dict[str, Any]:
+    """Return the backends as settings; the older allocation mode follows where a job still has one."""
+    written = {}
+    if rollout is not None and rollout != config.rollout:
+        written["rollout.backend"] = str(rollout)
+    if actor is not None and actor != config.actor:
+        written["actor.backend"] = str(actor)
+    if written and config.text("allocation_mode") and rollout is not None and actor is not None:
+        written["allocation_mode"] = allocation_mode(rollout, actor, shared=config.colocated)
+    return written
+
+
+def allocation_mode(rollout: Backend, actor: Backend, *, shared: bool) -> str:
+    """Return the older way of writing two backends, which AReaL's launchers of one process per rank read."""
+    if not shared:
+        return f"{rollout}+{actor}"
+    return str(rollout).replace(":", "[rollout]:", 1) + "|" + str(actor).replace(":", "[actor]:", 1)
+
+
+# --------------------------------------------------------------------------- training
+
+
+def _write_tokens(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return the budget of the actor; roles that share its phases follow where theirs is larger."""
+    tokens = knobs.tokens_per_microbatch or 0
+    followers = ["critic"] if config.critic is not None else []
+    followers += ["ref"] if config.scores_reference and not config.reference_budget_is_apart else []
+    larger = [role for role in followers if config.budget(role) > tokens]
+    return {f"{role}.{_BUDGET}": tokens for role in ("actor", *larger)}
+
+
+def _recompute(config: Config) -> Setting:
+    if not config.flag("actor.gradient_checkpointing"):
+        return "off"
+    match config.trainer:
+        case "megatron":
+            granularity = config.text("actor.megatron.recompute_granularity")
+            return "selective" if granularity == "selective" else "full"
+        case "archon":
+            return {"none": "off", "full": "full"}.get(config.text("actor.archon.ac_mode"), "selective")
+    return "full"
+
+
+def _write_recompute(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    mode = knobs.recompute
+    written: dict[str, Any] = {}
+    for role in config.trained:
+        written[f"{role}.gradient_checkpointing"] = mode != "off"
+        if mode == "off":
+            continue
+        if config.engine_of(role) == "archon":
+            written[f"{role}.archon.ac_mode"] = mode
+        elif config.engine_of(role) == "megatron":
+            full = mode == "full"
+            written[f"{role}.megatron.recompute_granularity"] = mode
+            written[f"{role}.megatron.recompute_method"] = "uniform" if full else None
+            written[f"{role}.megatron.recompute_num_layers"] = 1 if full else None
+    return written
+
+
+def _params(config: Config) -> Setting:
+    return config.flag(f"actor.{config.trainer}.offload_params")
+
+
+def _optimizer(config: Config) -> Setting:
+    return config.flag("actor.fsdp.per_layer_optim_step") or _params(config)
+
+
+def _write_offload(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return where weights and optimizer state are kept; weights on the host take the state with them.
+
+    The streamed step is what keeps only the state there, and what makes the step bearable in both cases.
+    """
+    written: dict[str, Any] = {}
+    for role in config.trained:
+        engine = config.engine_of(role)
+        if engine == "megatron":
+            continue
+        written[f"{role}.{engine}.offload_params"] = knobs.param_offload is True
+        if engine == "fsdp" and knobs.optimizer_offload is not None:
+            as_before = knobs.param_offload is True and _params(config) is True
+            if not (as_before and knobs.optimizer_offload):
+                written[f"{role}.fsdp.per_layer_optim_step"] = knobs.optimizer_offload
+    return written
+
+
+# --------------------------------------------------------------------------- the workers' environment
+
+
+def _allocator(config: Config) -> str:
+    return "expandable" if _EXPANDABLE in _variable(config, _ALLOCATOR) else "default"
+
+
+def _host_allocator(config: Config) -> str:
+    return host_allocators.preloaded(_variable(config, _PRELOAD))
+
+
+def _write_environment(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return how the trainers are scheduled with these allocators.
+
+    A list is replaced whole, as Hydra cannot reach into one. The engine keeps its own environment: its graphs
+    and its all-reduce share memory by handles of fixed segments.
+    """
+    wanted: dict[str, str] = {}
+    if knobs.allocator != _allocator(config):
+        expandable = knobs.allocator == "expandable"
+        wanted[_ALLOCATOR] = _EXPANDABLE if expandable else _EXPANDABLE.replace("True", "False")
+    if knobs.host_allocator != _host_allocator(config):
+        wanted[_PRELOAD] = host_allocators.SONAMES.get(knobs.host_allocator or "", "")
+    written: dict[str, Any] = {}
+    for role in config.trained:
+        if role == "actor" or config.reference(f"{role}.{_SPEC}") is None:
+            written[f"{role}.{_SPEC}"] = [
+                spec | {"env_vars": {**(spec.get("env_vars") or {}), **wanted}}
+                for spec in _specs(config, role)
+            ]
+    if config.reference(f"rollout.{_SPEC}") is not None:
+        written[f"rollout.{_SPEC}"] = _specs(config, "rollout")
+    return written
+
+
+def _specs(config: Config, role: str) -> list[dict[str, Any]]:
+    value = config.get(f"{role}.{_SPEC}")
+    listed = [dict(spec) for spec in value if isinstance(spec, dict)] if isinstance(value, list) else []
+    return listed or [dict(_WORKER)]
+
+
+def _variable(config: Config, name: str) -> str:
+    """Return an environment variable of the actor's workers, which without Ray inherit the job's."""
+    for spec in _specs(config, "actor"):
+        variables = spec.get("env_vars") or {}
+        if name in variables:
+            return str(variables[name])
+    return config.job.env.get(name, "")
+
+
+# --------------------------------------------------------------------------- the names in knobs.yaml
+
+
+def _size(role: str, dimension: str) -> Callable[[Config], Setting]:
+    """Return what reads how many parts a dimension of a role's backend has."""
+
+    def read(config: Config) -> Setting:
+        backend = config.rollout if role == "rollout" else config.actor
+        size: int | None = getattr(backend, dimension, None)
+        return size
+
+    return read
+
+
+READERS: dict[str, Reader] = {
+    "rollouts": _rollouts,
+    "engine_parts": _size("rollout", "tensor"),
+    "sglang_graphs": _graphs,
+    "actor_budget": lambda config: config.actor_budget,
+    "reference_budget": lambda config: config.budget("ref"),
+    "recompute": _recompute,
+    "offloaded_weights": _params,
+    "offloaded_optimizer": _optimizer,
+    "tensor_parts": _size("actor", "tensor"),
+    "context_parts": _size("actor", "context"),
+    "allocator": _allocator,
+    "host_allocator": _host_allocator,
+    "profiles_memory": lambda config: config.has("memory_profiler"),
+}
+WRITERS: dict[str, Writer] = {
+    "engine_layout": _write_rollout_backend,
+    "sglang_graphs": _write_graphs,
+    "budgets": _write_tokens,
+    "recompute": _write_recompute,
+    "offloading": _write_offload,
+    "trainer_layout": _write_actor_backend,
+    "environment": _write_environment,
+    "memory_profiler": lambda config, before, knobs: {
+        "memory_profiler": {"profile_steps": [0, 1]} if knobs.memory_profile else None
+    },
+}

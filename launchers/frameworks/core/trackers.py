@@ -1,0 +1,70 @@
+"""Where a framework's settings and lines say that an experiment tracker keeps its run: `trackers.yaml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from autotune.launchers.base import Tracked
+from autotune.launchers.frameworks.core.data import rows
+from autotune.policies.values.job import Tracker
+from autotune.policies.values.value import Value
+
+_FILE = "trackers.yaml"
+_SETTING = re.compile(r"\{([^{}]+)\}")
+_OFF = ("", "no", "none", "null", "false", "disabled")
+
+
+class TrackerRow(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tracker in a framework's `trackers.yaml`; `{name}` in a text is the value of a setting."""
+
+    tracker: Tracker
+    named_in: str = ""  # setting that names the trackers of the job, as a list or a text
+    on: str = ""  # setting that turns this one on: true, or a text such as a path
+    place: dict[str, str] = {}  # an entry of which a setting says nothing is left out
+    lines: tuple[str, ...] = ()  # of the log, with `{folder}` where it says the place
+
+
+@cache
+def _rows(package: str) -> tuple[TrackerRow, ...]:
+    return rows(package, _FILE, TrackerRow)
+
+
+def tracked(
+    package: str, get: Callable[[str], Any], *, given: Mapping[str, str] | None = None
+) -> tuple[Tracked, ...]:
+    """Return the trackers that a job uses; `get` returns its settings by name, `given` are others."""
+
+    def value_of(name: str) -> str:
+        value = (given or {}).get(name) or get(name)
+        return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+
+    return tuple(
+        Tracked(tracker=row.tracker, place=_place(row.place, value_of), lines=row.lines)
+        for row in _rows(package)
+        if _is_used(row, get)
+    )
+
+
+def _is_used(row: TrackerRow, get: Callable[[str], Any]) -> bool:
+    if row.named_in and not _names(get(row.named_in), row.tracker):
+        return False
+    return not row.on or _is_on(get(row.on))
+
+
+def _place(texts: Mapping[str, str], value_of: Callable[[str], str]) -> dict[str, str]:
+    return {
+        key: _SETTING.sub(lambda match: value_of(match[1]), text)
+        for key, text in texts.items()
+        if all(map(value_of, _SETTING.findall(text)))
+    }
+
+
+def _names(value: Any, tracker: Tracker) -> bool:
+    return not {tracker.value, "all"}.isdisjoint(re.findall(r"\w+", str(value).lower()))
+
+
+def _is_on(value: Any) -> bool:
+    return value is True or (isinstance(value, str) and value.strip().lower() not in _OFF)

@@ -1,0 +1,147 @@
+"""The settings that the head of a Hydra program's log shows: command lines, dictionaries, YAML trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import yaml
+
+from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in
+from autotune.launchers.frameworks.dialects.settings import flat
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ACTOR = re.compile(r"^\(([A-Za-z]\w* pid=\d+[^()]*)\) ?")
+_BRANCH = re.compile(r"^(\s+\S|[A-Za-z_][\w]*:|-\s)")
+_COMMAND = re.compile(r"^\+*\s*\S*python\S*\s|^\+ ")
+_ERROR = "Error executing job with overrides: "
+_CLOSERS = {"{": "}", "[": "]", "(": ")"}
+_LONGEST_DICT = 400_000  # characters; a printed configuration of verl has about 60 000
+
+
+class Program(NamedTuple):
+    """What a program's configuration and its command lines are told by."""
+
+    sections: tuple[str, ...]  # at the top of its configuration
+    top: tuple[str, ...]  # keys without a section
+    entry: str  # a part of its name on a command line
+
+
+def printed(text: str, program: Program) -> dict[str, Any]:
+    """Return the settings shown, by their keys; overrides of a command line stand over the rest."""
+    result: dict[str, Any] = {}
+    lines = [_ANSI.sub("", line) for line in text.splitlines()]
+    for tree in (*_dictionaries(lines, program), *_trees(lines, program)):
+        own = flat(tree).items()
+        result |= {key: value for key, value in own if value != {} and not key.endswith("_target_")}
+    for words in _commands(lines, program):
+        result |= {bare(key): value for key, value in overrides_in(words, top=program.top).items()}
+    return result
+
+
+def _dictionaries(lines: list[str], program: Program) -> Iterator[dict[str, Any]]:
+    """Yield the dictionaries that pprint wrote, even where their end is missing."""
+    begins = re.compile(rf"^\{{'(?:{'|'.join((*program.sections, *program.top))})'")
+    for index, line in enumerate(lines):
+        tag, bare_line = _untagged(line)
+        if not begins.match(bare_line):
+            continue
+        own, size = [bare_line], 0
+        for other in lines[index + 1 :]:
+            other_tag, other_line = _untagged(other)
+            if other_tag == tag and other_line.startswith(" "):
+                own.append(other_line)
+                size += len(other_line)
+            elif other_tag == tag or size > _LONGEST_DICT:
+                break
+        tree = _literal("\n".join(own))
+        if tree is not None:
+            yield tree
+
+
+def _literal(text: str) -> dict[str, Any] | None:
+    """Return the dictionary at the start of a text; what is torn at its end is left out."""
+    stack: list[str] = []
+    quote, escaped = "", False
+    whole, torn = len(text), ""
+    for index, char in enumerate(text):
+        if quote:
+            quote = quote if escaped or char != quote else ""
+            escaped = char == "\\" and not escaped
+        elif char in "'\"":
+            quote = char
+        elif char in _CLOSERS:
+            stack.append(_CLOSERS[char])
+        elif char in "}])":
+            if not stack or stack.pop() != char:
+                return None
+            if not stack:
+                return _evaluated(text[: index + 1])
+        elif char == ",":
+            whole, torn = index, "".join(reversed(stack))
+    return _evaluated(text[:whole] + torn)
+
+
+def _evaluated(text: str) -> dict[str, Any] | None:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _trees(lines: list[str], program: Program) -> Iterator[dict[str, Any]]:
+    """Yield the trees of `key: value` lines."""
+    begins = re.compile(rf"^(?:{'|'.join(program.sections)}):\s*$")
+    index = 0
+    while index < len(lines):
+        tag, line = _untagged(lines[index])
+        if not begins.match(line):
+            index += 1
+            continue
+        own = [line]
+        index += 1
+        while index < len(lines):
+            other_tag, other = _untagged(lines[index])
+            if other_tag != tag or not _BRANCH.match(other):
+                break
+            own.append(other)
+            index += 1
+        try:
+            tree = yaml.safe_load("\n".join(own))
+        except yaml.YAMLError:
+            continue
+        if isinstance(tree, dict):
+            yield tree
+
+
+def _commands(lines: list[str], program: Program) -> Iterator[list[str]]:
+    """Yield the words of command lines, and of Hydra's own list of overrides."""
+    joined = ""
+    for line in lines:
+        _, bare_line = _untagged(line)
+        if _ERROR in bare_line:
+            try:
+                words = ast.literal_eval(bare_line.partition(_ERROR)[2].strip())
+            except (ValueError, SyntaxError):
+                words = []
+            yield [str(word) for word in words] if isinstance(words, list) else []
+            continue
+        if joined or program.entry in bare_line or _COMMAND.search(bare_line):
+            joined += bare_line.rstrip()
+            if joined.endswith("\\"):
+                joined = joined[:-1] + " "
+                continue
+            try:
+                yield shlex.split(joined)
+            except ValueError:
+                yield joined.split()
+            joined = ""
+
+
+def _untagged(line: str) -> tuple[str, str]:
+    match = _ACTOR.match(line)
+    return (match[1], line[match.end() :]) if match else ("", line)

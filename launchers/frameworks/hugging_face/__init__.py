@@ -1,0 +1,1 @@
+"""Trainers of transformers, shared by TRL and ms-swift."""

@@ -1,0 +1,261 @@
+"""What the adapters of trainers of transformers share: their entry, their batch, their trials."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from autotune.launchers.base import Problem, Tracked
+from autotune.launchers.frameworks.core import rehearsals, trackers
+from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.data import document, package_of
+from autotune.launchers.frameworks.core.types import misfit
+from autotune.launchers.frameworks.dialects.flags import parsed_value
+from autotune.launchers.frameworks.dialects.own_lines import own_marker
+from autotune.launchers.frameworks.hugging_face.settings import (
+    ACCUMULATION,
+    ENVIRONMENT,
+    MICRO,
+    WHOLE,
+    TrainerSettings,
+    said,
+)
+from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.declared import facts
+from autotune.policies.values.command import File
+from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Marker
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.rehearsing import SAVED_AT, STEPS, LateEvent, Met, Part
+
+ENTRY = "{attempt}/entry.py"
+_FILES = ("entry.py", "at_import.py", "in_place.py")
+_BEST = "load_best_model_at_end"
+_BLANK = "..."  # a value that is not known
+
+C = TypeVar("C", bound=TrainerSettings)
+
+
+class HuggingFaceTrainer(TabularFramework[C]):
+    """Attempts run the framework's program inside `entry.py`, which continues and tells progress."""
+
+    title: ClassVar[str]  # of the framework, in messages
+    reported_as: ClassVar[str]  # the program that the lines of the entry name
+    help_command: ClassVar[str]  # that lists the settings
+    read: ClassVar[frozenset[str]]  # settings that a log may show and that are read here
+    saving: ClassVar[Mapping[str, Any]]  # the values that save memory
+    section: ClassVar[str]  # of a file of settings: variables of the environment
+    factor: ClassVar[str]  # what keeps the batch when a pass gets smaller
+    saves_by_time = False
+    announces_end = True
+    done_is_final = True  # a callback may end the training before max_steps, and the entry says so
+    steps_key = "max_steps"
+    entry: ClassVar[tuple[str, ...]] = ()
+    env: ClassVar[dict[str, str]] = {}
+
+    @abstractmethod
+    def forced(self, config: C) -> dict[str, Any]:
+        """Return the settings that make every answer as long as the job allows; empty if there are none."""
+
+    def refused(self, config: C) -> Iterator[Problem]:
+        """Yield what no trainer of GRPO takes."""
+        group, whole = config.count("num_generations"), config.count(WHOLE)
+        place = ("settings", MICRO)
+        samples = whole or config.micro * config.passes * config.processes
+        if whole and self.knows_processes(config) and whole % (config.micro * config.processes):
+            message = f"{WHOLE} {whole} is no multiple of {config.micro} x {config.processes} processes"
+            yield Problem(path=place, message=message)
+        elif group and samples % group:
+            message = f"a generation of {samples} samples is no multiple of num_generations {group}"
+            yield Problem(path=place, message=message)
+
+    def knows_processes(self, config: C) -> bool:
+        """Return whether the job itself says how many processes train."""
+        return True
+
+    def unknown(self, config: C) -> Iterator[Problem]:
+        """Yield every setting that the known release does not take."""
+        known = config.keys.union(ENVIRONMENT, (self.section,))
+        for place, values in (("settings", config.job.settings), ("config", config.job.document)):
+            for name in (name for name in values if name not in known):
+                close = difflib.get_close_matches(str(name), config.keys, n=1)
+                hint = (
+                    f"did you mean `{close[0]}`?" if close else f"`{self.help_command}` lists what there is"
+                )
+                message = f"{self.title} {config.release.version} has no setting `{name}`"
+                yield Problem(path=(place, name), message=message, hint=hint)
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's command and settings."""
+        config = self.config(job)
+        return (*self._of_budget(job), *self._of_names(config), *self.refused(config))
+
+    def _of_budget(self, job: Job) -> Iterator[Problem]:
+        if not job.env.get("AUTOTUNE_DEVICE_BUDGET", "0").isdigit():
+            path = ("env", "AUTOTUNE_DEVICE_BUDGET")
+            yield Problem(path=path, message="the budget is a whole number of bytes")
+
+    def _of_names(self, config: C) -> Iterator[Problem]:
+        yield from self.unknown(config) if config.is_known else ()
+        for place, values in (("settings", config.job.settings), ("config", config.job.document)):
+            for name, value in values.items():
+                if wanted := misfit(config.facts.types.get(name), value):
+                    yield Problem(path=(place, name), message=f"`{name}` is {wanted}, not {value!r}")
+
+    def checkpoint_folder(self, job: Job) -> str:
+        """Return output_dir, or the folder below which every run has its own."""
+        return absolute(job, str(self.config(job).get("output_dir") or "checkpoints"))
+
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs with the defaults filled in, and what limits them on a cluster's cards."""
+        measured = msgspec.structs.replace(
+            job.cluster,
+            gpus_per_node=cluster.gpus_per_node or job.cluster.gpus_per_node,
+            nodes=max(cluster.nodes, job.cluster.nodes),
+        )
+        job = msgspec.structs.replace(job, cluster=measured)
+        config = self.config(job)
+        every = [
+            row for row in rows.knob_rows(package_of(self)) if not row.when or self.when[row.when](config)
+        ]
+        # A knob that the job does not offer has a value all the same, which estimates need.
+        return msgspec.structs.replace(super().profile(job, cluster), knobs=rows.read(every, config))
+
+    def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
+        """Return the settings that differ from the job as written."""
+        config = self.config(job)
+        changed: dict[str, Any] = {}
+        for name, value in self.knob_settings(config, knobs).items():
+            if name == MICRO:
+                changed |= config.with_micro(value)
+            else:
+                changed[name] = config.with_mode(name, value) if name in ENVIRONMENT else value
+        return changed
+
+    def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+        """Return where checkpoints lie, and how often they come where the job does not say."""
+        own: dict[str, Any] = {"output_dir": _output(config, job, run=run)}
+        # Which checkpoint is the best depends on which there are.
+        if not {"save_steps", "save_strategy"} & config.written.keys() and not config.on(_BEST):
+            every = job.recovery.save_every or SAVE_STEPS
+            own["save_steps"] = -(-every // config.span) * config.span  # a generation is never cut in two
+            if not job.resume and "save_total_limit" not in config.written:
+                own["save_total_limit"] = 2  # the folder is the run's alone
+        return own
+
+    def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
+        """Return where trackers keep the run; transformers writes events below its checkpoints."""
+        config = self.config(job)
+        given = {"output": _output(config, job, run=run)}
+        return trackers.tracked(package_of(self), config.get, given=given)
+
+    def environment(self, config: C, job: Job, run: str) -> dict[str, str]:
+        """Return an attempt's variables: the job's, those among its settings, and one run of a tracker."""
+        variables = {name: config.written[name] for name in ENVIRONMENT if name in config.written}
+        reported = any(name in str(config.get("report_to")) for name in ("wandb", "all"))
+        return {
+            **({"WANDB_RUN_ID": f"{job.name}-{run}", "WANDB_RESUME": "allow"} if reported else {}),
+            **{name: value for name, value in job.env.items() if name not in variables},
+            **{name: str(value) for name, value in variables.items() if value},
+        }
+
+    def mode(self, job: Job, *, resume: bool) -> str:
+        """Return which checkpoints the entry may continue."""
+        return "start" if not resume else "any" if job.resume else "own"
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The files that an attempt needs beside it."""
+        folder = resources.files("autotune.launchers.frameworks.hugging_face")
+        return tuple(File(name=name, text=(folder / name).read_text()) for name in _FILES)
+
+    def flag(self, name: str, value: Any) -> str:
+        """Return a setting as a user types it."""
+        return f"--{name} {said(value)}"
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as a user types them; one whose value is not known is turned to its saving side."""
+        lines = []
+        for name, written in settings.items():
+            value = self.saving.get(name, written) if written in (True, _BLANK) else written
+            if name in ENVIRONMENT:
+                lines.append(f"{name}={value}" if value else f"without {name}")
+            else:
+                alone = name == MICRO and ACCUMULATION not in settings
+                lines.append(self.flag(name, value) + (f", {self.factor}" if alone else ""))
+        return tuple(lines)
+
+    def printed(self, text: str) -> dict[str, Any]:
+        """Return the settings that a command line, a configuration or the arguments' own text shows."""
+        types = facts(package_of(self), self.releases[-1]).types
+        found: dict[str, Any] = {}
+        for name in self.read:
+            match = re.search(rf"(?:--{name}[\s=]+|(?<![\w.-]){name}['\"]?\s?[=:]\s?)['\"]?([\w.+-]+)", text)
+            if match is not None and not misfit(types[name], value := parsed_value(match[1].rstrip("."))):
+                found[name] = value
+        return found
+
+    def marker(self, line: str) -> Marker | None:
+        """Return what a line of the entry says."""
+        return own_marker(line, program=self.reported_as)
+
+    def last_step(self, job: Job) -> int | None:
+        """Return `max_steps` where it is set; every line of a step says how many there are."""
+        steps = self.config(job).count(self.steps_key)
+        return steps if steps > 0 else None
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps and a folder of its own, and nothing reported or saved."""
+        own = {**document(package_of(self), "trial.yaml", dict[str, Any])}
+        own |= {"max_steps": steps, "output_dir": f"{folder}/checkpoints"}
+        own |= self.forced(self.config(job)) if longest else {}
+        return msgspec.structs.replace(job, settings={**job.settings, **own}, resume=False)
+
+    def meets(self, job: Job) -> tuple[Met, ...]:
+        """Return what a rehearsal meets, by what the job itself saves and validates."""
+        config = self.config(job)
+        without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
+        without += [] if config.saves else [LateEvent.SAVE]
+        without += [LateEvent.RELOAD] if config.on("save_only_model") else []
+        without += [] if rehearsals.validates(package_of(self), config.get) else [LateEvent.VALIDATION]
+        return rehearsals.met(package_of(self), without=without)
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return a trial that saves below `folder` and validates in the same step, where the job does.
+
+        Its steps are generations of answers, each of which may be several optimizer steps.
+        """
+        config = self.config(job)
+        trial = self.trial(job, folder=folder, steps=STEPS[part] * config.span, longest=longest)
+        if not config.saves:
+            return trial
+        validation = rehearsals.validates(package_of(self), config.get)
+        own = rehearsals.additions(package_of(self), validation=validation)
+        at = SAVED_AT * config.span
+        own |= {"save_steps": at, **({"eval_steps": at} if validation else {})}
+        return msgspec.structs.replace(trial, settings={**trial.settings, **own})
+
+    def warnings(self, config: C) -> Iterator[str]:
+        """Yield what the user should know before the launch."""
+        if not config.resumes:
+            yield "The job writes no checkpoint that training can continue: every attempt starts at step 0."
+
+    def _passed_on(self, job: Job, config: C) -> Iterator[str]:
+        release = f"{self.title} {config.release.version}"
+        yield from (
+            f"`{problem.path[1]}` is no setting of {release}, which is known here; it is passed on."
+            for problem in (() if config.is_known else self.unknown(config))
+        )
+
+
+def _output(config: TrainerSettings, job: Job, *, run: str) -> str:
+    named = config.get("output_dir")
+    return folder_of(job, str(named or f"checkpoints/{job.name}-{run}"), run=run, named=bool(named))

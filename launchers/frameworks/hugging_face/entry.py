@@ -1,0 +1,380 @@
+"""Runs a Hugging Face trainer so that it can be supervised: it continues, says its phases, keeps a budget.
+
+A file of its own beside every attempt, run by the job's interpreter, which has no autotune:
+
+    entry.py launch [FLAGS of accelerate launch] SCRIPT ...     TRL's command line without its own script
+    entry.py RUN start|own|any SCRIPT ARGS...                   a script, or the module of one
+
+`start` begins anew, `own` continues the newest complete checkpoint that RUN wrote, `any` the newest of all;
+where there is none, what the script names itself, unless the mode is `fresh`, `fresh-own` or `fresh-any`.
+AUTOTUNE_DEVICE_BUDGET in bytes is what the process may use: of its card, or without one of private memory
+above what it has after its first step, which RLIMIT_DATA enforces.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import resource
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_STATE = "trainer_state.json"  # a checkpoint has it last
+_MARK = "autotune-run"
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "could not create a primitive",
+)
+# What a trainer's methods do; those that a framework or a version lacks are not told.
+_PHASES = {
+    "_generate": "rollout",
+    "_generate_completions": "rollout",  # of ms-swift
+    "_move_model_to_vllm": "weight_sync",  # of ms-swift
+    "compute_loss": "forward",
+    "_save_checkpoint": "checkpoint",
+}
+_SWIFT = "swift.cli.rlhf"
+_SCORES = "_get_per_token_logps_and_entropies"  # the loss calls it too, with gradients
+
+
+class Watch:
+    """What the training does now, and what its phases took since the last step."""
+
+    def __init__(self, budget: int, program: str = "trl") -> None:
+        self.budget = budget
+        self.program = program
+        self.phase = "init"
+        self.step = 1
+        self.tokens = 0.0
+        self.baseline = 0
+        self.soft: int | None = None  # the limit of memory before the budget
+        self.began = time.monotonic()
+        self.speaks = os.environ.get("RANK", "0") == "0"
+        self._spent: dict[str, tuple[float, int]] = {}  # seconds, peak in bytes
+
+    def say(self, text: str) -> None:
+        """Write a line of the first process."""
+        if self.speaks:
+            sys.stdout.write(f"{self.program}: {text}\n")
+            sys.stdout.flush()
+
+    def told(self, name: str, call: Callable[..., Any], when: Callable[[], bool] | None = None) -> Any:
+        """Return a function that is a phase, where `when` holds."""
+
+        @functools.wraps(call)
+        def phase(*args: Any, **kwargs: Any) -> Any:
+            if when is not None and not when():
+                return call(*args, **kwargs)
+            before, began = self.phase, time.monotonic()
+            self.phase = name
+            if name not in self._spent:  # once a step: micro-batches repeat it
+                self._spent[name] = (0.0, 0)
+                self.say(f"phase start name={name} step={self.step}")
+            _reset_peak()
+            result = call(*args, **kwargs)
+            seconds, peak = self._spent.get(name, (0.0, 0))
+            self._spent[name] = (seconds + time.monotonic() - began, max(peak, _peak()))
+            self.phase = before
+            return result
+
+        return phase
+
+    def stepped(self, trainer: Any) -> None:
+        """Say what a step took."""
+        state, now = trainer.state, time.monotonic()
+        for name, (seconds, peak) in self._spent.items():
+            device = f" peak_bytes={peak} budget_bytes={_capacity(self.budget)}" if peak else ""
+            self.say(f"phase end name={name} step={self.step} seconds={seconds:.3f}{device}")
+        metrics = getattr(trainer, "_metrics", {}).get("train", {})
+        seconds, tokens = now - self.began, float(state.num_input_tokens_seen) - self.tokens
+        lengths = metrics.get("completions/mean_length", [])[-1:]
+        if not tokens and "rollout" in self._spent and lengths:  # ms-swift counts no tokens
+            tokens = lengths[0] * (getattr(trainer.args, "generation_batch_size", None) or 0)
+        rate = f" tokens={tokens:.0f} tokens_per_second={tokens / seconds:.1f}" if tokens > 0 else ""
+        rewards = metrics.get("reward", [])[-1:]
+        reward = "".join(f" reward={value:.6f}" for value in rewards)
+        self.say(f"step {state.global_step}/{state.max_steps} seconds={seconds:.3f}{rate}{reward}")
+        self._spent, self.began, self.step = {}, now, state.global_step + 1
+        self.tokens = float(state.num_input_tokens_seen)
+        if self.budget and not self.baseline and not _on_gpu():
+            self.baseline = _private_bytes()
+            self.soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            self.limit()
+
+    def limit(self) -> None:
+        """Keep to the budget from now on, where the processor has one."""
+        if self.soft is not None:
+            size = self.baseline + self.budget
+            _limit(size if self.soft == resource.RLIM_INFINITY else min(size, self.soft))
+
+    def lift(self) -> None:
+        """Go back to the limit before the budget: what follows a failure needs memory too."""
+        if self.soft is not None:
+            _limit(self.soft)
+
+    def record(self, error: BaseException) -> dict[str, Any] | None:
+        """Return what is to be told of a failure of device memory; None for every other one."""
+        card = _on_gpu() and isinstance(error, sys.modules["torch"].OutOfMemoryError)
+        short = isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
+        if not card and not (self.baseline and short):
+            return None
+        used = _allocated() if card else _private_bytes() - self.baseline
+        asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+        return {
+            "schema": 1,
+            "cause": "gpu-oom",
+            "device": "gpu" if card else "cpu-budget",
+            "phase": self.phase,
+            "component": "trainer",
+            "rank": int(os.environ.get("RANK", "0")),
+            "step": self.step,
+            "requested_bytes": int(asked[1]) if asked else None,
+            "used_bytes": used,
+            "budget_bytes": _capacity(self.budget) if card else self.budget,
+            "message": str(error).split("\n", 1)[0][:2000],
+            "exception": type(error).__name__,
+        }
+
+    def failed(self, error: BaseException) -> None:
+        """Report a failure of the budget, which no text of torch tells from one of the host's memory."""
+        record = self.record(error) if self.baseline else None
+        self.lift()
+        path = os.environ.get("AUTOTUNE_RECORDS")
+        if record is None or not path:
+            return
+        with Path(path).open("a") as file:
+            file.write(f"{self.program}: failure {json.dumps(record)}\n")
+
+
+def beside(name: str) -> Any:
+    """Return a module of the folder that this file lies in."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def watch(watched: Watch, run: str, mode: str) -> None:
+    """Make every trainer of this process tell what it does, and continue what `mode` allows."""
+    finder = beside("at_import").AtImport(
+        "transformers.trainer", lambda module: patch(module, watched, run, mode)
+    )
+    sys.meta_path.insert(0, finder)
+
+
+class Told:
+    """The part of a callback of transformers that tells what a trainer does."""
+
+    def __init__(self, trainer: Any, watched: Watch, run: str, in_place: Any = None) -> None:
+        self.trainer = trainer
+        self.in_place = in_place
+        self.watched = watched
+        self.run = run
+        self.first = 0
+        self.is_asked_to_end = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Tell where the training goes on, and follow its optimizer."""
+        self.watched.tokens, self.watched.began = float(state.num_input_tokens_seen), time.monotonic()
+        self.watched.step, self.first = state.global_step + 1, state.global_step
+        if getattr(args, "enable_jit_checkpoint", False):
+            self.hear(signal.getsignal(signal.SIGTERM))
+        if state.global_step:
+            self.watched.say(f"resumed step={state.global_step}")
+        optimizer = self.trainer.optimizer
+        if optimizer is not None:
+            optimizer.step = self.watched.told("optimizer", optimizer.step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Forget the passes of the step before."""
+        if self.in_place is not None:
+            self.in_place.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Tell what the step took."""
+        self.watched.stepped(self.trainer)
+
+    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Mark a checkpoint as the run's."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.watched.speaks and folder.is_dir():
+            (folder / _MARK).write_text(self.run)
+            self.watched.say(f"checkpoint step={state.global_step}")
+
+    def hear(self, handler: Any) -> None:
+        """Notice the signal at which transformers saves and stops, to be continued."""
+
+        def asked(*arguments: Any) -> None:
+            self.is_asked_to_end = True
+            handler(*arguments)
+
+        if callable(handler):
+            signal.signal(signal.SIGTERM, asked)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Tell that the training has ended as asked; it has not where it only stopped to be continued."""
+        stopped = control.should_training_stop and state.global_step > self.first  # by a callback
+        if state.global_step >= state.max_steps or (stopped and not self.is_asked_to_end):
+            self.watched.say(f"done steps={state.global_step}")
+
+
+def patch(module: Any, watched: Watch, run: str, mode: str) -> None:
+    """Change the trainer of transformers, whose module is given."""
+    import torch
+
+    callback: Any = type("Told", (Told, module.TrainerCallback), {})
+    original = module.Trainer.train
+
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        pieces = beside("in_place") if os.environ.get("AUTOTUNE_IN_PLACE") else None
+        in_place = pieces.InPlace(self, watched) if pieces is not None and pieces.may_cure(self) else None
+        self.add_callback(callback(self, watched, run, in_place))
+        follow(self, watched, scores_alone=lambda: not torch.is_grad_enabled())
+        if in_place is not None:
+            self._autotune_in_place = in_place
+            setattr(self, _SCORES, in_place.scores(getattr(self, _SCORES)))
+        named = resume_from_checkpoint
+        if mode.startswith("fresh"):
+            named = self.args.resume_from_checkpoint = None
+        if mode.endswith(("own", "any")):
+            found = newest(Path(self.args.output_dir), run if mode.endswith("own") else None)
+            named = found or named
+        return original(self, named, *args, **kwargs)
+
+    one_pass = module.Trainer.training_step
+
+    @functools.wraps(one_pass)
+    def training_step(self: Any, model: Any, inputs: Any, *args: Any) -> Any:
+        in_place = getattr(self, "_autotune_in_place", None)
+        if in_place is None:
+            return one_pass(self, model, inputs, *args)
+        return in_place.step(one_pass, model, inputs, *args)
+
+    module.Trainer.train, module.Trainer.training_step = train, training_step
+    if watched.budget and _on_gpu():
+        share = watched.budget / _capacity(0)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), _device())
+
+
+def follow(trainer: Any, watched: Watch, *, scores_alone: Callable[[], bool]) -> None:
+    """Make the trainer's methods tell their phases."""
+    for name, phase in _PHASES.items():
+        if hasattr(trainer, name):
+            setattr(trainer, name, watched.told(phase, getattr(trainer, name)))
+    if hasattr(trainer, _SCORES):
+        setattr(trainer, _SCORES, watched.told("log_prob", getattr(trainer, _SCORES), scores_alone))
+    trainer.accelerator.backward = watched.told("backward", trainer.accelerator.backward)
+    engine = getattr(trainer, "vllm_generation", None)
+    if engine is not None and hasattr(engine, "sync_weights"):
+        engine.sync_weights = watched.told("weight_sync", engine.sync_weights)
+
+
+def newest(folder: Path, run: str | None) -> str | None:
+    """Return the last complete checkpoint below a folder, of one run where it is named."""
+    steps = []
+    for found in folder.glob("checkpoint-*"):
+        number, mark = found.name.rpartition("-")[2], found / _MARK
+        own = run is None or (mark.is_file() and mark.read_text() == run)
+        if own and number.isdigit() and (found / _STATE).is_file():
+            steps.append((int(number), str(found)))
+    return max(steps, default=(0, None))[1]
+
+
+def _on_gpu() -> bool:
+    return "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_available())
+
+
+def _device() -> int:
+    """Return the card of this process: a launcher gives all of them to everyone, or its own to each."""
+    count = int(sys.modules["torch"].cuda.device_count())
+    return int(os.environ.get("LOCAL_RANK") or 0) % max(1, count)
+
+
+def _reset_peak() -> None:
+    if _on_gpu():
+        sys.modules["torch"].cuda.reset_peak_memory_stats(_device())
+
+
+def _peak() -> int:
+    return int(sys.modules["torch"].cuda.max_memory_allocated(_device())) if _on_gpu() else 0
+
+
+def _allocated() -> int:
+    return int(sys.modules["torch"].cuda.memory_allocated(_device()))
+
+
+def _capacity(budget: int) -> int:
+    return budget or int(sys.modules["torch"].cuda.get_device_properties(_device()).total_memory)
+
+
+def _private_bytes() -> int:
+    """Return what RLIMIT_DATA counts: the sixth figure of statm, in pages."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit(size: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size, hard))
+
+
+def launch(words: list[str]) -> None:
+    """Run `accelerate launch`, with the configurations that TRL ships by name."""
+    if "--accelerate_config" in words:
+        at = words.index("--accelerate_config")
+        path, spec = Path(words[at + 1]), importlib.util.find_spec("trl")
+        if not path.is_file() and spec is not None and spec.origin:
+            path = Path(spec.origin).parent / "accelerate_configs" / f"{words[at + 1]}.yaml"
+        words = ["--config_file", str(path), *words[:at], *words[at + 2 :]]
+    sys.argv, sys.path[0] = ["accelerate", *words], ""
+    runpy.run_module("accelerate.commands.launch", run_name="__main__")
+
+
+def main(run: str, mode: str, script: str, arguments: list[str]) -> None:
+    """Run the script as the main program."""
+    program = "swift" if script == _SWIFT else "trl"
+    watched = Watch(int(os.environ.get("AUTOTUNE_DEVICE_BUDGET") or 0), program)
+    if script == _SWIFT and mode in ("own", "any"):  # which loads an adapter before there is a trainer
+        at = arguments.index("--output_dir")
+        found = newest(Path(arguments[at + 1]), run if mode == "own" else None)
+        arguments = [*arguments, *(("--resume_from_checkpoint", found) if found else ())]
+    sys.argv = [script, *arguments]
+    is_file = script.endswith(".py")
+    sys.path[0] = str(Path(script).resolve().parent) if is_file else ""  # as Python does, not our folder
+    try:
+        watch(watched, run, mode)
+        if is_file:
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except BaseException as error:
+        watched.failed(error)
+        raise
+
+
+def separated(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return our own words and the rank that some launchers put in front of all arguments."""
+    rank: list[str] = []
+    while words and (match := re.fullmatch(r"--local[-_]rank(=.*)?", words[0])):
+        taken = 1 if match[1] else 2
+        rank, words = [*rank, *words[:taken]], words[taken:]
+    return words, rank
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "launch":
+        launch(sys.argv[2:])
+    else:
+        own, rank = separated(sys.argv[1:])
+        main(own[0], own[1], own[2], [*own[3:], *rank])

@@ -1,0 +1,151 @@
+"""The settings of a trainer of transformers, its file's and the job's, and the batch that they come to."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core.versions import choose
+from autotune.launchers.frameworks.dialects.flags import parsed_value
+from autotune.launchers.frameworks.dialects.settings import Settings
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
+from autotune.policies.values.job import Job
+
+MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+SPREAD, WHOLE = "steps_per_generation", "generation_batch_size"
+ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+PRELOAD = "LD_PRELOAD"
+ENVIRONMENT = (*ALLOCATORS, PRELOAD)  # settings that go to the environment
+EXPANDABLE = "expandable_segments:True"
+
+
+class TrainerSettings(DeclaredSettings):
+    """The effective values of a job's settings: the job's own over those of its file over the defaults.
+
+    The variables of ENVIRONMENT are settings too, whose value is the mode of the knob behind them.
+    """
+
+    def __init__(
+        self, job: Job, package: str, releases: tuple[str, ...], changes: Mapping[str, Any] | None = None
+    ) -> None:
+        self.job = job
+        self.release = choose(job.framework_version, releases)
+        self.facts = facts(package, self.release.version)
+        self.given = dict(job.settings)
+        self.written = {**job.document, **job.settings, **(changes or {})}
+        self.is_own = True
+        self.keys = frozenset(self.facts.types)
+        Settings.__init__(self, self.written, self.facts.defaults)
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
+        """Return a setting's value, the default where the job is silent or says null."""
+        if key in ALLOCATORS:
+            return (
+                "expandable" if any(EXPANDABLE in self.variable(each) for each in ALLOCATORS) else "default"
+            )
+        if key == PRELOAD:
+            return host_allocators.preloaded(self.variable(key))
+        value = self.written.get(key)
+        if isinstance(value, str):
+            value = parsed_value(value.capitalize() if value in ("true", "false") else value)
+        return self.facts.defaults.get(key) if value is None else value
+
+    def on(self, name: str) -> bool:
+        """Return whether a switch is on."""
+        return str(self.get(name)).lower() in ("true", "1")
+
+    def variable(self, name: str) -> str:
+        """Return a variable of the environment, as the settings or `env:` give it."""
+        return str(self.written.get(name) or self.job.env.get(name, ""))
+
+    def with_mode(self, name: str, mode: str) -> str | None:
+        """Return a variable that says what a mode does, beside its other parts; None where it is empty."""
+        if name in ALLOCATORS:
+            parts = [part for part in self.variable(name).split(",") if part]
+            kept = [part for part in parts if not part.strip().startswith(EXPANDABLE.partition(":")[0])]
+            return ",".join([*kept, EXPANDABLE] if mode == "expandable" else kept) or None
+        libraries = re.split(r"[:\s]+", self.variable(name))  # the loader takes both
+        kept = [each for each in libraries if each and host_allocators.preloaded(each) == "default"]
+        return ":".join([*kept, *filter(None, [host_allocators.SONAMES.get(mode)])]) or None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the facts are those of the release that the job runs, patch releases included."""
+        wanted = self.job.framework_version
+        return not wanted or wanted.startswith(self.release.version.rpartition(".")[0] + ".")
+
+    @property
+    def processes(self) -> int:
+        """The trainer's processes."""
+        raise NotImplementedError
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the job writes checkpoints that training can continue."""
+        return self.saves and not self.on("save_only_model")
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints."""
+        return str(self.get("save_strategy")) not in ("no", "False")
+
+    @property
+    def engine(self) -> str:
+        """The inference engine."""
+        return "vllm" if self.on("use_vllm") else "none"
+
+    # ------------------------------------------------------------------------ the batch
+
+    @property
+    def micro(self) -> int:
+        """Samples of one pass of one process."""
+        return max(1, self.count(MICRO))
+
+    @property
+    def accumulation(self) -> int:
+        """Passes of an optimizer step."""
+        return max(1, self.count(ACCUMULATION))
+
+    @property
+    def passes(self) -> int:
+        """Passes over which the samples of one generation are spread."""
+        whole = self.count(WHOLE)
+        spread = whole // (self.micro * self.processes) if whole else self.count(SPREAD)
+        return max(1, spread or self.accumulation)
+
+    @property
+    def span(self) -> int:
+        """Optimizer steps of one generation of answers, which no checkpoint should cut in two."""
+        return max(1, self.passes * self.count("num_iterations") // self.accumulation)
+
+    def micro_sizes(self) -> tuple[int, ...]:
+        """Return the sizes of a pass that leave both the optimizer's batch and the generation as they are."""
+        common = math.gcd(self.micro * self.accumulation, self.micro * self.passes)
+        return tuple(size for size in range(common, 0, -1) if common % size == 0)
+
+    def with_micro(self, size: int) -> dict[str, Any]:
+        """Return the settings of passes of another size with the same batch; none where it is not legal."""
+        if size not in self.micro_sizes():
+            return {}
+        changed = {MICRO: size, ACCUMULATION: self.micro * self.accumulation // size}
+        if self.written.get(SPREAD) is not None:
+            changed[SPREAD] = self.micro * self.passes // size
+        return changed
+
+
+def arguments(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of a command line that argparse reads; null gives none."""
+    for name, value in settings.items():
+        if isinstance(value, list):
+            yield from (f"--{name}", *map(said, value))
+        elif value is not None:
+            yield from (f"--{name}", said(value))
+
+
+def said(value: Any) -> str:
+    """Return a value as an argument."""
+    return json.dumps(value) if isinstance(value, dict | bool) else str(value)

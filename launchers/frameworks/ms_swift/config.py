@@ -1,0 +1,130 @@
+"""An ms-swift job as one configuration: its file, the settings over it, the defaults of GRPO underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT, TrainerSettings
+from autotune.launchers.frameworks.tabular.rows import knob_rows
+from autotune.policies.values.job import Job
+
+RELEASES = ("4.5.3", "4.6.0")
+PROCESSES = "NPROC_PER_NODE"
+# What `swift` hands to torchrun (cli/main.py), in its order.
+LAUNCH_VARIABLES = (PROCESSES, "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
+# Losses that liger divides by the tokens of a pass, and ms-swift by those of a step.
+_BY_PASS = ("dapo", "cispo", "fipo")
+
+# Settings of which a log's values are read: those of knobs, and what decides which of them there are.
+READ = frozenset(row.setting for row in knob_rows(__package__) if row.setting not in ENVIRONMENT) | {
+    *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_generations"),
+    *("loss_type", "beta", "tuner_type", "max_length", "max_completion_length", "use_vllm", "vllm_mode"),
+    *("sleep_level", "model"),
+}
+
+
+class Config(TrainerSettings):
+    """The effective values of a job's settings."""
+
+    def __init__(self, job: Job, changes: Mapping[str, Any] | None = None) -> None:
+        super().__init__(job, __package__, RELEASES, changes)
+        section = self.written.pop("ENV", None)  # variables of the file
+        own = section if isinstance(section, Mapping) else {}
+        self.env = {**{name: str(value) for name, value in own.items()}, **job.env}
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
+        """Return a setting's value as `swift rlhf` fills it in."""
+        value = super().get(key)
+        if key == "eval_strategy" and (value is None or not self._has_validation_data):
+            return super().get("save_strategy") if self._has_validation_data else "no"
+        if key == "loss_type" and isinstance(value, list) and len(value) == 1:
+            return value[0]
+        return value
+
+    @property
+    def _has_validation_data(self) -> bool:
+        names = ("val_dataset", "eval_dataset", "split_dataset_ratio")
+        return any(super(Config, self).get(name) for name in names)
+
+    @property
+    def processes(self) -> int:
+        """The trainer's processes on its one node."""
+        count = self.env.get(PROCESSES, "1")
+        return max(1, int(count)) if count.isdigit() else 1
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest prompt and answer together; None where no prompt is cut."""
+        prompt = self.count("max_length")
+        return prompt + self.count("max_completion_length") if prompt and not self.takes_turns else None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether an answer has several turns, of which each may become a sample."""
+        return bool(self.get("multi_turn_scheduler")) or self.on("use_gym_env") or bool(self.get("gym_env"))
+
+    @property
+    def colocated(self) -> bool:
+        """Whether vLLM generates in the trainer's processes."""
+        return self.on("use_vllm") and self.get("vllm_mode") == "colocate"
+
+    @property
+    def deepspeed(self) -> str:
+        """The name of a DeepSpeed configuration that ms-swift ships, or a path; empty without DeepSpeed."""
+        value = self.get("deepspeed")
+        return value if isinstance(value, str) else "own" if value else ""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a process holds a part of the weights only."""
+        return self.deepspeed.startswith("zero3") or bool(self.get("fsdp"))
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether all weights are trained, and no adapter."""
+        return str(self.get("tuner_type")) == "full"
+
+    @property
+    def scores_a_reference(self) -> bool:
+        """Whether a frozen copy is scored: an adapter's reference is the model without it."""
+        return bool(self.get("beta")) and self.trains_all
+
+    @property
+    def liger_divides_by_pass(self) -> bool:
+        """Whether liger computes a loss that ms-swift itself divides by the tokens of a whole step."""
+        return self.on("use_liger_kernel") and self.get("loss_type") in _BY_PASS
+
+    @property
+    def takes_liger(self) -> bool:
+        """Whether liger's loss is the job's own up to rounding (arguments/rlhf_args.py, _check_grpo)."""
+        return (
+            self.get("loss_type") in ("grpo", "dr_grpo")
+            and self.get("importance_sampling_level") in ("token", "sequence")
+            and self.get("advantage_estimator") == "grpo"
+            and self.get("top_entropy_quantile") == 1.0
+            and self.count("sequence_parallel_size") <= 1
+            and not any(self.on(name) for name in ("padding_free", "packing", "log_entropy"))
+            and all(
+                self.get(name) is None
+                for name in (
+                    "delta",
+                    "off_policy_sequence_mask_delta",
+                    "teacher_model",
+                    "teacher_model_server",
+                    "advantage_reweight",
+                )
+            )
+            and not self.adds_a_mean
+        )
+
+    @property
+    def balances_experts(self) -> bool:
+        """Whether the loss has a term of the router's."""
+        shape = self.job.shape
+        return shape is not None and bool(shape.experts) and bool(self.get("router_aux_loss_coef"))
+
+    @property
+    def adds_a_mean(self) -> bool:
+        """Whether the loss has a supervised or a teacher's term, which is a mean over a pass."""
+        return bool(self.get("sdar_loss_coef")) or bool(self.get("chord_sft_dataset"))

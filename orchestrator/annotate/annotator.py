@@ -1,0 +1,293 @@
+"""Annotates attempts beside a run, in a thread and programs of its own: nothing of the run waits for them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from autotune.launchers import frameworks
+from autotune.orchestrator.annotate.child import Child, absent, environment, here, lacks, pythons
+from autotune.orchestrator.annotate.document import Annotation, annotation, ended, markdown
+from autotune.orchestrator.annotate.places import places
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.config import secrets
+from autotune.orchestrator.driver.signals import Interrupts
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.run.journal import Journal
+from autotune.policies.explain.secrets import is_secret_variable, one_line
+from autotune.policies.values.events import Decided, Event, Finished, History, Interrupted, Started
+from autotune.policies.values.job import Job, Tracker
+
+LIMIT_S = 30.0  # that the end of a driver waits
+HURRIED_S = 3.0  # the same after SIGTERM: Slurm and Kubernetes kill 30 s after they asked
+_POLL_S = 0.05
+_LONGEST = 300  # characters of what a library says
+_UNKNOWN = "neither the log nor the job says which run is its own"
+
+
+class _Attempt(NamedTuple):
+    """An attempt that is over, and what is known of it."""
+
+    number: int
+    job: Job
+    history: History
+
+
+class _News(NamedTuple):
+    """What became of an attempt in a tracker."""
+
+    tracker: Tracker
+    number: int
+    where: str = ""
+    nothing: str = ""  # why there is nothing to annotate, such as an attempt that failed before its tracker
+    error: str = ""
+
+
+class Annotator:
+    """Annotates the attempts of one run while a driver is at work. Nothing here is raised."""
+
+    def __init__(
+        self, run: directory.Run, *, say: Callable[[str], None], warn: Callable[[str], None]
+    ) -> None:
+        """Annotate attempts of `run`; `warn` is told once per tracker that it does not work."""
+        self._run, self._say, self._warn = run, say, warn
+        self._journal: Journal | None = None
+        self._job: Job | None = None
+        self._begun: set[int] = set()
+        self._child = Child()
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[_News | str] = queue.SimpleQueue()
+        self._given = self._done = 0  # tasks
+        self._worker: threading.Thread | None = None
+        self._sought = False  # whether an attempt was to be annotated
+        self._written: set[Tracker] = set()
+        self._nothing: dict[Tracker, str] = {}
+        self._warned: set[str] = set()
+
+    @contextmanager
+    def at_work(self, journal: Journal, interrupts: Interrupts) -> Iterator[None]:
+        """Annotate from the first row to the last."""
+        self._journal = journal
+        try:
+            yield
+        finally:
+            self._guarded(lambda: self._wait(interrupts))
+
+    def begin(self, job: Job) -> None:
+        """Annotate in the trackers of a job from now on, first what a driver before may have left."""
+        self._guarded(lambda: self._begin(job))
+
+    def after(self, tell: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Return what is called with each row: `tell`, then what annotates."""
+
+        def take(event: Event) -> None:
+            tell(event)
+            if self._job is not None:
+                self._guarded(lambda: self._take(event))
+
+        return take
+
+    # ------------------------------------------------------------------ in the driver's thread
+
+    def _begin(self, job: Job) -> None:
+        if job.annotate == "none" or self._journal is None:
+            return
+        self._job = job
+        history = self._journal.history()
+        over = ended(history)
+        last = history[-1] if history else None
+        whole = isinstance(last, Finished) and not isinstance(last.verdict, Interrupted)
+        self._begun = set(over if whole else over[:-1])
+        if job.annotate != "auto":
+            self._give(partial(self._check, job))
+        self._annotate()
+
+    def _take(self, event: Event) -> None:
+        self._settle()
+        if isinstance(event, Decided | Started | Finished):
+            self._annotate()
+
+    def _annotate(self) -> None:
+        """Give what has ended to the worker, once what follows it is known."""
+        assert self._journal is not None
+        assert self._job is not None
+        history = self._journal.history()
+        for number in ended(history):
+            if number not in self._begun:
+                self._begun.add(number)
+                self._sought = True
+                self._give(partial(self._write, _Attempt(number, self._job, history)))
+
+    def _give(self, task: Callable[[], None]) -> None:
+        self._given += 1
+        self._tasks.put(task)
+        if self._worker is None:
+            # A daemon: one that hangs does not keep the driver's process alive.
+            self._worker = threading.Thread(target=self._work, daemon=True)
+            self._worker.start()
+
+    def _settle(self) -> None:
+        """Tell what became of it."""
+        while not self._news.empty():
+            news = self._news.get()
+            if isinstance(news, str):
+                self._fault(news)
+            elif news.where:
+                self._written.add(news.tracker)
+                self._say(f"annotated attempt #{news.number} in {news.tracker}: {news.where}")
+            elif news.nothing:
+                self._nothing[news.tracker] = news.nothing
+            else:
+                self._tell(news.tracker, f"attempt #{news.number} was not annotated: {news.error}")
+
+    def _tell(self, tracker: Tracker | str, words: str) -> None:
+        if tracker not in self._warned:
+            self._warned.add(tracker)
+            self._warn(f"annotate.{tracker}: {words}; the run is unaffected")
+
+    def _wait(self, interrupts: Interrupts) -> None:
+        """Let what is under way be written, within reason."""
+        if self._job is None:
+            return
+        begun = time.monotonic()
+        while self._done < self._given:
+            limit_s = HURRIED_S if interrupts.by else LIMIT_S
+            if interrupts.impatient or time.monotonic() - begun >= limit_s:
+                self._fault("the end of the run did not wait for what is not written yet")
+                break
+            time.sleep(_POLL_S)
+        self._child.close()
+        self._settle()
+        if (
+            self._job.annotate == "auto"
+            and self._sought
+            and not (self._written or self._nothing or self._warned)
+        ):
+            self._fault(f"no tracker was found: {_UNKNOWN}")
+        for tracker, reason in self._nothing.items():
+            if tracker not in self._written:
+                self._tell(tracker, f"nothing was annotated: {reason}")
+
+    # ------------------------------------------------------------------ in the worker's thread
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            try:
+                task()
+            except Exception as error:
+                self._news.put(f"{type(error).__name__}: {error}")
+            self._done += 1
+
+    def _check(self, job: Job) -> None:
+        for tracker, words in absent(job, _named(job), self._child):
+            self._news.put(_News(tracker, 0, error=words))
+
+    def _write(self, attempt: _Attempt) -> None:
+        """Write an attempt, and those before it, into every tracker that has its run."""
+        number, job, history = attempt
+        start = next(e for e in history if isinstance(e, Started) and e.attempt == number)
+        documents = [annotation(self._run, history, each) for each in ended(history) if each <= number]
+        framework = frameworks.find(job.framework)
+        command = command_of(
+            framework,
+            job,
+            start.knobs,
+            history=history,
+            run=self._run.id,
+            attempt=number,
+            resume=start.resume,
+        )
+        variables = {**job.env, **command.env}
+        found, vague = places(
+            self._run.attempt(number).log,
+            framework.tracked(job, run=self._run.id),
+            variables,
+            folder=job.workdir,
+        )
+        named = _named(job)
+        for tracker in vague if job.annotate == "auto" else (each for each in named if each not in found):
+            self._news.put(_News(tracker, number, nothing=_UNKNOWN))
+        asked: dict[str, Any] = {"run": self._run.id, "attempts": [_shown(each, job) for each in documents]}
+        known: dict[str, Any] = {
+            "since": seconds_of(start.at),
+            "until": seconds_of(documents[-1].ended),
+            "scratch": str(Path(self._run.path, "annotations").absolute()),
+        }
+        for tracker, place in found.items():
+            if tracker in named:
+                whole = {**asked, "tracker": tracker, "place": {**place, **known}}
+                self._news.put(self._ask(attempt, tracker, whole, variables))
+
+    def _ask(
+        self, attempt: _Attempt, tracker: Tracker, asked: Mapping[str, Any], variables: Mapping[str, str]
+    ) -> _News:
+        job, env = attempt.job, environment(variables)
+        answer = self._child.ask(pythons(job), asked, cwd=here(job), env=env)
+        if "missing" in answer:
+            return _News(tracker, attempt.number, error=lacks(job, answer["missing"]))
+        words = {
+            kind: one_line(_hidden(answer.get(kind, ""), job, env), longest=_LONGEST)
+            for kind in ("where", "nothing", "error")
+        }
+        return _News(tracker, attempt.number, **words)
+
+    # ------------------------------------------------------------------ what may fail
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Do what no run may fail of."""
+        try:
+            call()
+        except Exception as error:
+            self._fault(f"{type(error).__name__}: {error}")
+
+    def _fault(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
+            self._warn(f"annotate: {one_line(words, longest=_LONGEST)}; the run is unaffected")
+
+
+def _named(job: Job) -> tuple[Tracker, ...]:
+    """Return the trackers in which a job may be annotated."""
+    return tuple(Tracker) if isinstance(job.annotate, str) else job.annotate
+
+
+def _shown(document: Annotation, job: Job) -> dict[str, Any]:
+    """Return an attempt as the writer takes it, without any secret of the job."""
+    values = {
+        "attempt": document.attempt,
+        "failed": document.failed,
+        "text": document.text,
+        "markdown": markdown(document),
+        "document": msgspec.to_builtins(document),
+    }
+    shown: dict[str, Any] = _without(values, tuple(secrets.values_of(job)))
+    return shown
+
+
+def _hidden(text: str, job: Job, env: Mapping[str, str]) -> str:
+    """Return what a library says, without what only its environment knows."""
+    known = [value for name, value in env.items() if is_secret_variable(name) and len(value) >= _SHORTEST]
+    return str(_without(text, (*secrets.values_of(job), *sorted(known, key=len, reverse=True))))
+
+
+_SHORTEST = 4  # characters of a secret; a shorter text is part of everything
+
+
+def _without(value: Any, hidden: tuple[str, ...]) -> Any:
+    if isinstance(value, str):
+        for secret in hidden:
+            value = value.replace(secret, "***")
+        return value
+    if isinstance(value, dict):
+        return {name: _without(each, hidden) for name, each in value.items()}
+    return [_without(each, hidden) for each in value] if isinstance(value, list | tuple) else value

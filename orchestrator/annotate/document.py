@@ -1,0 +1,152 @@
+"""An annotation: what became of an attempt and what follows, as a document, a line and a table."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+import msgspec
+
+from autotune.orchestrator import messages
+from autotune.orchestrator.run import directory
+from autotune.policies.explain.secrets import one_line
+from autotune.policies.values.events import (
+    CuredInPlace,
+    Decided,
+    Diagnosed,
+    Ended,
+    Event,
+    Finished,
+    GoalReached,
+    History,
+    Started,
+)
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import accepted_of, plain, settled
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.observation import Cancelled, Completed
+from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.value import Value
+
+_LONGEST = 450  # characters of a line: MLflow's oldest servers take 500
+
+
+class Annotation(Value, frozen=True, kw_only=True):
+    """What `annotate` writes of one attempt. Texts hold no secrets."""
+
+    schema: int = 1
+    text: str  # one line
+    run: str
+    job: str
+    framework: str
+    attempt: int
+    begun: str  # UTC, ISO 8601
+    ended: str
+    outcome: str  # in words
+    failed: bool
+    cause: Cause | None  # of a failure
+    phase: Phase | None
+    step: int | None  # last completed
+    stable_at: int | None  # step at which the goal was reached
+    knobs: dict[str, Setting]  # with which it ended, as far as they are set
+    changes: dict[str, tuple[Setting, Setting]]  # knob -> in the attempt before and in this one
+    cured: tuple[str, ...]  # failures that the job itself got over
+    next: str  # what follows, and why
+    next_changes: dict[str, tuple[Setting, Setting]]  # knob -> in this attempt and in the next
+    host: str  # of the driver
+    folder: str  # of the run, on that host
+
+
+def ended(history: History) -> tuple[int, ...]:
+    """Return the attempts at the training that are over; no trial and no rehearsal has a run of its own."""
+    trains = {e.attempt for e in history if isinstance(e, Started) and e.trains}
+    return tuple(e.attempt for e in history if isinstance(e, Ended) and e.attempt in trains)
+
+
+def annotation(run: directory.Run, history: History, number: int) -> Annotation:
+    """Return the document of an attempt that is over."""
+    accepted = accepted_of(history)
+    begun = [e for e in history if isinstance(e, Started) and e.trains]
+    place = next(index for index, each in enumerate(begun) if each.attempt == number)
+    own = [e for e in history if e.attempt == number]
+    end = next(e for e in own if isinstance(e, Ended))
+    found = next((e for e in own if isinstance(e, Diagnosed)), None)
+    goal = next((e for e in reversed(own) if isinstance(e, GoalReached)), None)
+    knobs = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started)}
+    before = knobs[begun[place - 1].attempt] if place else accepted.profile.knobs
+    changes = changed(before, begun[place].knobs)
+    reason, remedy = _follows(own, history)
+    after = changed(knobs[number], remedy.apply(knobs[number])) if remedy is not None else {}
+    follows = ": ".join(filter(None, (_arrows(after), reason)))
+    cured = tuple(_line(messages.cured(e)) for e in own if isinstance(e, CuredInPlace))
+    outcome = messages.diagnosis(plain(found)) if found is not None else messages.outcome(end.outcome)
+    failed = found is not None or not isinstance(end.outcome, Completed | Cancelled)
+    stable = f"; stable at step {goal.step}" if goal is not None else ""
+    change = f"; with {_arrows(changes)}" if changes else ""
+    text = f"attempt {number}: {outcome}{stable}{change}{f'; next: {follows}' if follows else ''}"
+    return Annotation(
+        text=_line(text),
+        run=run.id,
+        job=accepted.job.name,
+        framework=accepted.job.framework,
+        attempt=number,
+        begun=begun[place].at,
+        ended=end.at,
+        outcome=_line(outcome),
+        failed=failed,
+        cause=None if found is None else found.cause,
+        phase=None if found is None else found.phase,
+        step=end.step,
+        stable_at=None if goal is None else goal.step,
+        knobs=_set(knobs[number]),
+        changes=changes,
+        cured=cured,
+        next=_line(follows),
+        next_changes=after,
+        host=socket.gethostname(),
+        folder=_line(os.fsdecode(run.path.absolute())),
+    )
+
+
+def markdown(document: Annotation) -> str:
+    """Return an annotation as a table, for trackers that show Markdown."""
+    rows = {
+        "run": document.run,
+        "attempt": str(document.attempt),
+        "outcome": document.outcome,
+        "last step": "" if document.step is None else str(document.step),
+        "stable at step": "" if document.stable_at is None else str(document.stable_at),
+        "changed before it": _arrows(document.changes),
+        "cured in place": "; ".join(document.cured),
+        "next": document.next,
+        "folder": f"{document.host}:{document.folder}",
+    }
+    lines = [f"| {name} | {_cell(value)} |" for name, value in rows.items() if value]
+    return "\n".join(["| autotune | |", "|---|---|", *lines])
+
+
+def _follows(own: list[Event], history: History) -> tuple[str, Remedy | None]:
+    """Return what follows an attempt in words, and the change that is made for it."""
+    decided = next((e for e in reversed(own) if isinstance(e, Decided)), None)
+    if decided is not None:
+        return decided.reason, decided.remedy
+    last = history[-1]
+    reason = getattr(last.verdict, "reason", "") if isinstance(last, Finished) and last in own else ""
+    return reason, None
+
+
+def _arrows(changes: Mapping[str, tuple[Setting, Setting]]) -> str:
+    return ", ".join(messages.arrow(name, before, after) for name, (before, after) in changes.items())
+
+
+def _set(knobs: Knobs) -> dict[str, Setting]:
+    return {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _line(text: str) -> str:
+    return one_line(text, longest=_LONGEST)

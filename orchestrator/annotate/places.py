@@ -1,0 +1,144 @@
+"""Where trackers keep the run of a job: what its log, its settings and its environment say of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from autotune.launchers.base import OWN_SOURCE, Tracked
+from autotune.orchestrator.run.log_reader import LogReader
+from autotune.policies.values.job import Tracker
+
+# Names of a place, by tracker, of which one set is enough to find a run; `uri`, `store` and `space` say more
+# of where it is. A name that begins with `default_` counts where nothing says the name without it.
+ENOUGH: Mapping[Tracker, tuple[tuple[str, ...], ...]] = {
+    Tracker.WANDB: (("project", "id"),),
+    Tracker.MLFLOW: (("id",), ("experiment",), ("default_experiment",)),
+    Tracker.TENSORBOARD: (("folder",),),
+    Tracker.SWANLAB: (("workspace", "project", "id"),),
+    Tracker.TRACKIO: (("project", "name"),),
+}
+# Variables of the job that say the same to the tracker itself.
+VARIABLES: Mapping[Tracker, Mapping[str, str]] = {
+    Tracker.WANDB: {"WANDB_ENTITY": "entity", "WANDB_PROJECT": "project", "WANDB_RUN_ID": "id"},
+    Tracker.MLFLOW: {
+        "MLFLOW_TRACKING_URI": "uri",
+        "MLFLOW_EXPERIMENT_NAME": "experiment",
+        "MLFLOW_RUN_ID": "id",
+    },
+    Tracker.TENSORBOARD: {"TENSORBOARD_LOGGING_DIR": "folder", "TENSORBOARD_DIR": "folder"},
+}
+_READ_BYTES = 64 << 20  # of a log; the lines stand where a tracker begins
+_LONGEST = 2000  # characters of such a line
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class _Words(NamedTuple):
+    tracker: Tracker
+    literal: bytes  # in every such line
+    pattern: re.Pattern[str]
+
+
+def _words(tracker: Tracker, literal: str, pattern: str) -> _Words:
+    return _Words(tracker, literal.encode(), re.compile(pattern))
+
+
+# What trackers print of a run themselves. Of a URL only names are taken: which server is asked with the
+# user's credentials is for the environment to say, not for a log.
+_PRINTED = (
+    _words(
+        Tracker.WANDB,
+        "wandb",
+        r"wandb: .{0,20}View run\b.{0,300}?https?://[^/\s]+/(?P<entity>[^/\s@#]+)/(?P<project>[^/\s]+)"
+        r"/runs/(?P<id>[^/\s?]+)",
+    ),
+    _words(
+        Tracker.SWANLAB,
+        "/@",
+        r"https?://[^/\s]+/@(?P<workspace>[^/\s]+)/(?P<project>[^/\s]+)/runs/(?P<id>[^/\s?]+)",
+    ),
+    _words(Tracker.MLFLOW, "View run", r"View run .{0,300}/experiments/\d+/runs/(?P<id>[0-9a-f]{32})\b"),
+    _words(
+        Tracker.MLFLOW,
+        "run",
+        r"(?i)\bmlflow\b.{0,300}?\brun[ _-]?id\b\W{1,4}(?P<id>[0-9a-f]{32})\b",
+    ),
+    _words(Tracker.TRACKIO, "Trackio", r"\* Trackio project initialized: (?P<project>.+)"),
+    _words(Tracker.TRACKIO, "Trackio", r"\* Trackio metrics logged to: (?P<store>.+)"),
+    _words(Tracker.TRACKIO, "* ", r"\* (?:Created new|Resumed existing) run: (?P<name>.+)"),
+)
+
+Places = dict[Tracker, dict[str, str]]
+
+
+def places(
+    log: Path, tracked: Iterable[Tracked], variables: Mapping[str, str], *, folder: str
+) -> tuple[Places, tuple[Tracker, ...]]:
+    """Return where each tracker keeps the run, and the trackers of which too little is known for that.
+
+    The log goes before the settings, and these before the variables. Folders are absolute, or below `folder`.
+    """
+    tracked = tuple(tracked)
+    found: Places = {}
+    for tracker, name, value in (
+        *_of_log(log, tracked),
+        *((each.tracker, name, value) for each in tracked for name, value in each.place.items()),
+        *_of_variables(variables),
+    ):
+        place = found.setdefault(tracker, {})
+        if name == "folder":
+            value = str(Path(folder, Path(value).expanduser()))
+        place.setdefault(name, value)
+    whole = {tracker: place for tracker, place in found.items() if _is_enough(tracker, place)}
+    # That a variable is set, or that a line is known, does not say that the job uses the tracker.
+    used = {each.tracker for each in tracked if each.place}
+    return whole, tuple(tracker for tracker in Tracker if tracker in used and tracker not in whole)
+
+
+def _is_enough(tracker: Tracker, place: Mapping[str, str]) -> bool:
+    return any(all(place.get(name) for name in names) for names in ENOUGH[tracker])
+
+
+def _of_variables(variables: Mapping[str, str]) -> Iterator[tuple[Tracker, str, str]]:
+    for tracker, names in VARIABLES.items():
+        for variable, name in names.items():
+            if variables.get(variable):
+                yield tracker, name, variables[variable]
+
+
+def _of_log(log: Path, tracked: Iterable[Tracked]) -> Iterator[tuple[Tracker, str, str]]:
+    known = (*_PRINTED, *(_of_template(each.tracker, line) for each in tracked for line in each.lines))
+    reader, size = LogReader(log), 0
+    try:
+        for line in reader.new():
+            size += len(line.data)
+            if size > _READ_BYTES:
+                return
+            if line.source != OWN_SOURCE:
+                yield from _of_line(line.data, known)
+    finally:
+        reader.close()
+
+
+def _of_line(data: bytes, known: Iterable[_Words]) -> Iterator[tuple[Tracker, str, str]]:
+    text = ""
+    for words in known:
+        if words.literal not in data:
+            continue
+        text = text or _COLOR.sub("", data[:_LONGEST].decode("utf-8", "replace")).rstrip()
+        match = words.pattern.search(text)
+        for name, value in match.groupdict().items() if match else ():
+            yield words.tracker, name, unquote(value) if words.tracker in _BY_URL else value.strip()
+
+
+_BY_URL = (Tracker.WANDB, Tracker.SWANLAB)
+
+
+def _of_template(tracker: Tracker, template: str) -> _Words:
+    """Return what finds the lines of a template, such as `Saving tensorboard log to {folder}.`, in a log."""
+    head, _, rest = template.partition("{")
+    name, _, tail = rest.partition("}")
+    return _words(tracker, head, f"{re.escape(head)}(?P<{name}>.+?){re.escape(tail)}$")

@@ -1,0 +1,137 @@
+"""What a program of no known wording says that it begins, and how its methods are called."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.policies.diagnosis.software.patterns import Pattern
+from autotune.policies.values.failure import Component, Phase
+
+_IN = r", line \d+, in (?!\w*(?:patch|prepare|enable|disable|register|hook|config))"
+_OF_WEIGHTS = r"(?:weights?|params?|parameters?)"
+# Methods of programs that the tables do not know; whatever else a traceback shows goes before.
+GENERAL_FRAMES: tuple[tuple[Phase, str], ...] = (
+    (
+        Phase.WEIGHT_SYNC,
+        (
+            rf"{_IN}\w*(?:sync|push|pull|broadcast|transfer|update|send|receive|recv|"
+            rf"publish)\w*{_OF_WEIGHTS}\w*$|"
+            rf"{_IN}\w*{_OF_WEIGHTS}_(?:sync|transfer|update|broadcast|generator|publish)\w*$"
+        ),
+    ),
+    (Phase.CHECKPOINT, rf"{_IN}\w*(?:save|load|restore|export|write)\w*(?:checkpoint|ckpt|snapshot)\w*$"),
+    (Phase.OPTIMIZER, r"\w*(?:adam|sgd|muon|lion|optim)\w*\.py\S*, line \d+, in \w*step\w*$"),
+    (Phase.BACKWARD, rf"{_IN}\w*backward\w*$"),
+    (Phase.LOG_PROB, rf"{_IN}\w*(?:ref|old|teacher)\w*_log_?p\w*$|{_IN}\w*(?:compute|forward)\w*_values?$"),
+    (Phase.FORWARD, rf"{_IN}\w*(?:forward|log_?probs?|logps?)\w*$"),
+    (
+        Phase.INIT,
+        (
+            rf"{_IN}\w*(?:load|build|create|init|setup|materialize)\w*_(?:model|policy|actor|critic|"
+            rf"optimizer)s?\w*$|"
+            rf"{_IN}\w*model_provider$"
+        ),
+    ),
+    (Phase.ROLLOUT, rf"{_IN}\w*(?:rollout|trajector|generate_)\w*$"),
+    (Phase.DATA, rf"{_IN}\w*(?:collate|tokenize|load_dataset|build_dataset)\w*$"),
+)
+_SOME = r"(?:[ _-]+[\w'\"()#./+,-]+){0,4}?[ _-]+"  # words between a verb and its noun
+_SYNC = r"(?:start|begin|trigger|push|send|transfer|broadcast|sync|updat|publish|gather|stream|copy)\w*"
+_NAMED_SYNC = (
+    r"(?:weights?|param(?:eter)?s?|model)[ _-](?:sync\w*|transfer\w*|broadcast\w*|refit\w*|updat(?:e|ing)\b)"
+)
+_TABLE: tuple[tuple[Component, Phase, str], ...] = (
+    (
+        Component.TRAINER,
+        Phase.CHECKPOINT,
+        (
+            r"(?:sav|writ|dump|export|persist|load|restor|resum|read|recover)\w*ing\b"
+            rf"{_SOME}(?:checkpoint|ckpt|(?:optimizer|training|trainer)[ _-]state|snapshot)s?\b"
+        ),
+    ),
+    (
+        Component.TRAINER,
+        Phase.WEIGHT_SYNC,
+        rf"{_SYNC}\b{_SOME}(?:weights|parameters|params)\b|{_NAMED_SYNC}",
+    ),
+    (
+        Component.TRAINER,
+        Phase.LOG_PROB,
+        (
+            rf"(?:re)?(?:comput|calculat|cach|scor)\w*ing\b{_SOME}(?:log[ _-]?prob\w*|log_?ps?\b|"
+            rf"old[ _]values\b)|"
+            r"(?:ref(?:erence)?|teacher|reward|critic)(?: model)? (?:forward|inference|scoring)\b"
+        ),
+    ),
+    (
+        Component.TRAINER,
+        Phase.OPTIMIZER,
+        r"(?:optimi[sz]er|optim)[ _](?:step|update)\b|appl(?:y|ying) gradients\b|clip\w* grad\w*",
+    ),
+    (
+        Component.TRAINER,
+        Phase.BACKWARD,
+        r"(?:start|begin|run|enter|before)\w*(?: the)? backward\b",
+    ),
+    (
+        Component.TRAINER,
+        Phase.FORWARD,
+        (
+            r"(?:start|begin|run|enter|before)\w*(?: the)? (?:forward|fwd)\b|fwd-bwd pass|"
+            rf"(?:start|begin|run)\w*ing\b{_SOME}(?:training step|train step|mini-?batch|policy update|"
+            rf"actor update)\b"
+        ),
+    ),
+    (
+        Component.DRIVER,
+        Phase.ROLLOUT_INIT,
+        (
+            rf"(?:start|launch|initiali[sz]|creat|boot)\w*ing\b{_SOME}"
+            r"(?:(?:inference|generation|rollout|serving)[ _-](?:engine|server|worker)s?|vllm|sglang)\b"
+        ),
+    ),
+    (
+        Component.DRIVER,
+        Phase.ROLLOUT,
+        (
+            rf"(?:start|begin|run|collect|generat|sampl)\w*ing\b{_SOME}"
+            r"(?:rollouts?|trajector\w+|responses|completions|episodes|generation)\b"
+        ),
+    ),
+    (
+        Component.DATA,
+        Phase.DATA,
+        (
+            rf"(?:tokeniz|filter|preprocess|pack|shuffl|mapp|build|prepar)\w*ing\b{_SOME}"
+            r"(?:datasets?|prompts|examples|corpus)\b"
+        ),
+    ),
+    (
+        Component.TRAINER,
+        Phase.INIT,
+        (
+            rf"(?:initiali[sz]|build|creat|construct|instantiat|materiali[sz]|shard|wrapp|load)\w*ing\b{_SOME}"
+            r"(?:models?|policy|actor|critic|teacher|optimi[sz]er|pretrained weights)\b"
+        ),
+    ),
+)
+_COMPILED = tuple(
+    (component, phase, Pattern(rf"\b(?:{pattern})", re.IGNORECASE)) for component, phase, pattern in _TABLE
+)
+_OVER = re.compile(
+    r"\b(?:done|complete[ds]?|finish\w*|succe\w+|took|elapsed|ready|skip\w*|no |not |fail\w*|will|"
+    r"every|each|after|if)\b|\bcost\b|\bin [\d.]+ ?m?s",
+    re.IGNORECASE,
+)
+_LONGEST = 300  # characters: a longer line is no program's word on what it does
+_KEY = re.compile(r"\w*['\"]?\s?[:=]\s{0,2}(?!\s*\d+%\|)\S")  # a metric or a setting has such a name
+
+
+def general_stage(line: str) -> tuple[Phase, Component] | None:
+    """Return phase and component of a line that says what is begun; None for any other line."""
+    if len(line) > _LONGEST or 'File "' in line or "100%|" in line or _OVER.search(line):
+        return None
+    for component, phase, pattern in _COMPILED:
+        if (match := pattern.search(line)) is not None and _KEY.match(line, match.end()) is None:
+            return phase, component
+    return None

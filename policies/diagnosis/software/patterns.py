@@ -1,0 +1,23 @@
+"""Pattern: a regular expression that is compiled at its first use; a healthy log needs few of hundreds."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+
+class Pattern:
+    """A text of a regular expression and its flags."""
+
+    def __init__(self, text: str, flags: int = 0) -> None:
+        self.text = text
+        self.flags = flags
+
+    @functools.cached_property
+    def compiled(self) -> re.Pattern[str]:
+        """The regular expression; raises re.error at its first use where the text is none."""
+        return re.compile(self.text, self.flags)
+
+    def search(self, line: str) -> re.Match[str] | None:
+        """Return the first match in a line."""
+        return self.compiled.search(line)

@@ -1,0 +1,96 @@
+"""Where the trackers of each framework keep a run: the rows of trackers.yaml on jobs that use them."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Tracked
+from autotune.launchers.frameworks.core.trackers import tracked
+from autotune.policies.values.job import Job, Tracker
+
+SAVING = ("Saving tensorboard log to {folder}.",)
+
+
+def of(framework: str, settings: dict[str, Any], **more: Any) -> dict[Tracker, Tracked]:
+    job = Job(name="x", framework=framework, settings=settings, workdir="/job", **more)
+    return {each.tracker: each for each in frameworks.find(framework).tracked(job, run="7c1e")}
+
+
+def test_verl() -> None:
+    names = {"trainer.project_name": "p", "trainer.experiment_name": "e"}
+    found = of("verl", {**names, "trainer.logger": ["console", "mlflow", "tensorboard"]})
+    place = {"default_uri": "sqlite:////tmp/mlruns.db", "experiment": "p", "name": "e"}
+    assert found[Tracker.MLFLOW].place == place and found[Tracker.TENSORBOARD].lines == SAVING
+    assert of("verl", {**names, "trainer.logger": "['console','wandb']"}) == {}
+
+
+def test_skyrl_and_its_default_names() -> None:
+    assert of("skyrl", {"trainer.logger": "mlflow"})[Tracker.MLFLOW].place == {
+        "experiment": "skyrl",
+        "name": "test_run",
+    }
+    assert of("skyrl", {}) == {}  # wandb
+
+
+def test_nemo_rl() -> None:
+    found = of("nemo-rl", {"logger.mlflow_enabled": True, "logger.mlflow.experiment_name": "night"})
+    place = found[Tracker.MLFLOW].place
+    assert place["experiment"] == "night" and place["uri"] == "http://localhost:5000"
+    assert of("nemo-rl", {}) == {}
+
+
+def test_areal() -> None:
+    on = {"stats_logger.tensorboard.path": "/tb", "stats_logger.trackio.mode": "online"}
+    found = of("areal", {**on, "stats_logger.trackio.space_id": "me/space"})
+    assert {tracker: each.place for tracker, each in found.items()} == {
+        Tracker.TENSORBOARD: {"folder": "/tb"},
+        Tracker.TRACKIO: {"space": "me/space"},
+    }
+    assert of("areal", {"stats_logger.trackio.mode": "disabled"}) == {}
+
+
+def test_openrlhf_names_its_folder_by_the_time() -> None:
+    found = of("openrlhf", {"logger.tensorboard_dir": "/tb/wandb"})
+    assert found[Tracker.TENSORBOARD].place == {"folder": "/tb/wandb/*"}
+    assert of("openrlhf", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("report_to", "trackers"),
+    [
+        ("all", {Tracker.TENSORBOARD, Tracker.MLFLOW, Tracker.TRACKIO}),
+        (["tensorboard", "wandb"], {Tracker.TENSORBOARD}),
+        ("none", set()),
+    ],
+)
+def test_trl(report_to: Any, trackers: set[Tracker]) -> None:
+    job = Job(
+        name="x",
+        framework="trl",
+        settings={"report_to": report_to, "output_dir": "out", "run_name": "r"},
+        workdir="/job",
+    )
+    found = frameworks.find("trl").tracked(job, run="7c1e")
+    assert {each.tracker for each in found} == trackers
+    folders = [each.place.get("folder") for each in found if each.tracker is Tracker.TENSORBOARD]
+    assert folders in ([], ["/job/out/7c1e/runs/*", None])
+
+
+@pytest.mark.parametrize("framework", ["slime", "relax", "miles"])
+def test_frameworks_on_megatron(framework: str) -> None:
+    found = of(framework, {"use-mlflow": True, "mlflow-tracking-uri": "http://m", "mlflow-run-id": "1"})
+    assert found[Tracker.TENSORBOARD].lines == SAVING
+    assert found[Tracker.MLFLOW].place == {"uri": "http://m", "id": "1"}
+    assert Tracker.MLFLOW not in of(framework, {})
+
+
+def test_every_template_of_a_line_names_one_thing() -> None:
+    for name in ("verl", "areal", "megatron", "openrlhf", "skyrl", "nemo_rl", "trl", "ms_swift"):
+        package = f"autotune.launchers.frameworks.{name}"
+        assert resources.files(package).joinpath("trackers.yaml").is_file()
+        for row in tracked(package, lambda _: "all"):
+            assert all(line.count("{") == line.count("}") == 1 for line in row.lines)

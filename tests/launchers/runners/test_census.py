@@ -1,0 +1,78 @@
+"""The processes of an attempt are found soon after they begin, without a look at all others each time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.launchers.runners.node import processes
+from autotune.launchers.runners.node.processes import MARKER, Census
+from tests.launchers.runners.attempts import wait_for
+
+SLEEP = "import time; time.sleep(600)"
+# The marker comes by exec, as that of a Ray worker, half a second after the process began.
+LATE = f"import os, sys, time; time.sleep(0.5); os.execve(sys.executable, [sys.executable, '-c', {SLEEP!r}],"
+LATE += " {**os.environ, os.environ['NAME']: os.environ['VALUE']})"
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def found(census: Census) -> set[int]:
+    return {stat.pid for stat in census.scan()}
+
+
+@pytest.mark.parametrize("source", [SLEEP, LATE])
+def test_what_begins_is_found_and_what_ends_is_not(
+    run: str, source: str, children: list[subprocess.Popen[bytes]]
+) -> None:
+    census = Census(f"{run}/1")
+    assert not found(census)
+    marked = {MARKER: f"{run}/1"} if source == SLEEP else {"NAME": MARKER, "VALUE": f"{run}/1"}
+    for _ in range(2):
+        child = subprocess.Popen([sys.executable, "-c", source], env={**os.environ, **marked})
+        children.append(child)
+        wait_for(lambda pid=child.pid: pid in found(census))
+    assert found(census) == {child.pid for child in children}
+    children[0].kill()
+    children[0].wait()
+    assert found(census) == {children[1].pid}
+
+
+def test_all_processes_are_looked_at_only_when_one_has_begun(
+    run: str, monkeypatch: pytest.MonkeyPatch, children: list[subprocess.Popen[bytes]]
+) -> None:
+    environment = {**os.environ, MARKER: f"{run}/1"}
+    children.append(subprocess.Popen([sys.executable, "-c", SLEEP], env=environment))
+    looks, newest, now = list[int](), 7, 1000.0
+    every = processes.all_pids
+    monkeypatch.setattr(processes, "all_pids", lambda: looks.append(newest) or every())
+    monkeypatch.setattr(processes, "_newest_pid", lambda: newest)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now)
+    census = Census(f"{run}/1")
+    wait_for(lambda: census.forget_strangers() or found(census) == {children[0].pid})
+    now += processes._YOUNG_S + 1
+    found(census)  # nobody is young any more
+    looks.clear()
+    for _ in range(20):
+        now += 0.45
+        assert found(census) == {children[0].pid}
+    assert not looks
+    for number in range(8, 28):  # others begin all the time
+        newest = number
+        now += 0.45
+        assert found(census) == {children[0].pid}
+    assert 5 <= len(looks) <= 9
+    looks.clear()
+    census.forget_strangers()
+    assert found(census) and looks

@@ -1,0 +1,72 @@
+"""The alternatives of a signature, looked for apart, say what the whole signature says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.policies.diagnosis.rules.branches import branches_of
+from autotune.policies.diagnosis.rules.catalogue import RULES, matching
+from autotune.policies.diagnosis.rules.rule import Rule
+from benchmarks.noise import TEMPTING
+from tests.policies.variants import variants
+
+_LOGS = Path(__file__).parents[3] / "benchmarks" / "logs"
+
+
+def slow(line: str) -> Rule | None:
+    """Return the first rule whose whole signature is in a line."""
+    return next((rule for rule in RULES if rule.matches(line)), None)
+
+
+def texts() -> list[str]:
+    labelled = [
+        json.loads(path.read_text())["text"]
+        for kind in ("seen", "rewritten", "from_sources")
+        for path in sorted((_LOGS / kind).glob("*.json"))
+    ]
+    return [
+        *labelled,
+        *(variant.text for variant in variants()),
+        *(rule.example for rule in RULES),
+        *TEMPTING,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("abc|d[|]e", [({"abc"}, "abc"), (set(), "d[|]e")]),
+        (r"x(?:abc|de)\|abc y", [({"abc"}, r"x(?:abc|de)\|abc y")]),
+        ("abc?|abc*|ab{2,3}c|abcc+", [(set(), "abc?|abc*|ab{2,3}c"), ({"abc"}, "abcc+")]),
+        (r"\babc\b|ab\.c|ab.c|[a]bc", [({"abc"}, r"\babc\b"), (set(), r"ab\.c|ab.c|[a]bc")]),
+        ("abc|xabc", [({"abc"}, "abc|xabc")]),
+        ("(?i)abc|d", [(set(), "(?i)abc|d")]),
+    ],
+)
+def test_an_alternative_needs_what_it_cannot_match_without(signature, expected):
+    found = branches_of(signature, ["abc"], {"abc": 7})
+    assert [(set(needs), pattern.pattern) for needs, pattern in found] == [
+        ({7} if needs else set(), text) for needs, text in expected
+    ]
+
+
+def test_a_line_shows_the_same_rule_as_by_whole_signatures():
+    lines = {line for text in texts() for line in text.split("\n")}
+    assert len(lines) > 2500
+    assert [line for line in sorted(lines) if matching(line) is not slow(line)] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_whatever_a_signature_matches_is_found(rule):
+    @given(st.from_regex(re.compile(rule.signature)))
+    @settings(max_examples=15, suppress_health_check=list(HealthCheck), deadline=None, database=None)
+    def check(line: str) -> None:
+        assert matching(line) is slow(line)
+
+    check()
