@@ -40,10 +40,16 @@ def lengths(
     return steps
 
 
+def resident(trace: Trace, *, gradients: bool = False) -> Iterator[Event]:
+    """Yield the allocations of what stays: parameters, optimizer state, on request gradients."""
+    yield from (Event(number, size) for number, size in enumerate(trace.resident))
+    if gradients:
+        yield from trace.events("training", _SHORT, _TENSORS)  # it makes them
+
+
 def steps(trace: Trace, tokens: Sequence[Sequence[int]]) -> Iterator[Event]:
     """Yield the events of whole steps: scoring of all micro-batches, their training, the update."""
-    yield from _resident(trace)
-    first = _TENSORS
+    first = 2 * _TENSORS
     for step in tokens:
         for count in step:
             yield from trace.events("scoring", count, first)
@@ -57,13 +63,12 @@ def steps(trace: Trace, tokens: Sequence[Sequence[int]]) -> Iterator[Event]:
 
 
 def pipeline_steps(trace: Trace, tokens: Sequence[Sequence[int]], stages: int) -> Iterator[Event]:
-    """Yield the events of whole steps of a pipeline's first stage, whose gradients stay.
+    """Yield the events of whole steps of a pipeline's first stage, whose gradients are resident.
 
-    The order is that of Megatron's schedule 1F1B: a forward pass for each later stage, then one forward and
-    one backward pass in turn.
+    The order is that of Megatron's schedule 1F1B (pipeline_parallel/schedules.py): a forward pass for each
+    later stage, then one forward and one backward pass in turn. The optimizer's step, which works in buffers
+    that are resident, is left out.
     """
-    yield from _resident(trace)
-    yield from trace.events("training", _SHORT, _TENSORS)  # it makes the gradients
     first = 2 * _TENSORS
     for step in tokens:
         for count in step:
@@ -76,19 +81,17 @@ def pipeline_steps(trace: Trace, tokens: Sequence[Sequence[int]], stages: int) -
         first += len(step) * _TENSORS
 
 
-def _resident(trace: Trace) -> Iterator[Event]:
-    return (Event(number, size) for number, size in enumerate(trace.resident))
-
-
-def loss(trace: Trace, played: Iterable[Event]) -> Loss:
-    """Return what the allocator cannot use of a trainer's steps."""
-    events = tuple(played)
+def loss(kept: Iterable[Event], played: Iterable[Event]) -> Loss:
+    """Return what the allocator cannot use of a trainer's steps beside what is resident."""
+    state, events = tuple(kept), tuple(played)
     shares: list[float] = []
     for expandable in (False, True):
         free = CachingAllocator(expandable=expandable)
+        free.play(state)
+        before = free.allocated
         free.play(events)
-        added = free.most_allocated - sum(trace.resident)
-        least = _least(events, free, expandable=expandable)
+        added = free.most_allocated - before
+        least = _least((*state, *events), free, expandable=expandable)
         shares += [(size - free.most_allocated) / added for size in (free.most_reserved, least)]
     return Loss(*shares)
 
