@@ -18,9 +18,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     copies: int = 1  # of the shards: hybrid sharding
     tensor: int = 1
     sequence_parallel: bool = False
-    wrapping: str = (
-        "areal"  # areal: the head in the root | verl: the head a unit | plain: both ends in the root
-    )
+    # areal: the head in the root | verl: the head a unit | plain: both ends in the root
+    # stage: no FSDP and no head, as a pipeline's first stage
+    wrapping: str = "areal"
     tokens: int = 8192
     logits: bool = True  # else of one token, as a fused loss leaves them
     loss_bytes: int = 4

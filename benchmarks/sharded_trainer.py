@@ -101,7 +101,10 @@ def warmed_optimizer(job: Job, model: Any) -> torch.optim.AdamW:
 
 
 def loss_of(job: Job, model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the sum of log-probabilities of one micro-batch."""
+    """Return the sum of log-probabilities of one micro-batch; of a first stage, of its output."""
+    if job.wrapping == "stage":
+        hidden: torch.Tensor = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden.sum()
     head = {} if job.logits else {"logits_to_keep": 1}
     output = model(input_ids=ids, use_cache=False, **head)  # held, as trainers hold it
     logits = output.logits
@@ -132,7 +135,8 @@ def model_of(job: Job, config: dict[str, Any]) -> Any:
     model.train()
     if job.recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    _shard(job, model, tied=built.tie_word_embeddings)
+    if job.wrapping != "stage":
+        _shard(job, model, tied=built.tie_word_embeddings)
     return model
 
 

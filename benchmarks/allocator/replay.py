@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks.allocator.caching import CachingAllocator, Event, OutOfMemoryError
@@ -14,6 +14,7 @@ _STEPS, _MICRO_BATCHES = 3, 4
 _SPREAD = 0.5  # standard deviation of the logarithm of a micro-batch's tokens
 _EXACT = 1.004  # of the least card
 _TENSORS = 1 << 20  # numbers of one part's tensors
+_SHORT = 64  # tokens
 
 
 class Loss(NamedTuple):
@@ -25,42 +26,72 @@ class Loss(NamedTuple):
     needed_expandable: float
 
 
-def lengths(longest: int, *, varied: bool, seed: int = 3) -> list[list[int]]:
+def lengths(
+    longest: int, *, varied: bool, micro_batches: int = _MICRO_BATCHES, seed: int = 3
+) -> list[list[int]]:
     """Return the tokens of each micro-batch of some steps; the last one is the longest."""
     draw = random.Random(seed)
 
     def tokens() -> int:
         return int(longest * min(1.0, math.exp(draw.gauss(-_SPREAD, _SPREAD)))) if varied else longest
 
-    steps = [[tokens() for _ in range(_MICRO_BATCHES)] for _ in range(_STEPS)]
+    steps = [[tokens() for _ in range(micro_batches)] for _ in range(_STEPS)]
     steps[-1][-1] = longest
     return steps
 
 
+def resident(trace: Trace, *, gradients: bool = False) -> Iterator[Event]:
+    """Yield the allocations of what stays: parameters, optimizer state, on request gradients."""
+    yield from (Event(number, size) for number, size in enumerate(trace.resident))
+    if gradients:
+        yield from trace.events("training", _SHORT, _TENSORS)  # it makes them
+
+
 def steps(trace: Trace, tokens: Sequence[Sequence[int]]) -> Iterator[Event]:
     """Yield the events of whole steps: scoring of all micro-batches, their training, the update."""
-    yield from (Event(number, size) for number, size in enumerate(trace.resident))
-    first = _TENSORS
+    first = 2 * _TENSORS
     for step in tokens:
         for count in step:
             yield from trace.events("scoring", count, first)
             first += _TENSORS
         own = first
         for number, count in enumerate(step):
-            yield from trace.events("again" if number else "training", count, first if number else own)
+            for part in ("forward", "backward") if number else ("training",):
+                yield from trace.events(part, count, first)
             first += _TENSORS
         yield from trace.events("update", 0, own)  # it ends the gradients that the first pass made
 
 
-def loss(trace: Trace, tokens: Sequence[Sequence[int]]) -> Loss:
-    """Return what the allocator cannot use of a trainer's steps."""
-    events = tuple(steps(trace, tokens))
+def pipeline_steps(trace: Trace, tokens: Sequence[Sequence[int]], stages: int) -> Iterator[Event]:
+    """Yield the events of whole steps of a pipeline's first stage, whose gradients are resident.
+
+    The order is that of Megatron's schedule 1F1B (pipeline_parallel/schedules.py): a forward pass for each
+    later stage, then one forward and one backward pass in turn. The optimizer's step, which works in buffers
+    that are resident, is left out.
+    """
+    first = 2 * _TENSORS
+    for step in tokens:
+        for count in step:
+            yield from trace.events("scoring", count, first)
+            first += _TENSORS
+        for number in range(len(step) + stages - 1):
+            for part, micro_batch in (("forward", number), ("backward", number - stages + 1)):
+                if 0 <= micro_batch < len(step):
+                    yield from trace.events(part, step[micro_batch], first + micro_batch * _TENSORS)
+        first += len(step) * _TENSORS
+
+
+def loss(kept: Iterable[Event], played: Iterable[Event]) -> Loss:
+    """Return what the allocator cannot use of a trainer's steps beside what is resident."""
+    state, events = tuple(kept), tuple(played)
     shares: list[float] = []
     for expandable in (False, True):
         free = CachingAllocator(expandable=expandable)
+        free.play(state)
+        before = free.allocated
         free.play(events)
-        added = free.most_allocated - sum(trace.resident)
-        least = _least(events, free, expandable=expandable)
+        added = free.most_allocated - before
+        least = _least((*state, *events), free, expandable=expandable)
         shares += [(size - free.most_allocated) / added for size in (free.most_reserved, least)]
     return Loss(*shares)
 

@@ -16,7 +16,8 @@ from benchmarks.allocator.caching import Event
 from benchmarks.sharded_jobs import MODELS, Job
 from benchmarks.sharded_trainer import fake_rank, loss_of, model_of, warmed_optimizer
 
-PARTS = ("scoring", "training", "again", "update")  # again: with gradients of an earlier micro-batch
+PARTS = ("scoring", "training", "forward", "backward", "update")
+"""Of a step; training is a whole first pass, forward and backward one with an earlier one's gradients."""
 
 
 class Size(NamedTuple):
@@ -80,13 +81,21 @@ def _recorded(job: Job) -> tuple[tuple[int, ...], Mapping[str, Sequence[Event]]]
         def train() -> None:
             loss_of(job, model, ids).backward()  # type: ignore[no-untyped-call]
 
+        losses: list[torch.Tensor] = []
+
+        def forward() -> None:
+            losses.append(loss_of(job, model, ids))
+
+        def backward() -> None:
+            losses.pop().backward()  # type: ignore[no-untyped-call]
+
         def update() -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
         # The first pass makes what stays. Gradients stay from training to the update.
         score()
-        runs: tuple[Callable[[], None], ...] = (score, train, train, update)
+        runs: tuple[Callable[[], None], ...] = (score, train, forward, backward, update)
         with _seen() as mode:
             return resident, {name: mode.during(run) for name, run in zip(PARTS, runs, strict=True)}
 

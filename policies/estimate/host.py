@@ -66,8 +66,9 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     sleeps = load.param_offload & layout.trainer_sleeps
     away = load.grad_offload | sleeps
     share = np.where(sleeps, 1.0, load.optimizer_offload)
-    # Megatron's CPU optimizer keeps fp32 gradients beside its state (hybrid_optimizer.py: cpu_copy_map_grad).
-    own = layout.strategy == "megatron" and layout.optimizer_stays_offloaded
+    # A CPU optimizer keeps fp32 gradients too: Megatron's (hybrid_optimizer.py, cpu_copy_map_grad)
+    # and DeepSpeed's (stage_1_and_2.py, single_partition_of_fp32_groups).
+    own = layout.strategy in ("megatron", "ddp") and layout.optimizer_stays_offloaded
     copies = own * load.optimizer_offload * state.optimizer / max(1, layout.optimizer_bytes) * FP32
     resting = instant(
         n,

@@ -162,10 +162,17 @@ def _before_first_step(layout: Layout) -> float:
     """Return the share of the optimizer's state that exists before its first step.
 
     Adam makes its averages then; Megatron's optimizer has its fp32 copy of the weights from the start
-    (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups).
+    (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups), ZeRO-1 and ZeRO-2 all
+    of it (deepspeed/runtime/zero/stage_1_and_2.py, initialize_optimizer_states).
     """
+    if _zero(layout):
+        return 1.0
     masters = max(0, layout.optimizer_bytes - _MOMENTS) if layout.strategy == "megatron" else 0
     return masters / max(1, layout.optimizer_bytes)
+
+
+def _zero(layout: Layout) -> bool:
+    return layout.strategy == "ddp" and layout.shards > 1
 
 
 def _colocated(
@@ -192,6 +199,7 @@ _BASE_ERROR = 0.06
 _ENGINE_ERROR = 0.08
 _UNMEASURED = {
     "megatron": 0.12,
+    "zero": 0.12,  # ZeRO-1 and ZeRO-2
     "pipeline": 0.12,
     "experts": 0.15,
     "context": 0.08,
@@ -205,6 +213,7 @@ _UNMEASURED = {
 def _errors(model: Model, layout: Layout, load: Load) -> Floats:
     present = {
         "megatron": layout.strategy == "megatron",
+        "zero": _zero(layout),
         "pipeline": layout.pipeline_parallel > 1,
         "experts": model.experts > 0,
         "context": bool((load.split > 1).any()),

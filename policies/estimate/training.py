@@ -57,7 +57,8 @@ def state_of(model: Model, load: Load) -> State:
     # Experts have fewer copies than the rest: expert parallelism takes its ranks from data parallelism.
     owned = (trained - routed) / load.shards + routed / (layout.expert_shards or load.shards)
     optimizer = owned * layout.optimizer_bytes
-    gradients = trained / weight_shards * layout.gradient_bytes
+    gradient_shards = load.shards if layout.shards_gradients else weight_shards
+    gradients = trained / gradient_shards * layout.gradient_bytes
     weights = local / weight_shards * layout.parameter_bytes
     gathers = gathers_of(model, load, counts)
     tied = (0 if counts.head or layout.lora_rank else counts.embedding) / load.tensor
@@ -76,8 +77,8 @@ def state_of(model: Model, load: Load) -> State:
         * (layout.reference and not layout.reference_offload and not layout.lora_rank),
         critic=critic,
         gradients=gradients,
-        last_gradients=last / weight_shards * layout.gradient_bytes * (not layout.lora_rank),
-        tied_gradient=tied / weight_shards * layout.gradient_bytes,
+        last_gradients=last / gradient_shards * layout.gradient_bytes * (not layout.lora_rank),
+        tied_gradient=tied / gradient_shards * layout.gradient_bytes,
         tied_copies=tied * 3.0 * (layout.compute_bytes if sharded else layout.gradient_bytes),
         optimizer=optimizer,
         gathers=gathers,
@@ -114,9 +115,12 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     def scoring(gathered: Floats, **sizes: Floats) -> dict[str, Floats]:
         return {"weights": weights + gathered, "gradients": idle, "optimizer": moments, **sizes}
 
-    def training(instants: Instants) -> Floats:
+    def training(instants: Instants, *, reducing: float = 0.0) -> Floats:
         resident = ((weights + sizes.pop("gathered", 0.0), sizes) for sizes in instants)
-        sizes = ({"weights": held, "optimizer": updating, **rest} for held, rest in resident)
+        sizes = (
+            {"weights": held, "optimizer": updating, **rest, "gradients": rest["gradients"] + reducing}
+            for held, rest in resident
+        )
         return largest(load.count, sizes, outside)
 
     gathers = state.gathers
@@ -148,7 +152,7 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
             outside,
         ),
         "forward": training(chain.from_iterable(forwards)),
-        "backward": training(chain.from_iterable(backwards)),
+        "backward": training(chain.from_iterable(backwards), reducing=layout.reduce_bucket_bytes),
         "optimizer": at(
             weights=weights,
             gradients=gradients.complete,
@@ -210,7 +214,7 @@ def resting(load: Load, state: State) -> Floats:
 def _gathered_for_sync(load: Load, state: State) -> Floats:
     """Return what is whole beside the shards while weights are sent: a tensor, or the model as it is kept."""
     whole = state.local * load.layout.parameter_bytes if load.layout.gathers_whole else state.one_tensor
-    found: Floats = whole * (load.shards > 1)
+    found: Floats = whole * (load.shards > 1) * (load.layout.strategy != "ddp")
     return found
 
 

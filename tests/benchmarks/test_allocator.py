@@ -3,7 +3,7 @@ import random
 import pytest
 
 from benchmarks.allocator.caching import MIB, CachingAllocator, Event, OutOfMemoryError
-from benchmarks.allocator.replay import lengths, loss
+from benchmarks.allocator.replay import lengths, loss, pipeline_steps, resident, steps
 from benchmarks.allocator.trace import Size, Trace
 
 
@@ -79,12 +79,47 @@ def test_bytes_are_neither_lost_nor_given_twice(expandable: bool, capacity: floa
     assert allocator.reserved == allocator.allocated == 0
 
 
+_KEPT = tuple(Size(n, 0.0, 16_384.0 * (1 + n % 3), ends=False) for n in range(30))
+_ENDED = tuple(Size(n, 0.0, 0.0, ends=True) for n in range(30))
+_GRADIENT = 100
+# A pass keeps some sizes from forward to backward; the first one leaves gradients.
+TRACE = Trace(
+    (64 * MIB,),
+    {
+        "scoring": (),
+        "training": (Size(_GRADIENT, 512.0 * MIB, 0.0, ends=False), *_KEPT, *_ENDED),
+        "forward": _KEPT,
+        "backward": _ENDED,
+        "update": (Size(_GRADIENT, 0.0, 0.0, ends=True),),
+    },
+)
+PASS = sum(size.per_token for size in _KEPT)  # bytes per token
+
+
 def test_a_pass_of_one_size_loses_nothing_and_varied_ones_lose_more_than_growing_segments_do() -> None:
-    kept = tuple(Size(n, 0.0, 16_384.0 * (1 + n % 3), ends=False) for n in range(30))
-    ended = tuple(Size(n, 0.0, 0.0, ends=True) for n in range(30))
-    trace = Trace((64 * MIB,), {"scoring": (), "training": kept + ended, "again": kept + ended, "update": ()})
-    equal = loss(trace, lengths(4096, varied=False))
-    varied = loss(trace, lengths(4096, varied=True))
+    equal, varied = (
+        loss(resident(TRACE), steps(TRACE, lengths(4096, varied=varied))) for varied in (False, True)
+    )
     assert equal.needed == pytest.approx(0.0, abs=0.01)
     assert varied.reserved > 0.05
     assert varied.needed_expandable < 0.02
+
+
+@pytest.mark.parametrize(("stages", "in_flight"), [(1, 1), (2, 2), (4, 4), (8, 6)])
+def test_a_first_stage_keeps_a_micro_batch_for_itself_and_one_for_each_later_stage(
+    stages: int, in_flight: int
+) -> None:
+    allocator = CachingAllocator()
+    allocator.play(resident(TRACE, gradients=True))
+    before = allocator.allocated
+    tokens = lengths(1024, varied=False, micro_batches=6)
+    allocator.play(pipeline_steps(TRACE, tokens, stages))
+    assert allocator.most_allocated - before == in_flight * PASS * 1024
+    assert allocator.allocated == before  # every forward pass had its backward
+
+
+def test_gradients_that_stay_are_no_part_of_a_pass() -> None:
+    """Their share of a pass would hide what the pass loses: they are four times its size."""
+    tokens = lengths(128, varied=True, micro_batches=8)
+    found = loss(resident(TRACE, gradients=True), pipeline_steps(TRACE, tokens, 1))
+    assert found.reserved > 0.05

@@ -1,4 +1,4 @@
-"""Bytes of an optimizer's state per parameter, by the settings that name its types."""
+"""Bytes of an optimizer's state per parameter, by the settings that name its types; how ZeRO spreads it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
+from autotune.policies.values.architecture.model import Layout
+
 _WIDTHS = {"fp32": 4, "float32": 4, "float": 4, "32": 4, "fp8": 1, "uint8": 1}
-_FP32 = 4
+_HALF, _FP32 = 2, 4
+_ZERO_BUCKET = 500_000_000  # gradients, DeepSpeed's own reduce_bucket_size (runtime/zero/config.py)
 _MASTER_REMAINDER = 2  # of an fp32 master weight, beside the 16 bits that the bf16 weight holds
 _MOMENTS = {"sgd": 1, "lion": 1, "muon": 1, "adafactor": 0, "ademamix": 3}
 _ADAM = 2
@@ -63,3 +68,28 @@ def torch_state_bytes(
     each = next((size for word, size in _PACKED.items() if word in name), float(parameter_bytes))
     count = next((moments for word, moments in _MOMENTS.items() if word in name), _ADAM)
     return math.ceil(count * each)
+
+
+def with_zero(layout: Layout, stage: int, *, optimizer: str, bucket: int = _ZERO_BUCKET) -> Layout:
+    """Return a layout as DeepSpeed's ZeRO-1 or ZeRO-2 spreads it; another stage leaves it alone.
+
+    Every rank has the whole weights, in 16 bits, and an fp32 copy of its part in the optimizer, whose step
+    turns that part's gradients into fp32; a backward pass copies gradients into one buffer of `bucket` of
+    them (deepspeed/runtime/engine.py, runtime/zero/stage_1_and_2.py).
+    """
+    if stage not in (1, 2) or layout.ranks == 1:
+        return layout
+    return replace(
+        layout,
+        strategy="ddp",
+        shards=layout.ranks,
+        shards_gradients=stage == 2,
+        reduce_bucket_bytes=bucket * _HALF,
+        parameter_bytes=_HALF,
+        compute_bytes=_HALF,
+        gradient_bytes=_HALF,
+        reference_bytes=_HALF,
+        optimizer_bytes=_FP32 + torch_state_bytes(optimizer, parameter_bytes=_FP32),
+        per_tensor_optimizer=False,
+        optimizer_temporary_bytes=_FP32,
+    )

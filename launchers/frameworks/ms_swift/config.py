@@ -81,6 +81,11 @@ class Config(TrainerSettings):
         return self.deepspeed.startswith("zero3") or bool(self.get("fsdp"))
 
     @property
+    def zero(self) -> int:
+        """The stage of a shipped DeepSpeed configuration that shards no weights, 1 or 2; else 0."""
+        return {"zero1": 1, "zero2": 2}.get(self.deepspeed.removesuffix("_offload"), 0)
+
+    @property
     def trains_all(self) -> bool:
         """Whether all weights are trained, and no adapter."""
         return str(self.get("tuner_type")) == "full"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes, width
+from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes, width, with_zero
 from autotune.launchers.frameworks.ms_swift.config import Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
 
+_BUCKET = 200_000_000  # gradients, reduce_bucket_size of the shipped zero1.json and zero2.json
 _MASTER_AND_MOMENTS = 12  # bytes per parameter that DeepSpeed keeps in fp32 beside weights of half precision
 
 
@@ -25,7 +26,7 @@ def layout(config: Config) -> Layout:
     step = batch * config.passes
     masters = bool(config.deepspeed) and stored == 2
     answers, longest = config.count("max_completion_length"), config.longest
-    return Layout(
+    found = Layout(
         strategy="none" if ranks == 1 else "fsdp2" if sharded else "ddp",
         ranks=ranks,
         shards=ranks if sharded else 1,
@@ -54,3 +55,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count("max_length"),
         response_tokens=answers,
     )
+    return with_zero(found, config.zero, optimizer=str(config.get("optim")), bucket=_BUCKET)

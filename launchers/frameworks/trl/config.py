@@ -111,6 +111,11 @@ class Config(TrainerSettings):
         return self.is_fsdp or self.sharding == "zero3"
 
     @property
+    def zero(self) -> int:
+        """The stage of a shipped DeepSpeed configuration that shards no weights, 1 or 2; else 0."""
+        return {"zero1": 1, "zero2": 2}.get(self.sharding, 0)
+
+    @property
     def processes(self) -> int:
         """The trainer's processes: as written, as the shipped configuration says, else one per card."""
         packaged = _PACKAGED_RANKS if self.sharding[:4] in ("zero", "fsdp", "mult") else 0

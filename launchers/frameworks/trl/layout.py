@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes
+from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes, with_zero
 from autotune.launchers.frameworks.trl.config import Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.knobs import Knobs
@@ -35,7 +35,7 @@ def layout(config: Config) -> Layout:
     half = width == 2 or not config.on("use_cpu")
     batch = config.micro * ranks
     step = batch * config.passes
-    return Layout(
+    found = Layout(
         strategy="none" if ranks == 1 else "fsdp2" if sharded else "ddp",
         ranks=ranks,
         shards=ranks if sharded else 1,
@@ -49,6 +49,7 @@ def layout(config: Config) -> Layout:
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,
         entropy=not config.has_head,  # it comes out of the same tiles
         engine_sleeps=config.on("vllm_enable_sleep_mode"),
+        optimizer_stays_offloaded=config.zero > 0,  # DeepSpeed's Adam works in host memory
         engine_weights_on_host=False,  # they are sent anew when it wakes
         padded=True,
         chunked_head=config.has_head,
@@ -58,3 +59,5 @@ def layout(config: Config) -> Layout:
         mini_batch=0 if batch * config.accumulation == step else batch * config.accumulation,
         response_tokens=config.count("max_completion_length"),
     )
+    # accelerate's own configurations name no bucket: DeepSpeed's default (accelerate, DeepSpeedPlugin).
+    return with_zero(found, config.zero, optimizer=str(config.get("optim")))

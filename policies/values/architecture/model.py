@@ -84,7 +84,10 @@ class Layout(Value, frozen=True, kw_only=True):
 
     strategy: str = "none"  # none (one rank) | ddp | fsdp | fsdp2 | megatron
     ranks: int = 1  # devices of the trainer
-    shards: int = 1  # ranks over which FSDP or a distributed optimizer spreads one copy of the state
+    # ranks over which FSDP or a distributed optimizer spreads one copy of the state; ddp: ZeRO-1 and ZeRO-2
+    shards: int = 1
+    shards_gradients: bool = False  # ddp: of the gradients too, a rank keeps its part alone (ZeRO-2)
+    reduce_bucket_bytes: float = 0  # ddp: DeepSpeed's buffer for gradients on their way, alive in backward
     pipeline_parallel: int = 1
     pipeline_chunks: int = 1  # of layers, into which a stage is cut where stages are interleaved
     expert_parallel: int = 1

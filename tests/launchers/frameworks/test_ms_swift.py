@@ -133,7 +133,10 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
     assert away.layout.parameters_stay_offloaded and "optimizer_offload" in away.unsupported
     fsdp = SWIFT.profile(job(fsdp="fsdp2"), CLUSTER)
     assert "recompute" in fsdp.unsupported and (fsdp.layout.strategy, fsdp.layout.shards) == ("fsdp2", 8)
-    for profile in (plain, vllm, server, asleep, away, fsdp):
+    parted = SWIFT.profile(job(deepspeed="zero2_offload"), CLUSTER)
+    assert (parted.layout.shards, parted.layout.shards_gradients) == (8, True)
+    assert parted.layout.reduce_bucket_bytes == 400_000_000 and parted.layout.optimizer_stays_offloaded
+    for profile in (plain, vllm, server, asleep, away, fsdp, parted):
         assert set(KNOBS) == profile.supported.keys() | profile.unsupported.keys()
 
 

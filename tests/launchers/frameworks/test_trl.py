@@ -149,7 +149,10 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
     fsdp = TRL.profile(job(accelerate_config="fsdp2"), CLUSTER)
     assert fsdp.supported["param_offload"].setting == "fsdp_offload_params"
     assert (fsdp.layout.strategy, fsdp.layout.shards) == ("fsdp2", 8)
-    for profile in (plain, vllm, server, asleep, zero, fsdp):
+    parted = TRL.profile(job(accelerate_config="zero2"), CLUSTER)
+    assert "optimizer_offload" in parted.supported and parted.layout.optimizer_stays_offloaded
+    assert not plain.layout.shards_gradients and plain.layout.shards == 1
+    for profile in (plain, vllm, server, asleep, zero, fsdp, parted):
         assert set(KNOBS) == profile.supported.keys() | profile.unsupported.keys()
 
 

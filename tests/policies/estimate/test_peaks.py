@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from autotune.launchers.frameworks.core.optimizer_state import with_zero
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.engine import kv_token_bytes
 from autotune.policies.estimate.host import node_of
@@ -73,7 +74,7 @@ def totals(found):
 
 
 def test_zero_figure_1():
-    """120, 31.4 and 1.9 GB for 7.5 billion parameters on 64 devices (ZeRO, 1910.02054, figure 1)."""
+    """120, 31.4, 16.6 and 1.9 GB: 7.5 billion parameters on 64 devices (ZeRO, 1910.02054, figure 1)."""
     model = Model(
         layers=36,
         hidden=4096,
@@ -86,11 +87,28 @@ def test_zero_figure_1():
     )
     scale = 7.5e9 / parameters(model).total
     layout = Layout(ranks=64, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12)
-    for strategy, shards, published in (("ddp", 1, 120), ("megatron", 64, 31.4), ("fsdp2", 64, 1.9)):
-        load = load_of(profile(replace(layout, strategy=strategy, shards=shards)), CLUSTER, [Knobs()])
+    for spread, published in (
+        (replace(layout, strategy="ddp"), 120),
+        (replace(layout, strategy="megatron", shards=64), 31.4),
+        (with_zero(layout, 1, optimizer="adamw"), 31.4),
+        (with_zero(layout, 2, optimizer="adamw"), 16.6),
+        (replace(layout, strategy="fsdp2", shards=64), 1.9),
+    ):
+        load = load_of(profile(spread), CLUSTER, [Knobs()])
         state = state_of(model, load)
         held = float((state.weights + state.gradients + state.optimizer)[0])
         assert held * scale / 1e9 == pytest.approx(published, rel=0.02)
+
+
+def test_zero_copies_gradients_into_a_bucket_in_backward_alone():
+    layout = with_zero(replace(FSDP, engine_ranks=0), 2, optimizer="adamw")
+    found, without = (
+        estimates(profile(each, engine="none"), CLUSTER, QWEN, [KNOBS]).gpu[:, 0]
+        for each in (layout, replace(layout, reduce_bucket_bytes=0))
+    )
+    more = np.zeros(len(PHASES))
+    more[PHASES.index(Phase.BACKWARD)] = 1e9
+    assert found - without == pytest.approx(more, abs=1.0)
 
 
 def test_activations_of_a_gpt_layer():
@@ -299,6 +317,7 @@ def test_what_is_not_measured_is_less_certain():
     assert dense < error(FSDP, MODELS["Qwen3-30B-A3B"])
     assert dense < error(replace(FSDP, lora_rank=32))
     assert dense < error(replace(FSDP, shards=4))
+    assert dense < error(with_zero(FSDP, 2, optimizer="adamw"))
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -326,7 +345,13 @@ models = st.sampled_from([MODELS["Qwen2.5-0.5B"], QWEN, MODELS["Llama-3.1-70B"],
 layouts = st.builds(
     lambda base, **changes: replace(base, **changes),
     st.sampled_from(
-        [FSDP, MEGATRON, replace(FSDP, strategy="fsdp"), replace(FSDP, critic=True, entropy=True)]
+        [
+            FSDP,
+            MEGATRON,
+            replace(FSDP, strategy="fsdp"),
+            replace(FSDP, critic=True, entropy=True),
+            with_zero(FSDP, 2, optimizer="adamw"),
+        ]
     ),
     engine_sleeps=st.booleans(),
     tokens_before_split=st.booleans(),
