@@ -122,7 +122,7 @@ def _whereabouts(
         )
         engine = component is Component.ROLLOUT
         if stage is not None and (phase is Phase.NONE or engine):
-            reported = rule.reported and stage.phase not in _LONG_ONES
+            reported = rule.reported and not stage.running and stage.phase not in _LONG_ONES
             guessed = phase is Phase.NONE
             if stage.phase is not Phase.NONE and not reported:
                 phase = shown = stage.phase

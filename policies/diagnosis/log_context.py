@@ -37,6 +37,9 @@ _JOINED = 6  # rows over which one message may be spread
 # A frame that a terminal broke, and a whole one.
 _CUT_FRAME = re.compile(r"^\s*File(?: \"[^\"]*| \"[^\"]+\",?(?: line(?: \d+,?(?: in)?)?)?)?$")
 _FRAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \S")
+# The name of its function may be cut too: what continues it begins a row and is nothing but a word.
+_CUT_NAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \w+$")
+_REST_OF_NAME = re.compile(r"[a-z0-9_]\w{0,60}")
 _STAGE = 300  # lines for which an engine's start-up line counts
 # Lines that every healthy run prints: they name phases and say nothing of this failure.
 _ROUTINE = re.compile(
@@ -69,8 +72,8 @@ class Waiting:
 
     def continued(self, line: Line) -> bool:
         """Take a line of the same process; return whether it may be a row of the same message."""
-        if line.tag != self.tag and (line.tag or self.broken):
-            self.broken = True  # a terminal wraps without prefixes, yet only at once
+        if line.tag != self.tag and (self.broken or not self.tag.startswith(line.tag)):
+            self.broken = True  # a terminal wraps without the last prefixes, yet only at once
             return False
         self.lines += 1
         if self.lines > _JOINED or is_frame(line.bare):
@@ -190,6 +193,10 @@ def _rows(before: list[str]) -> list[Line]:
             if whole:
                 rows[-1] = rows[-1]._replace(bare=whole)
                 continue
+        named = rows and rows[-1].tag.startswith(row.tag) and _CUT_NAME.search(rows[-1].bare)
+        if named and _REST_OF_NAME.fullmatch(row.bare):
+            rows[-1] = rows[-1]._replace(bare=rows[-1].bare + row.bare)
+            continue
         rows.append(row)
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -124,6 +125,20 @@ _STATED_CAPACITY = (
     r"memory: usage \d+kB, limit (?P<number>\d{1,15})(?P<unit>k)B",
 )
 _STATED_FREE = (rf"calculating max tokens .*available: {_SIZE}", rf"shm has only {_SIZE} available")
+# PyTorch's sentences, read without spaces: a terminal breaks them anywhere, and a copy of it pads the rows.
+_UNSPACED_SIZE = r"(\d{1,20}(?:\.\d{1,9})?)([KMGT]iB|bytes)"
+_UNSPACED = {
+    name: tuple(Pattern(sentence.replace(" ", "").replace("SIZE", _UNSPACED_SIZE)) for sentence in sentences)
+    for name, sentences in {
+        "requested": ("out of memory. Tried to allocate SIZE",),
+        "capacity": (r"has a total capaci?ty of SIZE", r";SIZE total capacity"),
+        "free": (r"of which SIZE is free", r";SIZE free[;)]"),
+        "allocated": (r"Of the allocated memory SIZE is allocated by", r";SIZE already allocated"),
+        "unallocated": (r"and SIZE is reserved by PyTorch but", r";SIZE cached\)"),
+        "reserved": (r";SIZE reserved in total by",),
+    }.items()
+}
+_REQUEST = "Tried to"  # in every message of PyTorch's allocator
 # The same figure in bytes, where the message before it rounds.
 _EXACT = re.compile(r"\bbuffer of size (\d{1,20})\b")
 _ROUNDED = 0.001  # of a figure: how far the exact one may be from it
@@ -162,11 +177,8 @@ def facts_of(text: str) -> Facts:
     """Return the figures that a message prints."""
     if "MPS backend" in text:
         text = _MPS_UNIT.sub(r"\1iB", text)
-    figures = {name: _first(name, text) for name in _PRINTED}
-    allocated, unallocated = figures["allocated"], figures["unallocated"]
-    if unallocated is None and figures["reserved"] is not None and allocated is not None:
-        unallocated = max(0, figures["reserved"] - allocated)
-    capacity, free = figures["capacity"], figures["free"]
+    found = _facts({name: _first(_COMPILED[name], text) for name in _PRINTED} | _unspaced(text))
+    capacity, free = found.capacity_bytes, found.free_bytes
     host = _HOST.search(text)
     if host is not None:
         # Ray divides by 1024 three times and prints GB.
@@ -178,13 +190,7 @@ def facts_of(text: str) -> Facts:
     elif (exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None)) is not None:
         capacity = int(exact[2])
         free = max(0, capacity - int(exact[1]))
-    found = Facts(
-        requested_bytes=figures["requested"],
-        free_bytes=free,
-        capacity_bytes=capacity,
-        allocated_bytes=allocated,
-        reserved_unallocated_bytes=unallocated,
-    )
+    found = msgspec.structs.replace(found, capacity_bytes=capacity, free_bytes=free)
     if capacity is not None and free is not None and _AT_START.search(text):
         return msgspec.structs.replace(found, outside_bytes=max(0, capacity - free))
     return with_outside(found)
@@ -200,18 +206,27 @@ def filled(facts: Facts, other: Facts) -> Facts:
     return with_outside(msgspec.structs.replace(facts, **missing)) if missing else facts
 
 
-def refined(facts: Facts, other: Facts, text: str) -> Facts:
-    """Return the facts filled from the rows after them, with the request in bytes where those print it so."""
-    exact, rounded = _EXACT.search(text), facts.requested_bytes
+def refined(facts: Facts, other: Facts, rows: list[str]) -> Facts:
+    """Return a message's facts with those of the rows that it is spread over.
+
+    What a terminal broke within a figure is read from the rows together. The request is in bytes where the
+    last row prints it so.
+    """
+    whole = _unspaced("".join(rows)) if _REQUEST in rows[0] else {}
+    found = filled(_facts(whole), filled(facts, other))
+    exact, rounded = _EXACT.search(rows[-1]), facts.requested_bytes
     if exact is not None and rounded is not None and abs(int(exact[1]) - rounded) <= _ROUNDED * rounded:
-        facts = msgspec.structs.replace(facts, requested_bytes=int(exact[1]))
-    return filled(facts, other)
+        return msgspec.structs.replace(found, requested_bytes=int(exact[1]))
+    return found
 
 
 def stated_above(context: list[str]) -> Facts:
     """Return the figures of a card that a program printed before its message."""
     text = "\n".join(context)
-    return Facts(capacity_bytes=_first("stated capacity", text), free_bytes=_first("stated free", text))
+    return Facts(
+        capacity_bytes=_first(_COMPILED["stated capacity"], text),
+        free_bytes=_first(_COMPILED["stated free"], text),
+    )
 
 
 def with_outside(facts: Facts) -> Facts:
@@ -231,8 +246,32 @@ def fragmented(facts: Facts) -> bool:
     return idle >= requested or (4 * idle >= requested and (facts.free_bytes or 0) + idle >= requested)
 
 
-def _first(name: str, text: str) -> int | None:
-    for pattern in _COMPILED[name]:
+def _facts(figures: Mapping[str, int | None]) -> Facts:
+    """Return printed figures as facts; what is reserved is more than what is allocated by the idle part."""
+    allocated, reserved = figures.get("allocated"), figures.get("reserved")
+    unallocated = figures.get("unallocated")
+    if unallocated is None and reserved is not None and allocated is not None:
+        unallocated = max(0, reserved - allocated)
+    return with_outside(
+        Facts(
+            requested_bytes=figures.get("requested"),
+            free_bytes=figures.get("free"),
+            capacity_bytes=figures.get("capacity"),
+            allocated_bytes=allocated,
+            reserved_unallocated_bytes=unallocated,
+        )
+    )
+
+
+def _unspaced(text: str) -> dict[str, int]:
+    """Return the figures of a message of PyTorch's allocator, wherever a terminal broke it."""
+    packed = "".join(text.split())
+    figures = {name: _first(patterns, packed) for name, patterns in _UNSPACED.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _first(patterns: tuple[Pattern, ...], text: str) -> int | None:
+    for pattern in patterns:
         match = pattern.search(text)
         if match is not None:
             named = match.groupdict()

@@ -338,7 +338,7 @@ class Scanner:
                 continue
             if waiting.continued(line) and (figures := waiting.figures()) != NOTHING:
                 finding = msgspec.structs.replace(
-                    finding, facts=refined(finding.facts, figures, waiting.text[-1])
+                    finding, facts=refined(finding.facts, figures, waiting.text)
                 )
             elif waiting.supervised(line, finding) and (figures := facts_of(line.bare)) != NOTHING:
                 finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))

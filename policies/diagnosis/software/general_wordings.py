@@ -115,9 +115,44 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         ),
     ),
 )
-_COMPILED = tuple(
-    (component, phase, Pattern(rf"\b(?:{pattern})", re.IGNORECASE)) for component, phase, pattern in _TABLE
+# What progress bars are called, in whichever form of the verb: a bar that is not full counts what goes on.
+_BARS: tuple[tuple[Component, Phase, str], ...] = (
+    (
+        Component.TRAINER,
+        Phase.LOG_PROB,
+        r"\w*log[ _-]?prob\w*|\w*log_?ps?\b|(?:comput|calculat)\w* (?:\w+ ){0,2}values\b",
+    ),
+    (
+        Component.DATA,
+        Phase.DATA,
+        r"(?<!evaluating )(?<!evaluating the )(?:[\w-]+[ _-])?dataset\b|num_proc=\d",
+    ),
+    (Component.TRAINER, Phase.CHECKPOINT, rf"(?:sav|writ|dump|export)\w*{_SOME}(?:checkpoint\w*|shards?)\b"),
+    (Component.TRAINER, Phase.WEIGHT_SYNC, rf"{_SYNC}\b{_SOME}weight[ _-]?(?:bucket|chunk|shard)s?\b"),
+    (
+        Component.TRAINER,
+        Phase.FORWARD,
+        (
+            r"(?:updat|train)\w*[ _-](?:the[ _-])?(?:policy|actor|critic|(?:mini|micro)[ _-]?batch\w*)\b|"
+            r"(?:policy|actor|critic)[ _-]updates?\b"
+        ),
+    ),
+    (
+        Component.DRIVER,
+        Phase.ROLLOUT,
+        (
+            rf"(?:generat|sampl|collect)\w*{_SOME}(?:sequences?|responses?|completions?|rollouts?|episodes?|"
+            r"trajector\w+)\b|rollout[ _-](?:generation|collection|phase)\b"
+        ),
+    ),
 )
+_COMPILED, _COMPILED_BARS = (
+    tuple(
+        (component, phase, Pattern(rf"\b(?:{pattern})", re.IGNORECASE)) for component, phase, pattern in table
+    )
+    for table in (_TABLE, _BARS)
+)
+_BAR = re.compile(r"([^|%]{2,160}): +\d{1,2}%\|")
 _OVER = re.compile(
     r"\b(?:done|complete[ds]?|finish\w*|succe\w+|took|elapsed|ready|skip\w*|no |not |fail\w*|will|"
     r"every|each|after|if)\b|\bcost\b|\bin [\d.]+ ?m?s",
@@ -125,6 +160,20 @@ _OVER = re.compile(
 )
 _LONGEST = 300  # characters: a longer line is no program's word on what it does
 _KEY = re.compile(r"\w*['\"]?\s?[:=]\s{0,2}(?!\s*\d+%\|)\S")  # a metric or a setting has such a name
+
+
+def bar_stage(line: str) -> tuple[Phase, Component] | None:
+    """Return phase and component of what a progress bar counts; None where it is full or has no name."""
+    bar = _BAR.match(line)
+    if bar is None:
+        return None
+    named = ((phase, component) for component, phase, pattern in _COMPILED_BARS if pattern.search(bar[1]))
+    return next(named, None)
+
+
+def counting(line: str) -> bool:
+    """Return whether a line is a named progress bar that is not full: what it counts is going on."""
+    return _BAR.match(line) is not None
 
 
 def general_stage(line: str) -> tuple[Phase, Component] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autotune.policies.diagnosis.software.general_wordings import general_stage
+from autotune.policies.diagnosis.software.general_wordings import bar_stage, counting, general_stage
 from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Component, Phase
 
@@ -14,6 +14,7 @@ class Stage(NamedTuple):
 
     phase: Phase  # NONE: it runs, and the line does not say which pass it is in
     component: Component
+    running: bool = False  # the line is a progress bar that is not full: the pass has not ended since
 
 
 _TABLE: tuple[tuple[Component, Phase, str], ...] = (
@@ -40,6 +41,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             # vLLM and SGLang
             r"(?:Decode|Prefill) batch\b|Application startup complete|Uvicorn running on|fired up and ready|"
             r"(?:prompt|generation|gen) throughput|Added request |Processed prompts: |Received request |"
+            r"(?:Adding requests|Rendering prompts): +\d+%\||"
             r"Dumping (?:input data|scheduler)|SchedulerStats\(|"
             r"Running: \d+ reqs|\"(?:POST|GET) /\S* HTTP/1|Engine background task|"
             # TensorRT-LLM, TurboMind, llama.cpp, text-generation-inference
@@ -82,6 +84,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"Memory used after loading|Creating KV cache|\bRequested amount of GPU memory|"
             r"Executor (?:model )?(?:creation|initialization)|[Ww]arming up (?:model|autotuner)|"
             # TurboMind, llama.cpp
+            r"Convert to turbomind format: |"
             r"\[BlockManager\]|\[SequenceManager\]|\[LlamaWeight|gemm_config\.in is not found|"
             r"NCCL group_id = |"
             r"\bload_tensors: |\bllama_\w+: |\bllm_load_\w+: |\bggml_(?:backend|gallocr|vulkan)\w*: |"
@@ -205,8 +208,9 @@ _COMPILED = tuple((Stage(phase, component), Pattern(pattern)) for component, pha
 
 def stage_of(line: str) -> Stage | None:
     """Return what a line says of what its process does."""
+    running = counting(line)
     for stage, pattern in _COMPILED:
         if pattern.search(line):
-            return stage
-    general = general_stage(line)
-    return None if general is None else Stage(*general)
+            return stage._replace(running=running)
+    general = (bar_stage(line) if running else None) or general_stage(line)
+    return None if general is None else Stage(*general, running=running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.policies.diagnosis.phase_patterns import phase_of
-from autotune.policies.diagnosis.software.general_wordings import general_stage
+from autotune.policies.diagnosis.software.general_wordings import bar_stage, general_stage
 from autotune.policies.values.failure import Component, Phase
 
 
@@ -49,6 +49,34 @@ def test_a_line_says_what_is_begun(line, phase, component):
 )
 def test_other_lines_say_nothing(line):
     assert general_stage(line) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "component"),
+    [
+        ("Compute ref log probs", Phase.LOG_PROB, Component.TRAINER),
+        ("Train dataset reference log probs", Phase.LOG_PROB, Component.TRAINER),
+        ("Compute values", Phase.LOG_PROB, Component.TRAINER),
+        ("Update policy", Phase.FORWARD, Component.TRAINER),
+        ("Train mini-batches", Phase.FORWARD, Component.TRAINER),
+        ("Update weight buckets", Phase.WEIGHT_SYNC, Component.TRAINER),
+        ("Writing model shards", Phase.CHECKPOINT, Component.TRAINER),
+        ("Generate sequences", Phase.ROLLOUT, Component.DRIVER),
+        ("Rollout generation", Phase.ROLLOUT, Component.DRIVER),
+        ("Applying chat template to train dataset", Phase.DATA, Component.DATA),
+        ("Dropping Long Sequences (num_proc=8)", Phase.DATA, Component.DATA),
+        ("Saving the dataset (0/1 shards)", Phase.DATA, Component.DATA),
+    ],
+)
+def test_a_bar_that_is_not_full_says_what_goes_on(name, phase, component):
+    assert bar_stage(f"{name}:  46%|####6     | 12/26 [00:56<01:05,  4.69s/it]") == (phase, component)
+    assert bar_stage(f"{name}: 100%|##########| 26/26 [02:01<00:00,  4.69s/it]") is None
+    assert bar_stage(f"{name}: 12 of 26") is None
+
+
+@pytest.mark.parametrize("name", ["Training Progress", "Evaluating the dataset", "Episode [1/16]", "Loading"])
+def test_other_bars_say_nothing(name):
+    assert bar_stage(f"{name}:   4%|4         | 1/26 [00:04<01:05,  4.69s/it]") is None
 
 
 @pytest.mark.parametrize(
