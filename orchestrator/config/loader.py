@@ -59,7 +59,7 @@ def read_text(path: str | Path) -> str:
         ) from None
     except OSError as error:
         hint = (
-            "the job file is the argument of `autotune launch`"
+            "`autotune init` creates a job file from a script or command"
             if isinstance(error, FileNotFoundError)
             else ""
         )

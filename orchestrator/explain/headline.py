@@ -19,7 +19,7 @@ _PHASES = {
     Phase.DATA: "data loading",
     Phase.OPTIMIZER: "optimizer step",
     Phase.CHECKPOINT: "checkpointing",
-    Phase.RESUME: "the load of a checkpoint",
+    Phase.RESUME: "loading a checkpoint",
 }
 _PARTS = {
     Component.REF: "the reference model's",

@@ -84,7 +84,7 @@ def context_of(
     unseen = _SETTINGS_FILE.search(reading.head) is not None
     if settings and unseen:
         profile = _printed_only(profile, settings)
-        note = "the job reads a file of settings that the log does not show; only the command line was used"
+        note = "the job reads a settings file that is not in the log; only the command line was used"
     known = Known(
         profile=profile if settings else None,
         complete=bool(settings) and not unseen,

@@ -267,7 +267,9 @@ class Console(Observer):
         if figures:
             self._detail(figures)
         if event.holds and self._tells and not event.upper_bound:
-            self._detail("hint: with `recovery: {forecast: act}` the checkpoint before it gets a remedy")
+            self._detail(
+                "hint: `recovery: {forecast: act}` applies a remedy at the last checkpoint before it"
+            )
 
     def _diagnosed(self, event: Diagnosed) -> None:
         line = event.evidence[0].line if event.evidence else None

@@ -164,7 +164,7 @@ def _cure(remedy: Remedy, knobs: Knobs) -> Cure:
 
 def _action(remedy: Remedy, knobs: Knobs) -> str:
     if not remedy.changes:
-        return "see who else holds the card, and free it unless the job itself holds it"
+        return "find the other processes that hold this GPU's memory, and stop those that are not the job's"
     return " and ".join(_turn(knob, getattr(knobs, knob), after) for knob, after in remedy.changes.items())
 
 

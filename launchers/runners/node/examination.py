@@ -35,6 +35,7 @@ _ALARM_S = 5.0  # beyond the limit, after which an interpreter that nobody waits
 _PROGRAM = """\
 import importlib, json, platform, signal, sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 modules, names, limit = json.loads(sys.argv[1])
 signal.alarm(limit)
 try:
@@ -50,7 +51,13 @@ for name in names:
         pass
 print(json.dumps([platform.python_version(), versions]), flush=True)
 for name in modules:
-    importlib.import_module(name)
+    module = importlib.import_module(name)
+    folders = [Path(path) for path in getattr(module, "__path__", ())]
+    if folders and getattr(module, "__file__", None) is None:  # any folder of that name can be imported
+        files = ("setup.py", "pyproject.toml")
+        checkout = any((folder / file).exists() for folder in folders for file in files)
+        if checkout or not any(True for folder in folders for _ in folder.rglob("*.py")):
+            raise ModuleNotFoundError(f"No module named {name!r}: {folders[0]} is a folder, not a package")
 """
 
 

@@ -130,7 +130,7 @@ def test_a_script_of_overrides_becomes_a_job(checkout: Path) -> None:
     assert result.stdout == "job.yaml\n"
     assert "job.yaml: verl, 23 settings kept" in result.stderr
     assert "overrides.sh:4: taken to fail" in result.stderr
-    assert "predicted peak per device" in result.stderr
+    assert "predicted peak per GPU" in result.stderr
     text = (checkout / "job.yaml").read_text()
     assert "gpu: H100-80GB" in text
     assert "HYDRA_FULL_ERROR: '1'" in text
@@ -201,7 +201,7 @@ def test_an_existing_file_stays(checkout: Path) -> None:
     (checkout / "job.yaml").write_text("mine")
     result = init(checkout, "overrides.sh")
     assert result.exit_code == 2
-    assert "exists already" in result.stderr
+    assert "already exists" in result.stderr
     assert (checkout / "job.yaml").read_text() == "mine"
     assert init(checkout, "--force", "overrides.sh").exit_code == 0
 
