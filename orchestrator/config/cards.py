@@ -85,7 +85,7 @@ def parse_gpus(written: str) -> Gpus:
         raise ValueError(f"`{written}` names no known GPU (forms: `8xH100`, `2x8xH100-80GB`); known: {known}")
     counts = [int(text) for text in (found[1], found[2]) if text is not None]
     if 0 in counts:
-        raise ValueError(f"`{written}`: at least one card")
+        raise ValueError(f"`{written}`: at least one GPU")
     return Gpus(
         card=card,
         per_node=counts[-1] if counts else None,
