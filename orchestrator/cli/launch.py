@@ -9,7 +9,7 @@ from autotune.orchestrator.cli.shared.options import given, global_options, opti
 
 CODES = """\b
 Exit codes:
-  0    the training is complete, or `then: stop` was reached
+  0    the training is complete, or stopped at the goal with `then: stop`
   1    no configuration fits, or the job itself failed (code, configuration, disk)
   2    the job file or an option is wrong
   3    infrastructure failed: the cluster, its memory or the run folder; `autotune resume` later
@@ -17,7 +17,7 @@ Exit codes:
   130  interrupted; 143 terminated; `autotune resume` continues the run"""
 
 _REHEARSAL_CODES = CODES.replace(
-    "the training is complete, or `then: stop` was reached",
+    "the training is complete, or stopped at the goal with `then: stop`",
     "the rehearsal passed; `rehearsed.yaml` in the run folder is the job with the changes it needed",
 )
 

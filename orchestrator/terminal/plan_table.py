@@ -58,7 +58,7 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
 
 
 def _rehearsal(plan: Plan, width: int) -> list[str]:
-    """Return what a rehearsal meets and, each with its reason, what it does not."""
+    """Return what a rehearsal tests, and what it does not test with the reasons."""
     met = [
         _LATE[each.event] + (f" ({each.reason})" if each.reason else "")
         for each in plan.rehearsal
@@ -160,7 +160,7 @@ def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
 
 
 def _few(phase: PhasePlan) -> str:
-    """Return what is to be said where the pool, and not the device, is too small."""
+    """Return a remark if the KV cache, not the GPU, is too small."""
     fits = phase.capacity_bytes is not None and phase.total_bytes <= phase.capacity_bytes
     return ", too few for the longest sequence" if fits and phase.verdict == "overflows" else ""
 

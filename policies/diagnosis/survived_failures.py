@@ -50,7 +50,7 @@ _STEPS = tuple(
 
 
 def caught(text: str) -> bool:
-    """Return whether a line says that a failure was caught and what is done instead."""
+    """Return whether a line reports a failure that was caught and handled."""
     return _CAUGHT.search(text) is not None
 
 

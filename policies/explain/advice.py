@@ -36,7 +36,7 @@ class Cure(Value, frozen=True, kw_only=True):
 
 
 class Known(Value, frozen=True, kw_only=True):
-    """What a log tells of its job."""
+    """What a log shows about its job."""
 
     profile: Profile | None = None  # the present knobs; those without a value are not known
     complete: bool = False  # every knob that the profile supports has its value

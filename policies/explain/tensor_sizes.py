@@ -1,4 +1,4 @@
-"""What a failed request was: a size told apart as logits, an activation, a matrix, a layer."""
+"""What a failed request was for: matches a size with logits, an activation, a matrix or a layer."""
 
 from __future__ import annotations
 

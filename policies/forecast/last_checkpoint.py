@@ -44,7 +44,7 @@ def why_now(ahead: Foreseen) -> str:
 
 
 def _last_step(run: Run, last: Attempt) -> float:
-    """Return the step at which the goal ends the job, infinity where it goes on."""
+    """Return the step at which the goal ends the job; infinity if the job continues."""
     goal = run.accepted.job.goal
     if goal.then is not Then.STOP or last.goal is not None:
         return math.inf
@@ -52,7 +52,7 @@ def _last_step(run: Run, last: Attempt) -> float:
 
 
 def _in_vain(run: Run, last: Attempt, ahead: Foreseen) -> bool:
-    """Return whether such stops are used up, or the last was for the same memory and nothing came of it."""
+    """Return whether the stops are used up, or the last one was for the same memory and gained no step."""
     if sum(attempt.foregone for attempt in run.attempts) >= _MOST:
         return True
     before = run.attempts[-2] if len(run.attempts) > 1 else None

@@ -190,7 +190,7 @@ def _leg_left(course: Course, leg: Leg, *, now: float) -> TimeLeft | None:
 
 
 def _steps_left(course: Course, leg: Leg) -> int | None:
-    """Return how many steps an attempt is to do yet; None where nothing says when it ends."""
+    """Return the number of remaining steps of an attempt; None if its last step is unknown."""
     goal = course.job.goal
     total = leg.of or (goal.steps if course.search else course.last_step)
     done = leg.since if leg.step is None else leg.step

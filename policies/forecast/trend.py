@@ -1,4 +1,4 @@
-"""A trend in a series of one value a step: robust slopes of what came after its last break."""
+"""A trend in a series with one value per step: robust slopes since its last break."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _after_forecast(run: Run, last: Attempt) -> Launch:
 
 
 def _hung_before(run: Run) -> bool:
-    """Return whether the attempt before the last one hung too and the last one came no further."""
+    """Return whether the previous attempt hung too and the last one completed no further step."""
     last, before = run.attempts[-1], run.attempts[-2:-1]
     hung = any(a.diagnosis is not None and a.diagnosis.cause is Cause.HANG and not a.resumed for a in before)
     return hung and not last.new_step

@@ -123,7 +123,7 @@ def _nearest(run: Run, diagnosis: Diagnosis) -> str:
 
 
 def _closest(run: Run, diagnosis: Diagnosis) -> str:
-    """Return which attempt missed by least by its own message; empty where no message says."""
+    """Return the attempt that missed by the smallest amount in its message; empty if no message has one."""
     misses = [
         (missing, attempt)
         for attempt in run.attempts

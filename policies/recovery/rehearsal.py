@@ -80,7 +80,7 @@ def passed(run: Run) -> Attempt | None:
 
 
 def chance(run: Run, failed: Attempt, *, steps: int) -> float | None:
-    """Return the chance that so many steps with the job's own lengths meet a failure.
+    """Return the chance of a failure in that many steps with the job's own lengths.
 
     None where no estimate knows.
     """
@@ -146,7 +146,7 @@ def _own_lengths(last: Attempt, action: Action) -> Launch:
 
 
 def _cure(run: Run, last: Attempt, rehearsal: Rehearsal, ordinary: Callable[[Run], Action]) -> Launch | None:
-    """Return the cure of the last failure at full length, where the training is likely to meet it."""
+    """Return the remedy for the last failure at full length, if it is likely in the training."""
     failed = run.rehearsed[-1] if run.rehearsed else None
     if last.longest or failed is None or failed.knobs != last.knobs:
         return None

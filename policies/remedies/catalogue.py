@@ -1,4 +1,4 @@
-"""MOVES: which knobs a remedy turns, which memory that saves, and what is said of it.
+"""MOVES: the knobs that a remedy changes, the memory that it saves, and its description.
 
 The knob table says which way a knob saves a memory, `proposals` how far it goes and `ladder` when. Reason,
 gain and price stand here wherever a failure's figures say nothing better.
@@ -12,7 +12,7 @@ from autotune.policies.values.value import Value
 
 
 class Turn(Value, frozen=True, kw_only=True):
-    """What is said of one knob that a remedy turns."""
+    """The description of one knob that a remedy changes."""
 
     action: str = ""  # what to do, where nothing is known of the job; empty: the remedy needs its values
     reason: str = ""  # empty: it is told with the figures
@@ -314,12 +314,12 @@ def turn_of(name: str, knob: str) -> str:
 
 
 def spoken(name: str) -> dict[str, Turn]:
-    """Return the ways to apply a remedy that can be told without knowing the job's values."""
+    """Return the ways to apply a remedy that can be described without the job's values."""
     return {knob: turn for knob, turn in MOVES[name].turns.items() if turn.action} if name in MOVES else {}
 
 
 def spoken_for(name: str, phase: Phase, *, engine: bool) -> dict[str, Turn]:
-    """Return those of them that serve what failed, the nearest first; `engine` says that it was an engine."""
+    """Return those that help with the failed phase, most specific first; `engine`: an engine failed."""
     every = spoken(name)
     own = {k: turn for k, turn in every.items() if (KNOB_TABLE[k].part is Part.ENGINE) is engine} or every
     near = {knob: turn for knob, turn in own.items() if phase in KNOB_TABLE[knob].phases}

@@ -92,7 +92,7 @@ def smaller(
 
 
 def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
-    """Return a smaller share of the card for an engine, by what the message says is missing."""
+    """Return a smaller GPU memory share for an engine, reduced by the missing amount in the message."""
     present = getattr(knobs, knob)
     if knob not in profile.supported:
         return None
@@ -118,7 +118,7 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
 
 
 def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
-    """Return a larger share of the card for an engine, by what the message says is missing."""
+    """Return a larger GPU memory share for an engine, raised by the missing amount in the message."""
     present = getattr(knobs, knob)
     if knob not in profile.supported or present is None:
         return None

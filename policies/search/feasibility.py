@@ -1,4 +1,4 @@
-"""What the calibrated estimate says of a search's candidates: which may not run, which are worth a run."""
+"""The calibrated estimate of a search's candidates: which must not run, and which are worth a run."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Foresight(Forecast):
 
     @property
     def host_share(self) -> float:
-        """The share of a node's host memory that a trial may use beside those that run with it."""
+        """The share of a node's host memory that a trial may use next to parallel trials."""
         accepted = self.view.run.accepted
         parallel = accepted.job.search.parallel
         return HOST_LIMIT / trials_on_a_node(accepted.profile, accepted.cluster, parallel=parallel)

@@ -97,7 +97,7 @@ def informative(failed: list[int], held: list[int]) -> set[int]:
 
 
 def has_trials(history: History) -> bool:
-    """Return whether a search has begun its trials."""
+    """Return whether the trials of a search have started."""
     return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
 
 

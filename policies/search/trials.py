@@ -1,4 +1,4 @@
-"""What the trials of a search say: which is best, whether to go on, and what cannot be worth a run."""
+"""The results of a search's trials: the best one, whether to continue, and what is not worth a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROUNDED_S = 0.05  # by which the seconds of a result may be off
 
 
 def speed(steps: Sequence[Progressed]) -> Speed | None:
-    """Return the median speed after the warm-up, in steps where the log tells no tokens."""
+    """Return the median speed after the warm-up, in steps if the log shows no tokens."""
     counted = list(steps)[_WARM_UP_STEPS:] or list(steps)
     unit, rates = Unit.TOKENS, [s.tokens_per_second for s in counted if s.tokens_per_second]
     if not rates:

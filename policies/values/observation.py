@@ -105,7 +105,7 @@ class Saved(Value, frozen=True, kw_only=True, tag="saved", tag_field="kind"):
 
 
 class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_field="kind"):
-    """A marker: the job says that it is finished."""
+    """A marker: the job reports that it is finished."""
 
     step: int
 

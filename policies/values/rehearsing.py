@@ -1,4 +1,4 @@
-"""A rehearsal: a few steps before a training, in which the job meets what otherwise fails late."""
+"""A rehearsal: a few steps before a training that test what otherwise fails late."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LateEvent(StrEnum):
 
 
 class Met(Value, frozen=True, kw_only=True):
-    """Whether a rehearsal of a job meets an event."""
+    """Whether a rehearsal of a job covers an event."""
 
     event: LateEvent
     met: bool

@@ -305,7 +305,7 @@ class Areal(TabularFramework[Config]):
         return msgspec.structs.replace(job, settings={**overrides(job), **_without_idle_nulls(config, own)})
 
     def validates(self, config: Config) -> bool:
-        """Return whether the job says when it validates."""
+        """Return whether the job sets when it validates."""
         return any(config.has(f"evaluator.freq_{unit}") for unit in ("epochs", "steps", "secs"))
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:

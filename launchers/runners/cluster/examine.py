@@ -1,4 +1,4 @@
-"""Examines all nodes of a cluster at once; one that does not answer keeps nobody waiting."""
+"""Examines all nodes of a cluster at once; a node that does not answer delays no other."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def marker(run: str, attempt: int) -> str:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return what the kernel says about a process; None when it has ended, zombies included."""
+    """Return the kernel's data on a process; None if it has ended, zombies included."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - read twice a second per process
             data = file.read()

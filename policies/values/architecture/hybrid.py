@@ -15,7 +15,7 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def layer_kinds(config: Mapping[str, Any], *, family: str, layers: int) -> tuple[str, ...]:
-    """Return the kind of every layer as the config names it; empty where it says nothing."""
+    """Return the kind of every layer as named in the config; empty if it names none."""
     for name in ("layer_types", "layers_block_type"):
         kinds = config.get(name)
         if isinstance(kinds, list | tuple):
