@@ -114,7 +114,7 @@ def first_text(wish: Wish) -> str:
 
 
 def starting_job(wish: Wish) -> Start | None:
-    """Return the fastest configuration that is predicted to fit with headroom; None where none is.
+    """Return the fastest configuration that is predicted to fit with headroom; None if none is.
 
     Raises JobErrors where the wish itself is no legal job.
     """

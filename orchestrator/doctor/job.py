@@ -35,7 +35,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def model_of(job: Job, framework: Framework) -> str | None:
-    """Return the path or hub name of the model that an attempt would read; None where there is none."""
+    """Return the path or hub name of the model that an attempt would read; None if there is none."""
     return framework.model_path(job) or (job.model if isinstance(job.model, str) else None)
 
 
@@ -45,7 +45,7 @@ def first_command(job: Job, framework: Framework, profile: Profile) -> Command:
 
 
 def _launcher(command: Command) -> str:
-    """Return the program that chooses a job's interpreter; empty where the command names that itself."""
+    """Return the program that chooses a job's interpreter; empty if the command names that itself."""
     first = command.argv[0] if command.argv else ""
     return "" if first == "{python}" or _INTERPRETERS.fullmatch(first) else first
 

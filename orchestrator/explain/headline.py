@@ -41,7 +41,7 @@ _LONGEST = 160
 
 
 def phase_name(explanation: Explanation) -> str:
-    """Return the name of the phase in plain words; empty where it is unknown."""
+    """Return the name of the phase in plain words; empty if it is unknown."""
     phase = explanation.diagnosis.phase
     if phase is Phase.NONE:
         return ""

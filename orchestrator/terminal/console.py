@@ -324,7 +324,7 @@ class Console(Observer):
                 assert_never(event.verdict)
 
     def _failure_details(self, verdict: GaveUp | NeedsHuman | Infrastructure) -> Iterator[Text]:
-        """Yield what the user can use to go on from a run that failed."""
+        """Yield what the user can use to continue from a run that failed."""
         match verdict:
             case GaveUp(nearest=nearest, would_help=would_help):
                 yield from [Text(f"  {nearest}")] if nearest else []

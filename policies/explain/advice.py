@@ -49,7 +49,7 @@ class Known(Value, frozen=True, kw_only=True):
 
 
 def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
-    """Return what cures a failure, what recovery would take first; empty where no change of the job would.
+    """Return what cures a failure, what recovery would take first; empty if no change of the job would.
 
     Where the job's settings are known these are recovery's own remedies. Where they are not, the same ladder
     gives directions, those last that presuppose what the log does not show.

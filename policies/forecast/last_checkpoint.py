@@ -16,7 +16,7 @@ _MOST = 2  # stops of one run
 
 
 def forewarned(run: Run, last: Attempt) -> Foreseen | None:
-    """Return the failure to go out of the way of now; None where there is time, no checkpoint or no wish.
+    """Return the failure to go out of the way of now; None if there is time, no checkpoint or no wish.
 
     The checkpoint is the last before the step by which the failure is at all likely, as far as the intervals
     between checkpoints so far tell, and so fresh that a stop costs next to nothing. A job that ends with its

@@ -46,7 +46,7 @@ def decide(history: History) -> Action:
     """Return what follows from everything that happened so far.
 
     A run that finished stays finished until the loop appends `Decided(reason=RESUMED)`, because the
-    user asked to go on: budgets then count anew, and the last attempt is continued with its own knobs
+    user asked to continue: budgets then count again, and the last attempt is continued with its own knobs
     or cured.
     """
     run = without_refused(fold(history))
@@ -165,7 +165,7 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
 
 
 def _spent(run: Run) -> str:
-    """Return which budget leaves no relaunch, in words; empty where one is left."""
+    """Return which budget leaves no relaunch, in words; empty if one is left."""
     recovery = run.accepted.job.recovery
     failed = [
         a

@@ -55,7 +55,7 @@ def next_remedy(run: Run) -> Remedy | None:
 
 
 def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
-    """Return the best configuration by the calibrated estimate; None where nothing is known of the job."""
+    """Return the best configuration by the calibrated estimate; None if nothing is known of the job."""
     view = outlook(run)
     if view is None:
         return None
@@ -107,7 +107,7 @@ def gave_up(run: Run, reason: str = "") -> GaveUp:
 
 
 def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
-    """Return by how much an attempt missed, in words; empty where its message has no figures."""
+    """Return by how much an attempt missed, in words; empty if its message has no figures."""
     missing = missing_bytes(diagnosis.facts)
     if missing is None:
         return ""

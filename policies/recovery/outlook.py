@@ -146,7 +146,7 @@ def any_of(chances: Floats) -> Floats:
 def less_than(
     view: Outlook, failed: Sequence[Attempt], *, clearly: float = 0.0
 ) -> Callable[[Estimates], NDArray[np.bool_]]:
-    """Return a predicate: which candidates need less of each failed memory than the attempts that failed on it.
+    """Return a predicate: which candidates need less of each failed memory than the attempts that failed.
 
     `clearly` is the least share of it; then what the message missed is to be free as well.
     """

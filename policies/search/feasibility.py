@@ -51,7 +51,7 @@ class Forecast:
         return {}
 
     def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much each phase is expected to exceed what it may use; empty where unknown."""
+        """Return by how much each phase is expected to exceed what it may use; empty if unknown."""
         return {}
 
     def much_slower(self, best: Knobs, knobs: Knobs) -> float:
@@ -167,7 +167,7 @@ def foreseen(
     *,
     neighbours: Neighbours,
 ) -> Foresight | None:
-    """Return the foresight after these events; None where no model is known or none is wanted."""
+    """Return the foresight after these events; None if no model is known or none is wanted."""
     run = fold((accepted, *events), trials=True)
     view = outlook(run)
     if view is None:

@@ -1,4 +1,4 @@
-"""When the trials of a search begin, wait and end, and which configurations are proven."""
+"""When the trials of a search start, wait and end, and which configurations are proven."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def time_left(course: Course, results: Sequence[Tried], *, now: float) -> TimeLe
 
     It may end at any time because nothing that is worth a run is left, so there is no lower bound. Until
     some trials have shown how long one takes, what is left of search.duration is all that is known. None:
-    no trial has begun, or the search is over.
+    no trial has started, or the search is over.
     """
     search = course.job.search
     running = [leg for leg in course.legs if leg.trial is not None]

@@ -51,7 +51,7 @@ class TrialHistory(Value, frozen=True, kw_only=True):
 
 
 def trial_history(history: History) -> TrialHistory:
-    """Return the history folded; raises ValueError where it does not begin with Accepted."""
+    """Return the history folded; raises ValueError if it does not start with Accepted."""
     return extended(TrialHistory(accepted=accepted_of(history)), history[1:])
 
 
@@ -102,7 +102,7 @@ def has_trials(history: History) -> bool:
 
 
 def stable_start(history: History) -> Started:
-    """Return the attempt that made the job stable; raises IndexError where none has ended."""
+    """Return the attempt that made the job stable; raises IndexError if none has ended."""
     ended = {e.attempt for e in history if isinstance(e, Ended)}
     return [e for e in history if isinstance(e, Started) and e.trains and e.attempt in ended][-1]
 

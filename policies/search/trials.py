@@ -164,7 +164,7 @@ def exceeds(result: Tried) -> bool:
 def winner(results: Sequence[Tried], *, start: Knobs | None) -> Tried | None:
     """Return what a search has to show for itself: the fastest that was proven, once one was put to proof.
 
-    The stable `start` held for goal.steps before the search began, which is no such proof.
+    The stable `start` held for goal.steps before the search started, which is no such proof.
     """
     put_to_proof = any(r.purpose is Purpose.CONFIRM and r.knobs != start for r in results)
     proven = fastest(results, confirmed=True)
@@ -181,7 +181,7 @@ class Gain(Value, frozen=True, kw_only=True):
 
 
 def gain(results: Sequence[Tried], *, start: Knobs) -> Gain | None:
-    """Return how the winner compares with the stable start; None where only one of them was measured so.
+    """Return how the winner compares with the stable start; None if only one of them was measured so.
 
     The start may leave less headroom than the goal wants: that is for the winner to do better.
     """

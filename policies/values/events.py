@@ -89,7 +89,7 @@ class Policy(StrEnum):
 
 
 class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="type"):
-    """A run begins: everything decisions depend on."""
+    """A run starts: everything decisions depend on."""
 
     run: str
     job: Job
@@ -331,7 +331,7 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
 
     @property
     def rate(self) -> float:
-        """Its speed in that unit, 0 where it was not measured."""
+        """Its speed in that unit, 0 if it was not measured."""
         return self.tokens_per_second or self.steps_per_second or 0.0
 
 

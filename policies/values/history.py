@@ -136,7 +136,7 @@ class Run(Value, frozen=True, kw_only=True):
 
 
 def fold(history: History, *, trials: bool = False) -> Run:
-    """Return the history as attempts; raises ValueError where it does not begin with Accepted.
+    """Return the history as attempts; raises ValueError if it does not start with Accepted.
 
     With `trials` those of a search are there too, as far as they show the worst case: where the longest
     sequences were forced, attempts on the job's own lengths are left out. Rehearsals stand apart.
@@ -291,7 +291,7 @@ def _saved(attempts: list[Attempt], steps: list[list[Progressed]]) -> bool:
 
 
 def _raise_after(place: int, furthest: list[int], step: int) -> None:
-    """Take note of a step for the attempts that began later: trials run at the same time."""
+    """Take note of a step for the attempts that started later: trials run at the same time."""
     for later in range(place + 1, len(furthest)):
         furthest[later] = max(furthest[later], step)
 
@@ -342,7 +342,7 @@ def _left_out(history: History, *, trials: bool) -> set[int]:
 
 
 def accepted_of(history: History) -> Accepted:
-    """Return the row that a history begins with, its job as the user changed it since.
+    """Return the row that a history starts with, its job as the user changed it since.
 
     Raises ValueError where there is none, or a second one.
     """

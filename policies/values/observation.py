@@ -52,7 +52,7 @@ class Peak(Value, frozen=True, kw_only=True):
 
 
 class PhaseStarted(Value, frozen=True, kw_only=True, tag="phase_started", tag_field="kind"):
-    """A marker: a phase begins."""
+    """A marker: a phase starts."""
 
     phase: Phase
     step: int

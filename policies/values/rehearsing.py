@@ -38,7 +38,7 @@ class Met(Value, frozen=True, kw_only=True):
 
 
 class Rehearsal(Value, frozen=True, kw_only=True):
-    """The rehearsal that a run begins with."""
+    """The rehearsal that a run starts with."""
 
     forces: bool  # every answer can be made as long as the job allows, and is not so by itself
     reloads: bool  # a checkpoint is written that a second start can go on from

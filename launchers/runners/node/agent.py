@@ -215,7 +215,7 @@ class Node:
 
 
 def read_baseline(attempt: str) -> Baseline:
-    """Return what is in use on this machine before an attempt begins."""
+    """Return what is in use on this machine before an attempt starts."""
     return Baseline(
         host_used_bytes=read_host().used_bytes,
         neighbours_bytes=_held_by_others(attempt),

@@ -204,7 +204,7 @@ def _card(card: host.Card) -> CardFacts:
 
 
 def _program(wanted: Examination) -> ProgramFacts | None:
-    """Return what the job's interpreter can import, None where the job has none to ask."""
+    """Return what the job's interpreter can import, None if the job has none to ask."""
     if wanted.python is None and not wanted.modules and not wanted.distributions:
         return None
     named = _interpreter(wanted)
@@ -234,7 +234,7 @@ def _interpreter(wanted: Examination) -> str:
 def _run(
     path: str, wanted: Examination, *, environment: dict[str, str], out: BinaryIO, err: BinaryIO
 ) -> int | None:
-    """Return how the imports ended, None where they were given up.
+    """Return how the imports ended, None if they were given up.
 
     They write to files: a process that an import leaves behind would hold pipes open.
     """
@@ -278,7 +278,7 @@ def _last_line(data: bytes) -> str:
 
 
 def _model(wanted: Examination) -> ModelFacts | None:
-    """Return the model as this node can read it; None where the job names none."""
+    """Return the model as this node can read it; None if the job names none."""
     if wanted.model is None:
         return None
     place = None
