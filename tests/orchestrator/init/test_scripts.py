@@ -118,6 +118,15 @@ def init(folder: Path, *words: str) -> Result:
         os.chdir(kept)
 
 
+def test_a_prediction_asks_for_the_cards_only_where_they_are_not_named(checkout: Path) -> None:
+    command = ["--", "accelerate", "launch", "train.py", "--learning_rate", "1e-6"]
+    named = init(checkout, "--gpus", "8xH100", *command)
+    assert named.exit_code == 0 and "no memory estimate" in named.stderr
+    assert "names the GPUs" not in named.stderr
+    unnamed = init(checkout, "-o", "other.yaml", *command)
+    assert "hint: --gpus 8xH100 names the GPUs" in unnamed.stderr
+
+
 def launched(folder: Path, file: str) -> str:
     result = CliRunner().invoke(main, ["launch", "-n", str(folder / file)])
     assert result.exit_code == 0, result.stderr
