@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 
 class Advice(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A remedy of the public guides as it stands in the framework's current code."""
+    """A remedy of the public guides and its status in the framework's current code."""
 
     remedy: str  # a name of autotune.policies.remedies.ladder, or the guide's own words where none exists
     phase: str  # a Phase, or "any"
@@ -99,18 +99,18 @@ class Framework(Protocol):
         """Return the folder or hub name of the model that the job's settings name."""
 
     def checkpoint_folder(self, job: Job) -> str | None:
-        """Return the absolute folder below which the job's checkpoints go; None where no setting tells."""
+        """Return the absolute folder of the job's checkpoints; None if no setting names it."""
         return None
 
     def shape(self, job: Job) -> Model | None:
-        """Return the model's shape where the settings themselves tell it; `job.shape` otherwise."""
+        """Return the model's shape if the settings state it; `job.shape` otherwise."""
         return job.shape
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return what the policies need to know of the job; its shape may be unknown."""
 
     def training(self, job: Job) -> Training:
-        """Return what is trained, as far as the job's settings tell it."""
+        """Return what is trained, as far as the job's settings state it."""
         return Training()
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
@@ -135,7 +135,7 @@ class Framework(Protocol):
         return {}
 
     def marker(self, line: str) -> Marker | None:
-        """Return what a line of the log says about progress, if anything."""
+        """Return the progress that a log line reports, if any."""
 
     def last_step(self, job: Job) -> int | None:
         """Return the step that completes the training, where the settings name it."""
@@ -160,7 +160,7 @@ class Framework(Protocol):
         """
 
     def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal of the job meets of what fails late; empty where it cannot be rehearsed."""
+        """Return which late events a rehearsal of the job covers; empty if it cannot be rehearsed."""
         return ()
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
@@ -214,7 +214,7 @@ class Observed(Value, frozen=True, kw_only=True):
 
 
 class Drain(Value, frozen=True, kw_only=True):
-    """Whether the memory of an ended attempt came back."""
+    """Whether the memory of an ended attempt was released."""
 
     clear: bool
     seconds: float

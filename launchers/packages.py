@@ -27,7 +27,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 
 
 def version_of(distribution: str) -> str:
-    """Return the version of an installed distribution; empty where it is not installed."""
+    """Return the version of an installed distribution; empty if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # slow, and most commands do without
 
     try:

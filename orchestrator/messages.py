@@ -188,7 +188,7 @@ def forecast(event: Foreseen) -> str:
 
 
 def forecast_figures(event: Foreseen) -> str:
-    """Return what a forecast rests on: use now, growth and limit; empty where it no longer holds."""
+    """Return what a forecast rests on: use now, growth and limit; empty if it no longer holds."""
     if not event.holds:
         return ""
     lengths = ", with the lengths of the responses" if event.lengths else ""

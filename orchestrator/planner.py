@@ -163,7 +163,7 @@ def plan(
 
 
 def settings_of(job: Job, framework: Framework) -> str:
-    """Return which release's settings and defaults the plan is made with; empty where all have the same."""
+    """Return which release's settings and defaults the plan is made with; empty if all have the same."""
     if not framework.releases:
         return ""
     release = choose(job.framework_version, framework.releases)

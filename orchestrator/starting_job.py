@@ -23,6 +23,7 @@ from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 
 FRAMEWORKS = ("verl", "slime")
+_CHOSEN = "chosen by the memory and speed estimate"
 _NEXT_TO_NOTHING = 1.005  # of a step's time: below what a search calls a gain
 _ROUNDS = 3  # searches, each around the fastest of the one before
 _VERL = """\
@@ -113,7 +114,7 @@ def first_text(wish: Wish) -> str:
 
 
 def starting_job(wish: Wish) -> Start | None:
-    """Return the fastest configuration that is predicted to fit with headroom; None where none is.
+    """Return the fastest configuration that is predicted to fit with headroom; None if none is.
 
     Raises JobErrors where the wish itself is no legal job.
     """
@@ -141,7 +142,7 @@ def starting_job(wish: Wish) -> Start | None:
         return None
     chosen = _with_defaults(sight, profile, found[0])
     changes = framework.settings(job, chosen)
-    edits = [Edit(("settings", key), value, "predicted") for key, value in changes.items()]
+    edits = [Edit(("settings", key), value, _CHOSEN) for key, value in changes.items()]
     step_s = float(judged(sight, (chosen,)).estimate.step_s[0])
     return Start(
         text=edited(text, edits, literal=LITERAL).rstrip() + "\n", step_s=step_s, looked_at=len(found)

@@ -15,7 +15,7 @@ from docs.site.assembly import assemble
 
 
 def build(to: Path) -> int:
-    """Build the site in a folder; returns an exit code, not 0 where a link or an anchor leads nowhere."""
+    """Build the site in a folder; returns an exit code, not 0 if a link or an anchor leads nowhere."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         assemble(work / "docs")

@@ -1,4 +1,4 @@
-"""What the pages of the reference begin with."""
+"""What the pages of the reference start with."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def start_trainers(settings: Settings, *, on_gpu: bool, gpus_each: float = 1.0) 
 def gather(calls: dict[str, Any], *, done: Callable[[str, Any], None] | None = None) -> dict[str, Any]:
     """Return the results of calls by label; the first failure raises ActorFailure while others still run.
 
-    A rank that failed leaves the others waiting in a collective, so waiting for all would wait for ever.
+    A rank that failed leaves the others waiting in a collective, so waiting for all would wait forever.
     """
     labels = {reference: label for label, reference in calls.items()}
     results: dict[str, Any] = {}

@@ -35,7 +35,7 @@ class StepFigures(NamedTuple):
 
 
 def phase_start(name: str, *, step: int) -> None:
-    """Say that a phase begins."""
+    """Say that a phase starts."""
     say(f"phase start name={name} step={step}")
 
 
@@ -48,7 +48,7 @@ def phase_end(name: str, *, step: int, component: Component, usage: Usage) -> No
 
 
 def cured(record: CureRecord) -> None:
-    """Say that a phase begins anew in smaller micro-batches."""
+    """Say that a phase starts again in smaller micro-batches."""
     say(
         f"cured in place phase={record.phase} step={record.step} rank={record.rank} "
         f"knob={record.knob} before={record.before} after={record.after}"

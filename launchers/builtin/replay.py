@@ -75,7 +75,7 @@ def _skipped(why: str) -> Comparison:
 
 
 def _groups(settings: Settings, shape: ModelShape) -> int:
-    """Return how many prompts' answers are replayed, 0 where not even one prompt's can be."""
+    """Return how many prompts' answers are replayed, 0 if not even one prompt's can be."""
     block = 4 * shape.hidden**2 + 3 * shape.hidden * shape.intermediate
     parameters = 2 * shape.vocab * shape.hidden + shape.layers * block
     tokens = settings.samples * (settings.prompt_tokens + settings.response_tokens)

@@ -29,7 +29,7 @@ class ProcessHandle:
         self.read_from({})
 
     def read_from(self, read: Mapping[str, int]) -> None:
-        """Make the next poll begin at these offsets, or at the start."""
+        """Make the next poll start at these offsets, or at the start."""
         self._cursor = dict(read)
         self._recorded = 0
         self._taken = 0

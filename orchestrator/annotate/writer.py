@@ -46,7 +46,7 @@ class NoRunError(Exception):
 
 
 def missing(tracker: str) -> str:
-    """Return the package that this interpreter lacks; empty where it can write."""
+    """Return the package that this interpreter lacks; empty if it can write."""
     ways = _PACKAGES[tracker]
     return "" if any(all(find_spec(name) for name in way) for way in ways) else ways[0][0]
 
@@ -100,7 +100,7 @@ def _refuse_missing_store(uri: str | None) -> None:
 
 
 def _latest_mlflow_run(client: Any, place: Place) -> Any:
-    """Return the run of the experiment that began while the attempt ran; raises NoRunError."""
+    """Return the run of the experiment that started while the attempt ran; raises NoRunError."""
     wanted = place.get("experiment") or place["default_experiment"]
     experiment = client.get_experiment_by_name(wanted)
     if experiment is None:

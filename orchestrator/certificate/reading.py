@@ -47,7 +47,7 @@ def framework_of(certificate: Certificate, path: Path) -> Framework:
 
 
 def journal_beside(path: Path) -> History | None:
-    """Return the events on record beside a certificate, None where there are none; raises Failure."""
+    """Return the events on record beside a certificate, None if there are none; raises Failure."""
     file = path.with_name("events.jsonl")
     if not _exists(file):
         return None
@@ -59,7 +59,7 @@ def journal_beside(path: Path) -> History | None:
 
 
 def job_beside(path: Path, name: str) -> Job | None:
-    """Return the job in a file beside a certificate, None where there is none; raises Failure."""
+    """Return the job in a file beside a certificate, None if there is none; raises Failure."""
     file = path.with_name(name)
     if not _exists(file):
         return None

@@ -19,7 +19,7 @@ _CARRIED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_E
 
 
 def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, str] | None:
-    """Return whether one update comes out the same, and in words how; None where there is no replay."""
+    """Return whether one update comes out the same, and in words how; None if there is no replay."""
     command = framework.replay(before, after)
     if command is None:
         return None

@@ -81,7 +81,7 @@ def document(found: Verification) -> VerificationDocument:
 
 
 def verify(path: Path) -> Verification:
-    """Return what contradicts a certificate; raises Failure where it, or a file beside it, is unusable.
+    """Return what contradicts a certificate; raises Failure if it, or a file beside it, is unusable.
 
     Nothing that the files name is run, opened or loaded.
     """

@@ -20,21 +20,21 @@ from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking
 
 # In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
 COMMANDS: Mapping[str, str] = {
-    "init": "Make a job file from the command or script that you have.",
+    "init": "Create a job file from an existing command, script or config.",
     "launch": "Run the training to its end, recovering from memory failures.",
-    "rehearse": "Meet in a few steps what fails late, and cure it before the training.",
+    "rehearse": "Test what fails late in a few steps, and fix it before the training.",
     "search": "Find the fastest configuration that fits.",
-    "plan": "Show what launch would do, and why; start nothing.",
-    "doctor": "Check machine, cluster and job before GPUs are spent.",
+    "plan": "Show what launch would do and why, without starting anything.",
+    "doctor": "Check the machine, the cluster and the job before a launch.",
     "explain": "Explain why a job died from its log, and what would fix it.",
     "status": "List the runs, or the attempts of one run.",
     "logs": "Print the log of the running or last attempt.",
     "report": "Write a run's report as one HTML file.",
     "resume": "Continue an interrupted run.",
     "stop": "Stop a run cleanly, from any terminal or host.",
-    "verify": "Check a certificate: whether what was trained is what the job says.",
+    "verify": "Check a certificate: whether the training matches the job.",
     "remedies": "List every remedy for a framework: setting, limits, cost.",
-    "skill": "Write the instructions by which a coding agent uses autotune.",
+    "skill": "Write instructions for coding agents (Agent Skills format).",
 }
 BESIDE: Mapping[str, str] = {"rehearse": "launch"}  # commands in the module of another
 DRIVING = frozenset({"launch", "rehearse", "resume", "search"})
@@ -129,7 +129,8 @@ def _print_failure(failure: Failure, *, color: str) -> None:
         "max_content_width": 100,
         "auto_envvar_prefix": ENVIRONMENT_PREFIX,
     },
-    epilog="Documentation: README.md. Shell completion: _AUTOTUNE_COMPLETE=bash_source autotune",
+    epilog="Documentation: README.md and docs/ of the source tree. "
+    'Shell completion: eval "$(_AUTOTUNE_COMPLETE=bash_source autotune)"',
 )
 @global_options
 def main() -> None:

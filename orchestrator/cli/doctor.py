@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _CODES = """\b
 Exit codes:
-  0    every check passed, warnings apart
-  1    a check failed: a launch would not begin, or fail
+  0    no check failed; there may be warnings
+  1    a check failed: a launch would not start, or would fail
   2    the job file or an option is wrong
   3    no cluster answers
   101  a bug in autotune"""
@@ -57,7 +57,7 @@ def _shown(found: Examined) -> Examined:
 @global_options
 @click.pass_context
 def command(context: click.Context, job_file: Path | None) -> None:
-    """Check this machine, its cluster and a job before GPUs are spent. Starts nothing on them.
+    """Check this machine, its cluster and a job before a launch. Starts nothing on the GPUs.
 
     \b
     Example:

@@ -24,9 +24,9 @@ from autotune.policies.values.value import Value
 
 _CODES = """\b
 Exit codes:
-  0    the job file is written, and `autotune launch` would take it
-  1    it is written, but has to be edited first; or no training was found
-  2    an option is wrong, or the file exists already"""
+  0    the job file is written and valid
+  1    the job file is written but needs edits, or no training command was found
+  2    an option is wrong, or the file already exists"""
 _SHOWN = 12  # notes on the terminal; the file holds more
 
 
@@ -61,7 +61,7 @@ class JobDraft(Value, frozen=True, kw_only=True):
     "--gpus",
     metavar="8xH100",
     shell_complete=card_names,
-    help="Cards of the cluster, for the prediction: 8xH100, 2x8xH100-80GB.",
+    help="GPUs of the cluster, for the prediction; for two nodes: 2x8xH100-80GB.",
 )
 @option("--force", is_flag=True, help="Overwrite the file.")
 @global_options
@@ -69,7 +69,7 @@ class JobDraft(Value, frozen=True, kw_only=True):
 def command(
     context: click.Context, source: tuple[str, ...], output: Path, gpus: str | None, force: bool
 ) -> None:
-    """Make a job file from the command, launch script or framework file that you have; run nothing.
+    """Create a job file from an existing command, launch script or framework config. Runs nothing.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def command(
       autotune init -- python3 -m verl.trainer.main_ppo data.train_batch_size=512
     """  # noqa: D301 - click reads the backspace
     if not source:
-        raise click.UsageError("name a script, a configuration file, or `--` and a command")
+        raise click.UsageError("pass a script, a configuration file, or `--` and a command")
     context.exit(write(source, output=output, gpus=gpus, force=force, options=given(context)))
 
 
@@ -122,7 +122,7 @@ def write(
     if errors is not None:
         if not options.json:
             click.echo(f"\n{errors.message}\n", err=True)
-            click.echo("The file is written, but these have to be changed before it can run.", err=True)
+            click.echo("The file is written, but these errors must be fixed before a launch.", err=True)
         return ExitCode.NO
     return ExitCode.OK
 
@@ -137,8 +137,8 @@ def _put(output: Path, text: str, *, force: bool, private: bool) -> None:
             output.chmod(0o600)
     except FileExistsError:
         raise Failure(
-            f"`{output}` exists already",
-            hint="-o OTHER.yaml, or --force to overwrite it",
+            f"`{output}` already exists",
+            hint="pass -o OTHER.yaml, or --force to overwrite it",
             code=ExitCode.USAGE,
         ) from None
     except OSError as error:
@@ -154,9 +154,9 @@ def _say(draft: object, *, output: Path, missing: tuple[str, ...], options: Opti
     what = draft.framework
     if draft.framework == "command":
         what = (
-            f"{draft.other}, which autotune runs as any command: no adapter yet"
+            f"{draft.other}: no adapter yet, so autotune runs it as a plain command"
             if draft.other
-            else "no framework recognised, run as any command"
+            else "no framework recognised, so autotune runs it as a plain command"
         )
     count = len(draft.settings)
     kept = f", {count} setting{'' if count == 1 else 's'} kept" if count else ""
@@ -167,11 +167,11 @@ def _say(draft: object, *, output: Path, missing: tuple[str, ...], options: Opti
     for note in shown:
         click.echo(f"  {place(note)}: {note.message}", err=True)
     if len(shown) < len(draft.notes):
-        click.echo(f"  and {len(draft.notes) - len(shown)} more in the file's head", err=True)
+        click.echo(f"  and {len(draft.notes) - len(shown)} more at the top of the file", err=True)
     for warning in missing:
         click.echo(f"  warning: {warning}", err=True)
     if draft.is_private:
-        click.echo("  a setting holds a secret: the file is readable by you alone", err=True)
+        click.echo("  a setting holds a secret: only you can read the file", err=True)
 
 
 def _predict(job: object, output: Path, options: Options) -> None:

@@ -9,16 +9,16 @@ from autotune.orchestrator.cli.shared.options import given, global_options, opti
 
 CODES = """\b
 Exit codes:
-  0    the training is complete, or `then: stop` was reached
+  0    the training is complete, or stopped at the goal with `then: stop`
   1    no configuration fits, or the job itself failed (code, configuration, disk)
   2    the job file or an option is wrong
-  3    infrastructure failed: the cluster, its memory or the run's folder; later, `autotune resume`
+  3    infrastructure failed: the cluster, its memory or the run folder; `autotune resume` later
   101  a bug in autotune
   130  interrupted; 143 terminated; `autotune resume` continues the run"""
 
 _REHEARSAL_CODES = CODES.replace(
-    "the training is complete, or `then: stop` was reached",
-    "the job got through; `rehearsed.yaml` of the run is the job with what that took",
+    "the training is complete, or stopped at the goal with `then: stop`",
+    "the rehearsal passed; `rehearsed.yaml` in the run folder is the job with the changes it needed",
 )
 
 
@@ -27,7 +27,7 @@ _REHEARSAL_CODES = CODES.replace(
 @option(
     "--rehearse",
     is_flag=True,
-    help="Begin with a rehearsal: a few steps in a folder of their own that meet what fails late.",
+    help="Start with a rehearsal: a few steps, in a separate folder, that test what fails late.",
 )
 @global_options
 @click.pass_context
@@ -48,7 +48,7 @@ def command(context: click.Context, launch_options: LaunchOptions) -> None:
 @global_options
 @click.pass_context
 def rehearse(context: click.Context, launch_options: LaunchOptions) -> None:
-    """Meet in a few steps what fails late, and cure it: full lengths, checkpoint, validation, reload.
+    """Test what fails late in a few steps, and fix it: full lengths, checkpoint, validation, reload.
 
     \b
     Example:

@@ -25,9 +25,9 @@ from autotune.policies.values.value import Value
 _CODES = """\b
 Exit codes:
   0    the log is printed; with --follow: the run has ended
-  1    no attempt has begun
+  1    no attempt has started
   2    there is no such run or attempt, or an option is wrong
-  130  interrupted; the run goes on"""
+  130  interrupted; the run continues"""
 _POLL_S = 0.3
 _OWNER_S = 5.0  # between looks at whether the run has a driver
 
@@ -119,7 +119,7 @@ def follow(run: directory.Run, *, attempt: int | None, options: Options, tail: i
 
 def _none_begun(run: directory.Run) -> Failure:
     return Failure(
-        f"no attempt of run {run.id} has begun", hint=f"`autotune status {run.id}`", code=ExitCode.NO
+        f"no attempt of run {run.id} has started", hint=f"`autotune status {run.id}`", code=ExitCode.NO
     )
 
 
@@ -187,10 +187,10 @@ class _Printer:
 @click.command("logs", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @option(
-    "-f", "--follow", "following", is_flag=True, envvar="AUTOTUNE_FOLLOW", help="Go on until the run ends."
+    "-f", "--follow", "following", is_flag=True, envvar="AUTOTUNE_FOLLOW", help="Print until the run ends."
 )
 @option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt's log (default: the last).")
-@option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@option("--tail", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines.")
 @global_options
 @click.pass_context
 def command(

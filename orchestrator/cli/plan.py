@@ -85,7 +85,9 @@ def cards_of(written: str | None) -> Gpus | None:
         return parse_gpus(written)
     except ValueError as error:
         raise Failure(
-            f"--gpus: {error}", hint="another card: `cluster: {gpu_memory: 80GiB}`", code=ExitCode.USAGE
+            f"--gpus: {error}",
+            hint="for another GPU, set `cluster: {gpu_memory: 80GiB}` in the job",
+            code=ExitCode.USAGE,
         ) from None
 
 
@@ -111,21 +113,21 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
 
     if framework not in FRAMEWORKS:
         raise Failure(
-            f"--framework {framework}: a job from a model alone is made for {' and '.join(FRAMEWORKS)}",
-            hint="autotune init FILE makes one from what you have",
+            f"--framework {framework}: --model generates jobs only for {' and '.join(FRAMEWORKS)}",
+            hint="`autotune init FILE` creates a job from a script or config",
             code=ExitCode.USAGE,
         )
     if find_public(model) is None and find_folder(model, ".") is None:
         raise Failure(
-            f"--model: the shape of `{model}` is not known",
-            hint="name its folder or its config.json",
+            f"--model: the shape of `{model}` is unknown",
+            hint="pass the path of its folder or its config.json",
             code=ExitCode.USAGE,
         )
     found = starting_job(Wish(model=model, framework=framework, gpus=wanted, **sizes))
     where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"
     if found is None:
         click.echo(f"no configuration of {model} is predicted to fit {where}", err=True)
-        click.echo("hint: more cards, or a shorter --response", err=True)
+        click.echo("hint: use more GPUs or a shorter --response", err=True)
         return ExitCode.NO
     if options.json:
         click.echo(msgspec.json.encode(StartingJob(job=found.text, step_s=found.step_s)))
@@ -169,18 +171,20 @@ def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
     "--gpus",
     metavar="8xH100",
     shell_complete=card_names,
-    help="Plan for these cards, also 2x8xH100-80GB, wherever you are.",
+    help="Plan for these GPUs instead of the local ones; for two nodes: 2x8xH100-80GB.",
 )
-@option("--model", metavar="NAME", help="Without a job file: make one for this model.")
+@option("--model", metavar="NAME", help="Without a job file: generate one for this model.")
 @option(
     "--framework",
     metavar="NAME",
     shell_complete=framework_names,
-    help="... and this framework (default: verl).",
+    help="With --model: the framework (default: verl).",
 )
-@option("--prompt", type=click.IntRange(1), metavar="N", help="... with prompts of at most N tokens (1024).")
-@option("--response", type=click.IntRange(1), metavar="N", help="... with responses of at most N (4096).")
-@option("--batch", type=click.IntRange(1), metavar="N", help="... and N prompts in a step (256).")
+@option("--prompt", type=click.IntRange(1), metavar="N", help="With --model: prompt tokens at most (1024).")
+@option(
+    "--response", type=click.IntRange(1), metavar="N", help="With --model: response tokens at most (4096)."
+)
+@option("--batch", type=click.IntRange(1), metavar="N", help="With --model: prompts per step (256).")
 @global_options
 @click.pass_context
 def command(
@@ -204,10 +208,10 @@ def command(
     said = {name: value for name, value in sizes.items() if value is not None}
     if job_file is not None:
         if model is not None or framework is not None or said:
-            raise click.UsageError("--model, --framework and sizes make a job; leave out the job file")
+            raise click.UsageError("--model and its options generate a job: do not pass a job file too")
         show(job_file, gpus=gpus, options=options)
         return
     wanted = cards_of(gpus)
     if model is None or wanted is None:
-        raise click.UsageError("name a job file, or --model and --gpus")
+        raise click.UsageError("pass a job file, or --model and --gpus")
     context.exit(start(wanted, model=model, framework=framework or "verl", sizes=said, options=options))

@@ -42,7 +42,7 @@ def command(context: click.Context, run: str | None, opened: bool, force: bool) 
     path = found.path / NAME
     click.echo(msgspec.json.encode(report) if options.json else str(path))
     if opened and not opens(path):
-        click.echo(f"hint: no browser was found here; open {path.resolve()} in one", err=True)
+        click.echo(f"hint: no browser was found; open {path.resolve()} in one", err=True)
 
 
 def opens(path: Path) -> bool:

@@ -16,7 +16,7 @@ from autotune.orchestrator.cli.shared.options import given, global_options, opti
     "--edit",
     "edit",
     is_flag=True,
-    help="Go on after a failure, with the job file as it is now; an unchanged one opens in $EDITOR.",
+    help="Continue after a failure with the edited job file; opens $EDITOR if it is unchanged.",
 )
 @option(
     "--job",
@@ -24,15 +24,15 @@ from autotune.orchestrator.cli.shared.options import given, global_options, opti
     metavar="FILE",
     envvar="AUTOTUNE_JOB",
     type=click.Path(path_type=Path),
-    help="Go on with the changed job in this file; implies --edit.",
+    help="Continue with the edited job in this file; implies --edit.",
 )
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None, edit: bool, job_file: Path | None) -> None:
     """Continue an interrupted run, or a failed one after a fix.
 
-    RUN is an id or the start of one; default: the latest run. A run that failed or gave up goes on with
-    --edit: with what changed in the job file it was launched from, in runs/RUN/job.yaml, or with --job FILE.
+    RUN is an id or the start of one; default: the latest run. A run that failed or gave up continues with
+    --edit, which reads the changes from the launched job file or from runs/RUN/job.yaml, or with --job FILE.
 
     \b
     Example:

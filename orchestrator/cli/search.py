@@ -25,7 +25,7 @@ from autotune.orchestrator.cli.shared.options import given, global_options, opti
 @option(
     "--rehearse/--no-rehearse",
     default=True,
-    help="Begin with a rehearsal, where the job allows one: a few steps that meet what fails late.",
+    help="Start with a rehearsal, if the job allows one: a few steps that test what fails late.",
 )
 @global_options
 @click.pass_context

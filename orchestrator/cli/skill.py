@@ -13,7 +13,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 _CODES = """\b
 Exit codes:
   0    the skill is written
-  2    a file of the same name is not ours, the folder cannot be written, or an option is wrong"""
+  2    the file exists and is not autotune's, the folder is not writable, or an option is wrong"""
 _NAME = "autotune"
 _TEXT = Path(__file__).with_name("shared") / "SKILL.md"
 _OURS = "\nname: autotune\n"  # in the head of every SKILL.md that this command wrote
@@ -31,7 +31,7 @@ def write(folder: Path, *, options: Options) -> None:
         if target.exists() and _OURS not in target.read_text(encoding="utf-8", errors="replace"):
             raise Failure(
                 f"`{target}` exists and was not written by autotune",
-                hint="name another folder, or move it",
+                hint="pass another folder, or move the file",
                 code=ExitCode.USAGE,
             )
         for path, text in texts.items():
@@ -53,7 +53,7 @@ def write(folder: Path, *, options: Options) -> None:
 @global_options
 @click.pass_context
 def command(context: click.Context, folder: Path) -> None:
-    """Write the instructions by which a coding agent uses autotune, in the Agent Skills format.
+    """Write instructions for coding agents that use autotune, in the Agent Skills format.
 
     DIR is the folder of the skills; default: .agents/skills. A skill that autotune wrote before is replaced.
 

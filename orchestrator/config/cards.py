@@ -82,12 +82,10 @@ def parse_gpus(written: str) -> Gpus:
     card = find_card(found[3]) if found else None
     if found is None or card is None:
         known = ", ".join(each.name for each in CARDS)
-        raise ValueError(
-            f"`{written}` is no card of the table, such as `8xH100` or `2x8xH100-80GB`; known: {known}"
-        )
+        raise ValueError(f"`{written}` names no known GPU (forms: `8xH100`, `2x8xH100-80GB`); known: {known}")
     counts = [int(text) for text in (found[1], found[2]) if text is not None]
     if 0 in counts:
-        raise ValueError(f"`{written}`: at least one card")
+        raise ValueError(f"`{written}`: at least one GPU")
     return Gpus(
         card=card,
         per_node=counts[-1] if counts else None,

@@ -68,7 +68,7 @@ def _one_of(words: Iterable[str], text: str = "") -> WrapValidator:
 
 
 def _optional(word: str) -> WrapValidator:
-    """Read `word` and null as None; what is said of another value begins with the word."""
+    """Read `word` and null as None; what is said of another value starts with the word."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         if value is None or value == word:

@@ -50,7 +50,7 @@ def _engines(job: Job) -> dict[str, str]:
 
 
 def _installed(distribution: str, python: str | None) -> str:
-    """Return the version of a distribution for an interpreter, empty where there is none."""
+    """Return the version of a distribution for an interpreter, empty if there is none."""
     root = _interpreter(python).parent.parent
     places = sys.path if python is None else [str(each) for way in _FOLDERS for each in root.glob(way)]
     return next((each.version[:_LONGEST] for each in distributions(name=distribution, path=places)), "")

@@ -48,7 +48,7 @@ MEANINGS: dict[str, str] = {
     "dataloader_workers": "Worker processes of the data loader.",
     "allocator": "CUDA caching allocator of PyTorch: `default` or `expandable` segments.",
     "memory_margin": "GPU memory that the trainer leaves free.",
-    "restart_every": "Steps after which the job is stopped at a checkpoint and started anew, against leaks.",
+    "restart_every": "Steps after which the job is stopped at a checkpoint and restarted, against leaks.",
     "memory_snapshot": "Whether PyTorch records a memory snapshot when it runs out of memory.",
     "nccl_memory_check": "Whether NCCL logs the memory that it allocates.",
     "memory_profile": "Whether the framework's own memory profile is written.",

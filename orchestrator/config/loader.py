@@ -59,7 +59,7 @@ def read_text(path: str | Path) -> str:
         ) from None
     except OSError as error:
         hint = (
-            "the job file is the argument of `autotune launch`"
+            "`autotune init` creates a job file from a script or command"
             if isinstance(error, FileNotFoundError)
             else ""
         )
@@ -100,7 +100,7 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
 
 
 def written(text: str) -> Job | None:
-    """Return the job as a text says it, without what it refers to; None where it is no job."""
+    """Return the job as a text says it, without what it refers to; None if it is no job."""
     document = Document(text, "job.yaml", literal=LITERAL)
     job = _job(document)
     return None if document.complaints else job
@@ -109,7 +109,7 @@ def written(text: str) -> Job | None:
 def _job(document: Document) -> Job | None:
     """Return the job as far as its keys can be read; mistakes go to the document.
 
-    None where not even its name and framework can be read.
+    None if not even its name and framework can be read.
     """
     values = document.value
     if not isinstance(values, dict):

@@ -66,7 +66,7 @@ def find_public(name: str) -> PublicModel | None:
 
 
 def find_by_numbers(fields: Mapping[str, int | str]) -> PublicModel | None:
-    """Return the only model that agrees with every field of a config.json; None where too few are given."""
+    """Return the only model that agrees with every field of a config.json; None if too few are given."""
     numbers = [name for name, value in fields.items() if isinstance(value, int)]
     if len(numbers) < _FEWEST or not {"hidden_size", "num_hidden_layers"} <= set(numbers):
         return None

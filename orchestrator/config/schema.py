@@ -81,7 +81,7 @@ class ClusterKeys(Section):
     address: OrNull[Address] = _key(
         None,
         description=(
-            "`auto`: the existing Ray cluster, an error if there is none. `local`: a Ray of our own on this"
+            "`auto`: the existing Ray cluster, an error if there is none. `local`: a new local Ray on this"
             " machine. `host:port`: the GCS address of a cluster. `null`: the existing cluster if there is"
             " one, else `local`."
         ),
@@ -101,28 +101,30 @@ class ClusterKeys(Section):
     host_memory_bytes: OrNull[Size] = _key(
         None,
         alias="host_memory",
-        description="Host memory of one node. `null`: measured, and unknown to a `plan` made elsewhere.",
+        description=(
+            "Host memory of one node. `null`: measured on the cluster, and unknown to a `plan` elsewhere."
+        ),
     )
     gpu: OrNull[CardName] = _key(
         None,
         description=(
-            "Card of the cluster, such as `H100-80GB`: its memory and its speed, for a `plan` made elsewhere."
-            " On the cluster, what is measured counts."
+            "GPU model of the cluster, such as `H100-80GB`: gives memory and speed for a `plan` elsewhere."
+            " On the cluster, measured values are used."
         ),
     )
 
 
 class LengthKeys(Section):
-    """Mean lengths of the job's sequences. The memory estimate is only as good as what it knows of them."""
+    """Mean lengths of the job's sequences, which make the memory estimate more accurate."""
 
     prompt: OrNull[Count] = _key(
-        None, description="Mean tokens of a prompt. `null`: what is usual for the longest prompt allowed."
+        None, description="Mean tokens of a prompt. `null`: assumed from the longest prompt allowed."
     )
     response: OrNull[Count] = _key(
         None,
         description=(
-            "Mean tokens of a response, all turns together. `null`: what is usual for the longest response"
-            " allowed."
+            "Mean tokens of a response, all turns together. `null`: assumed from the longest"
+            " response allowed."
         ),
     )
 
@@ -136,13 +138,13 @@ class GoalKeys(Section):
     headroom: Share = _key(
         "5%",
         description=(
-            "Share of the GPU memory and of the host memory that has to stay free in every phase. A job that"
-            " runs is not stopped for it: its stable configuration is then marked marginal."
+            "Share of the GPU memory and of the host memory that must stay free in every phase. A running job"
+            " is not stopped for it; its stable configuration is then marked marginal."
         ),
     )
     then: ThenName = _key(
         "continue",
-        description="What follows the goal. `continue`: the training runs to its end. `stop`: the run ends.",
+        description="What follows the goal. `continue`: train to the end. `stop`: end the run.",
     )
 
 
@@ -184,33 +186,33 @@ class RecoveryKeys(Section):
     climb: Boolean = _key(
         False,
         description=(
-            "Whether a job that reached its goal is stopped at a checkpoint, at most twice, to go on with a"
-            " configuration that is predicted to be faster."
+            "Whether a job that reached its goal is stopped at a checkpoint, at most twice, to continue with"
+            " a configuration that is predicted to be faster."
         ),
     )
     forecast: ForecastName = _key(
         "tell",
         description=(
             "What happens when memory grows from step to step and is expected to run out before the last"
-            " step. `tell`: say at which step and in which phase. `act`: also stop at the last checkpoint"
-            " before it and go on with the remedy for that phase, if there is one. `off`: nothing is said."
+            " step. `tell`: report at which step and in which phase. `act`: also stop at the last checkpoint"
+            " before it and continue with the remedy for that phase, if there is one. `off`: report nothing."
         ),
     )
     in_place: OrAuto[Boolean] = _key(
         "auto",
         description=(
-            "Whether the job itself may answer an out-of-memory failure of log_prob, forward or backward: the"
-            " same samples run again in smaller micro-batches, without a relaunch, and later steps keep"
-            " that setting. `auto`: yes, where the framework can: the built-in job, and TRL"
-            " in one process."
+            "Whether the job itself may recover from an out-of-memory failure of log_prob, forward or"
+            " backward: the same samples run again in smaller micro-batches, without a relaunch, and later"
+            " steps keep that setting. `auto`: yes, if the framework can: the built-in job, and TRL in one"
+            " process."
         ),
         schema={"anyOf": [{"type": "boolean"}, {"enum": ["auto", None]}]},
     )
     save_every: OrAuto[Count] = _key(
         "auto",
         description=(
-            "Steps between checkpoints. `auto`: every 10 steps or every 20 minutes, whichever is rarer. What"
-            " `settings` say of checkpoints comes first."
+            "Steps between checkpoints. `auto`: every 10 steps or every 20 minutes, whichever is rarer."
+            " Checkpoint options in `settings` take precedence."
         ),
         schema={"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", None]}]},
     )
@@ -245,12 +247,12 @@ class SearchKeys(Section):
 
 
 class NotifyKeys(Section):
-    """Whom to notify of what a person waits for. A failure of it is one warning; no run waits for it."""
+    """Notifications about a run. A failed notification is one warning and never blocks the run."""
 
     on: ListOf[OccasionName] = _key(
         ["stable", "gave-up", "failed", "finished", "infrastructure"],
         description=(
-            "Of what. `stable`: the goal was reached. `gave-up`: no configuration is left. `failed`: the"
+            "Occasions. `stable`: the goal was reached. `gave-up`: no configuration is left. `failed`: the"
             " job's own failure. `finished`: the run is over and succeeded. `infrastructure`: the cluster,"
             " its memory or the driver failed and the run waits for a person."
         ),
@@ -258,7 +260,7 @@ class NotifyKeys(Section):
     command: CommandLine = _key(
         [],
         description=(
-            "Command line, as a list; no shell reads it. It gets the notification as JSON on stdin and in"
+            "Command line, as a list; not run by a shell. It gets the notification as JSON on stdin and in"
             " AUTOTUNE_NOTIFY_* variables, runs in `workdir`, and is killed after 10 seconds."
         ),
     )
@@ -326,9 +328,7 @@ class JobFile(Keys):
             " of NAME where autotune runs, and is recorded by that name; secrets belong there."
         ),
     )
-    workdir: Text = _key(
-        ".", description="Working directory of the job, relative to where autotune is called."
-    )
+    workdir: Text = _key(".", description="Working directory of the job, relative to that of autotune.")
     log_limit_bytes: Size = _key(
         "1GiB",
         alias="log_limit",

@@ -35,7 +35,7 @@ def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> st
     """Return a YAML text with values replaced or added; a text that is no mapping is returned as it is.
 
     Comments, anchors, quotes and the order of keys stay. A text whose values would come out otherwise than
-    intended (a section that is an alias of another) is written anew, without its comments.
+    intended (a section that is an alias of another) is written again, without its comments.
     """
     before = Document(text, "", literal=literal)
     if not edits or before.complaints or not isinstance(before.value, dict):

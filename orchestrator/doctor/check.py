@@ -28,7 +28,7 @@ class Check(Value, frozen=True, kw_only=True):
 
 
 def failed(name: str, what: str, *, node: str = "", hint: str = "") -> Check:
-    """Return a check with which a launch would fail, or not begin."""
+    """Return a check with which a launch would fail, or not start."""
     return Check(name=name, node=node, status=Status.FAILED, what=what, hint=hint)
 
 

@@ -74,12 +74,12 @@ def _ask(
         return "", _here(wanted), (check,)
     address = job.cluster.address if job is not None else "auto"
     if address == "local":
-        return "local", _here(wanted), (Check(name="cluster", what="a launch starts a Ray of its own here"),)
+        return "local", _here(wanted), (Check(name="cluster", what="a launch starts its own Ray here"),)
     if address is None and existing(any_running=False) is None:
         note = warned(
             "cluster",
-            "no Ray cluster is running here: a launch would use this machine alone",
-            hint="write `cluster: {address: local}` if that is meant, else start the cluster",
+            "no Ray cluster is running here; a launch would use only this machine",
+            hint="set `cluster: {address: local}` if this is intended; otherwise start the cluster",
         )
         return "local", _here(wanted), (note,)
     try:
@@ -123,7 +123,7 @@ def _differing(answers: tuple[Answer, ...]) -> Iterator[Check]:
             yield warned(
                 name,
                 f"the nodes differ: {', '.join(sorted(found))}",
-                hint="collectives run at the pace of the slowest; the smallest memory counts for all",
+                hint="the slowest GPU sets the speed of collectives, the smallest memory limits every rank",
             )
 
 
@@ -133,7 +133,7 @@ def _of_node(answer: Answer, job: Job | None, profile: Profile | None) -> Iterat
             "node",
             answer.silence,
             node=answer.node,
-            hint="look at `ray status` and at the node; an attempt there would not start",
+            hint="check `ray status` and the node; an attempt would not start there",
         )
         return
     driver = (platform.python_version(), version_of("ray"), version_of(DISTRIBUTION))
@@ -167,10 +167,10 @@ def _annotations(job: Job) -> Iterator[Check]:
 def _logs(runs_dir: Path, job: Job | None) -> Check:
     """Return whether a run's journal and logs can be written here."""
     folder = folder_facts(str(runs_dir))
-    what = f"runs go to {folder.path}: {show_gib(folder.free_bytes)} free"
+    what = f"runs folder {folder.path}: {show_gib(folder.free_bytes)} free"
     if not folder.writable:
         return failed(
-            "runs", f"{folder.nearest} cannot be written, where runs would go", hint="pass another --runs-dir"
+            "runs", f"the runs folder {folder.nearest} is not writable", hint="pass another --runs-dir"
         )
     limit = job.log_limit_bytes if job is not None else LIMIT_BYTES
     if folder.free_bytes < limit:

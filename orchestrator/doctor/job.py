@@ -35,7 +35,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def model_of(job: Job, framework: Framework) -> str | None:
-    """Return the path or hub name of the model that an attempt would read; None where there is none."""
+    """Return the path or hub name of the model that an attempt would read; None if there is none."""
     return framework.model_path(job) or (job.model if isinstance(job.model, str) else None)
 
 
@@ -45,7 +45,7 @@ def first_command(job: Job, framework: Framework, profile: Profile) -> Command:
 
 
 def _launcher(command: Command) -> str:
-    """Return the program that chooses a job's interpreter; empty where the command names that itself."""
+    """Return the program that chooses a job's interpreter; empty if the command names that itself."""
     first = command.argv[0] if command.argv else ""
     return "" if first == "{python}" or _INTERPRETERS.fullmatch(first) else first
 
@@ -119,11 +119,9 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
     release = f" of {framework.name} {job.framework_version}" if job.framework_version else ""
     yield Check(name="settings", what=f"the job's {len(job.settings)} settings{release} are legal")
     if not framework.modules:
-        yield skipped("framework", "what a command of your own imports is not known")
+        yield skipped("framework", "the imports of a custom command are not known")
     elif launcher := _launcher(first_command(job, framework, profile)):
-        yield skipped(
-            "framework", f"`{launcher}` starts the job, and which interpreter it takes is not known"
-        )
+        yield skipped("framework", f"`{launcher}` starts the job; the interpreter that it uses is not known")
     if model_of(job, framework) is None:
         yield skipped("model", "the job names no model")
     of_resume = [warning for warning in profile.warnings if not profile.resumable and _ANEW in warning]
@@ -176,15 +174,14 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
             "framework",
             f"{by} cannot import {needed}: {program.error}" if program.python else f"{by}: {program.error}",
             node=node,
-            hint="write the interpreter that has the framework as `python:` of the job"
-            + _own_extra(framework),
+            hint="set `python:` in the job to the interpreter that has the framework" + _own_extra(framework),
         )
     if program.late:
         return warned(
             "framework",
             f"{by} did not finish importing {', '.join(framework.modules)}",
             node=node,
-            hint="an environment on a slow network file system delays every start of the job",
+            hint="imports from a slow network file system delay every start of the job",
         )
     found = program.versions.get(framework.distribution)
     if found and job.framework_version and found != job.framework_version:
@@ -261,7 +258,7 @@ def _allocators(node: str, libraries: dict[str, bool], wanted: str) -> Check:
     if not found:
         return warned(
             "allocator",
-            "neither jemalloc nor tcmalloc: the remedy for host memory that glibc keeps has no effect",
+            "neither jemalloc nor tcmalloc is installed: the remedy `host_allocator` has no effect",
             node=node,
             hint="install libjemalloc2 (Debian, Ubuntu) or jemalloc (Fedora, RHEL)",
         )

@@ -106,10 +106,10 @@ def _held(node: str, cards: tuple[CardFacts, ...]) -> Iterator[Check]:
             f"GPU {card.index} already holds {show_gib(card.used_bytes)} "
             f"({by or 'no visible process holds it'})",
             node=node,
-            hint="end what holds it: a job there has so much less",
+            hint="stop the process that holds it; otherwise the job has that much less memory",
         )
     if cards and free:
-        yield Check(name="held-memory", node=node, what="no GPU holds memory yet")
+        yield Check(name="held-memory", node=node, what="no GPU memory is in use")
 
 
 def _shm(node: str, facts: NodeFacts) -> Check:

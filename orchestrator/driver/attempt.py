@@ -42,7 +42,7 @@ LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
 
 def intended(context: RunContext, job: Job, begin: Started) -> Callable[[], Handle]:
-    """Record that an attempt of a job begins and return what starts it; `begin` lacks the command.
+    """Record that an attempt of a job starts and return what starts it; `start` lacks the command.
 
     That raises Unreachable when the place cannot take it.
     """
@@ -87,7 +87,7 @@ def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
 
 
 def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) -> tuple[int, ...]:
-    """Kill attempts at once and record what ended; returns the numbers of those that may go on.
+    """Kill attempts at once and record what ended; returns the numbers of those that may continue.
 
     An attempt without a handle was about to start: what there is of it is looked for.
     """
@@ -259,7 +259,7 @@ class RunningAttempt:
             return None
 
     def _drain(self) -> tuple[str, float | None]:
-        """Await the attempt's memory; returns who holds some and the seconds, None where it was cut short.
+        """Await the attempt's memory; returns who holds some and the seconds, None if it was cut short.
 
         A request to end that comes meanwhile cuts it short: nothing else runs any more.
         """

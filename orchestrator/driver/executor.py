@@ -62,6 +62,6 @@ class ThreadedInvoke:
         return future.result()
 
     def finish(self, *, timeout_s: float | None = None) -> None:
-        """Wait for the running calls, at most so long; those that have not begun never do."""
+        """Wait for the running calls, at most so long; those that have not started never do."""
         self._closed = True
         wait(tuple(self._running), timeout=timeout_s)

@@ -164,7 +164,7 @@ class LogWriter:
         return lines + [line for piece in (*pieces, *cut) for line in self._line(source, piece)]
 
     def _line(self, source: str, data: bytes) -> list[LogLines]:
-        """Write lines of a source and return them; none where they are recorded."""
+        """Write lines of a source and return them; none if they are recorded."""
         if self._again.takes(source, data):
             return []
         self._lines[source] += data.count(b"\n") + 1

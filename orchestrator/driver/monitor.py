@@ -353,7 +353,7 @@ class AttemptMonitor:
         ]
 
     def _restarted(self, done: StepDone, now: float) -> list[Event]:
-        """Return the failure of an attempt that should have gone on and began anew."""
+        """Return the failure of an attempt that should have gone on and started again."""
         saved = self._to_continue
         if saved is None or done.step > min(saved, 1) or self._failure_known:
             return []

@@ -68,7 +68,7 @@ def accept(
     rehearsed: Rehearsal | None = None,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
 ) -> None:
-    """Record that a run begins, with a rehearsal if there is one.
+    """Record that a run starts, with a rehearsal if there is one.
 
     `recall` gives what earlier jobs of its kind taught.
     """
@@ -96,7 +96,7 @@ def run(context: RunContext, *, conclude: bool = True) -> Verdict:
 
 
 def resumed(attempt: int) -> Decided:
-    """Return the row that says that the user goes on with a run."""
+    """Return the row that says that the user continues with a run."""
     return Decided(attempt=attempt, reason=RESUMED)
 
 
@@ -149,7 +149,7 @@ class _Reconciler:
 
     @property
     def local(self) -> bool:
-        """Whether attempts end with this driver: those of a cluster go on under their supervisors."""
+        """Whether attempts end with this driver: those of a cluster continue under their supervisors."""
         return accepted_of(self.journal.history()).cluster.address == "local"
 
     @property
@@ -373,7 +373,7 @@ class _Reconciler:
         return verdict
 
     def abandon(self, reason: str) -> None:
-        """Stop what runs because this driver cannot go on with it; the run can be resumed."""
+        """Stop what runs because this driver cannot continue with it; the run can be resumed."""
         attempt, self.under_way = self.under_way, None
         if attempt is None:
             return

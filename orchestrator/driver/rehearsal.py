@@ -17,9 +17,9 @@ from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsa
 
 
 def planned(framework: Framework, job: Job, request: RunRequest) -> Rehearsal | None:
-    """Return the rehearsal that a run begins with; None: it has none.
+    """Return the rehearsal that a run starts with; None: it has none.
 
-    Raises Failure where the user asked for one that the job does not allow. A search, which begins with one
+    Raises Failure where the user asked for one that the job does not allow. A search, which starts with one
     unless the user forbids it, then does without.
     """
     if not request.rehearse:
@@ -70,7 +70,7 @@ def short(framework: Framework, job: Job, *, folder: str, part: Part, longest: b
 
 
 def clear(context: RunContext) -> None:
-    """Remove the checkpoints that the rehearsals of a run wrote since its training last began, if any.
+    """Remove the checkpoints that the rehearsals of a run wrote since its training last started, if any.
 
     Says where they stay if they cannot be removed: the driver may not see the file system of the job.
     """

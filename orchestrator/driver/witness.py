@@ -130,7 +130,7 @@ class Suspicions:
         return not self._open and not self._origins
 
     def printed(self, line: LogLine, now: float) -> None:
-        """Take note of any line: who goes on printing did not fail at an earlier one."""
+        """Take note of any line: who keeps printing did not fail at an earlier one."""
         if self.quiet:
             return
         printer = self._printer(line)
@@ -190,7 +190,7 @@ class Suspicions:
     def without_quotations(self, findings: tuple[Finding, ...], *, outlived: int) -> tuple[Finding, ...]:
         """Return the findings of an attempt that is over, quotations marked as what never ends a job.
 
-        Two steps follow the line `outlived`. A line whose printer went on for long is a quotation where
+        Two steps follow the line `outlived`. A line whose printer continued for long is a quotation where
         another failure is among the last words of its own printer.
         """
         records = {f.line.text for f in findings if f.source == OWN_SOURCE}

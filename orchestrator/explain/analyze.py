@@ -98,7 +98,7 @@ def _predictions(
 
 
 def _late(reading: Reading, diagnosis: Diagnosis, context: Context) -> str:
-    """Return the trend of the steps before a memory failure; empty where the kept log shows none."""
+    """Return the trend of the steps before a memory failure; empty if the kept log shows none."""
     if not diagnosis.cause.is_oom:
         return ""
     last = reading.tail or reading.head

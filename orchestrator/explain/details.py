@@ -105,12 +105,12 @@ def _fragmentation(explanation: Explanation) -> list[str]:
     idle, requested = facts.reserved_unallocated_bytes, facts.requested_bytes
     lines = []
     if diagnosis.fragmentation and idle is not None and requested is not None:
-        enough = "more than the request" if idle >= requested else "enough together with the free memory"
+        enough = "more than the request" if idle >= requested else "enough with the free memory"
         expandable = any(remedied.cure.name == "expandable_segments" for remedied in explanation.remedies)
         remark = "" if expandable else "; `expandable_segments` is already on or not available here"
         lines.append(
             f"info: fragmentation: {_about(idle, text)} is reserved but unallocated, {enough}, "
-            f"in pieces too small for it{remark}"
+            f"but in blocks that are too small{remark}"
         )
     elif fragmentation_excluded(diagnosis) and idle is not None:
         lines.append(

@@ -19,7 +19,7 @@ _PHASES = {
     Phase.DATA: "data loading",
     Phase.OPTIMIZER: "optimizer step",
     Phase.CHECKPOINT: "checkpointing",
-    Phase.RESUME: "the load of a checkpoint",
+    Phase.RESUME: "loading a checkpoint",
 }
 _PARTS = {
     Component.REF: "the reference model's",
@@ -41,7 +41,7 @@ _LONGEST = 160
 
 
 def phase_name(explanation: Explanation) -> str:
-    """Return the name of the phase in plain words; empty where it is unknown."""
+    """Return the name of the phase in plain words; empty if it is unknown."""
     phase = explanation.diagnosis.phase
     if phase is Phase.NONE:
         return ""

@@ -64,7 +64,7 @@ class Remedied(Value, frozen=True, kw_only=True):
 def context_of(
     reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
 ) -> Context:
-    """Return what the log tells of its job."""
+    """Return what the log shows of its job."""
     text = "\n".join((reading.ends, *(line.text for line in diagnosis.evidence)))
     found = FRAMEWORKS[framework] if framework else recognised(text, FRAMEWORKS.values())
     shape = model or printed_model(reading.head)
@@ -84,7 +84,7 @@ def context_of(
     unseen = _SETTINGS_FILE.search(reading.head) is not None
     if settings and unseen:
         profile = _printed_only(profile, settings)
-        note = "the job reads a file of settings that the log does not show; only the command line was used"
+        note = "the job reads a settings file that is not in the log; only the command line was used"
     known = Known(
         profile=profile if settings else None,
         complete=bool(settings) and not unseen,
@@ -106,7 +106,7 @@ def context_of(
 
 
 def recognised(text: str, frameworks: Iterable[Framework]) -> Framework | None:
-    """Return the framework whose traces a text holds most often; None where it holds none.
+    """Return the framework whose traces a text holds most often; None if it holds none.
 
     A framework inside another one is a library of it.
     """

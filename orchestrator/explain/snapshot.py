@@ -31,7 +31,7 @@ _MOMENTS = {
 
 
 def is_snapshot(head: bytes) -> bool:
-    """Return whether a file that begins with `head` is a pickle, not a log."""
+    """Return whether a file that starts with `head` is a pickle, not a log."""
     return head[:1] == _PICKLE and len(head) > 1 and head[1] in _PROTOCOLS
 
 

@@ -77,7 +77,9 @@ def _consequences(explanation: Explanation) -> list[str]:
     if others and len(same) == len(explanation.followers):
         return [f"info: first of {all_of} failures; {_listed(others)} failed in the same way{where}"]
     rest = (
-        "the other follows from it or repeats it" if count == 1 else "the others follow from it or repeat it"
+        "the other is a consequence or a repetition of it"
+        if count == 1
+        else "the others are consequences or repetitions of it"
     )
     return [f"info: first of {all_of} failures; {rest}{where}"]
 
@@ -199,5 +201,5 @@ def _unknown(explanation: Explanation) -> list[str]:
             "hint: a process was killed and the log does not say why; if host memory ran out, "
             "`dmesg -T | grep -i oom` on the node shows it"
         )
-    lines.append(f"hint: none of {rules} rules recognises it; to add one, see CONTRIBUTING.md#a-new-rule")
+    lines.append(f"hint: none of {rules} rules recognises it; to add one, see CONTRIBUTING.md#a-rule")
     return lines

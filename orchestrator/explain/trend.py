@@ -29,7 +29,7 @@ def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDon
 
 
 def what_changed(steps: tuple[StepDone, ...]) -> str:
-    """Return what grew before a late failure; empty where the steps show no growth."""
+    """Return what grew before a late failure; empty if the steps show no growth."""
     return _growth(steps) or _longest(steps)
 
 

@@ -61,7 +61,7 @@ class Draft(Value, frozen=True, kw_only=True):
 
 
 def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], now: float) -> Draft:
-    """Return the job of a command, of a script or of a YAML file; raises Failure where there is none."""
+    """Return the job of a command, of a script or of a YAML file; raises Failure if there is none."""
     first = words[0]
     if len(words) == 1 and _DOCUMENT.fullmatch(first):
         return _of_document(Path(cwd, first))
@@ -293,7 +293,7 @@ def _of_document(path: Path) -> Draft:
 
 
 def _areal_script(path: Path) -> str:
-    """Return the script beside a configuration that probably starts with it; empty where there is none."""
+    """Return the script beside a configuration that probably starts with it; empty if there is none."""
     scripts = [each for each in sorted(path.parent.glob("*.py")) if not each.name.startswith("_")]
     stem = path.stem.split("_")[0]
     near = [s for s in scripts if s.stem == path.stem] or [

@@ -136,7 +136,7 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
 
 
 def framework_of_document(document: dict[str, Any]) -> str:
-    """Return the framework that a configuration file belongs to; empty where none is recognised."""
+    """Return the framework that a configuration file belongs to; empty if none is recognised."""
     keys = set(document)
     if {"actor", "gconfig"} <= keys or len(keys & _AREAL_KEYS) >= 4:
         return "areal"

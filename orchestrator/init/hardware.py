@@ -10,7 +10,7 @@ from autotune.policies.values.value import Value
 
 
 class Hardware(Value, frozen=True, kw_only=True):
-    """Nodes and cards; None where the settings do not say."""
+    """Nodes and cards; None if the settings do not say."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None

@@ -14,7 +14,7 @@ def due(history: History, notified: Sequence[Notified]) -> tuple[Due, ...]:
     """Return what a person is to be notified of.
 
     The goal counts once per configuration, so that a relaunch of a stable one, or of what the job itself made
-    of it, is no news; trials of a search do not count. An end counts unless the run went on since.
+    of it, is no news; trials of a search do not count. An end counts unless the run continued since.
     """
     known = {row.of for row in notified}
     knobs = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started) and e.trains}

@@ -53,7 +53,7 @@ def write(run: directory.Run, *, limit_s: float = LIMIT_S, cut: Callable[[], obj
 def _said(
     run: directory.Run, child: subprocess.Popen[bytes], until: float, cut: Callable[[], object]
 ) -> bytes:
-    """Return what a process printed on stderr by its end; raises Failure where that is not waited for."""
+    """Return what a process printed on stderr by its end; raises Failure if that is not waited for."""
     while True:
         try:
             return child.communicate(timeout=_POLL_S)[1]
@@ -65,7 +65,7 @@ def _said(
 
 
 def _end(run: directory.Run, child: subprocess.Popen[bytes]) -> None:
-    """Kill what still runs, and remove what it had begun to write."""
+    """Kill what still runs, and remove what it had started to write."""
     if child.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -155,7 +155,7 @@ class Memory(Value, frozen=True, kw_only=True):
 
 
 class Series(Value, frozen=True, kw_only=True):
-    """Memory of one device over the time since the attempt began."""
+    """Memory of one device over the time since the attempt started."""
 
     name: str
     seconds: tuple[float, ...]
@@ -165,7 +165,7 @@ class Series(Value, frozen=True, kw_only=True):
 
 
 class PhaseSpan(Value, frozen=True, kw_only=True):
-    """When a phase was under way, in seconds since the attempt began."""
+    """When a phase was under way, in seconds since the attempt started."""
 
     phase: str
     begin: float

@@ -30,7 +30,7 @@ class LogReading:
         self._markers: dict[Path, tuple[Marker, ...]] = {}
 
     def context(self, attempt: directory.Attempt, number: int) -> tuple[LogLine, ...]:
-        """Return the lines around one; empty where the log is not read. What follows them is not read."""
+        """Return the lines around one; empty if the log is not read. What follows them is not read."""
         last = number + _AFTER
         return tuple(
             LogLine(number=line.number, text=_shown(line.data), failed=line.number == number)

@@ -1,4 +1,4 @@
-"""A run as the journal showed it at a place: what is asked of the past anew is folded once."""
+"""A run as the journal showed it at a place: what is asked of the past again is folded once."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from autotune.policies.values.knobs import KNOBS, Knobs
 
 
 def search_of(history: History) -> SearchStory | None:
-    """Return the search of a run; None where no trial has a result."""
+    """Return the search of a run; None if no trial has a result."""
     results = trials.tried(history)
     if not results:
         return None

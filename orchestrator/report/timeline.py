@@ -21,7 +21,7 @@ _Points = dict[float, int]  # seconds since the attempt began -> bytes
 def timeline_of(
     run: directory.Run, history: History, number: int, markers: tuple[Marker, ...]
 ) -> Timeline | None:
-    """Return the timeline of an attempt; None where no memory was recorded."""
+    """Return the timeline of an attempt; None if no memory was recorded."""
     rows = [e for e in history if e.attempt == number]
     started = next((e for e in rows if isinstance(e, Started)), None)
     if started is None:

@@ -66,7 +66,7 @@ class Attempt:
 
 
 class Mode(StrEnum):
-    """Which command began a run."""
+    """Which command started a run."""
 
     LAUNCH = "launch"
     SEARCH = "search"
@@ -155,7 +155,7 @@ def runs(root: Path) -> tuple[Run, ...]:
 
 
 def find(root: Path, prefix: str | None) -> Run:
-    """Return the run whose id begins with `prefix`, or the latest."""
+    """Return the run whose id starts with `prefix`, or the latest."""
     every = runs(root)
     if root.is_dir():
         refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs

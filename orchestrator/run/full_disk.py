@@ -1,4 +1,4 @@
-"""When a file of a run cannot be written: recording pauses, the journal waits, training goes on."""
+"""When a file of a run cannot be written: recording pauses, the journal waits, training continues."""
 
 from __future__ import annotations
 

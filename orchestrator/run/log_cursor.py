@@ -1,4 +1,4 @@
-"""How far the logs of an attempt are recorded: `cursor.json`, from which the next driver goes on.
+"""How far the logs of an attempt are recorded: `cursor.json`, from which the next driver continues.
 
 It is written after the lines that it counts. A driver that dies in between leaves lines beyond it: the next
 one gets them once more and knows them by their number.

@@ -165,7 +165,7 @@ def keep_within(log: Path, *, limit_bytes: int) -> None:
 
 
 def read(log: Path) -> Iterator[Line]:
-    """Return the lines that are recorded of an attempt, from the oldest; raises OSError where none are."""
+    """Return the lines that are recorded of an attempt, from the oldest; raises OSError if none are."""
     number = 0
     for row in rows(log):
         if row.missing is not None:

@@ -13,7 +13,7 @@ _TRIES = 3  # a part is renamed while it is compressed; one that cannot be opene
 
 
 class LogReader:
-    """One reading of a log, from its oldest line; every call of `new` goes on where the last one ended."""
+    """One reading of a log, from its oldest line; every call of `new` continues where the last one ended."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

@@ -172,7 +172,7 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
 
 
 def _reopen(context: RunContext) -> None:
-    """Take note that the user goes on with a search that was interrupted."""
+    """Take note that the user continues with a search that was interrupted."""
     last = context.journal.history()[-1]
     if isinstance(last, Finished) and isinstance(last.verdict, Interrupted):
         context.record(reconcile.resumed(last.attempt))

@@ -117,7 +117,7 @@ class TrialScheduler:
         return self._rig.clock.monotonic() < self._again_at
 
     def _why_end(self) -> str:
-        """Return why no further trial begins; those under way count as run."""
+        """Return why no further trial starts; those under way count as run."""
         if self._exhausted:
             return "no configuration is left that is worth a run"
         return schedule.why_end(

@@ -193,7 +193,7 @@ class Trial:
         return by
 
     def _end(self, by: str) -> Generator[None, None, Tried | None]:
-        """End the running attempt; the trial goes on with its next one, or is over."""
+        """End the running attempt; the trial continues with its next one, or is over."""
         attempt = self._under_way
         assert attempt is not None
         ended, evidence = yield from attempt.ending(stopped_by=by, invoke=self._invoke)

@@ -267,7 +267,9 @@ class Console(Observer):
         if figures:
             self._detail(figures)
         if event.holds and self._tells and not event.upper_bound:
-            self._detail("hint: with `recovery: {forecast: act}` the checkpoint before it gets a remedy")
+            self._detail(
+                "hint: `recovery: {forecast: act}` applies a remedy at the last checkpoint before it"
+            )
 
     def _diagnosed(self, event: Diagnosed) -> None:
         line = event.evidence[0].line if event.evidence else None
@@ -322,7 +324,7 @@ class Console(Observer):
                 assert_never(event.verdict)
 
     def _failure_details(self, verdict: GaveUp | NeedsHuman | Infrastructure) -> Iterator[Text]:
-        """Yield what the user can use to go on from a run that failed."""
+        """Yield what the user can use to continue from a run that failed."""
         match verdict:
             case GaveUp(nearest=nearest, would_help=would_help):
                 yield from [Text(f"  {nearest}")] if nearest else []

@@ -116,7 +116,7 @@ class LiveView:
         return trial_lines(rows, head=head, seconds=now - self._accepted_at, width=width)
 
     def heartbeat(self, running: Mapping[int, Progress], *, now: float) -> str:
-        """Return a line that says that the attempts go on, and how far they are."""
+        """Return a line that says that the attempts continue, and how far they are."""
         left = self.left(now=now)
         if len(running) == 1:
             ((number, progress),) = running.items()

@@ -25,12 +25,13 @@ _MARKS = {"fits": "✓ fits", "marginal": "! marginal", "overflows": "✗ overfl
 _LATE = {
     LateEvent.LENGTH: "full lengths",
     LateEvent.OPTIMIZER: "the second optimizer step",
-    LateEvent.SAVE: "a save",
-    LateEvent.VALIDATION: "a validation with it",
-    LateEvent.RELOAD: "the reload",
+    LateEvent.SAVE: "a checkpoint",
+    LateEvent.VALIDATION: "a validation in the same step",
+    LateEvent.RELOAD: "a restart from the checkpoint",
     LateEvent.WAKE_UP: "the engine's wake-up",
 }
-_NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not be kept apart from the training"
+_NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not run separately from the training"
+_GPUS_HINT = "hint: --gpus 8xH100 names the GPUs"
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
 _SHORT_COMMAND = 8  # arguments
@@ -57,14 +58,14 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
 
 
 def _rehearsal(plan: Plan, width: int) -> list[str]:
-    """Return what a rehearsal meets and, each with its reason, what it does not."""
+    """Return what a rehearsal tests, and what it does not test with the reasons."""
     met = [
         _LATE[each.event] + (f" ({each.reason})" if each.reason else "")
         for each in plan.rehearsal
         if each.met
     ]
-    text = f"a rehearsal meets {', '.join(met)}" if met else f"no rehearsal: {_NO_REHEARSAL}"
-    missing = [f"not {_LATE[each.event]}: {each.reason}" for each in plan.rehearsal if not each.met]
+    text = f"a rehearsal would test: {', '.join(met)}" if met else f"no rehearsal: {_NO_REHEARSAL}"
+    missing = [f"not tested: {_LATE[each.event]} ({each.reason})" for each in plan.rehearsal if not each.met]
     return [
         *textwrap.wrap(text, width=width, subsequent_indent=_INDENT),
         *(
@@ -81,7 +82,8 @@ def summary(plan: Plan) -> tuple[str, ...]:
     """Return what is predicted in a few lines: each phase's peak against the card, and the first change."""
     lines = [f"{plan.name} · {plan.framework} · {_where(plan)}"]
     if not plan.phases:
-        return (*lines, f"no memory estimate: {plan.note}", "hint: --gpus 8xH100 names the cards")
+        hint = () if plan.cluster.gpu_memory_bytes else (_GPUS_HINT,)
+        return (*lines, f"no memory estimate: {plan.note}", *hint)
     capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
     of = f" of {show_gib(capacity, digits=1)}" if capacity else ""
     peaks = ", ".join(
@@ -91,19 +93,13 @@ def summary(plan: Plan) -> tuple[str, ...]:
     bad = any(phase.verdict == "overflows" for phase in plan.phases)
     narrow = any(phase.verdict == "marginal" for phase in plan.phases)
     verdict = (
-        "does not fit"
-        if bad
-        else "may not fit"
-        if narrow
-        else "fits"
-        if capacity
-        else "the card is not known"
+        "does not fit" if bad else "may not fit" if narrow else "fits" if capacity else "the GPU is not known"
     )
     lines += textwrap.wrap(
-        f"predicted peak per device, GiB{of}: {peaks}: {verdict}", PIPED_WIDTH, subsequent_indent=_INDENT
+        f"predicted peak per GPU, GiB{of}: {peaks}: {verdict}", PIPED_WIDTH, subsequent_indent=_INDENT
     )
     if not capacity:
-        lines.append("hint: --gpus 8xH100 names the cards")
+        lines.append(_GPUS_HINT)
     changes = [messages.arrow(knob, *values) for knob, values in plan.first.items()]
     return (*lines, *([f"the first launch would change {', '.join(changes)}"] if changes else []))
 
@@ -124,20 +120,18 @@ def _estimate(plan: Plan, width: int | None) -> list[str]:
     runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
     source = f"calibrated by {runs}" if plan.calibrated_by else "uncalibrated"
     host = max(phase.host_bytes for phase in plan.phases)
-    of = " (what the node has is not known; set cluster.host_memory)"
+    of = " (the node's size is unknown; set cluster.host_memory)"
     if plan.cluster.host_memory_bytes:
         of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}"
     pools = [phase for phase in plan.phases if phase.pool_tokens is not None]
-    pool = (
-        [f"the engine's pool: {pools[-1].pool_tokens:,} tokens per device{_few(pools[-1])}"] if pools else []
-    )
+    pool = [f"KV cache: {pools[-1].pool_tokens:,} tokens per GPU{_few(pools[-1])}"] if pools else []
     fullest = max(plan.phases, key=lambda phase: phase.total_bytes / (phase.capacity_bytes or 1.0))
     return [
-        f"predicted peak per device, {unit} ({source}, ±{fullest.error:.0%} in {fullest.phase})",
+        f"predicted peak per GPU, {unit} ({source}, ±{fullest.error:.0%} in {fullest.phase})",
         _peaks(plan.phases, scale, width),
         *_by_length(plan, scale, width or PIPED_WIDTH),
         *pool,
-        f"host memory of a node: {show_gib(host, digits=1)}{of}",
+        f"host memory per node: {show_gib(host, digits=1)}{of}",
     ]
 
 
@@ -147,7 +141,7 @@ def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
     moving = [phase for phase in plan.phases if phase.worst_bytes > 1.01 * phase.typical_bytes]
     if lengths is None or not moving:
         return []
-    source = {"job": "as the job says", "usual": "as is usual; `lengths:` of the job can say it"}
+    source = {"job": "from `lengths` of the job", "usual": "assumed; set `lengths:` in the job"}
     usual = ", ".join(f"{phase.phase} {phase.typical_bytes / scale:,.1f}" for phase in moving)
     longest = ", ".join(f"{phase.phase} {phase.worst_bytes / scale:,.1f}" for phase in moving)
     return [
@@ -166,7 +160,7 @@ def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
 
 
 def _few(phase: PhasePlan) -> str:
-    """Return what is to be said where the pool, and not the device, is too small."""
+    """Return a remark if the KV cache, not the GPU, is too small."""
     fits = phase.capacity_bytes is not None and phase.total_bytes <= phase.capacity_bytes
     return ", too few for the longest sequence" if fits and phase.verdict == "overflows" else ""
 
@@ -218,7 +212,7 @@ def _why_changed(plan: Plan) -> str:
     ]
     if plan.cluster.host_memory_bytes:
         host = max((phase.host_bytes for phase in plan.phases), default=0.0)
-        excess.append((host - plan.cluster.host_memory_bytes, "the host would need", "it has"))
+        excess.append((host - plan.cluster.host_memory_bytes, "the host would need", "the node has"))
     missing, who, available = max(excess, default=(0.0, "", ""))
     if missing <= 0:
         return plan.reason

@@ -134,7 +134,7 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
     phase, memory = _where(name, ())
     shared = {"memory": memory, "remedy": name, "effect": move.frees, "cost": move.slows}
     if not move.turns:
-        note = "reports the process that holds the GPU, with its pid and user; the job stays as it is"
+        note = "reports the process that holds the GPU, with its pid and user; the job is not changed"
         return [
             Row(**shared, phase=phase, setting="-", constraint="", status=Status.WORKS.value, reason=note)
         ]

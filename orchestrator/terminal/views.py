@@ -1,4 +1,4 @@
-"""What is shown and written of a run beside its journal. A view that fails is noted; it ends no run."""
+"""What is shown and written of a run in addition to its journal. A failing view never ends a run."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def deviations(certificate: Certificate, other: Certificate, *, source: str) -> 
 
 
 def unequal(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys whose values differ, with both values; None where one has no such key."""
+    """Yield the keys whose values differ, with both values; None if one has no such key."""
     for name in sorted({*first, *second}):
         here, there = first.get(name), second.get(name)
         if not same(here, there) or (name in first) != (name in second):

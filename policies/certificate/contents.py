@@ -17,7 +17,7 @@ UPDATE_LIMIT = 1e-5
 
 
 class Training(Value, frozen=True, kw_only=True):
-    """What is trained, as a framework reads it from a job's settings; None where they do not say."""
+    """What is trained, as a framework reads it from a job's settings; None if they do not say."""
 
     samples_per_step: int | None = None  # answers of one rollout
     global_batch: int | None = None  # samples of one update of the weights

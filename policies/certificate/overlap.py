@@ -23,7 +23,7 @@ _MOST_STEPS = 10_000  # that are kept; the newest
 
 
 def step_loss(metrics: Mapping[str, float], name: str, *, updates: Sequence[float]) -> float | None:
-    """Return the loss that the line of a step names, else the mean of its updates'; None where not finite."""
+    """Return the loss that the line of a step names, else the mean of its updates'; None if not finite."""
     loss = metrics.get(name, sum(updates) / len(updates) if updates else nan)
     return loss if isfinite(loss) else None
 

@@ -29,7 +29,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _first(causes: list[Finding]) -> Finding | None:
-    """Return the first cause; a job's own record speaks for the messages that led to it."""
+    """Return the first cause; a job's own record takes precedence over the messages that led to it."""
     strong = [f for f in causes if not _weak(f)]
     strong = [f for f in strong if not f.caught] or strong  # a warning explains only what nothing else does
     if not strong:
@@ -45,7 +45,7 @@ def _first(causes: list[Finding]) -> Finding | None:
 
 
 def _survived(finding: Finding) -> bool:
-    """Return whether the job went on after it: a warning, as it turned out."""
+    """Return whether the job continued afterwards, so that the message was only a warning."""
     return finding.fatal == NEVER and BY_NAME[finding.line.rule].fatal != NEVER
 
 
@@ -98,7 +98,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
 
 
 def _other_ranks(evidence: Evidence, first: Finding) -> tuple[int, ...]:
-    """Return the ranks that failed beside the first; the findings are bounded, and so are they."""
+    """Return the other ranks that failed; limited because the findings are."""
     return tuple(sorted({f.rank for f in evidence.findings if f.rank is not None} - {first.rank}))
 
 
@@ -107,7 +107,7 @@ def _known(component: Component, otherwise: Component) -> Component:
 
 
 def _from_outcome(evidence: Evidence) -> Diagnosis | None:
-    """Return what the way it ended says, where no message says more."""
+    """Return the diagnosis from the exit status, if no message says more."""
     outcome = evidence.outcome
     consequences = tuple(f.line for f in evidence.findings if f.cause is None)
     said = consequences

@@ -37,7 +37,7 @@ _LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA, Phas
 
 
 class Place(NamedTuple):
-    """Where a line stands."""
+    """The position of a line."""
 
     number: int
     source: str

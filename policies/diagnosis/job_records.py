@@ -30,7 +30,7 @@ class Record(Value, frozen=True, kw_only=True):
 
 
 class CureRecord(Value, frozen=True, kw_only=True):
-    """A failure after which the job itself went on with a smaller setting."""
+    """A failure after which the job itself continued with a smaller setting."""
 
     failure: Record
     knob: str
@@ -39,7 +39,7 @@ class CureRecord(Value, frozen=True, kw_only=True):
 
 
 class Mark(Value, frozen=True, kw_only=True):
-    """A phase that begins or ends, or a step that is done."""
+    """A phase that starts or ends, or a step that is done."""
 
     phase: Phase = Phase.NONE
     step: int
@@ -48,12 +48,12 @@ class Mark(Value, frozen=True, kw_only=True):
 
 
 def record_of(line: str) -> Record | None:
-    """Return the record in a line; None where there is none or it is not readable."""
+    """Return the record in a line; None if there is none or it is not readable."""
     return _record(_decoded(line, _PREFIX))
 
 
 def cure_of(line: str) -> CureRecord | None:
-    """Return the cure in a line; None where there is none or it is not readable."""
+    """Return the cure in a line; None if there is none or it is not readable."""
     raw = _decoded(line, _CURED)
     failure, knob = _record(raw), raw.get("knob")
     before, after = _bytes(raw.get("before")), _bytes(raw.get("after"))
@@ -63,7 +63,7 @@ def cure_of(line: str) -> CureRecord | None:
 
 
 def _decoded(line: str, prefix: re.Pattern[str]) -> dict[str, Any]:
-    """Return the JSON object behind a prefix; empty where there is none or it is not readable."""
+    """Return the JSON object behind a prefix; empty if there is none or it is not readable."""
     match = prefix.search(line)
     if match is None:
         return {}

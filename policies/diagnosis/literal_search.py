@@ -117,7 +117,7 @@ def _ends_of(literal: bytes, block: bytes) -> Iterator[int]:
 
 @functools.cache
 def _compiled(groups: Groups, *, numbered: bool = False) -> Any:
-    """Return a database whose matches name the group, or the string itself; None where there can be none."""
+    """Return a database whose matches name the group, or the string itself; None if there can be none."""
     literals = [literal for group in groups for literal in group]
     ids = [number for number, group in enumerate(groups) for _ in group]
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)

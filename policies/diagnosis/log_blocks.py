@@ -38,7 +38,7 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut(data: bytes, at: int) -> int:
-    """Return where a block that begins at `at` ends: at a newline, else between words."""
+    """Return where a block that starts at `at` ends: at a newline, else between words."""
     stop = at + BLOCK
     end = data.rfind(b"\n", at, stop) + 1
     if end <= at:
@@ -59,7 +59,7 @@ class Cursor:
         self._piece_end = 0
 
     def line_of(self, position: int) -> int:
-        """Return where the line of a position begins, as far as it is not yet passed."""
+        """Return where the line of a position starts, as far as it is not yet passed."""
         return max(self.at, self.block.rfind(b"\n", self.at, position) + 1)
 
     def piece_of(self, position: int) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class Backward:
         self._line = len(block)
 
     def piece_of(self, position: int) -> tuple[int, int, int] | None:
-        """Return line number, start and end of a position's piece; None where that was passed."""
+        """Return line number, start and end of a position's piece; None if that was passed."""
         if position >= self._at:
             return None
         block = self._block

@@ -157,7 +157,7 @@ def _leads(teller: str) -> bool:
 
 
 def _said_last(before: list[str]) -> list[str]:
-    """Return what any process said last that it begins: a supervisor's message is about them."""
+    """Return what any process said last that it starts: a supervisor's message is about them."""
     said = (parsed(text).bare[:_LONGEST] for text in before[-_MARKERS:])
     return [text for text in said if _SAYS_SO.search(text)][-1:]
 
@@ -202,7 +202,7 @@ def _rows(before: list[str]) -> list[Line]:
 
 
 def below(text: str, *, distance: int) -> bool:
-    """Return whether a line below a message may say what was going on."""
+    """Return whether a line below a message may say what was continuing."""
     return is_frame(text) or (distance <= _AFTER and not routine(text))
 
 

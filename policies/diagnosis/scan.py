@@ -162,7 +162,7 @@ class Scanner:
         self._causes = sum(finding.cause is not None for finding in findings)
 
     def _survive(self) -> None:
-        """Take note that the job went on after all that was found."""
+        """Record that the job continued after everything found so far."""
         self._ahead.clear()
         self._hold(survived_failures.survived(self._findings))
 

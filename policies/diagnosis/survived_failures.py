@@ -1,4 +1,4 @@
-"""Signs that a job went on after a message: it says so, it does steps, it comes to its end."""
+"""Signs that a job continued after a message: it says so, it does steps, it comes to its end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _STEPS = tuple(
 
 
 def caught(text: str) -> bool:
-    """Return whether a line says that a failure was caught and what is done instead."""
+    """Return whether a line reports a failure that was caught and handled."""
     return _CAUGHT.search(text) is not None
 
 
@@ -141,7 +141,7 @@ def survived(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def outlived(findings: list[Finding], number: int) -> list[Finding]:
-    """Return the findings of a job that goes on, those up to a line as survived; few of these are kept."""
+    """Return the findings of a job that continues, those up to a line as survived; few of these are kept."""
     past = [f for f in findings if f.line.line <= number or f.fatal == NEVER]
     rest = [f for f in findings if f.line.line > number and f.fatal != NEVER]
     return [msgspec.structs.replace(finding, fatal=NEVER) for finding in past[-_OUTLIVED:]] + rest

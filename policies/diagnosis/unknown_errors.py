@@ -27,7 +27,7 @@ WRONG = tuple(spelling for word in _WORDS for spelling in (word, word.capitalize
 
 
 def looks_wrong(line: str) -> bool:
-    """Return whether a line says that something went wrong."""
+    """Return whether a line reports an error."""
     lowered = line.lower()
     for word in _WORDS:
         if word in lowered:
@@ -57,7 +57,7 @@ class LastErrors:
         self._oldest = -1  # the lowest place kept, once there is no room
 
     def suspect(self, suspects: Suspects) -> None:
-        """Take a block of which only the last lines that look wrong will matter."""
+        """Add a block; only its last lines that look wrong are kept."""
         self._waiting.append(suspects)
         if len(self._waiting) >= _TOGETHER or len(suspects.block) < _SMALL:
             self._look()

@@ -85,7 +85,7 @@ _REACH = 2.0
 def deviation_of(layout: Layout, *, longest: float, mean: float) -> float | None:
     """Return by how many standard deviations of what is known a measured mean length, in tokens, is off.
 
-    None where lengths are not in doubt, or where no sequences of the job could have that mean: then what was
+    None if lengths are not in doubt, or where no sequences of the job could have that mean: then what was
     measured is something else.
     """
     if not 0 < mean <= longest:

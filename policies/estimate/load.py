@@ -89,7 +89,7 @@ def load_of(
     assumption: Assumption = Assumption.EXPECTED,
     steps: int = Goal().steps,
 ) -> Load:
-    """Return the candidates of one job as arrays; `steps`: of which the largest micro-batch is expected."""
+    """Return the candidates of one job as arrays; `steps`: over which the largest micro-batch is expected."""
     layout, own = profile.layout, profile.knobs
     columns = _Columns(own, candidates)
     sequence = longest_of(profile)
@@ -207,7 +207,7 @@ def by_length(load: Load) -> Load:
 
 
 class _Columns:
-    """Reads one knob of all candidates; the job's own value stands where a candidate has none."""
+    """Reads one knob of all candidates; the job's own value if a candidate has none."""
 
     def __init__(self, own: Knobs, candidates: Sequence[Knobs]) -> None:
         self._own = own

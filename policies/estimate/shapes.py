@@ -103,7 +103,7 @@ def parameters(model: Model) -> Parameters:
 
 
 def active_parameters(model: Model) -> float:
-    """Return the parameters that one token meets, without the embedding."""
+    """Return the active parameters per token, without the embedding."""
     count = parameters(model)
     experts = count.experts * model.experts_per_token / model.experts if model.experts else 0.0
     layer = count.attention + count.mlp + experts

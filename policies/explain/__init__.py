@@ -1,1 +1,1 @@
-"""What a log or a memory snapshot says about a job that is over."""
+"""The analysis of a finished job from its log or memory snapshot."""

@@ -36,7 +36,7 @@ class Cure(Value, frozen=True, kw_only=True):
 
 
 class Known(Value, frozen=True, kw_only=True):
-    """What a log tells of its job."""
+    """What a log shows about its job."""
 
     profile: Profile | None = None  # the present knobs; those without a value are not known
     complete: bool = False  # every knob that the profile supports has its value
@@ -49,7 +49,7 @@ class Known(Value, frozen=True, kw_only=True):
 
 
 def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
-    """Return what cures a failure, what recovery would take first; empty where no change of the job would.
+    """Return what cures a failure, what recovery would take first; empty if no change of the job would.
 
     Where the job's settings are known these are recovery's own remedies. Where they are not, the same ladder
     gives directions, those last that presuppose what the log does not show.
@@ -164,7 +164,7 @@ def _cure(remedy: Remedy, knobs: Knobs) -> Cure:
 
 def _action(remedy: Remedy, knobs: Knobs) -> str:
     if not remedy.changes:
-        return "see who else holds the card, and free it unless the job itself holds it"
+        return "find the other processes that hold this GPU's memory, and stop those that are not the job's"
     return " and ".join(_turn(knob, getattr(knobs, knob), after) for knob, after in remedy.changes.items())
 
 

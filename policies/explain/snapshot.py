@@ -56,7 +56,7 @@ class DeviceMemory(Value, frozen=True, kw_only=True):
 
 
 class Snapshot(Value, frozen=True, kw_only=True):
-    """What a memory snapshot tells."""
+    """The contents of a memory snapshot."""
 
     devices: tuple[DeviceMemory, ...] = ()  # with memory or events
     settings: dict[str, str] = {}  # of the allocator
@@ -69,7 +69,7 @@ class _Raw(msgspec.Struct):
 
 
 def summarised(raw: object) -> Snapshot:
-    """Return what a snapshot's value tells; raises ValueError where it is not of torch's format."""
+    """Return the summary of a snapshot; raises ValueError if it is not in torch's format."""
     if isinstance(raw, list):  # torch before 1.13 dumped the segments alone
         raw = {"segments": raw}
     if not isinstance(raw, dict) or not {"segments", "device_traces"} & raw.keys():

@@ -1,4 +1,4 @@
-"""What a failed request was: a size told apart as logits, an activation, a matrix, a layer."""
+"""What a failed request was for: matches a size with logits, an activation, a matrix or a layer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Named(Value, frozen=True, kw_only=True):
 
 
 def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -> Named | None:
-    """Return what a request is, None where nothing fits within 0.5 %.
+    """Return what a request is, None if nothing fits within 0.5 %.
 
     `tokens` are the budgets of a pass; without them only sizes that need none, and round numbers of tokens.
     """
@@ -60,7 +60,7 @@ def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -
 
 
 def printed_model(text: str) -> Model | None:
-    """Return the shape of the model that a log prints; None where it prints none, or several."""
+    """Return the shape of the model that a log prints; None if it prints none, or several."""
     try:
         return model_from_config(printed_fields(text))
     except ValueError:
@@ -68,7 +68,7 @@ def printed_model(text: str) -> Model | None:
 
 
 def printed_fields(text: str) -> dict[str, int | str]:
-    """Return the entries of a config.json that a log prints; none where it prints several models."""
+    """Return the entries of a config.json that a log prints; none if it prints several models."""
     fields: dict[str, int | str] = {}
     for name, value in _FIELD.findall(text):
         written = value if name == "model_type" else int(value) if value.isdecimal() else None

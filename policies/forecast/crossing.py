@@ -32,7 +32,7 @@ class Crossing:
 
 
 def crossing(found: Trend, limit: float, *, last: int | None) -> Crossing | None:
-    """Return when a trend passes a limit before the step `last`; None where that is less likely than not.
+    """Return when a trend passes a limit before the step `last`; None if that is less likely than not.
 
     Each future step passes the limit with the chance that its spread gives it, as if no step said anything of
     another; the rate is taken at nine places of its error.

@@ -46,7 +46,7 @@ def foresee(
     of: int | None = None,
     longest: float | None = None,
 ) -> dict[str, Foreseen]:
-    """Return what is to be said anew, by phase, or `host`.
+    """Return the forecasts that are new or changed, by phase or `host`.
 
     `said` is what was said last of each, `of` the last step of the training and `longest` the tokens of the
     longest response that the job allows.
@@ -79,7 +79,7 @@ def _taken_back(before: Foreseen, last: Measured) -> Foreseen:
 
 
 def _reaches(rows: Sequence[tuple[Measured, Peak]], before: Foreseen) -> bool:
-    """Return whether so much is known of a memory that it speaks against what was said of it.
+    """Return whether enough is known of a memory to withdraw its forecast.
 
     A driver that attaches takes the host's series up in its middle: it sees as far ahead as it has steps.
     """

@@ -16,7 +16,7 @@ _MOST = 2  # stops of one run
 
 
 def forewarned(run: Run, last: Attempt) -> Foreseen | None:
-    """Return the failure to go out of the way of now; None where there is time, no checkpoint or no wish.
+    """Return the failure to go out of the way of now; None if there is time, no checkpoint or no wish.
 
     The checkpoint is the last before the step by which the failure is at all likely, as far as the intervals
     between checkpoints so far tell, and so fresh that a stop costs next to nothing. A job that ends with its
@@ -44,7 +44,7 @@ def why_now(ahead: Foreseen) -> str:
 
 
 def _last_step(run: Run, last: Attempt) -> float:
-    """Return the step at which the goal ends the job, infinity where it goes on."""
+    """Return the step at which the goal ends the job; infinity if the job continues."""
     goal = run.accepted.job.goal
     if goal.then is not Then.STOP or last.goal is not None:
         return math.inf
@@ -52,7 +52,7 @@ def _last_step(run: Run, last: Attempt) -> float:
 
 
 def _in_vain(run: Run, last: Attempt, ahead: Foreseen) -> bool:
-    """Return whether such stops are used up, or the last was for the same memory and nothing came of it."""
+    """Return whether the stops are used up, or the last one was for the same memory and gained no step."""
     if sum(attempt.foregone for attempt in run.attempts) >= _MOST:
         return True
     before = run.attempts[-2] if len(run.attempts) > 1 else None

@@ -104,7 +104,7 @@ class Course(Value, frozen=True, kw_only=True):
 
 
 def begin(accepted: Accepted, *, last_step: Callable[[Job], int | None]) -> Course:
-    """Return the course of a run that begins; `last_step` reads the end of the training from a job."""
+    """Return the course of a run that starts; `last_step` reads the end of the training from a job."""
     return Course(
         job=accepted.job,
         search=accepted.mode == "search",
@@ -190,7 +190,7 @@ def _leg_left(course: Course, leg: Leg, *, now: float) -> TimeLeft | None:
 
 
 def _steps_left(course: Course, leg: Leg) -> int | None:
-    """Return how many steps an attempt is to do yet; None where nothing says when it ends."""
+    """Return the number of remaining steps of an attempt; None if its last step is unknown."""
     goal = course.job.goal
     total = leg.of or (goal.steps if course.search else course.last_step)
     done = leg.since if leg.step is None else leg.step
@@ -269,7 +269,7 @@ def _trend(seen: Sequence[float]) -> tuple[float, float, float, float] | None:
 
 
 def _start_left(course: Course, *, waited_s: float) -> TimeLeft | None:
-    """Return how long a start still takes, its first step included; None where none is like it."""
+    """Return how long a start still takes, its first step included; None if none is like it."""
     if not course.starts_s:
         return None
     most = max(course.starts_s) * (1 + _START) - waited_s
@@ -279,7 +279,7 @@ def _start_left(course: Course, *, waited_s: float) -> TimeLeft | None:
 
 
 def _before_a_start(course: Course, now: float) -> TimeLeft | None:
-    """Return how long a run takes whose next attempt is about to begin; its knobs may be others."""
+    """Return how long a run takes whose next attempt is about to start; its knobs may be others."""
     since = course.saved if course.resumable else 0
     leg = Leg(attempt=0, knobs=Knobs(), since=since)
     left, started = _steps_left(course, leg), _start_left(course, waited_s=0.0)
@@ -361,7 +361,7 @@ def _changed(course: Course, attempt: int, change: Callable[[Leg], Leg]) -> Cour
 
 
 def _unix(stamp: str) -> float:
-    """Return the Unix seconds of a row's time, 0 where it has none that can be read."""
+    """Return the Unix seconds of a row's time, 0 if it has none that can be read."""
     try:
         return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
     except ValueError:

@@ -1,4 +1,4 @@
-"""A trend in a series of one value a step: robust slopes of what came after its last break."""
+"""A trend in a series with one value per step: robust slopes since its last break."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Trend:
 
 
 def trend(steps: Floats, values: Floats) -> Trend | None:
-    """Return the growth that a series shows at its end; None where it surely shows none.
+    """Return the growth that a series shows at its end; None if it surely shows none.
 
     A slope is the median of the slopes of all pairs (Theil 1950, Sen 1968), which one-off peaks do not move;
     its error is Kendall's, widened for residuals that follow one another (Yue and Wang 2004). Only what came

@@ -19,7 +19,7 @@ _LOOKED_AT = 20  # of the latest steps
 
 
 def with_saves(job: Job, history: History, knobs: Knobs) -> Job:
-    """Return the job with `recovery.save_every` filled in: max(10 steps, 20 minutes) if it says nothing."""
+    """Return the job with `recovery.save_every` filled in; max(10 steps, 20 minutes) if it is not set."""
     if job.recovery.save_every is not None:
         return job
     every = steps_between(history, knobs)

@@ -75,7 +75,7 @@ def failures_in_group(run: Run) -> int:
 
 
 def _failed_by(attempt: Attempt) -> Cause | None:
-    """Return the cause of an attempt's failure; None where it has no diagnosis."""
+    """Return the cause of an attempt's failure; None if it has no diagnosis."""
     return None if attempt.diagnosis is None else attempt.diagnosis.cause
 
 

@@ -46,7 +46,7 @@ def decide(history: History) -> Action:
     """Return what follows from everything that happened so far.
 
     A run that finished stays finished until the loop appends `Decided(reason=RESUMED)`, because the
-    user asked to go on: budgets then count anew, and the last attempt is continued with its own knobs
+    user asked to continue: budgets then count again, and the last attempt is continued with its own knobs
     or cured.
     """
     run = without_refused(fold(history))
@@ -165,7 +165,7 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
 
 
 def _spent(run: Run) -> str:
-    """Return which budget leaves no relaunch, in words; empty where one is left."""
+    """Return which budget leaves no relaunch, in words; empty if one is left."""
     recovery = run.accepted.job.recovery
     failed = [
         a
@@ -191,7 +191,7 @@ def _after_forecast(run: Run, last: Attempt) -> Launch:
 
 
 def _hung_before(run: Run) -> bool:
-    """Return whether the attempt before the last one hung too and the last one came no further."""
+    """Return whether the previous attempt hung too and the last one completed no further step."""
     last, before = run.attempts[-1], run.attempts[-2:-1]
     hung = any(a.diagnosis is not None and a.diagnosis.cause is Cause.HANG and not a.resumed for a in before)
     return hung and not last.new_step

@@ -55,7 +55,7 @@ def next_remedy(run: Run) -> Remedy | None:
 
 
 def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
-    """Return the best configuration by the calibrated estimate; None where nothing is known of the job."""
+    """Return the best configuration by the calibrated estimate; None if nothing is known of the job."""
     view = outlook(run)
     if view is None:
         return None
@@ -107,7 +107,7 @@ def gave_up(run: Run, reason: str = "") -> GaveUp:
 
 
 def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
-    """Return by how much an attempt missed, in words; empty where its message has no figures."""
+    """Return by how much an attempt missed, in words; empty if its message has no figures."""
     missing = missing_bytes(diagnosis.facts)
     if missing is None:
         return ""
@@ -123,7 +123,7 @@ def _nearest(run: Run, diagnosis: Diagnosis) -> str:
 
 
 def _closest(run: Run, diagnosis: Diagnosis) -> str:
-    """Return which attempt missed by least by its own message; empty where no message says."""
+    """Return the attempt that missed by the smallest amount in its message; empty if no message has one."""
     misses = [
         (missing, attempt)
         for attempt in run.attempts

@@ -1,4 +1,4 @@
-"""What the calibrated estimate says of a run's configurations, and where it may not be asked."""
+"""The calibrated estimate of a run's configurations, and when it must not be used."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def outlook(run: Run) -> Outlook | None:
 
 
 def _known_model(run: Run) -> Model | None:
-    """Return the model of a run that the estimate may speak of."""
+    """Return the model of a run if the estimate applies to it."""
     accepted = run.accepted
     if accepted.policy is Policy.LADDER:
         return None
@@ -87,7 +87,7 @@ def _known_model(run: Run) -> Model | None:
 
 
 def measures(view: Outlook, diagnosis: Diagnosis) -> bool:
-    """Return whether the size of the memory that failed is known: else nothing can be said to fit."""
+    """Return whether the size of the failed memory is known; otherwise no candidate can be shown to fit."""
     estimate = view.estimates((view.run.accepted.profile.knobs,))
     if diagnosis.cause is Cause.HOST_OOM:
         return math.isfinite(estimate.host_capacity)
@@ -139,14 +139,14 @@ def chances(
 
 
 def any_of(chances: Floats) -> Floats:
-    """Return the chance that some memory overflows, as if none said anything of another."""
+    """Return the chance that any memory overflows, assuming that the memories are independent."""
     return np.asarray(1 - np.prod(1 - chances, axis=0))
 
 
 def less_than(
     view: Outlook, failed: Sequence[Attempt], *, clearly: float = 0.0
 ) -> Callable[[Estimates], NDArray[np.bool_]]:
-    """Return what says which candidates need less than every failed attempt of the memory on which it failed.
+    """Return a predicate: which candidates need less of each failed memory than the attempts that failed.
 
     `clearly` is the least share of it; then what the message missed is to be free as well.
     """

@@ -39,7 +39,7 @@ class Failure(Value, frozen=True, kw_only=True):
 
 
 def last_failure(run: Run) -> Failure | None:
-    """Return the last failure of a run; None where its last attempt has no diagnosis."""
+    """Return the last failure of a run; None if its last attempt has no diagnosis."""
     last = run.attempts[-1]
     if last.diagnosis is None:
         return None
@@ -146,7 +146,7 @@ def started_before(run: Run) -> bool:
 
 
 def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Remedy | None:
-    """Return the remedy with what keeps earlier failures from coming back; None where nothing does."""
+    """Return the remedy with what keeps earlier failures from coming back; None if nothing does."""
     proposed = remedy.apply(knobs)
     relapse = relapse_of(run, proposed)
     if relapse is None:

@@ -77,7 +77,7 @@ def best(
     started: bool,
     permitted: Callable[[Knobs], bool],
 ) -> Ranked | None:
-    """Return the configuration to run next, None where none is permitted and differs from the present one.
+    """Return the configuration to run next, None if none is permitted and differs from the present one.
 
     The least predicted step time among those that fit with the margin, exact before numeric, fewer and
     smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance

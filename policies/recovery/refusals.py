@@ -83,7 +83,7 @@ def refusals_text(run: Run) -> str:
 def _refusal(
     profile: Profile, attempt: Attempt, before: Attempt | None, refused: Sequence[Refused]
 ) -> Refused | None:
-    """Return the change that an attempt refused; None where it failed otherwise or by itself."""
+    """Return the change that an attempt refused; None if it failed otherwise or by itself."""
     diagnosis = attempt.diagnosis
     if diagnosis is None or diagnosis.cause not in _REFUSALS or attempt.remedy is None:
         return None

@@ -36,7 +36,7 @@ def while_rehearsing(run: Run, rehearsal: Rehearsal, ordinary: Callable[[Run], A
     """Return what follows the rehearsals of `run`; None: the training does.
 
     `ordinary` is what would follow if they were attempts at the training. After a failure with every answer
-    at full length the rehearsal goes on with the job's own lengths; what it measures tells whether the
+    at full length the rehearsal continues with the job's own lengths; what it measures tells whether the
     training is likely to meet that failure, and only then it is cured. A rehearsal that ends without a cure
     keeps no training from its start: it may be to blame itself.
     """
@@ -80,9 +80,9 @@ def passed(run: Run) -> Attempt | None:
 
 
 def chance(run: Run, failed: Attempt, *, steps: int) -> float | None:
-    """Return the chance that so many steps with the job's own lengths meet a failure.
+    """Return the chance of a failure in that many steps with the job's own lengths.
 
-    None where no estimate knows.
+    None if no estimate knows.
     """
     goal = msgspec.structs.replace(run.accepted.job.goal, steps=steps)
     job = msgspec.structs.replace(run.accepted.job, goal=goal)
@@ -146,7 +146,7 @@ def _own_lengths(last: Attempt, action: Action) -> Launch:
 
 
 def _cure(run: Run, last: Attempt, rehearsal: Rehearsal, ordinary: Callable[[Run], Action]) -> Launch | None:
-    """Return the cure of the last failure at full length, where the training is likely to meet it."""
+    """Return the remedy for the last failure at full length, if it is likely in the training."""
     failed = run.rehearsed[-1] if run.rehearsed else None
     if last.longest or failed is None or failed.knobs != last.knobs:
         return None

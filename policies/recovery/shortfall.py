@@ -31,7 +31,7 @@ class Shortfall(Value, frozen=True, kw_only=True):
 
 
 def shortfall(run: Run, *, started: bool) -> Shortfall | None:
-    """Return what the estimate says of a run that gives up; None where it knows no reason to."""
+    """Return the estimated shortfall of a run that gives up; None if the estimate shows none."""
     view = outlook(run)
     if view is None or not run.attempts:
         return None

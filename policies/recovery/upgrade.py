@@ -19,7 +19,7 @@ _MOST = 2  # climbs of one run
 
 
 def offer(run: Run) -> Remedy | None:
-    """Return the faster neighbour of the stable configuration; None where nothing surely faster fits."""
+    """Return the faster neighbour of the stable configuration; None if nothing surely faster fits."""
     stable = next((a for a in reversed(run.attempts) if a.goal is not None), None)
     view = outlook(run)
     if stable is None or view is None or (stable.goal is not None and stable.goal.marginal):

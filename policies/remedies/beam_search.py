@@ -22,7 +22,7 @@ def beam(
     weights: Sequence[float],
     kept: int,
 ) -> tuple[list[_T], Floats, Floats]:
-    """Return the candidates looked at, how slow they are and what of them does not fit, as `score` says.
+    """Return the evaluated candidates with their cost and their excess, as given by `score`.
 
     `kept` candidates go on by each of the weights of what does not fit against what is slow.
     """
@@ -45,5 +45,5 @@ def beam(
 
 
 def in_order(cost: Floats) -> NDArray[np.intp]:
-    """Return the places of the costs in rising order; equal ones as they came, on every machine."""
+    """Return the indices of the costs in rising order; a stable sort, equal on every machine."""
     return np.argsort(np.round(cost, 9), kind="stable")

@@ -94,7 +94,7 @@ def _powers(profile: Profile, knobs: Knobs, knob: str) -> list[int]:
 
 
 def _most_useful(profile: Profile, knobs: Knobs, knob: str) -> float:
-    """Return the number above which more changes nothing, as far as the job says."""
+    """Return the largest useful value of a knob for this job."""
     row, layout, present = KNOB_TABLE[knob], profile.layout, getattr(knobs, knob)
     rows = max(1, layout.sequences // max(1, layout.shards)) if layout.sequences else None
     match row.unit:

@@ -1,4 +1,4 @@
-"""MOVES: which knobs a remedy turns, which memory that saves, and what is said of it.
+"""MOVES: the knobs that a remedy changes, the memory that it saves, and its description.
 
 The knob table says which way a knob saves a memory, `proposals` how far it goes and `ladder` when. Reason,
 gain and price stand here wherever a failure's figures say nothing better.
@@ -12,7 +12,7 @@ from autotune.policies.values.value import Value
 
 
 class Turn(Value, frozen=True, kw_only=True):
-    """What is said of one knob that a remedy turns."""
+    """The description of one knob that a remedy changes."""
 
     action: str = ""  # what to do, where nothing is known of the job; empty: the remedy needs its values
     reason: str = ""  # empty: it is told with the figures
@@ -47,40 +47,40 @@ _BY_TRANSFERS = "every step, by transfers to and from the host"
 _TRANSFERS = "every step, by the transfers"
 _COMMUNICATION = "every pass, by communication"
 _PASS = "smaller micro-batches, same global batch"  # noqa: S105
-_PIECES = "the logits of all tokens at once are the largest tensor of the phase"
-_SPLIT = "split every sequence over more ranks"
-_PART = "each rank holds a part of every sequence"
-_KEPT = "they are in host memory while the devices do not need them"
+_PIECES = "the logits of all tokens are the largest tensor of the phase"
+_SPLIT = "split each sequence across more ranks"
+_PART = "each rank holds a part of each sequence"
+_KEPT = "they stay in host memory while the GPUs do not need them"
 
 MOVES: dict[str, Move] = {
     "reduce_concurrency": _move(
         "concurrency",
         frees="batch and KV-cache memory of running requests",
         slows="rollout, if the engine was not saturated",
-        action="lower `concurrency`, the requests the engine works on at once, for instance to half",
-        reason="fewer requests at once need less batch and KV memory; all samples are generated",
+        action="lower `concurrency`, the number of requests the engine runs at once, for instance to half",
+        reason="fewer concurrent requests need less batch and KV memory; all samples are still generated",
     ),
     "reduce_mem_fraction": _move(
         "memory_fraction",
         frees="the engine's static share",
         slows="rollout, if fewer requests fit in the KV cache",
-        action="lower `memory_fraction`, the engine's static share of the card, for instance by 0.1",
-        reason="the engine's static share is taken from the memory that ran out",
+        action="lower `memory_fraction`, the engine's share of the GPU memory, for instance by 0.1",
+        reason="the engine's share is taken from the memory that ran out",
     ),
     "increase_mem_fraction": _move(
         "memory_fraction",
-        frees="pool memory, taken from the rest of the card",
+        frees="KV-cache memory, taken from the rest of the GPU",
         slows="nothing",
         memory=Memory.POOL,
-        action="raise `memory_fraction`, the engine's static share of the card, for instance by 0.05",
-        reason="what the weights leave of the engine's share is too small a pool, so the share must grow",
+        action="raise `memory_fraction`, the engine's share of the GPU memory, for instance by 0.05",
+        reason="the weights leave too little of the engine's share for the KV cache, so the share must grow",
     ),
     "disable_cuda_graph": _move(
         "cuda_graphs",
         frees="the graphs' private pools",
         slows="decoding of small batches",
         action="capture fewer CUDA graphs, or none",
-        reason="captured graphs keep private pools beside the token pool",
+        reason="captured graphs keep private memory pools beside the KV cache",
         knob_slows="decoding of small batches, by 10 to 30 %",
     ),
     "reduce_tokens_per_mb": Move(
@@ -98,7 +98,7 @@ MOVES: dict[str, Move] = {
                 slows="nothing",
             ),
             "max_batched_tokens": Turn(
-                action="lower `max_batched_tokens`, what the engine prefills at once, for instance to half",
+                action="lower `max_batched_tokens`, the tokens of one prefill, for instance to half",
                 reason="smaller prefill batches need less memory",
                 slows="rollout, slightly",
             ),
@@ -138,12 +138,12 @@ MOVES: dict[str, Move] = {
         slows="the phase by 1 to 3 %",
         turns={
             "logprob_chunk": Turn(
-                action="compute logits and entropy in pieces",
+                action="compute logits and entropy in chunks",
                 reason=_PIECES,
                 slows="this phase by 1 to 3 %",
             ),
             "entropy_chunking": Turn(
-                action="compute the entropy of the logits in pieces",
+                action="compute the entropy in chunks",
                 reason=_PIECES,
                 slows="this phase by 1 to 3 %",
             ),
@@ -171,7 +171,7 @@ MOVES: dict[str, Move] = {
         turns={
             "optimizer_offload": Turn(
                 action="offload the optimizer's state to the host",
-                reason="it is in host memory while the devices do not need it",
+                reason="it stays in host memory while the GPUs do not need it",
                 slows=_TRANSFERS,
             ),
             "optimizer_offload_fraction": Turn(
@@ -184,7 +184,7 @@ MOVES: dict[str, Move] = {
         "param_offload",
         frees="the trainer's weights, onto the host",
         slows=_BY_TRANSFERS,
-        action="offload the trainer's weights to the host, or shard them over more cards",
+        action="offload the trainer's weights to the host, or shard them across more GPUs",
         reason=_KEPT,
         knob_slows=_TRANSFERS,
     ),
@@ -198,10 +198,10 @@ MOVES: dict[str, Move] = {
     ),
     "load_on_host": _move(
         "memory_efficient_load",
-        frees="the whole model on every device while it is loaded",
-        slows="the start, by sending each device its shard",
-        action="load the model on the host of one rank and send every device its shard only",
-        reason="every device builds the whole model before it is sharded",
+        frees="the full copy of the model on every GPU while it loads",
+        slows="start-up, by sending each GPU its shard",
+        action="load the model on the host of one rank and send each GPU only its shard",
+        reason="every GPU holds the whole model before it is sharded",
     ),
     "sequence_parallel": Move(
         frees="about half of each sequence's activations",
@@ -216,12 +216,12 @@ MOVES: dict[str, Move] = {
         slows=_COMMUNICATION,
         turns={
             "tensor_parallel": Turn(
-                action="split every layer over more ranks",
+                action="split each layer across more ranks",
                 reason="each rank holds a part of every layer",
             ),
             "rollout_tensor_parallel": Turn(
-                action="split the engine's model over more cards",
-                reason="each card holds a part of every layer, and more of its own pool",
+                action="split the engine's model across more GPUs",
+                reason="each GPU holds a part of every layer, which leaves more for the KV cache",
                 slows="decoding, by communication",
             ),
         },
@@ -230,23 +230,23 @@ MOVES: dict[str, Move] = {
         "sync_mode",
         frees="gathered weights and sync buffers",
         slows="weight sync, by a write and a read",
-        action="hand new weights to the engine through files",
-        reason="weights written to files need no gathered copies and buffers on the devices",
+        action="send new weights to the engine through files",
+        reason="weights in files need no gathered copies or buffers on the GPUs",
         knob_slows="weight sync, by writing and reading the model",
     ),
     "reduce_sync_buffer": _move(
         "sync_buffer",
         frees="sync buffers in proportion",
         slows="weight sync, slightly",
-        action="send new weights in smaller pieces",
-        reason="weights travel in pieces of this size, held on both sides",
+        action="use a smaller weight-sync buffer",
+        reason="weights are sent in buffers of this size, held by sender and receiver",
     ),
     "expandable_segments": _move(
         "allocator",
-        frees="fragmented reserve",
+        frees="reserved but fragmented memory",
         slows="nothing",
-        action="let the allocator's segments grow",
-        reason="memory that is reserved but in pieces too small for the request becomes usable",
+        action="use expandable segments in PyTorch's allocator",
+        reason="reserved memory in blocks too small for the request becomes usable",
     ),
     "adjust_memory_margin": Move(frees="the difference", slows="nothing", turns={"memory_margin": Turn()}),
     "host_allocator": _move(
@@ -254,11 +254,11 @@ MOVES: dict[str, Move] = {
         frees="host memory that is freed but not returned",
         slows="nothing",
         memory=Memory.HOST,
-        action="use an allocator that gives host memory back",
+        action="use an allocator that returns freed host memory (jemalloc or tcmalloc)",
         reason="glibc keeps freed host memory in its arenas; jemalloc and tcmalloc return it",
     ),
     "reduce_host_offload": Move(
-        frees="host memory, at the cost of the card's",
+        frees="host memory, at the cost of GPU memory",
         slows="nothing",
         memory=Memory.HOST,
         turns={
@@ -266,7 +266,7 @@ MOVES: dict[str, Move] = {
             "grad_offload": Turn(),
             "optimizer_offload": Turn(
                 action="offload less to the host: optimizer, weights, activations, caches",
-                reason="what is offloaded fills the host memory that ran out",
+                reason="offloaded state takes up the host memory that ran out",
             ),
             "param_offload": Turn(),
         },
@@ -288,16 +288,16 @@ MOVES: dict[str, Move] = {
     ),
     "restart_every": Move(
         frees="what accumulates over steps",
-        slows="one restart every so many steps",
+        slows="one restart every N steps",
         memory=Memory.GROWTH,
         turns={"restart_every": Turn()},
     ),
-    "free_before_relaunch": Move(frees="what others hold of the card", slows="nothing"),
+    "free_before_relaunch": Move(frees="GPU memory held by other processes", slows="nothing"),
     "capture_snapshot": _move(
         "memory_snapshot",
         frees="nothing; records the next failure",
         slows="every allocation, slightly",
-        reason="nothing explains this failure; the next one is recorded with its allocations",
+        reason="the cause of this failure is not known; the next one is recorded with its allocations",
     ),
 }
 # The remedy that turns each knob; of two that turn it either way, the one that saves device memory.
@@ -314,12 +314,12 @@ def turn_of(name: str, knob: str) -> str:
 
 
 def spoken(name: str) -> dict[str, Turn]:
-    """Return the ways to apply a remedy that can be told without knowing the job's values."""
+    """Return the ways to apply a remedy that can be described without the job's values."""
     return {knob: turn for knob, turn in MOVES[name].turns.items() if turn.action} if name in MOVES else {}
 
 
 def spoken_for(name: str, phase: Phase, *, engine: bool) -> dict[str, Turn]:
-    """Return those of them that serve what failed, the nearest first; `engine` says that it was an engine."""
+    """Return those that help with the failed phase, most specific first; `engine`: an engine failed."""
     every = spoken(name)
     own = {k: turn for k, turn in every.items() if (KNOB_TABLE[k].part is Part.ENGINE) is engine} or every
     near = {knob: turn for knob, turn in own.items() if phase in KNOB_TABLE[knob].phases}

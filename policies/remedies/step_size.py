@@ -22,14 +22,14 @@ _SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
 
 
 def missing_bytes(facts: Facts) -> int | None:
-    """Return by how much the failed request exceeded what was free; None where the message does not say."""
+    """Return by how much the failed request exceeded what was free; None if the message does not say."""
     if facts.requested_bytes is None or facts.free_bytes is None:
         return None
     return max(0, facts.requested_bytes - facts.free_bytes)
 
 
 def needed_bytes(facts: Facts) -> int | None:
-    """Return what the device would have had to hold for the failed request; None where it does not say."""
+    """Return what the device would have had to hold for the failed request; None if it does not say."""
     used = _used_bytes(facts)
     return None if used is None or facts.requested_bytes is None else used + facts.requested_bytes
 
@@ -50,7 +50,7 @@ def shrink_share(diagnosis: Diagnosis) -> float:
 def next_values(
     profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis, memory: Memory
 ) -> tuple[Setting, ...]:
-    """Return the next values of a knob that save a memory, mildest first; empty where none is legal."""
+    """Return the next values of a knob that save a memory, mildest first; empty if none is legal."""
     row = KNOB_TABLE[knob]
     if row.order:
         return stronger(profile, knobs, knob, memory)
@@ -92,7 +92,7 @@ def smaller(
 
 
 def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
-    """Return a smaller share of the card for an engine, by what the message says is missing."""
+    """Return a smaller GPU memory share for an engine, reduced by the missing amount in the message."""
     present = getattr(knobs, knob)
     if knob not in profile.supported:
         return None
@@ -118,7 +118,7 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
 
 
 def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
-    """Return a larger share of the card for an engine, by what the message says is missing."""
+    """Return a larger GPU memory share for an engine, raised by the missing amount in the message."""
     present = getattr(knobs, knob)
     if knob not in profile.supported or present is None:
         return None

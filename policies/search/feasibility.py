@@ -1,4 +1,4 @@
-"""What the calibrated estimate says of a search's candidates: which may not run, which are worth a run."""
+"""The calibrated estimate of a search's candidates: which must not run, and which are worth a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Forecast:
         return {}
 
     def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much each phase is expected to exceed what it may use; empty where unknown."""
+        """Return by how much each phase is expected to exceed what it may use; empty if unknown."""
         return {}
 
     def much_slower(self, best: Knobs, knobs: Knobs) -> float:
@@ -85,7 +85,7 @@ class Foresight(Forecast):
 
     @property
     def host_share(self) -> float:
-        """The share of a node's host memory that a trial may use beside those that run with it."""
+        """The share of a node's host memory that a trial may use next to parallel trials."""
         accepted = self.view.run.accepted
         parallel = accepted.job.search.parallel
         return HOST_LIMIT / trials_on_a_node(accepted.profile, accepted.cluster, parallel=parallel)
@@ -167,7 +167,7 @@ def foreseen(
     *,
     neighbours: Neighbours,
 ) -> Foresight | None:
-    """Return the foresight after these events; None where no model is known or none is wanted."""
+    """Return the foresight after these events; None if no model is known or none is wanted."""
     run = fold((accepted, *events), trials=True)
     view = outlook(run)
     if view is None:

@@ -95,7 +95,7 @@ def next_trial(
     sampler: Sampler,
     running: Sequence[Knobs] = (),
 ) -> Proposed | None:
-    """Return the next configuration of a search; None where none is worth a run beside what is running.
+    """Return the next configuration of a search; None if none is worth a run next to those in progress.
 
     The starts come first, then what the cluster took away; then the forecast and the sampler propose, the
     sampler first every third time, so that no wrong estimate hides a part of the space for good.

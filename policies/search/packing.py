@@ -15,7 +15,7 @@ def gpus_of(profile: Profile) -> int:
 
 
 def trials_on_a_node(profile: Profile, cluster: Cluster, *, parallel: int) -> int:
-    """Return how many of `parallel` trials may meet on one node, and share its host memory.
+    """Return how many of `parallel` trials can share one node and its host memory.
 
     Ray fills nodes one after the other; a trial that needs all GPUs of a node has its nodes to itself.
     """

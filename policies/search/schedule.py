@@ -1,4 +1,4 @@
-"""When the trials of a search begin, wait and end, and which configurations are proven."""
+"""When the trials of a search start, wait and end, and which configurations are proven."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def count(results: Iterable[Tried]) -> int:
 def why_end(
     results: Sequence[Tried], search: Search, *, goal_steps: int, elapsed_s: float, running: int = 0
 ) -> str:
-    """Return why no further trial is begun beside those that run; empty while the search goes on."""
+    """Return the reason for starting no further trial; empty while the search continues."""
     run = [r for r in results if r.result not in (Result.GATED, Result.LOST)]
     if count(run) + running >= search.trials:
         return f"all {search.trials} trials are used"
@@ -91,7 +91,7 @@ def losses(results: Iterable[Tried], knobs: Knobs, *, retries: int) -> Losses:
 
 
 def verdict_of(results: Sequence[Tried], *, start: Knobs) -> Stable:
-    """Return the verdict of a search that came to its end.
+    """Return the verdict of a finished search.
 
     It is marginal where the stable start leaves too little headroom and nothing better was measured.
     """

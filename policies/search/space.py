@@ -117,7 +117,7 @@ def written(job: Job, profile: Profile, name: str) -> bool:
 
 
 def _with(profile: Profile, knobs: Knobs, values: Mapping[str, Setting]) -> Knobs:
-    """Return `knobs` with values of their grids, as far as they have an effect beside each other."""
+    """Return `knobs` with values from their grids, without those that have no effect in combination."""
     changes = dict(values)
     for row in ROWS:
         needs = row.only_with

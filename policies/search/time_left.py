@@ -12,11 +12,11 @@ _ENOUGH = 3  # trials that show how long one takes
 
 
 def time_left(course: Course, results: Sequence[Tried], *, now: float) -> TimeLeft | None:
-    """Return how long a search still takes at most at `now`, in Unix seconds, once its trials have begun.
+    """Return the maximum time left of a search at `now` (Unix seconds), once its trials have started.
 
     It may end at any time because nothing that is worth a run is left, so there is no lower bound. Until
     some trials have shown how long one takes, what is left of search.duration is all that is known. None:
-    no trial has begun, or the search is over.
+    no trial has started, or the search is over.
     """
     search = course.job.search
     running = [leg for leg in course.legs if leg.trial is not None]

@@ -51,7 +51,7 @@ class TrialHistory(Value, frozen=True, kw_only=True):
 
 
 def trial_history(history: History) -> TrialHistory:
-    """Return the history folded; raises ValueError where it does not begin with Accepted."""
+    """Return the history folded; raises ValueError if it does not start with Accepted."""
     return extended(TrialHistory(accepted=accepted_of(history)), history[1:])
 
 
@@ -97,12 +97,12 @@ def informative(failed: list[int], held: list[int]) -> set[int]:
 
 
 def has_trials(history: History) -> bool:
-    """Return whether a search has begun its trials."""
+    """Return whether the trials of a search have started."""
     return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
 
 
 def stable_start(history: History) -> Started:
-    """Return the attempt that made the job stable; raises IndexError where none has ended."""
+    """Return the attempt that made the job stable; raises IndexError if none has ended."""
     ended = {e.attempt for e in history if isinstance(e, Ended)}
     return [e for e in history if isinstance(e, Started) and e.trains and e.attempt in ended][-1]
 

@@ -1,4 +1,4 @@
-"""What the trials of a search say: which is best, whether to go on, and what cannot be worth a run."""
+"""The results of a search's trials: the best one, whether to continue, and what is not worth a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROUNDED_S = 0.05  # by which the seconds of a result may be off
 
 
 def speed(steps: Sequence[Progressed]) -> Speed | None:
-    """Return the median speed after the warm-up, in steps where the log tells no tokens."""
+    """Return the median speed after the warm-up, in steps if the log shows no tokens."""
     counted = list(steps)[_WARM_UP_STEPS:] or list(steps)
     unit, rates = Unit.TOKENS, [s.tokens_per_second for s in counted if s.tokens_per_second]
     if not rates:
@@ -164,7 +164,7 @@ def exceeds(result: Tried) -> bool:
 def winner(results: Sequence[Tried], *, start: Knobs | None) -> Tried | None:
     """Return what a search has to show for itself: the fastest that was proven, once one was put to proof.
 
-    The stable `start` held for goal.steps before the search began, which is no such proof.
+    The stable `start` held for goal.steps before the search started, which is no such proof.
     """
     put_to_proof = any(r.purpose is Purpose.CONFIRM and r.knobs != start for r in results)
     proven = fastest(results, confirmed=True)
@@ -181,7 +181,7 @@ class Gain(Value, frozen=True, kw_only=True):
 
 
 def gain(results: Sequence[Tried], *, start: Knobs) -> Gain | None:
-    """Return how the winner compares with the stable start; None where only one of them was measured so.
+    """Return how the winner compares with the stable start; None if only one of them was measured so.
 
     The start may leave less headroom than the goal wants: that is for the winner to do better.
     """

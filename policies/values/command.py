@@ -6,7 +6,7 @@ from autotune.policies.values.value import Value
 
 
 class File(Value, frozen=True, kw_only=True):
-    """A small text file that an attempt needs beside its command."""
+    """A small text file that an attempt needs in addition to its command."""
 
     name: str
     text: str

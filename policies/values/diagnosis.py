@@ -19,7 +19,7 @@ class Line(Value, frozen=True, kw_only=True):
 
 
 class Facts(Value, frozen=True, kw_only=True):
-    """Figures of a failure message, in bytes; None where it does not say."""
+    """Figures of a failure message, in bytes; None if it does not say."""
 
     requested_bytes: int | None = None
     free_bytes: int | None = None

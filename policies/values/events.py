@@ -89,7 +89,7 @@ class Policy(StrEnum):
 
 
 class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="type"):
-    """A run begins: everything decisions depend on."""
+    """A run starts: everything decisions depend on."""
 
     run: str
     job: Job
@@ -188,7 +188,7 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
 
 
 class CuredInPlace(EventBase, frozen=True, kw_only=True, tag="cured_in_place", tag_field="type"):
-    """A phase ran out of memory, and the job itself went on with a smaller setting: no step was lost."""
+    """A phase ran out of memory, and the job itself continued with a smaller setting; no step was lost."""
 
     cause: Cause
     phase: Phase
@@ -201,7 +201,7 @@ class CuredInPlace(EventBase, frozen=True, kw_only=True, tag="cured_in_place", t
     after: Setting
 
     def apply(self, knobs: Knobs) -> Knobs:
-        """Return the knobs with which the job went on."""
+        """Return the knobs with which the job continued."""
         return msgspec.structs.replace(knobs, **{self.knob: self.after})
 
     @property
@@ -269,7 +269,7 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="ty
 
 
 class Edited(EventBase, frozen=True, kw_only=True, tag="edited", tag_field="type"):
-    """The user changed the job and goes on: the run's budgets count anew."""
+    """The user changed the job and continues: the run's budgets start from zero."""
 
     job: Job
     profile: Profile
@@ -331,7 +331,7 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
 
     @property
     def rate(self) -> float:
-        """Its speed in that unit, 0 where it was not measured."""
+        """Its speed in that unit, 0 if it was not measured."""
         return self.tokens_per_second or self.steps_per_second or 0.0
 
 
@@ -355,7 +355,7 @@ History: TypeAlias = tuple[Event, ...]
 
 
 class Notified(EventBase, frozen=True, kw_only=True, tag="notified", tag_field="type"):
-    """A person was notified, or that failed. It stands beside the history: no decision depends on it."""
+    """A notification was sent or failed. It is not part of the history that decisions depend on."""
 
     occasion: Occasion
     of: str = ""  # `at` of the row that it is about; empty: the driver ended without one

@@ -1,4 +1,4 @@
-"""The history read as attempts: what each was, how far it came and how it ended."""
+"""The history as attempts: the settings, last step and outcome of each."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Attempt(Value, frozen=True, kw_only=True):
 
     @property
     def loading(self) -> bool:
-        """Whether it failed over the checkpoint that it loaded, which says nothing of its steps."""
+        """Whether it failed while loading a checkpoint, which gives no information about its steps."""
         return self.diagnosis is not None and self.diagnosis.phase is Phase.RESUME
 
     @property
@@ -136,7 +136,7 @@ class Run(Value, frozen=True, kw_only=True):
 
 
 def fold(history: History, *, trials: bool = False) -> Run:
-    """Return the history as attempts; raises ValueError where it does not begin with Accepted.
+    """Return the history as attempts; raises ValueError if it does not start with Accepted.
 
     With `trials` those of a search are there too, as far as they show the worst case: where the longest
     sequences were forced, attempts on the job's own lengths are left out. Rehearsals stand apart.
@@ -249,7 +249,7 @@ def _folded(history: History, *, left_out: set[int]) -> Run:  # noqa: C901 - one
 
 
 def settled(history: History) -> History:
-    """Return the history as if each attempt had begun with the knobs that it came to in place."""
+    """Return the history as if each attempt had started with the knobs that it reached in place."""
     knobs = {event.attempt: event.knobs for event in history if isinstance(event, Started)}
     for event in history:
         if isinstance(event, CuredInPlace) and event.attempt in knobs:
@@ -261,7 +261,7 @@ def settled(history: History) -> History:
 
 
 def _split(attempt: Attempt, cure: CuredInPlace, steps: list[Progressed]) -> tuple[Attempt, Attempt]:
-    """Return an attempt up to the failure that it cured itself, after `steps`, and what it went on as."""
+    """Split an attempt at a failure that it cured itself after `steps`: the part before, the part after."""
     reached = attempt.goal is not None and attempt.goal.step < cure.step
     before = msgspec.structs.replace(
         attempt,
@@ -291,7 +291,7 @@ def _saved(attempts: list[Attempt], steps: list[list[Progressed]]) -> bool:
 
 
 def _raise_after(place: int, furthest: list[int], step: int) -> None:
-    """Take note of a step for the attempts that began later: trials run at the same time."""
+    """Take note of a step for the attempts that started later: trials run at the same time."""
     for later in range(place + 1, len(furthest)):
         furthest[later] = max(furthest[later], step)
 
@@ -328,7 +328,7 @@ def elapsed_s(history: History) -> float:
 
 
 def unended(history: History) -> tuple[int, ...]:
-    """Return the attempts that have begun and whose end is not on record."""
+    """Return the attempts that have started and have no recorded end."""
     ended = {e.attempt for e in history if isinstance(e, Ended)}
     return tuple(e.attempt for e in history if isinstance(e, Started) and e.attempt not in ended)
 
@@ -342,7 +342,7 @@ def _left_out(history: History, *, trials: bool) -> set[int]:
 
 
 def accepted_of(history: History) -> Accepted:
-    """Return the row that a history begins with, its job as the user changed it since.
+    """Return the row that a history starts with, its job as the user changed it since.
 
     Raises ValueError where there is none, or a second one.
     """

@@ -57,7 +57,7 @@ SAVE_STEPS, SAVE_S = 10, 1200
 
 
 class MeanLengths(Value, frozen=True, kw_only=True):
-    """`lengths:` of a job: mean tokens of a sequence; None where the user does not know them."""
+    """`lengths:` of a job: mean tokens of a sequence; None if the user does not know them."""
 
     prompt: int | None = None
     response: int | None = None

@@ -52,7 +52,7 @@ class Peak(Value, frozen=True, kw_only=True):
 
 
 class PhaseStarted(Value, frozen=True, kw_only=True, tag="phase_started", tag_field="kind"):
-    """A marker: a phase begins."""
+    """A marker: a phase starts."""
 
     phase: Phase
     step: int
@@ -105,7 +105,7 @@ class Saved(Value, frozen=True, kw_only=True, tag="saved", tag_field="kind"):
 
 
 class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_field="kind"):
-    """A marker: the job says that it is finished."""
+    """A marker: the job reports that it is finished."""
 
     step: int
 

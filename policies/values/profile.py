@@ -1,4 +1,4 @@
-"""What a framework says about one job: legal values and constraints, as data."""
+"""A framework's view of one job: legal values and constraints, as data."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ Constraint: TypeAlias = AtLeast | AtMost | Divides | Requires | FixedDuringRun
 
 
 class Profile(Value, frozen=True, kw_only=True):
-    """What a framework tells the policies about one job: a pure value."""
+    """A framework's description of one job for the policies: a pure value."""
 
     framework: str
     knobs: Knobs  # the job's own, with the framework's defaults filled in

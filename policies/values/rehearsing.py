@@ -1,4 +1,4 @@
-"""A rehearsal: a few steps before a training, in which the job meets what otherwise fails late."""
+"""A rehearsal: a few steps before a training that test what otherwise fails late."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LateEvent(StrEnum):
 
 
 class Met(Value, frozen=True, kw_only=True):
-    """Whether a rehearsal of a job meets an event."""
+    """Whether a rehearsal of a job covers an event."""
 
     event: LateEvent
     met: bool
@@ -38,7 +38,7 @@ class Met(Value, frozen=True, kw_only=True):
 
 
 class Rehearsal(Value, frozen=True, kw_only=True):
-    """The rehearsal that a run begins with."""
+    """The rehearsal that a run starts with."""
 
     forces: bool  # every answer can be made as long as the job allows, and is not so by itself
     reloads: bool  # a checkpoint is written that a second start can go on from

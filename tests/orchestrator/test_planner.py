@@ -92,8 +92,8 @@ def test_a_host_that_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(job.read_text().replace(", host_memory: 900GiB", ""))
     shown = CliRunner().invoke(main, ["plan", str(job)]).stdout
-    assert "(what the node has is not known; set cluster.host_memory)" in shown
-    assert "the engine's pool: " in shown
+    assert "(the node's size is unknown; set cluster.host_memory)" in shown
+    assert "KV cache: " in shown
 
 
 def test_the_built_in_demo_is_found_too_big_before_it_starts() -> None:

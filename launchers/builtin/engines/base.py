@@ -67,7 +67,7 @@ class Engine(Protocol):
         return
 
     def wake(self, part: Part) -> None:
-        """Take the memory of one part again: the weights, to be loaded anew, then the pool."""
+        """Take the memory of one part again: the weights, to be loaded again, then the pool."""
         return
 
     def borrow(self, handles: bytes) -> None:

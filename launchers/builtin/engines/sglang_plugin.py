@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def platform() -> str | None:
-    """Return the platform class for an engine without a GPU, or None where SGLang's own applies."""
+    """Return the platform class for an engine without a GPU, or None if SGLang's own applies."""
     if not os.environ.get("AUTOTUNE_ATTEMPT") or os.environ.get("AUTOTUNE_CPU_ENGINE") != "1":
         return None
     _end_with_parent()

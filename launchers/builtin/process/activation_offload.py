@@ -66,5 +66,5 @@ class _Saved:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return what stays the same about a tensor's storage while its memory is freed and allocated anew."""
+    """Return what stays the same about a tensor's storage while its memory is freed and allocated again."""
     return int(tensor.untyped_storage()._cdata)

@@ -40,7 +40,7 @@ _ATTRIBUTES_BYTES = 64  # pthread_attr_t is 56 on x86-64
 
 
 def limit_thread_stacks() -> None:
-    """Give every thread that is started from now on a small stack; raises OSError where glibc refuses."""
+    """Give every thread that is started from now on a small stack; raises OSError if glibc refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
     for error in (
@@ -92,7 +92,7 @@ class Device:
 
     @classmethod
     def open(cls, *, budget_bytes: int | None, on_gpu: bool = False) -> "Device":
-        """Measure the baseline and let the budget (None: no limit) begin above it; call it after warm-up."""
+        """Measure the baseline and let the budget (None: no limit) start above it; call it after warm-up."""
         if on_gpu:
             if budget_bytes is not None:
                 total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -157,7 +157,7 @@ class Device:
             self._close(name, seconds=time.perf_counter() - started)
 
     def take(self) -> dict[str, PhaseReading]:
-        """Return the readings since the last call, by phase, and start anew."""
+        """Return the readings since the last call, by phase, and start again."""
         readings, self._readings = self._readings, {}
         return readings
 

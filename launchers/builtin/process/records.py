@@ -51,7 +51,7 @@ class FailureRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CureRecord(FailureRecord, frozen=True, kw_only=True):
-    """A failure after which all ranks went on with smaller micro-batches."""
+    """A failure after which all ranks continued with smaller micro-batches."""
 
     knob: str
     before: int
@@ -78,7 +78,7 @@ class PhaseFailure(RuntimeError):  # noqa: N818 - the noun of the log line
 
 
 def parse_line(line: str) -> FailureRecord | None:
-    """Return the record of a log line, or None where the line is not one."""
+    """Return the record of a log line, or None if the line is not one."""
     start = line.find(PREFIX)
     if start < 0:
         return None

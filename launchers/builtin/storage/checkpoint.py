@@ -92,7 +92,7 @@ def newest_complete(folder: Path) -> Path | None:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Return the manifest of a checkpoint, or None where it is torn."""
+    """Return the manifest of a checkpoint, or None if it is torn."""
     try:
         manifest = msgspec.json.decode((path / _MANIFEST).read_bytes(), type=Manifest)
         intact = all((path / name).stat().st_size == size for name, size in manifest.files.items())

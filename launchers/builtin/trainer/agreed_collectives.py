@@ -19,7 +19,7 @@ _scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.re
 
 
 def install(policy: torch.nn.Module, agreed: Agreed) -> None:
-    """Run every collective of a policy within `agreed`, a block that raises where it must not begin.
+    """Run every collective of a policy within `agreed`, a block that raises where it must not start.
 
     `agreed` takes the bytes of host memory that the transport allocates for the collective.
     """

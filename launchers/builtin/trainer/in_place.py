@@ -1,7 +1,7 @@
 """Smaller micro-batches for a pass that ran out of device memory: on all ranks at once, without a restart.
 
 A pass is `log_prob`, or the gradients of one update. Nothing outlives it but those scores and gradients, so
-one that failed can be abandoned and made anew from its first sample. Ranks under FSDP meet in a collective
+one that failed can be abandoned and made again from its first sample. Ranks under FSDP meet in a collective
 at every layer, where the others would wait forever for the one that failed. Before each collective of a
 pass, and at the end, the ranks therefore exchange a number. A rank that failed exchanges a 1, and all
 of them abandon the pass at the same place, with no collective under way. Then they exchange what failed,
@@ -45,7 +45,7 @@ _MOST_CUTS = 6  # of one pass: from 64 sequences to one
 
 
 class PassAbandonedError(Exception):
-    """The pass cannot go on: this rank ran out of memory in it, or another one did (`error` is None)."""
+    """The pass cannot continue: this rank ran out of memory in it, or another one did (`error` is None)."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__("out of memory" if error is not None else "another rank ran out of memory")
@@ -136,10 +136,10 @@ class InPlace:
         tokens: Sequence[int],
         scoring: bool,
     ) -> R | CureRecord | None:
-        """Return what a pass returns, or the cut after which it is to be made anew.
+        """Return what a pass returns, or the cut after which it is to be made again.
 
         `groups` are its micro-batches, as indices into `tokens`, the lengths of this rank's samples; `clear`
-        frees what an abandoned pass left. None where another rank fails for good; a rank that does itself
+        frees what an abandoned pass left. None if another rank fails for good; a rank that does itself
         raises PhaseFailure.
         """
         if not self.on:
@@ -165,7 +165,7 @@ class InPlace:
         return cure
 
     def _cut(self, knob: InPlaceKnob, own: _Account) -> CureRecord | None:
-        """Return the cut that all ranks make; None where none is left."""
+        """Return the cut that all ranks make; None if none is left."""
         accounts = self._exchanged(own)
         failures = [account.failure for account in accounts if account.failure is not None]
         largest = max(account.largest for account in accounts)

@@ -72,7 +72,7 @@ class TrainerRank:
         return free_address()
 
     def start(self, model: str, meeting: str | None, resume_from: str | None) -> Report:
-        """Load the model, or the checkpoint over it; the budget begins here, above the warmed-up process."""
+        """Load the model, or the checkpoint over it; the budget starts here, above the warmed-up process."""
         settings = self._settings
         torch.manual_seed(settings.seed + self._rank)
         if not self._on_gpu:  # stacks count against a byte budget only; CUDA's threads need the usual size

@@ -305,7 +305,7 @@ class Areal(TabularFramework[Config]):
         return msgspec.structs.replace(job, settings={**overrides(job), **_without_idle_nulls(config, own)})
 
     def validates(self, config: Config) -> bool:
-        """Return whether the job says when it validates."""
+        """Return whether the job sets when it validates."""
         return any(config.has(f"evaluator.freq_{unit}") for unit in ("epochs", "steps", "secs"))
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
@@ -356,7 +356,7 @@ def _recovery(config: Config, job: Job, *, run: str) -> dict[str, Any]:
     """Return the settings that a job lacks to be continued from its own checkpoints, and from none else.
 
     AReaL continues whatever lies under recover.fileroot, so a run has a folder of its own there unless the
-    job says that it may go on from what is already there. Its own retries restart blindly: they are off.
+    job says that it may continue from what is already there. Its own retries restart blindly: they are off.
     """
     own: dict[str, Any] = {} if config.recovers else {"recover.mode": "on"}
     if not config.says_when_to_save:

@@ -40,7 +40,7 @@ class Backend(Value, frozen=True, kw_only=True):
         return self.data * self.tensor * self.pipeline * self.context
 
     def resized(self, *, tensor: int | None = None, context: int | None = None) -> Backend:
-        """Return the same number of devices split otherwise; raises BackendError where that fails."""
+        """Return the same number of devices split otherwise; raises BackendError if that fails."""
         t = self.tensor if tensor is None else tensor
         c = self.context if context is None else context
         data, rest = divmod(self.ranks, t * c * self.pipeline)

@@ -57,7 +57,7 @@ class Config(DeclaredSettings):
     # ----------------------------------------------------------------------- values
 
     def get(self, key: str, *, depth: int = 0) -> Any:
-        """Return a setting's value, AReaL's default where the job is silent, None where that is null."""
+        """Return a setting's value, AReaL's default where the job is silent, None if that is null."""
         place = self._place(key)
         written = self._written.get(place, _SILENT)
         if written == _SILENT:
@@ -66,7 +66,7 @@ class Config(DeclaredSettings):
         return _typed(value, self.facts.kind_of(key) or "") if isinstance(value, str) else value
 
     def number(self, key: str) -> int | None:
-        """Return a whole number, or None where the setting holds none."""
+        """Return a whole number, or None if the setting holds none."""
         value = self.get(key)
         if isinstance(value, str):
             value = int(value) if _WHOLE.fullmatch(value) else None
@@ -83,7 +83,7 @@ class Config(DeclaredSettings):
         return self._place(key) in self._written or self.has(key)
 
     def reference(self, key: str) -> str | None:
-        """Return the name that a section or setting points to with `${…}`, None where it has a value."""
+        """Return the name that a section or setting points to with `${…}`, None if it has a value."""
         value = self._written.get(key)
         whole = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         return whole[1] if whole else None
@@ -120,7 +120,7 @@ class Config(DeclaredSettings):
 
     @cached_property
     def _backends(self) -> tuple[Backend | None, Backend | None, bool]:
-        """The rollout's and the actor's backend, None where unreadable, and whether they share devices."""
+        """The rollout's and the actor's backend, None if unreadable, and whether they share devices."""
         rollout, actor = self.backend("rollout"), self.backend("actor")
         shared = any(
             self.text(f"{role}.scheduling_strategy.type") == "colocation"
@@ -136,7 +136,7 @@ class Config(DeclaredSettings):
         return rollout, actor, shared
 
     def backend(self, role: str) -> Backend | None:
-        """Return what `ROLE.backend` says, None where it says nothing readable."""
+        """Return what `ROLE.backend` says, None if it says nothing readable."""
         try:
             return parse(self.text(f"{role}.backend"))
         except BackendError:
@@ -273,7 +273,7 @@ class Config(DeclaredSettings):
 
     @property
     def recovers(self) -> bool:
-        """Whether the job itself asks AReaL to write checkpoints and to go on from them."""
+        """Whether the job itself asks AReaL to write checkpoints and to continue from them."""
         return self.recover_mode in _RECOVERING
 
     @property

@@ -1,4 +1,4 @@
-"""What a job says of the lengths of its sequences."""
+"""The lengths of a job's sequences according to its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a framework's rehearsal does beside a trial, and what of a job it meets: `rehearsal.yaml`."""
+"""What a framework's rehearsal does in addition to a trial, and which events it covers: `rehearsal.yaml`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RehearsalFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @cache
 def rehearsal_file(package: str) -> RehearsalFile:
-    """Return what the folder of a framework says of its rehearsals."""
+    """Return the `rehearsal.yaml` of a framework."""
     return document(package, "rehearsal.yaml", RehearsalFile)
 
 
@@ -39,7 +39,7 @@ def validates(package: str, get: Callable[[str], Any]) -> bool:
 
 
 def additions(package: str, *, validation: bool) -> dict[str, Any]:
-    """Return the settings of a rehearsal beside those of a trial."""
+    """Return the settings of a rehearsal that a trial does not have."""
     file = rehearsal_file(package)
     return {**file.saves, **(file.validates if validation else {})}
 
@@ -61,7 +61,7 @@ def settings_of(
 
 
 def met(package: str, *, without: Collection[LateEvent]) -> tuple[Met, ...]:
-    """Return every event, met but for those of `without`; nothing is reloaded that was not saved."""
+    """Return every event, covered except for those in `without`; without a save there is no reload."""
     file = rehearsal_file(package)
     missing = {*without, *([LateEvent.RELOAD] if LateEvent.SAVE in without else [])}
     return tuple(

@@ -1,4 +1,4 @@
-"""What an SGLang engine takes for itself where nobody says: sizes by the memory of the card."""
+"""The defaults of an SGLang engine that depend on the memory of the GPU."""
 
 from __future__ import annotations
 

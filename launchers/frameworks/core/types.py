@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def misfit(kind: str | None, value: Any) -> str:
-    """Return what a value should have been, empty where it fits or only the framework can tell.
+    """Return what a value should have been, empty if it fits or only the framework can tell.
 
     `kind` is int, float or bool, with `?` where null is allowed; every other one takes any value. A text that
     is a number stands for it, and one with `${` refers to another setting.

@@ -1,4 +1,4 @@
-"""The releases of a framework whose facts are known, and which of them stands for a job's own."""
+"""The releases of a framework whose facts are known, and which one is used for a job's release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 
 class Release(NamedTuple):
-    """The known release that stands for a job's version."""
+    """The known release that is used for a job's version."""
 
     version: str
     exact: bool  # whether it is the job's own

@@ -78,7 +78,7 @@ def arguments_below(node: str, settings: Mapping[str, Any], spelled: Mapping[str
 
 
 def problems(engine: Engine, given: Iterable[Argument]) -> Iterator[Problem]:
-    """Yield arguments that are misspelt or of a wrong type; none where the release is not the job's.
+    """Yield arguments that are misspelt or of a wrong type; none if the release is not the job's.
 
     One that another known release takes is not misspelt: a pinned version may not be the installed one.
     """
@@ -146,7 +146,7 @@ def _near(argument: Argument, facts: EngineFacts) -> str:
 
 
 def _known_elsewhere(engine: Engine, argument: Argument) -> str:
-    """Return another known release that takes an argument, the newest one; empty where none does."""
+    """Return another known release that takes an argument, the newest one; empty if none does."""
     for version in sorted(releases(engine.name), key=Version, reverse=True):
         if _is_known(argument, arguments_of(engine.name, version)):
             return version

@@ -19,7 +19,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
 class Flag(Value, frozen=True, kw_only=True):
-    """What argparse was told of a flag."""
+    """The argparse declaration of a flag."""
 
     action: str = "store"
     type: str = "str"

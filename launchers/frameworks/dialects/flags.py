@@ -48,7 +48,7 @@ class Flags(Value, frozen=True, kw_only=True):
         return self.given.get(name) is not None
 
     def document(self, name: str) -> dict[str, Any]:
-        """Return a flag that holds JSON; empty where it is absent or no object."""
+        """Return a flag that holds JSON; empty if it is absent or no object."""
         value = self.given.get(name)
         if isinstance(value, str):
             try:

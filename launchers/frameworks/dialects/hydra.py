@@ -28,7 +28,7 @@ def bare(key: str) -> str:
 
 
 def prefix(key: str) -> str:
-    """Return Hydra's prefix of a key, empty where it has none."""
+    """Return Hydra's prefix of a key, empty if it has none."""
     match = _PREFIX.match(key)
     return match[1] if match else ""
 

@@ -20,7 +20,7 @@ _RESOLVERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def resolved(key: str, raw: Callable[[str], Any]) -> Any:
-    """Return what a key comes to, given what is written for each; its text where a part is not known.
+    """Return what a key comes to, given what is written for each; its text if a part is not known.
 
     A reference to nothing is None.
     """

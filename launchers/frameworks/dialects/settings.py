@@ -41,7 +41,7 @@ class Settings:
         return self.get(reference[1], depth=depth + 1)
 
     def followed(self, key: str) -> str:
-        """Return the key whose value a key takes because the job does not set it; empty where none."""
+        """Return the key whose value a key takes because the job does not set it; empty if none."""
         default = None if self.has(key) else self._defaults.get(key)
         reference = _REFERENCE.match(default) if isinstance(default, str) else None
         return "" if reference is None else reference[1]
@@ -51,19 +51,19 @@ class Settings:
         return self.get(key) is True
 
     def count(self, key: str) -> int:
-        """Return a key's whole number; 0 where it is none."""
+        """Return a key's whole number; 0 if it is none."""
         value = self.get(key)
         if isinstance(value, float) and value.is_integer():
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
     def share(self, key: str) -> float:
-        """Return a key's number; 0 where it is none."""
+        """Return a key's number; 0 if it is none."""
         value = self.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
     def text(self, key: str) -> str:
-        """Return a key's text; empty where it is unset."""
+        """Return a key's text; empty if it is unset."""
         value = self.get(key)
         return "" if value is None else str(value)
 

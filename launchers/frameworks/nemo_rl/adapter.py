@@ -86,7 +86,7 @@ class NemoRL(TabularFramework[Config]):
         return Config(job)
 
     def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return where checkpoints lie and how often they come: what lies there is always gone on from."""
+        """Return where checkpoints lie and how often they come: what lies there is always continued from."""
         named = config.has(_FOLDER) and "${" not in config.text(_FOLDER)
         folder = folder_of(job, config.text(_FOLDER), run=run, named=named)
         own: dict[str, Any] = {_FOLDER: folder} if named or not job.resume else {}

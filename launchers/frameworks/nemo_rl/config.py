@@ -89,7 +89,7 @@ class Config(DeclaredSettings):
 
     @property
     def mini_batch(self) -> int:
-        """A rank's sequences of an update, which a micro-batch divides; 0 where they do not divide evenly."""
+        """A rank's sequences of an update, which a micro-batch divides; 0 if they do not divide evenly."""
         sequences, ranks = self.count("policy.train_global_batch_size"), max(1, self.world // self.split)
         return 0 if sequences % ranks else sequences // ranks
 
@@ -118,5 +118,5 @@ class Config(DeclaredSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether checkpoints are written; NeMo-RL goes on from the last one of its folder by itself."""
+        """Whether checkpoints are written; NeMo-RL continues from the last one of its folder by itself."""
         return self.flag("checkpointing.enabled") and self.count("checkpointing.save_period") > 0

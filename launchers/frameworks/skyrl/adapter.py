@@ -77,7 +77,7 @@ class SkyRL(TabularFramework[Config]):
         return Config(job)
 
     def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return where checkpoints lie, how often they come, and whether the attempt goes on from one."""
+        """Return where checkpoints lie, how often they come, and whether the attempt continues from one."""
         place, interval = "trainer.ckpt_path", "trainer.ckpt_interval"
         own: dict[str, Any] = {"trainer.resume_mode": "latest" if resume and config.resumes else "none"}
         if config.has(place) or not job.resume:  # else SkyRL's own, in the home folder of its user
@@ -109,7 +109,7 @@ class SkyRL(TabularFramework[Config]):
         return tuple(yaml_override(key, value) for key, value in settings.items())
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return whether vLLM can be told to go on after the end of an answer: where there is one turn."""
+        """Return whether vLLM can be told to continue after the end of an answer: where there is one turn."""
         return Config(job).count("generator.max_turns") <= 1
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:

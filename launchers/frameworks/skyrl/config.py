@@ -80,7 +80,7 @@ class Config(DeclaredSettings):
 
     @property
     def mini_batch(self) -> int:
-        """What a micro-batch divides: a rank's sequences of a mini-batch; 0 where they do not divide evenly.
+        """What a micro-batch divides: a rank's sequences of a mini-batch; 0 if they do not divide evenly.
 
         With a critic it is the largest number that divides both models' sequences: they share the setting.
         """
@@ -130,5 +130,5 @@ class Config(DeclaredSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether a relaunch goes on from the job's own checkpoints; null or none is said of the start."""
+        """Whether a relaunch continues from the job's own checkpoints; null or none is said of the start."""
         return self.text("trainer.resume_mode") != "from_path" and self.count("trainer.ckpt_interval") > 0

@@ -41,7 +41,7 @@ class Facts(Value, frozen=True, dict=True, gc=True):
         return dict.fromkeys(sections, SECTION) | self.types
 
     def kind_of(self, key: str) -> str | None:
-        """Return the type of a setting, such as `int?`, or `section`; None where the release has neither."""
+        """Return the type of a setting, such as `int?`, or `section`; None if the release has neither."""
         parts = key.split(".")
         above = (".".join(parts[:depth]) for depth in range(1, len(parts)))
         return self.kinds.get(key) or (FREE if any(self.types.get(each) == FREE for each in above) else None)
@@ -168,16 +168,16 @@ class DeclaredSettings(Settings, ABC):
     @property
     @abstractmethod
     def longest(self) -> int | None:
-        """Tokens of the longest sequence, all turns together; None where nothing limits it."""
+        """Tokens of the longest sequence, all turns together; None if nothing limits it."""
 
     @property
     @abstractmethod
     def resumes(self) -> bool:
-        """Whether the job writes checkpoints and would go on from them."""
+        """Whether the job writes checkpoints and would continue from them."""
 
     @property
     def saves(self) -> bool:
-        """Whether the job writes checkpoints, even such that it would not go on from."""
+        """Whether the job writes checkpoints, even such that it would not continue from."""
         return self.resumes
 
     @property

@@ -58,7 +58,7 @@ class Config(DeclaredSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether the job writes checkpoints and would go on from them."""
+        """Whether the job writes checkpoints and would continue from them."""
         return self.saves and self.text("trainer.resume_mode") != "disable"
 
     def ranks(self, node: str, *kinds: str) -> int:
@@ -77,12 +77,12 @@ class Config(DeclaredSettings):
 
     @property
     def heads(self) -> int:
-        """Attention heads of the model; 0 where its shape is not known."""
+        """Attention heads of the model; 0 if its shape is not known."""
         return 0 if self.shape is None else self.shape.heads
 
     @property
     def most_requests(self) -> int:
-        """Requests that the engine takes at once; 0 where it chooses itself."""
+        """Requests that the engine takes at once; 0 if it chooses itself."""
         return self.count(f"{ROLLOUT}.max_num_seqs")
 
     @property
@@ -119,7 +119,7 @@ class Config(DeclaredSettings):
 
     @property
     def lora_rank(self) -> int:
-        """Rank of the adapters; 0 where all parameters are trained."""
+        """Rank of the adapters; 0 if all parameters are trained."""
         return self.count(f"{MODEL}.lora.rank") or self.count(f"{MODEL}.lora_rank")
 
     @property
@@ -193,7 +193,7 @@ class Config(DeclaredSettings):
 
     @property
     def mini_batch(self) -> int:
-        """Sequences of one mini-batch on one data-parallel rank; 0 where they do not divide evenly."""
+        """Sequences of one mini-batch on one data-parallel rank; 0 if they do not divide evenly."""
         sequences = self._update_written
         return 0 if sequences % self.data_parallel else sequences // self.data_parallel
 

@@ -38,7 +38,7 @@ def releases() -> tuple[str, ...]:
 
 @cache
 def keys_of(version: str | None, engine: str) -> Keys:
-    """Return the settings that stand for a job's version of verl, None where that is not known.
+    """Return the settings that stand for a job's version of verl, None if that is not known.
 
     The form of the file is told in benchmarks/facts/verl.py, which writes it.
     """

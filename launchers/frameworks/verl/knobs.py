@@ -71,7 +71,7 @@ WHEN: dict[str, Callable[[Config], bool]] = {
 
 
 def requests(config: Config) -> int | None:
-    """Return the requests of one step that reach an engine; None where other requests come beside them."""
+    """Return the requests of one step that reach an engine; None if other requests come beside them."""
     validates = config.flag("trainer.val_before_train") or config.count("trainer.test_freq") > 0
     if validates or config.text("trainer.v1.trainer_mode") != "sync" or not config.sequences:
         return None

@@ -141,7 +141,7 @@ def _optimizer_bytes(config: Config, stored: int) -> int:
 def _temporaries(config: Config, width: int) -> tuple[bool, int]:
     """Return whether AdamW takes one tensor after the other, and its temporaries in bytes per parameter.
 
-    They have the type of the parameters: one where it takes all at once, none where one kernel does it all.
+    They have the type of the parameters: one where it takes all at once, none if one kernel does it all.
     """
     if config.megatron:
         return False, 4

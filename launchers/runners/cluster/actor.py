@@ -52,7 +52,7 @@ class NodeActor(Node):
         threading.Thread(target=self._expire, args=(look_s,), name="autotune-expiry", daemon=True).start()
 
     def _expire(self, look_s: float) -> None:
-        """Leave the cluster once nobody reads the attempt any more and nothing of it runs here."""
+        """Leave the cluster once no driver reads the attempt and none of its processes runs here."""
         while not self.expired():
             time.sleep(look_s)
         self.release()

@@ -243,7 +243,7 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
 
 
 def _protect() -> None:
-    """Let nobody else on this machine use our own Ray, without touching the user's token file."""
+    """Keep other users of this machine out of autotune's own Ray, without touching the user's token file."""
     if "RAY_AUTH_MODE" in os.environ:
         return
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

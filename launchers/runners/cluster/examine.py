@@ -1,4 +1,4 @@
-"""Examines all nodes of a cluster at once; one that does not answer keeps nobody waiting."""
+"""Examines all nodes of a cluster at once; a node that does not answer delays no other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answer(Value, frozen=True, kw_only=True):
 def examine_nodes(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
     """Return what every node that is alive is and has, the head first, after `timeout_s` at most.
 
-    To be called while this process is connected to the cluster; raises Unreachable where that is lost.
+    To be called while this process is connected to the cluster; raises Unreachable if that is lost.
     """
     import ray
 

@@ -383,7 +383,7 @@ class RayHandle:
         return next(iter(answers.values()), None)
 
     def leave(self) -> None:
-        """Ask Ray nothing more by itself; the attempt goes on."""
+        """Stop querying Ray; the attempt continues."""
         self._surveyor.close()
 
     def release(self) -> None:

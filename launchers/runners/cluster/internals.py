@@ -118,8 +118,8 @@ def dashboard_url(address: str) -> str:
 def use_token(*, of_user: bool) -> None:
     """Make this process send a token, and its own Ray ask for one: the user's, or that of RAY_AUTH_TOKEN.
 
-    Older Ray knows no tokens. Ray reads RAY_AUTH_MODE when it is imported: where it cannot be told to
-    read it anew, the variable works only if Ray was not imported before.
+    Older Ray knows no tokens. Ray reads RAY_AUTH_MODE when it is imported: where it cannot be made to
+    read it again, the variable works only if Ray was not imported before.
     """
     if of_user and not _has_token():
         return

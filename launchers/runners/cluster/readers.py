@@ -145,7 +145,7 @@ def wait_once(
     timeout_s: float,
     waits: Waits,
 ) -> dict[str, Any]:
-    """Return who answered what, or the exception that came instead, within one time-out for all.
+    """Return each answer or the exception raised instead, with one timeout for all.
 
     Once `first` has answered, the others have `waits.others` seconds. Those in `late` are not waited for
     unless there is nobody else; what they answered meanwhile is returned too.
@@ -177,7 +177,7 @@ def wait_once(
 
 
 def has_died(answer: object) -> bool:
-    """Return whether an answer says that the actor is dead, not merely out of reach."""
+    """Return whether an answer shows that the actor is dead, not only unreachable."""
     import ray
 
     errors = ray.exceptions
@@ -186,7 +186,7 @@ def has_died(answer: object) -> bool:
 
 
 def answers_of(asked: list[tuple[str, Any]], *, timeout_s: float) -> list[Any]:
-    """Return the answer to every question, asked of somebody by name.
+    """Return the answers by the name of the actor that was asked.
 
     Raises Unreachable, which names those that did not answer in time, or what one of them raised.
     """

@@ -164,7 +164,7 @@ class RayRunner:
     def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> RayHandle | None:
         """Return the attempt if its supervisor lives, its files to be read from the offsets `read`.
 
-        Raises Unreachable when the supervisor lives and does not answer: its training may well go on.
+        Raises Unreachable when the supervisor lives and does not answer: its training may well continue.
         """
         import ray
 

@@ -53,13 +53,13 @@ class Surveyor:
         return time.monotonic() - self._answered_at
 
     def hurry(self) -> None:
-        """Read anew at once."""
+        """Read again at once."""
         with self._news:
             self._hurried = True
             self._news.notify_all()
 
     def fresh(self, *, within_s: float) -> Survey | None:
-        """Return a reading that begins now; None when the tables do not answer in time."""
+        """Return a reading that starts now; None when the tables do not answer in time."""
         asked_at = time.monotonic()
         self.hurry()
         with self._news:

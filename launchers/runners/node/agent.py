@@ -148,7 +148,7 @@ class Node:
         return self._sampler.touched or self._child is not None
 
     def expired(self) -> bool:
-        """Return whether nobody has asked for long and nothing of the attempt runs here."""
+        """Return whether no driver has asked for a long time and no process of the attempt runs here."""
         idle = not self._sampler.find() and (self._child is None or self._child.ended() is not None)
         return idle and time.monotonic() - self._asked_at >= self._expires_s
 
@@ -215,7 +215,7 @@ class Node:
 
 
 def read_baseline(attempt: str) -> Baseline:
-    """Return what is in use on this machine before an attempt begins."""
+    """Return what is in use on this machine before an attempt starts."""
     return Baseline(
         host_used_bytes=read_host().used_bytes,
         neighbours_bytes=_held_by_others(attempt),
@@ -237,7 +237,7 @@ def machine_of(workers: str) -> str:
 
 
 def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, ...]:
-    """End the processes of a run's attempts on this machine that nobody supervises; return what ended."""
+    """End the unsupervised processes of a run's attempts on this machine; return what ended."""
     spared = spared | living_attempts(run)
     ended: dict[int, str] = {}
 

@@ -1,4 +1,4 @@
-"""Whether the memory of an ended attempt came back, and who holds it if not."""
+"""Whether the memory of an ended attempt was released, and who holds it if not."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ _ALARM_S = 5.0  # beyond the limit, after which an interpreter that nobody waits
 _PROGRAM = """\
 import importlib, json, platform, signal, sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 modules, names, limit = json.loads(sys.argv[1])
 signal.alarm(limit)
 try:
@@ -50,7 +51,13 @@ for name in names:
         pass
 print(json.dumps([platform.python_version(), versions]), flush=True)
 for name in modules:
-    importlib.import_module(name)
+    module = importlib.import_module(name)
+    folders = [Path(path) for path in getattr(module, "__path__", ())]
+    if folders and getattr(module, "__file__", None) is None:  # any folder of that name can be imported
+        files = ("setup.py", "pyproject.toml")
+        checkout = any((folder / file).exists() for folder in folders for file in files)
+        if checkout or not any(True for folder in folders for _ in folder.rglob("*.py")):
+            raise ModuleNotFoundError(f"No module named {name!r}: {folders[0]} is a folder, not a package")
 """
 
 
@@ -197,7 +204,7 @@ def _card(card: host.Card) -> CardFacts:
 
 
 def _program(wanted: Examination) -> ProgramFacts | None:
-    """Return what the job's interpreter can import, None where the job has none to ask."""
+    """Return what the job's interpreter can import, None if the job has none to ask."""
     if wanted.python is None and not wanted.modules and not wanted.distributions:
         return None
     named = _interpreter(wanted)
@@ -227,7 +234,7 @@ def _interpreter(wanted: Examination) -> str:
 def _run(
     path: str, wanted: Examination, *, environment: dict[str, str], out: BinaryIO, err: BinaryIO
 ) -> int | None:
-    """Return how the imports ended, None where they were given up.
+    """Return how the imports ended, None if they were given up.
 
     They write to files: a process that an import leaves behind would hold pipes open.
     """
@@ -271,7 +278,7 @@ def _last_line(data: bytes) -> str:
 
 
 def _model(wanted: Examination) -> ModelFacts | None:
-    """Return the model as this node can read it; None where the job names none."""
+    """Return the model as this node can read it; None if the job names none."""
     if wanted.model is None:
         return None
     place = None

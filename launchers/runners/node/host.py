@@ -130,7 +130,7 @@ def held_bytes(card: Card) -> int:
 
 
 def card_name(index: int) -> str:
-    """Return what NVML calls a card; empty where it cannot be asked."""
+    """Return what NVML calls a card; empty if it cannot be asked."""
     return _told(lambda library, devices: library.nvmlDeviceGetName(devices[index]))
 
 
@@ -146,7 +146,7 @@ def cuda_version() -> str:
 
 
 def _told(ask: Callable[[Any, tuple[Any, ...]], Any]) -> str:
-    """Return NVML's answer as text; empty where there is no card or it does not answer."""
+    """Return NVML's answer as text; empty if there is no card or it does not answer."""
     nvml = _nvml()
     if nvml is None:
         return ""

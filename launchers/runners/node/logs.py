@@ -1,4 +1,4 @@
-"""The logs of an attempt on one node, read from where the reader stands."""
+"""The logs of an attempt on one node, read from the reader's position."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The framework's own output on a node: a file that its processes append to and that does not fill the disk.
 
 They write to the file itself, so that nothing of autotune's can block them. What a driver has recorded is
-given back to the disk from the beginning of the file, which keeps its offsets: the file begins with a hole.
+given back to the disk from the beginning of the file, which keeps its offsets: the file starts with a hole.
 Where nobody records it, the oldest goes once it takes too much. Where the file system knows no holes, the
 file is emptied then, and `output.base` beside it keeps how many bytes went before.
 """
@@ -44,7 +44,7 @@ class Output:
         self._lock = threading.Lock()
 
     def span(self, offset: int) -> Span:
-        """Return what follows an offset; raises OSError where the file is gone."""
+        """Return what follows an offset; raises OSError if the file is gone."""
         with self._lock, self.path.open("rb", buffering=0) as file:
             base, size = self._base(), os.fstat(file.fileno()).st_size
             if offset > base + size:
@@ -57,7 +57,7 @@ class Output:
             return Span(base + at + cut, base + size, dropped=base + at + cut - offset)
 
     def read(self, begin: int, most: int) -> bytes:
-        """Return bytes from the beginning of a span; raises OSError where the file is gone."""
+        """Return bytes from the beginning of a span; raises OSError if the file is gone."""
         with self._lock, self.path.open("rb", buffering=0) as file:
             at = max(0, begin - self._base())
             data = os.pread(file.fileno(), most, at)
@@ -100,7 +100,7 @@ class Output:
 
 
 def _first_data(descriptor: int, offset: int) -> int:
-    """Return where the data begins that follows an offset; the end of the file where there is none."""
+    """Return where the data starts that follows an offset; the end of the file where there is none."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:

@@ -39,7 +39,7 @@ def marker(run: str, attempt: int) -> str:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return what the kernel says about a process; None when it has ended, zombies included."""
+    """Return the kernel's data on a process; None if it has ended, zombies included."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - read twice a second per process
             data = file.read()
@@ -123,7 +123,7 @@ class Census:
     def scan(self) -> tuple[ProcessStat, ...]:
         """Return the processes that carry the marker, and their descendants.
 
-        A process that began since the last look is found a second later at most.
+        A process that started since the last look is found a second later at most.
         """
         now = time.monotonic()
         newest = _newest_pid()
@@ -162,7 +162,7 @@ class Census:
         return found
 
     def forget_strangers(self) -> None:
-        """Make the next scan look at every process anew."""
+        """Make the next scan look at every process again."""
         self._strangers = {}
         self._newest, self._looked_at = -1, float("-inf")
 

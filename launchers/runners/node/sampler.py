@@ -55,7 +55,7 @@ class Sampler:
             self._on_cards.update(pids)
 
     def find(self) -> tuple[ProcessStat, ...]:
-        """Return the attempt's living processes, every process of the machine looked at anew."""
+        """Return the attempt's living processes, every process of the machine looked at again."""
         with self._lock:
             self._census.forget_strangers()
             return self._census.scan()

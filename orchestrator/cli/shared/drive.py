@@ -197,7 +197,7 @@ def _drive(
         if edit is not None:
             context = _take_edit(context, edit)
         elif fixed and isinstance(finished, Finished):
-            views.say("nothing differs in the job file: the run goes on after a fix elsewhere")
+            views.say("the job file is unchanged; the run continues after a fix elsewhere")
             context.record(reconcile.resumed(finished.attempt))
         verdict = _conduct(context, views)
     except ForcedExit:
@@ -228,7 +228,7 @@ def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts:
 def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:
     """Say in driver.log, and in the traceback that the user sees, what became of the run."""
     left = unended(journal.history())
-    fate = f"attempt #{left[-1]} goes on under its supervisor" if left else "nothing of it is left running"
+    fate = f"attempt #{left[-1]} continues under its supervisor" if left else "nothing of it is left running"
     error.add_note(f"run {run.id}: {fate}; `autotune resume {run.id}` continues the run")
     log.note("".join(traceback.format_exception(error)).rstrip())
 

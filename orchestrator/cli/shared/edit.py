@@ -120,8 +120,8 @@ def check(edit: EditedJob | None, run: directory.Run) -> None:
     left = unended(history)
     if left:
         raise Failure(
-            f"attempt #{left[-1]} of run {run.id} may still run with the job as it was",
-            hint=f"`autotune stop {run.id}`, then again",
+            f"attempt #{left[-1]} of run {run.id} may still run with the previous job",
+            hint=f"`autotune stop {run.id}`, then try again",
             code=ExitCode.USAGE,
         )
     if has_trials(history) and concerns_trials(edit.changes):

@@ -59,7 +59,7 @@ _OPTIONS = (
         "continued",
         is_flag=True,
         envvar="AUTOTUNE_CONTINUE",
-        help="Continue this job's newest run, or begin one: what a requeued or restarted job repeats.",
+        help="Continue this job's newest run, or start one: for jobs that are requeued or restarted.",
     ),
     option(
         "--relaunches",

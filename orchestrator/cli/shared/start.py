@@ -81,7 +81,7 @@ def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
     """Begin a run in the way that the command line asks for."""
     prepared = prepare(launch_options)
     if launch_options.submit and launch_options.detach:
-        raise click.UsageError("--submit runs elsewhere already; leave out --detach")
+        raise click.UsageError("--submit already runs in the background; remove --detach")
     rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, prepared.request)
     if launch_options.dry_run:
         show(prepared, as_json=options.json)
@@ -89,7 +89,7 @@ def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
         submit(prepared, url=launch_options.submit, options=options, continued=launch_options.continued)
     elif launch_options.detach:
         if launch_options.continued:
-            raise click.UsageError("--continue waits for the run's end; leave out --detach")
+            raise click.UsageError("--continue waits for the run to end; remove --detach")
         detach(prepared, options=options)
     elif launch_options.continued:
         return proceed(prepared, options=options)
@@ -115,7 +115,7 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
     _require(prepared)
     if under_ray_job() and not options.runs_dir.is_absolute():
         raise Failure(
-            "the runs folder must be absolute under `ray job submit`: a job's working directory vanishes",
+            "the runs folder must be absolute under `ray job submit`: its working directory is temporary",
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
@@ -135,7 +135,7 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
 
     if not options.runs_dir.is_absolute():
         raise Failure(
-            "the runs folder must be absolute with --continue: a restarted job may begin in another folder",
+            "the runs folder must be absolute with --continue: a restarted job may start in another folder",
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
@@ -152,7 +152,7 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
             check(edit, run)
         else:
             click.echo(
-                f"warning: run {run.id} goes on with the job as it was; "
+                f"warning: run {run.id} continues with the job as recorded; "
                 f"`{prepared.request.job_file}` has changed since",
                 err=True,
             )
@@ -162,7 +162,7 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
         if busy.free_in_s is None:
             raise
         wait_s = busy.free_in_s + BEAT_S
-        click.echo(f"{busy.message}; waiting {wait_s:.0f} s for a sign of life", err=True)
+        click.echo(f"{busy.message}; waiting {wait_s:.0f} s for its heartbeat", err=True)
         time.sleep(wait_s)
         return drive.drive(run, options=options, edit=edit)
 
@@ -230,7 +230,7 @@ def detach(prepared: Prepared, *, options: Options) -> None:
                 f"the background driver did not start; see `{log}`", hint=f"`autotune resume {run.id}`"
             )
         time.sleep(0.05)
-    _follow_up(run.id, f"run {run.id} goes on in the background (pid {child.pid})", options)
+    _follow_up(run.id, f"run {run.id} continues in the background (pid {child.pid})", options)
 
 
 def dashboard(address: str) -> str:
@@ -250,7 +250,7 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
     """Start a run as a Ray job."""
     if not options.runs_dir.is_absolute():
         raise Failure(
-            "the runs folder must be absolute with --submit: a job's working directory vanishes",
+            "the runs folder must be absolute with --submit: a Ray job's working directory is temporary",
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )

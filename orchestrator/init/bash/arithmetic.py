@@ -24,7 +24,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
 
 
 def arithmetic(text: str, value_of: Callable[[str], str]) -> int | None:
-    """Return the value of an expression without `$`; None where it is none that can be told."""
+    """Return the value of an expression without `$`; None if it is none that can be determined."""
     condition = re.fullmatch(r"([^?]+)\?([^:]+):(.+)", text, re.DOTALL)
     if condition:
         chosen = arithmetic(condition[1], value_of)

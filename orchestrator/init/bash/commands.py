@@ -1,4 +1,4 @@
-"""Commands of a script: what they print where that can be told, and which programs they would start."""
+"""Commands of a script: what they print where that can be determined, and which programs they would start."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Commands(ABC):
 
     @abstractmethod
     def statement(self, node: Node) -> bool | None:
-        """Read one statement; returns whether it succeeds, None where only running it would tell."""
+        """Read one statement; returns whether it succeeds, None if only running it would show."""
 
     @abstractmethod
     def statements(self, node: Node) -> bool | None:
@@ -92,7 +92,7 @@ class Commands(ABC):
         return printed
 
     def printing(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
-        """Read a statement; returns its status and what it prints, None where that is unknown."""
+        """Read a statement; returns its status and what it prints, None if that is unknown."""
         match node.type:
             case "command":
                 return self.command(node, stdin)

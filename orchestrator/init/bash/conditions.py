@@ -1,4 +1,4 @@
-"""`[ … ]`, `[[ … ]]`, `((…))` and `test`: true, false, or not to be told (None)."""
+"""`[ … ]`, `[[ … ]]`, `((…))` and `test`: true, false, or undetermined (None)."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def joined(state: State, node: Node) -> str:
 
 
 def number(state: State, source: str) -> int | None:
-    """Return the value of an arithmetic expression whose `$` are already read; None where unknown."""
+    """Return the value of an arithmetic expression whose `$` are already read; None if unknown."""
     if is_unknown(source):
         return None
     return arithmetic(source, lambda name: state.text(name) or "0")

@@ -54,7 +54,7 @@ def changed(value: str, operator: str, argument: str) -> str:
 
 
 def sliced(numbers: Numbers, items: list[str], argument: str, *, positional: bool) -> list[str]:
-    """Return the items of `${A[@]:first:count}`; all of them where it cannot be told."""
+    """Return the items of `${A[@]:first:count}`; all of them where it cannot be determined."""
     parts = [numbers(part) for part in argument.split(":")]
     if None in parts or not parts:
         return items
@@ -64,7 +64,7 @@ def sliced(numbers: Numbers, items: list[str], argument: str, *, positional: boo
 
 
 def sliced_text(numbers: Numbers, value: str, argument: str) -> str | None:
-    """Return `${X:first:count}`, None where it cannot be told."""
+    """Return `${X:first:count}`, None if it cannot be determined."""
     parts = [numbers(part) for part in argument.split(":")]
     if is_unknown(value) or None in parts:
         return None

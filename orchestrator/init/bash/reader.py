@@ -96,7 +96,7 @@ class _Reader(Assignments):
         return status
 
     def statement(self, node: Node) -> bool | None:
-        """Read one statement; returns whether it succeeds, None where only running it would tell."""
+        """Read one statement; returns whether it succeeds, None if only running it would show."""
         self._count += 1
         if self._count > _MOST_STATEMENTS:
             self.state.note(node, "the script is too long to be read to its end")
@@ -185,7 +185,7 @@ class _Reader(Assignments):
         return True
 
     def condition(self, node: Node) -> bool:
-        """Return whether a condition holds; what only running the script would tell does not."""
+        """Return whether a condition holds; what only running the script would show does not."""
         status = self.statement(node)
         if status is None:
             self.state.note(node, f"taken as not met: `{first_line(text_of(node))}`")

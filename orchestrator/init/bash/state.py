@@ -1,4 +1,4 @@
-"""What a script has set so far, what it would start, and what of it could not be told."""
+"""What a script has set so far, what it would start, and what of it could not be determined."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Invocation(Value, frozen=True, kw_only=True):
 
 
 def unknown(text: str) -> str:
-    """Return a text as one that only running the script would tell."""
+    """Return a text as one that only running the script would show."""
     return f"{OPEN}{text.replace(OPEN, '').replace(CLOSE, '')}{CLOSE}"
 
 
 def is_unknown(text: str) -> bool:
-    """Return whether part of a text could not be told."""
+    """Return whether part of a text could not be determined."""
     return OPEN in text
 
 
 def shown(text: str) -> str:
-    """Return a text with what could not be told as the script writes it."""
+    """Return a text with what could not be determined as the script writes it."""
     return text.replace(OPEN, "").replace(CLOSE, "")
 
 
@@ -69,7 +69,7 @@ class State:
     read_from_outside: dict[str, str] = field(default_factory=dict)  # variables of the caller, with their use
 
     def get(self, name: str) -> Variable | None:
-        """Return a variable's value; None where it is not set."""
+        """Return a variable's value; None if it is not set."""
         if name in self.variables:
             return self.variables[name]
         if name == "PWD":
@@ -80,7 +80,7 @@ class State:
         return None
 
     def text(self, name: str) -> str | None:
-        """Return a variable as a plain text, of an array its first item; None where it is not set."""
+        """Return a variable as a plain text, of an array its first item; None if it is not set."""
         value = self.get(name)
         if isinstance(value, list):
             return value[0] if value else None
@@ -116,7 +116,7 @@ class State:
             self.notes.append(made)
 
     def untold(self, node: Node) -> str:
-        """Return the text for something that only running the script would tell."""
+        """Return the text for something that only running the script would show."""
         return unknown(text_of(node))
 
     @contextmanager

@@ -30,7 +30,7 @@ def output_of(words: Sequence[str], stdin: str, *, now: float) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Return whether a program's output can be told without running it."""
+    """Return whether a program's output can be determined without running it."""
     return name in _PROGRAMS
 
 

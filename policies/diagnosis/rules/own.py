@@ -9,7 +9,7 @@ _PREFIX = "autotune: "
 
 
 def restarted(*, step: int, saved: int) -> str:
-    """Return the line about an attempt that began anew although it had a checkpoint to continue."""
+    """Return the line about an attempt that started again although it had a checkpoint to continue."""
     return f"{_PREFIX}restarted at step {step} although a checkpoint of step {saved} existed"
 
 

@@ -1,4 +1,4 @@
-"""What a program of no known wording says that it begins, and how its methods are called."""
+"""What a program of no known wording says that it starts, and how its methods are called."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def counting(line: str) -> bool:
 
 
 def general_stage(line: str) -> tuple[Phase, Component] | None:
-    """Return phase and component of a line that says what is begun; None for any other line."""
+    """Return phase and component of a line that says what is started; None for any other line."""
     if len(line) > _LONGEST or 'File "' in line or "100%|" in line or _OVER.search(line):
         return None
     for component, phase, pattern in _COMPILED:

@@ -10,7 +10,7 @@ from autotune.policies.values.failure import Component, Phase
 
 
 class Stage(NamedTuple):
-    """What a line says of the process that printed it."""
+    """What a line shows about the process that printed it."""
 
     phase: Phase  # NONE: it runs, and the line does not say which pass it is in
     component: Component
@@ -207,7 +207,7 @@ _COMPILED = tuple((Stage(phase, component), Pattern(pattern)) for component, pha
 
 
 def stage_of(line: str) -> Stage | None:
-    """Return what a line says of what its process does."""
+    """Return what the process of a line is doing, according to the line."""
     running = counting(line)
     for stage, pattern in _COMPILED:
         if pattern.search(line):

@@ -121,7 +121,7 @@ def in_phase(attempt: Attempt, phase: Phase) -> Attempt:
 
 
 def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = True) -> Prediction:
-    """Return what the calibrated estimate says of many configurations."""
+    """Return the calibrated estimates of many configurations."""
     mean, covariance = calibration.belief.mean, calibration.belief.covariance
     gpu, gpu_error, host, host_error = [], [], [], []
     least = 0.003 * calibration.unit

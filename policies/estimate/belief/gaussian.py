@@ -19,7 +19,7 @@ _WIDEST = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """Deviations from what the estimate says: their mean and covariance."""
+    """Deviations from the estimate: their mean and covariance."""
 
     mean: Floats
     covariance: Floats

@@ -28,7 +28,7 @@ class Growth(Value, frozen=True, kw_only=True):
 
 
 def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
-    """Return how a phase's measured peaks grew; None where too few were measured.
+    """Return how a phase's measured peaks grew; None if too few were measured.
 
     The medians of the early, the middle and the latest third of the steps tell a trend. What single steps of
     any third have beyond it is due to the length of their batches, and belongs to the settled peak.

@@ -283,7 +283,7 @@ def _passed(attempt: Attempt, phase: Phase) -> bool:
 
 
 def _first_peak(attempt: Attempt, name: str) -> Peak | None:
-    """Return a phase's peak where only the first step met it."""
+    """Return the peak of a phase that occurred only in the first step."""
     peaks = [event.peaks[name] for event in attempt.progress if name in event.peaks]
     if not attempt.progress and attempt.ended is not None and name in attempt.ended.peaks:
         peaks.append(attempt.ended.peaks[name])

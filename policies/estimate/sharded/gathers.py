@@ -1,4 +1,4 @@
-"""What FSDP holds beside the shards at each instant of a pass."""
+"""What FSDP holds in addition to the shards at each instant of a pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.policies.values.architecture.model import Model
 
 
 class Moment(NamedTuple):
-    """Bytes beside the shards at an instant of backward."""
+    """Bytes in addition to the shards at an instant of backward."""
 
     weights: Floats
     gradients: Floats  # whole, and on their way to the shards
@@ -22,7 +22,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathers:
-    """Bytes beside the shards at the instants of a pass; all zero without FSDP.
+    """Bytes in addition to the shards at the instants of a pass; all zero without FSDP.
 
     A unit's weights are whole while it runs. FSDP2 copies them out of the all-gather's output, and keeps it
     in forward until the next unit has copied its own. A unit's gradients are whole until its backward ends,

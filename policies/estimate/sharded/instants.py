@@ -122,7 +122,7 @@ def _hidden_logits(load: Load, logits: Logits) -> Floats:
 
 
 class _Layer(NamedTuple):
-    """What a layer's backward needs beside the kept activations."""
+    """What a layer's backward needs in addition to the kept activations."""
 
     inner: Floats
     returned: Floats  # brought back from the host

@@ -23,7 +23,8 @@ def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
         profile,
         knobs,
         {"concurrency": fewer},
-        reason=f"the engine works on {fewer} requests at once instead of {knobs.concurrency}; "
+        reason=f"the engine runs at most {fewer} concurrent request{'' if fewer == 1 else 's'} "
+        f"instead of {knobs.concurrency}; "
         "all samples are still generated",
         frees="batch and KV-cache memory",
     )

@@ -101,7 +101,7 @@ def restart_every(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
 
 
 def held_by_others(facts: Facts) -> int:
-    """Return the bytes of a card outside the process that failed; 0 where they do not explain it."""
+    """Return the bytes of a card outside the process that failed; 0 if they do not explain it."""
     outside, capacity = facts.outside_bytes, facts.capacity_bytes
     return outside if outside and capacity and outside >= _OUTSIDE_SHARE * capacity else 0
 

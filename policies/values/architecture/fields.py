@@ -9,7 +9,7 @@ LARGEST = 1 << 24  # any dimension; a larger one is a typing error or an attack
 
 
 def count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """Return the first of the entries that is there, a whole number; raises ValueError."""
+    """Return the first entry that is present, as a whole number; raises ValueError."""
     for name in names:
         value = config.get(name)
         if value is None:

@@ -15,7 +15,7 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def layer_kinds(config: Mapping[str, Any], *, family: str, layers: int) -> tuple[str, ...]:
-    """Return the kind of every layer as the config names it; empty where it says nothing."""
+    """Return the kind of every layer as named in the config; empty if it names none."""
     for name in ("layer_types", "layers_block_type"):
         kinds = config.get(name)
         if isinstance(kinds, list | tuple):
@@ -49,7 +49,7 @@ def mixed(
     layers: int,
     hidden: int,
 ) -> dict[str, Any]:
-    """Return the fields of `Model` that count layers of more than one kind; empty where all are alike."""
+    """Return the fields of `Model` that count layers of more than one kind; empty if all are alike."""
     linear = sum(kind in _LINEAR or kind in _BOTH for kind in kinds)
     alone = family in _MIXERS_ALONE
     if not linear and not alone:
@@ -104,7 +104,7 @@ def _sizes(config: Mapping[str, Any], kind: str, *, hidden: int) -> dict[str, in
 def sparse_layers(
     config: Mapping[str, Any], kinds: tuple[str, ...], *, family: str, layers: int
 ) -> int | None:
-    """Return how many layers have experts; None where the config leaves it to `first_k_dense_replace`."""
+    """Return how many layers have experts; None if the config leaves it to `first_k_dense_replace`."""
     if family in _MIXERS_ALONE:
         return kinds.count("moe")
     if family == "jamba":

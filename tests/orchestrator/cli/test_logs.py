@@ -66,9 +66,9 @@ def test_a_follower_ends_with_the_run(home: Path) -> None:
 def test_a_run_that_never_began(home: Path) -> None:
     run("launch", "job.yaml", cwd=home, play="unreachable")
     seen = call("logs")
-    assert seen.code == 1 and "has begun" in seen.err and seen.out == ""
+    assert seen.code == 1 and "has started" in seen.err and seen.out == ""
     followed = call("logs", "-f")
-    assert followed.code == 1 and "has no driver" in followed.err and "has begun" in followed.err
+    assert followed.code == 1 and "has no driver" in followed.err and "has started" in followed.err
 
 
 def test_a_terminal_and_json_get_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

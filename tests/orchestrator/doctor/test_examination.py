@@ -79,6 +79,22 @@ def test_the_jobs_interpreter_tells_versions_and_why_it_cannot_import(tmp_path: 
     assert fine is not None and not fine.error and not fine.late
 
 
+def test_a_folder_of_the_frameworks_name_is_not_the_framework(tmp_path: Path) -> None:
+    wanted = Examination(modules=("slime_like",), workdir=str(tmp_path))
+    folder = tmp_path / "slime_like"
+    folder.mkdir()
+    (folder / "job.yaml").touch()  # such as a folder of runs
+    empty = examine(wanted).program
+    (folder / "train.py").touch()  # a package without __init__.py, as slime's
+    package = examine(wanted).program
+    (folder / "setup.py").touch()  # a checkout, with the package one level deeper
+    checkout = examine(wanted).program
+    assert empty is not None and package is not None and checkout is not None
+    assert empty.error.startswith("ModuleNotFoundError: No module named 'slime_like'")
+    assert not package.error
+    assert checkout.error.endswith(f"{folder} is a folder, not a package")
+
+
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
     wanted = Examination(modules=("slow",), workdir=str(tmp_path), import_s=0.2)

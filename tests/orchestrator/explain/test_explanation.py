@@ -98,7 +98,7 @@ def test_a_settings_file_that_is_not_shown_is_told() -> None:
     found = of(
         '+ train --config job.yaml\nsettings {"tokens_per_microbatch": 4096, "concurrency": 8}\n' + OOM
     )
-    assert "reads a file of settings" in render_explanation(found)
+    assert "reads a settings file" in render_explanation(found)
     assert found.remedies[0].cure.changes == {"tokens_per_microbatch": 2048}
 
 

@@ -118,6 +118,15 @@ def init(folder: Path, *words: str) -> Result:
         os.chdir(kept)
 
 
+def test_a_prediction_asks_for_the_cards_only_where_they_are_not_named(checkout: Path) -> None:
+    command = ["--", "accelerate", "launch", "train.py", "--learning_rate", "1e-6"]
+    named = init(checkout, "--gpus", "8xH100", *command)
+    assert named.exit_code == 0 and "no memory estimate" in named.stderr
+    assert "names the GPUs" not in named.stderr
+    unnamed = init(checkout, "-o", "other.yaml", *command)
+    assert "hint: --gpus 8xH100 names the GPUs" in unnamed.stderr
+
+
 def launched(folder: Path, file: str) -> str:
     result = CliRunner().invoke(main, ["launch", "-n", str(folder / file)])
     assert result.exit_code == 0, result.stderr
@@ -130,7 +139,7 @@ def test_a_script_of_overrides_becomes_a_job(checkout: Path) -> None:
     assert result.stdout == "job.yaml\n"
     assert "job.yaml: verl, 23 settings kept" in result.stderr
     assert "overrides.sh:4: taken to fail" in result.stderr
-    assert "predicted peak per device" in result.stderr
+    assert "predicted peak per GPU" in result.stderr
     text = (checkout / "job.yaml").read_text()
     assert "gpu: H100-80GB" in text
     assert "HYDRA_FULL_ERROR: '1'" in text
@@ -201,7 +210,7 @@ def test_an_existing_file_stays(checkout: Path) -> None:
     (checkout / "job.yaml").write_text("mine")
     result = init(checkout, "overrides.sh")
     assert result.exit_code == 2
-    assert "exists already" in result.stderr
+    assert "already exists" in result.stderr
     assert (checkout / "job.yaml").read_text() == "mine"
     assert init(checkout, "--force", "overrides.sh").exit_code == 0
 
