@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Literal, NamedTuple
 
 from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.dialects.printed_dicts import numbers_in
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.observation import (
     Marker,
@@ -27,10 +29,10 @@ _GIB = 1 << 30
 class Metrics(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The metrics behind a step's number, in the group `metrics` of its line."""
 
-    pattern: str  # of one of them; it names the groups `name` and `value`
+    pattern: str = ""  # of one of them, with the groups `name` and `value`; empty: they are a printed dict
     needs: tuple[str, ...] = ()  # one of these is there, or the line is not that of a trained step
     seconds: tuple[str, ...] = ()  # the first of these that is there
-    tokens: str = ""  # of the whole step
+    tokens: tuple[str, ...] = ()  # of the whole step: the product of these
     saved: str = ""  # there where the step ended with a checkpoint
 
 
@@ -124,11 +126,13 @@ def _peak(line: Line, groups: dict[str, str | None]) -> Peak | None:
 
 
 def _measured(metrics: Metrics, step: int, text: str) -> Marker | None:
-    found = {match["name"]: float(match["value"]) for match in re.finditer(metrics.pattern, text)}
+    found = numbers_in(text) if not metrics.pattern else _found(metrics.pattern, text)
+    if found is None:
+        return None
     if metrics.needs and not any(name in found for name in metrics.needs):
         return None
     seconds = next((found[name] for name in metrics.seconds if name in found), None)
-    tokens = found.get(metrics.tokens)
+    tokens = math.prod(found.get(name, 0.0) for name in metrics.tokens) if metrics.tokens else 0.0
     return StepDone(
         step=step,
         seconds=seconds,
@@ -136,3 +140,7 @@ def _measured(metrics: Metrics, step: int, text: str) -> Marker | None:
         metrics=found,
         saved=metrics.saved in found,
     )
+
+
+def _found(pattern: str, text: str) -> dict[str, float]:
+    return {match["name"]: float(match["value"]) for match in re.finditer(pattern, text)}

@@ -69,7 +69,10 @@ class Row(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Refusal(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework refuses of a setting; `{value}` in its message is what the job has."""
+    """What the framework refuses of a setting.
+
+    In its message `{value}` is what the job has, `{config.x}` another property of its settings.
+    """
 
     setting: str
     when: str
@@ -230,14 +233,17 @@ def written(
     result: dict[str, Any] = {}
     for row in present:
         value = wanted.get(row.knob)
-        if value is None or row.stays or getattr(before, row.knob) == value:
+        if value is None or row.stays:
+            continue
+        follows = settings.followed(row.setting) in result  # so that it would change with that setting
+        if getattr(before, row.knob) == value and not follows:
             continue
         if row.modes and value not in row.modes:  # a mode that the framework does not have
             continue
         if row.write:
             result |= (writers or {})[row.write](settings, before, after)
             continue
-        differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
+        differing = (key for key in row.settings if follows or _knob(row, settings.get(key)) != value)
         result |= dict.fromkeys(differing, _value(row, value))
     return result
 

@@ -16,7 +16,6 @@ from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.core.declined import declined_rows
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.megatron import profile
-from autotune.launchers.frameworks.openrlhf import profile as openrlhf_profile
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.launchers.frameworks.tabular.rows import unread
 from autotune.launchers.frameworks.verl import checks, keys
@@ -141,7 +140,7 @@ def test_every_type_of_areals_settings_is_known_and_every_default_fits(release: 
         assert misfit(kind, known.defaults.get(name)) == "", name
 
 
-@pytest.mark.parametrize("module", [profile, openrlhf_profile], ids=lambda module: module.__package__)
+@pytest.mark.parametrize("module", [profile], ids=lambda module: module.__package__)
 def test_every_predicate_of_unsupported_knobs_is_named_and_every_name_is_one(module) -> None:
     named = {row.when for row in declined_rows(module.__package__ or "")}
     assert named - {""} == set(module.UNSUPPORTED_WHEN)

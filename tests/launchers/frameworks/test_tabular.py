@@ -165,6 +165,18 @@ def test_functions_read_and_write_what_a_setting_alone_does_not_tell() -> None:
     assert changed == {"tokens": 2, "was": Knobs(tokens_per_microbatch=16)}
 
 
+def test_a_knob_that_would_follow_another_one_is_written_beside_it() -> None:
+    rows = (
+        Row(knob="tokens_per_microbatch", setting="training"),
+        Row(knob="logprob_tokens", setting="scoring"),
+    )
+    settings = Settings({"training": 8}, {"scoring": "${training}"})
+    alone = written(rows, settings, Knobs(tokens_per_microbatch=4))
+    assert alone == {"training": 4}
+    both = written(rows, settings, Knobs(tokens_per_microbatch=4, logprob_tokens=8))
+    assert both == {"training": 4, "scoring": 8}
+
+
 def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
     row = Row(
         knob="microbatch_size",
