@@ -16,6 +16,7 @@ from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.own_lines import own_marker
+from autotune.launchers.frameworks.tabular import rows
 from autotune.policies.certificate.contents import Training
 from autotune.policies.remedies.permissions import denial
 from autotune.policies.values.architecture.model import Layout, Model
@@ -23,30 +24,11 @@ from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import AtLeast, AtMost, Constraint, Grid, Placement, Profile, Support
+from autotune.policies.values.profile import AtMost, Placement, Profile
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _PROGRAM = "autotune.launchers.builtin"
-_TWO = (False, True)
 _PASSES = ("tokens_per_microbatch", "microbatch_size", "logprob_tokens")
-_SUPPORTED: dict[str, Grid] = {
-    "concurrency": Grid(minimum=1),
-    "memory_fraction": Grid(minimum=0.02, maximum=0.98, multiple=0.01),
-    "max_batched_tokens": Grid(minimum=16, multiple=16),
-    "tokens_per_microbatch": Grid(minimum=1),
-    "microbatch_size": Grid(minimum=1),
-    "recompute": Grid(values=("off", "full")),
-    "activation_offload": Grid(values=_TWO),
-    "param_offload": Grid(values=_TWO),
-    "optimizer_offload": Grid(values=_TWO),
-    "loss_recompute": Grid(values=_TWO),
-    "logprob_tokens": Grid(minimum=1),
-    "logprob_chunk": Grid(minimum=16, multiple=16),
-    "sync_mode": Grid(values=("memory", "disk")),
-    "sync_buffer": Grid(minimum=1 << 20, multiple=1 << 20),
-    "dataloader_workers": Grid(minimum=0),
-    "allocator": Grid(values=("default", "expandable")),
-}
 
 
 class Builtin(Framework):
@@ -108,41 +90,27 @@ class Builtin(Framework):
         """Return the job's knobs with the defaults filled in, and what limits them."""
         settings = parse_settings(self._document(job, run="profile"))
         sequence = settings.prompt_tokens + settings.response_tokens
-        own = {name: getattr(settings, name) for name in _SUPPORTED}
+        own = {row.knob: getattr(settings, row.setting) for row in rows.knob_rows(__package__)}
         limit = settings.tokens_per_microbatch
         own["tokens_per_microbatch"] = limit or nominal(settings, "tokens_per_microbatch")
         own["logprob_tokens"] = settings.logprob_tokens or limit or nominal(settings, "logprob_tokens")
         own["concurrency"] = min(settings.concurrency, settings.prompts * settings.samples)
         gpus = cluster.gpus_per_node > 0
         shared = colocated(settings, cards=cluster.nodes * cluster.gpus_per_node)
-        supported = {
-            name: Support(setting=name, grid=grid)
-            for name, grid in _SUPPORTED.items()
-            if not (name == "microbatch_size" and settings.microbatch_size is None)
-            if not (name == "max_batched_tokens" and settings.max_batched_tokens is None)
-            if not (name == "allocator" and (not gpus or shared))
+        offered = {
+            "": True,
+            "limits_prefill": settings.max_batched_tokens is not None,
+            "counts_sequences": settings.microbatch_size is not None,
+            "has_cards_apart": gpus and not shared,
         }
-        constraints: list[Constraint] = [
-            AtLeast(
-                knob=name,
-                value=sequence,
-                why=f"a pass holds at least one sequence, prompt_tokens + response_tokens = {sequence}",
-            )
-            for name in ("tokens_per_microbatch", "logprob_tokens")
-        ]
-        constraints.append(
-            AtMost(
-                knob="sync_buffer",
-                value=settings.sync_buffer,
-                why="a larger bucket frees nothing",
-            )
-        )
+        present = rows.known(rows.knob_rows(__package__), lambda row: offered[row.when])
+        most = AtMost(knob="sync_buffer", value=settings.sync_buffer, why="a larger bucket frees nothing")
         return Profile(
             framework=self.name,
             knobs=Knobs(**own),
-            supported=supported,
+            supported=rows.offered(present, {}),
             unsupported=unsupported_always(__package__),
-            constraints=tuple(constraints),
+            constraints=(*rows.bounds(present, {"sequence": sequence}.__getitem__), most),
             placement=Placement.COLOCATED if shared else Placement.SEPARATE,
             engine=settings.engine,
             longest_sequence=sequence,
@@ -208,7 +176,7 @@ class Builtin(Framework):
             ).knobs
             more = {
                 name: getattr(knobs, name)
-                for name in _SUPPORTED
+                for name in (row.knob for row in rows.knob_rows(__package__))
                 if name not in changed
                 and getattr(knobs, name) is not None
                 and getattr(knobs, name) != getattr(written, name)

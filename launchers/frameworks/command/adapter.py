@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -21,54 +22,20 @@ from autotune.launchers.frameworks.command.placeholders import (
     placeholders,
 )
 from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.tabular import rows
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import (
-    AtLeast,
-    Constraint,
-    Divides,
-    FixedDuringRun,
-    Grid,
-    Placement,
-    Profile,
-    Support,
-)
+from autotune.policies.values.profile import Grid, Placement, Profile
 from autotune.policies.values.rehearsing import LateEvent, Met
-from autotune.policies.values.remedy import Effect
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Knobs)}
 _SIZES = ("sync_buffer", "memory_margin")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
-_TOKENS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "max_model_len")
-_SPLITS = ("rollout_tensor_parallel", "sequence_parallel", "context_parallel", "tensor_parallel")
-_LAYOUT_BOUND = ("tensor_parallel", "context_parallel", "sharding")
-_NUMERIC = ("fused_kernels", "optimizer_offload", "optimizer_offload_fraction")
-# From most memory to least, of knobs whose values are words.
-_MODES: dict[str, tuple[str, ...]] = {
-    "cuda_graphs": ("full", "off"),
-    "recompute": ("off", "full"),
-    "sync_mode": ("memory", "disk"),
-    "allocator": ("default", "expandable"),
-}
-_SHARES: dict[str, Grid] = {
-    "memory_fraction": Grid(minimum=0.05, maximum=0.95, multiple=0.01),
-    "optimizer_offload_fraction": Grid(minimum=0.0, maximum=1.0, multiple=0.05),
-}
-_FREES_WHEN_OFF = ("weights_backup",)
-# What `settings:` may say beside knobs.
-_SPECIAL: dict[str, str] = {
-    "resume": "the words that make the command continue its last checkpoint, true when it does so by itself",
-    "longest_sequence": "tokens of the longest sequence",
-    "steps": "training steps, for `{steps}`",
-    "folder": "where checkpoints go, for `{folder}`",
-    "placement": "colocated, separate or asynchronous",
-    "engine": "sglang, vllm or none",
-    "layout": "how the job is spread, by the names of the estimate",
-}
 
 
 class AnyCommand(Framework):
@@ -92,20 +59,17 @@ class AnyCommand(Framework):
         """Return the knobs that the command offers, with grids below their starting values."""
         own = _own(job)
         longest = job.settings.get("longest_sequence")
-        supported = {
-            name: Support(
-                setting=name,
-                grid=_grid(job, name, value, cluster),
-                effect=Effect.NUMERIC if name in _NUMERIC else Effect.EXACT,
-            )
-            for name, value in own.items()
-        }
+        present = [_row(name) for name in own]
+        grids = {row.knob: _grid(job, row, own[row.knob], cluster) for row in present}
+        supported = rows.offered(present, grids)
+        heads = job.shape.heads if job.shape is not None else 0
+        sizes = {"longest": longest if isinstance(longest, int) else 0, "heads": heads}
         return Profile(
             framework=self.name,
             knobs=Knobs(**own),
             supported=supported,
             unsupported={name: f"the command has no `{{{name}}}`" for name in KNOBS if name not in supported},
-            constraints=tuple(_constraints(job, supported, longest if isinstance(longest, int) else None)),
+            constraints=(*rows.bounds(present, sizes.__getitem__), *rows.fixed(present)),
             placement=_placement(job),
             engine=str(job.settings.get("engine", "none")),
             longest_sequence=longest if isinstance(longest, int) else None,
@@ -184,7 +148,7 @@ def _value(name: str, written: Any) -> Setting:
     if name in _SIZES and isinstance(written, str):
         size = _SIZE.fullmatch(written.strip())
         written = round(float(size[1]) * UNITS[size[2]]) if size else written
-    if name in _SHARES and isinstance(written, int) and not isinstance(written, bool):
+    if _row(name).grid.minimum is not None and isinstance(written, int) and not isinstance(written, bool):
         written = float(written)
     try:
         value: Setting = msgspec.convert(written, type=_TYPES[name])
@@ -214,35 +178,28 @@ def _layout(job: Job) -> Layout:
 # --------------------------------------------------------------------------- what may change
 
 
-def _grid(job: Job, name: str, value: Any, cluster: Cluster) -> Grid:
-    if name in _SHARES:
-        return _SHARES[name]
+def _row(name: str) -> rows.Row:
+    """Return what is known of a knob beyond its value."""
+    every = {row.knob: row for row in rows.knob_rows(__package__)}
+    return every.get(name) or rows.Row(knob=name, setting=name)
+
+
+def _grid(job: Job, row: rows.Row, value: Any, cluster: Cluster) -> Grid:
+    if row.grid.minimum is not None:  # a share: its ends are typed with a point too
+        ends = {"minimum": float(row.grid.minimum), "maximum": float(row.grid.maximum or 1)}
+        return msgspec.structs.replace(row.grid, **ends)
     if isinstance(value, bool):
-        return Grid(values=(True, False) if name in _FREES_WHEN_OFF else (False, True))
+        return Grid(values=row.grid.values or (False, True))
     if isinstance(value, str):
-        return Grid(values=tuple(dict.fromkeys((*_MODES.get(name, ()), value))))
-    if name in _SPLITS:
+        return Grid(values=tuple(dict.fromkeys((*row.grid.values, value))))
+    if row.divides:
         devices = max(1, cluster.nodes) * (cluster.gpus_per_node or job.cluster.gpus_per_node or value)
         return Grid(values=tuple(value * 2**power for power in range(16) if value * 2**power <= devices))
-    least = 0 if name == "dataloader_workers" else 1
+    least = 0 if row.knob == "dataloader_workers" else 1
     values = [value]
     while values[-1] > least:
         values.append(values[-1] // 2)
     return Grid(values=tuple(values))
-
-
-def _constraints(job: Job, supported: Mapping[str, Support], longest: int | None) -> Iterator[Constraint]:
-    for name in _TOKENS:
-        if name in supported and longest is not None:
-            yield AtLeast(knob=name, value=longest, why=f"settings.longest_sequence is {longest}")
-    for name in _SPLITS:
-        if name in supported and job.shape is not None:
-            yield Divides(knob=name, of=job.shape.heads, why=f"the model has {job.shape.heads} heads")
-    for name in _LAYOUT_BOUND:
-        if name in supported:
-            yield FixedDuringRun(
-                knob=name, why="nothing is known of the script's checkpoints; most depend on it"
-            )
 
 
 def _warnings(job: Job) -> Iterator[str]:
@@ -299,11 +256,11 @@ def _placeholder(job: Job, place: tuple[str | int, ...], placeholder: Placeholde
 
 def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
     path, written = ("settings", name), job.settings[name]
-    if name in _SPECIAL:
+    if name in _special_settings():
         yield from _special(path, name, written)
         return
     if name not in KNOBS:
-        known = (*KNOBS, *_SPECIAL)
+        known = (*KNOBS, *_special_settings())
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{close[0]}`?" if close else "the script's own arguments belong into `command`"
         yield Problem(path=path, message=f"unknown setting `{name}`", hint=hint)
@@ -318,6 +275,12 @@ def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
         yield Problem(path=path, message=f"`{name}` cannot be {written!r}", hint=_kind(name))
     elif isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
         yield Problem(path=path, message=f"`{name}` cannot be negative")
+
+
+@cache
+def _special_settings() -> dict[str, str]:
+    """Return what `settings:` may say beside knobs, each with what it is."""
+    return table(__package__, "settings.yaml", str)
 
 
 def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[Problem]:
@@ -343,7 +306,7 @@ def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[P
         except msgspec.ValidationError as error:
             yield Problem(path=path, message=f"`layout`: {error}")
     elif not fits:
-        yield Problem(path=path, message=f"`{name}` is {_SPECIAL[name]}, not {written!r}")
+        yield Problem(path=path, message=f"`{name}` is {_special_settings()[name]}, not {written!r}")
 
 
 def _kind(name: str) -> str:

@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
+from math import isfinite
 from typing import Any
 
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.dialects.flags import bare, parsed_value
+from autotune.launchers.frameworks.dialects.flags import bare, is_on, parsed_value
 from autotune.policies.values.value import Value
 
 _NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
@@ -59,6 +60,20 @@ def problems_of(settings: Mapping[str, Any], facts: FlagFacts, *, program: str) 
             yield Problem(path=path, message=message, hint=f"did you mean --{near}?")
         if flag is not None and value is not None and (wrong := _misfit(flag, value)):
             yield Problem(path=path, message=f"--{name} {wrong}, not {value!r}")
+
+
+def value_of(flag: Flag | None, value: Any) -> Any:
+    """Return a setting as argparse reads it, None where it is absent or of no use."""
+    if flag is None or value is None:
+        return value
+    if flag.action.startswith("store_"):
+        return is_on(value)
+    if flag.action != "store" or flag.type not in _KINDS:
+        return value
+    number = parsed_value(value) if isinstance(value, str) else value
+    if not isinstance(number, int | float) or isinstance(number, bool) or not isfinite(number):
+        return None
+    return int(number) if flag.type == "int" else number
 
 
 def _meant(key: str, facts: FlagFacts) -> str:

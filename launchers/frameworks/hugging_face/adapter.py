@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from typing import Any, ClassVar, TypeVar
 
@@ -18,6 +18,7 @@ from autotune.launchers.frameworks.core.data import document, package_of
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker
+from autotune.launchers.frameworks.hugging_face.layout import placement
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ENVIRONMENT,
@@ -29,11 +30,12 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.policies.values.command import File
+from autotune.policies.values.architecture.model import Layout
+from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Profile
+from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.rehearsing import SAVED_AT, STEPS, LateEvent, Met, Part
 
 ENTRY = "{attempt}/entry.py"
@@ -42,6 +44,18 @@ _BEST = "load_best_model_at_end"
 _BLANK = "..."  # a value that is not known
 
 C = TypeVar("C", bound=TrainerSettings)
+
+# The predicates that the data files of every trainer name.
+WHEN: dict[str, Callable[[Any], bool]] = {
+    "has_engine": lambda config: config.colocated,
+    "has_no_engine": lambda config: not config.colocated,
+    "uses_fsdp": lambda config: config.is_fsdp,
+    "uses_no_fsdp": lambda config: not config.is_fsdp,
+    "averages_tokens_by_pass": lambda config: config.get("loss_type") == "bnpo",
+    "masks_by_pass": lambda config: config.get("top_entropy_quantile") != 1.0,
+    "balances_experts_by_pass": lambda config: config.balances_experts,
+    "finds_its_batch": lambda config: config.on("auto_find_batch_size"),
+}
 
 
 class HuggingFaceTrainer(TabularFramework[C]):
@@ -52,6 +66,9 @@ class HuggingFaceTrainer(TabularFramework[C]):
     help_command: ClassVar[str]  # that lists the settings
     read: ClassVar[frozenset[str]]  # settings that a log may show and that are read here
     saving: ClassVar[Mapping[str, Any]]  # the values that save memory
+    sizes_batch: ClassVar[frozenset[str]] = frozenset(
+        {WHOLE}
+    )  # once one is refused, the batch is not looked at
     section: ClassVar[str]  # of a file of settings: variables of the environment
     factor: ClassVar[str]  # what keeps the batch when a pass gets smaller
     saves_by_time = False
@@ -66,7 +83,13 @@ class HuggingFaceTrainer(TabularFramework[C]):
         """Return the settings that make every answer as long as the job allows; empty if there are none."""
 
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield what no trainer of GRPO takes."""
+        """Yield the rows of `refused.yaml`, or else a batch that no trainer of GRPO takes."""
+        found = tuple(super().refused(config))
+        yield from found
+        if not {problem.path[-1] for problem in found} & self.sizes_batch:
+            yield from self._of_batch(config)
+
+    def _of_batch(self, config: C) -> Iterator[Problem]:
         group, whole = config.count("num_generations"), config.count(WHOLE)
         place = ("settings", MICRO)
         samples = whole or config.micro * config.passes * config.processes
@@ -76,6 +99,18 @@ class HuggingFaceTrainer(TabularFramework[C]):
         elif group and samples % group:
             message = f"a generation of {samples} samples is no multiple of num_generations {group}"
             yield Problem(path=place, message=message)
+
+    def spread(self, config: C) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return the placement and every size; who is on a card follows from the placement."""
+        return placement(config), {}, self.layout(config)
+
+    @abstractmethod
+    def layout(self, config: C) -> Layout:
+        """Return every size that an estimate needs."""
+
+    def attempt(self, job: Job, *argv: str, env: dict[str, str]) -> Command:
+        """Return the command of an attempt, with the entry's files beside it."""
+        return Command(argv=argv, env=env, cwd=job.workdir, files=self.files, ray_native=False)
 
     def knows_processes(self, config: C) -> bool:
         """Return whether the job itself says how many processes train."""
@@ -245,6 +280,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         """Yield what the user should know before the launch."""
         if not config.resumes:
             yield "The job writes no checkpoint that training can continue: every attempt starts at step 0."
+        yield from super().warnings(config)
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         release = f"{self.title} {config.release.version}"

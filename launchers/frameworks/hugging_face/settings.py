@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.versions import choose
@@ -28,6 +28,8 @@ class TrainerSettings(DeclaredSettings):
 
     The variables of ENVIRONMENT are settings too, whose value is the mode of the knob behind them.
     """
+
+    router_by_default: ClassVar[bool] = False  # whether a loss has the router's term where no setting says so
 
     def __init__(
         self, job: Job, package: str, releases: tuple[str, ...], changes: Mapping[str, Any] | None = None
@@ -79,9 +81,39 @@ class TrainerSettings(DeclaredSettings):
         return not wanted or wanted.startswith(self.release.version.rpartition(".")[0] + ".")
 
     @property
+    def heads(self) -> int:
+        """Attention heads of the model; 0 where its shape is not known."""
+        return self.job.shape.heads if self.job.shape else 0
+
+    @property
     def processes(self) -> int:
         """The trainer's processes."""
         raise NotImplementedError
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a process holds a part of the weights only."""
+        raise NotImplementedError
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether the trainer shards by FSDP."""
+        raise NotImplementedError
+
+    @property
+    def colocated(self) -> bool:
+        """Whether vLLM generates in the trainer's processes."""
+        return self.on("use_vllm") and self.get("vllm_mode") == "colocate"
+
+    @property
+    def balances_experts(self) -> bool:
+        """Whether the loss has a term of the router's; unset, it has where the default counts."""
+        shape, factor = self.job.shape, self.get("router_aux_loss_coef")
+        return (
+            shape is not None
+            and bool(shape.experts)
+            and bool(self.router_by_default if factor is None else factor)
+        )
 
     @property
     def resumes(self) -> bool:

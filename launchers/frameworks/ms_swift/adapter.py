@@ -8,26 +8,25 @@ from typing import Any, ClassVar
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
+from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import ENTRY, HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ALLOCATORS,
     ENVIRONMENT,
     EXPANDABLE,
-    SPREAD,
     WHOLE,
     arguments,
 )
 from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, PROCESSES, READ, RELEASES, Config
-from autotune.launchers.frameworks.ms_swift.layout import layout, placement
+from autotune.launchers.frameworks.ms_swift.layout import layout
+from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement
 
 _MODULE = "swift.cli.rlhf"
-_KIND = "rlhf_type"
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 _SWITCHES = (
     "gradient_checkpointing",
@@ -38,22 +37,28 @@ _SWITCHES = (
 )
 _TORCHRUN = ("{python}", "-m", "torch.distributed.run")
 
-# The predicates that knobs.yaml and unsupported.yaml name.
+# The predicates that the data files name, beside those of every trainer.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "has_engine": lambda config: config.colocated,
-    "has_no_engine": lambda config: not config.colocated,
+    **shared.WHEN,
+    "is_no_grpo": lambda config: config.get("rlhf_type") != "grpo",
+    "has_another_loss": lambda config: config.get("loss_type") not in _LOSSES,
+    "compares_nothing": lambda config: config.count("num_generations") < 1,
+    "names_half_of_its_engine": lambda config: config.on("use_vllm") != (config.get("vllm_mode") is not None),
+    "names_two_generations": lambda config: (
+        bool(config.passes_written)
+        and config.count(WHOLE) not in (0, config.samples_of_a_pass * config.passes_written)
+    ),
+    "spreads_layers": lambda config: (
+        PROCESSES not in config.env and (config.job.cluster.gpus_per_node or 0) > 1
+    ),
+    "has_more_nodes": lambda config: config.job.cluster.nodes > 1,
     "limits_no_prompt": lambda config: config.longest is None,
-    "uses_fsdp": lambda config: bool(config.get("fsdp")),
-    "uses_no_fsdp": lambda config: not config.get("fsdp"),
     "offloads_optimizer_at_stage_2": lambda config: config.deepspeed == "zero2_offload",
     "offloads_weights_natively": lambda config: config.deepspeed == "zero3_offload",
     "takes_no_liger": lambda config: not config.takes_liger,
-    "averages_tokens_by_pass": lambda config: config.get("loss_type") == "bnpo",
     "compares_groups_by_pass": lambda config: config.get("loss_type") == "real",
     "liger_divides_by_pass": lambda config: config.liger_divides_by_pass,
-    "masks_by_pass": lambda config: config.get("top_entropy_quantile") != 1.0,
     "adds_a_mean": lambda config: config.adds_a_mean,
-    "balances_experts_by_pass": lambda config: config.balances_experts,
     "takes_turns": lambda config: config.takes_turns,
     "splits_sequences": lambda config: config.count("sequence_parallel_size") > 1,
 }
@@ -66,19 +71,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     title = "ms-swift"
     reported_as = "swift"
     help_command = "swift rlhf --help"
-    traces: tuple[str, ...] = (
-        "swift rlhf",
-        "swift/trainers",
-        "swift/llm",
-        "swift/rlhf_trainers",
-        "swift/pipelines",
-        "swift/cli",
-        "swift.cli",
-        "ms-swift",
-        "ms_swift",
-        "swift: phase ",
-        "swift: step ",
-    )
+    traces: tuple[str, ...] = lines(__package__).traces
     runs = ("trl",)
     distribution = "ms-swift"
     releases = RELEASES
@@ -95,67 +88,23 @@ class MsSwift(HuggingFaceTrainer[Config]):
         return Config(job)
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what ms-swift refuses (arguments/rlhf_args.py, rlhf_trainers/args_mixin.py)."""
-
-        def problem(name: str, message: str, hint: str = "") -> Problem:
-            return Problem(path=("settings", name), message=message, hint=hint)
-
+        """Yield what ms-swift refuses: of the command, of variables, of settings."""
         command = config.job.command
         if command and (len(command) != 2 or PurePath(command[0]).name != "swift" or command[1] != "rlhf"):
             hint = "leave it out, and write the flags under `settings:`"
             yield Problem(path=("command",), message="the command is not `swift rlhf`", hint=hint)
-        if config.get(_KIND) != "grpo":
-            yield problem(
-                _KIND, f"{_KIND} is {config.get(_KIND)}; autotune drives `grpo`", f"write {_KIND}: grpo"
-            )
-        if config.get("loss_type") not in _LOSSES:
-            yield problem("loss_type", f"GRPO has no loss_type {config.get('loss_type')}", ", ".join(_LOSSES))
         if not config.env.get(PROCESSES, "1").isdigit():
             yield Problem(path=("env", PROCESSES), message="the processes of a node are a whole number")
-        if config.count("num_generations") < 1:
-            yield problem("num_generations", "a prompt has at least one sample")
-        if config.on("auto_find_batch_size"):
-            yield problem(
-                "auto_find_batch_size", "it breaks the groups of a prompt's samples; autotune does it"
-            )
-        if config.on("use_vllm") != (config.get("vllm_mode") is not None):
-            yield problem("vllm_mode", "use_vllm and vllm_mode are written together", "colocate or server")
-        whole = config.count(WHOLE)
-        spread = config.count(SPREAD) if config.written.get(SPREAD) is not None else 0
-        batch = config.micro * config.processes
-        if whole and spread and whole != batch * spread:
-            yield problem(WHOLE, f"{WHOLE} {whole} is not {batch} samples of a pass times {SPREAD} {spread}")
-        else:
-            yield from super().refused(config)
+        yield from super().refused(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the sizes of a pass and of an engine."""
         engines = head_sizes(divisors(config.processes), shape)
         return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
 
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids."""
-        why = f"it divides {PROCESSES}"
-        yield Divides(knob="rollout_tensor_parallel", of=config.processes, why=why)
-        if config.longest is not None:
-            why = f"max_length and max_completion_length are {config.longest} tokens together"
-            yield AtLeast(knob="max_model_len", value=config.longest, why=why)
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement and every size; who is on a card follows from the placement."""
-        return placement(config), {}, layout(config)
-
-    def warnings(self, config: Config) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
-        yield from super().warnings(config)
-        cards = config.job.cluster.gpus_per_node or 0
-        if PROCESSES not in config.env and cards > 1:
-            yield (
-                f"{PROCESSES} is not in `env:`: ms-swift spreads the layers of one model over all {cards} "
-                "cards of one process, and estimates are of one card."
-            )
-        if config.job.cluster.nodes > 1:
-            yield "ms-swift runs on one node here: the others stay idle."
+    def layout(self, config: Config) -> Layout:
+        """Return every size that an estimate needs."""
+        return layout(config)
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render the module inside the entry, under torchrun where the job asks for processes."""
@@ -167,13 +116,8 @@ class MsSwift(HuggingFaceTrainer[Config]):
         words = {name: value for name, value in {**config.written, **own}.items() if name not in ENVIRONMENT}
         mode = self.mode(job, resume=resume)
         launcher = (*_TORCHRUN, *torchrun) if {PROCESSES, "NNODES"} & config.env.keys() else ("{python}",)
-        return Command(
-            argv=(*launcher, ENTRY, run, mode, _MODULE, *arguments(words)),
-            env={**config.env, **self.environment(config, job, run)},
-            cwd=job.workdir,
-            files=self.files,
-            ray_native=False,
-        )
+        env = {**config.env, **self.environment(config, job, run)}
+        return self.attempt(job, *launcher, ENTRY, run, mode, _MODULE, *arguments(words), env=env)
 
     def forced(self, config: Config) -> dict[str, Any]:
         """Return nothing: no setting lengthens an answer."""

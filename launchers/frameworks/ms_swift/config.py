@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT, TrainerSettings
+from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT, SPREAD, TrainerSettings
 from autotune.launchers.frameworks.tabular.rows import knob_rows
 from autotune.policies.values.job import Job
 
@@ -65,11 +66,6 @@ class Config(TrainerSettings):
         return bool(self.get("multi_turn_scheduler")) or self.on("use_gym_env") or bool(self.get("gym_env"))
 
     @property
-    def colocated(self) -> bool:
-        """Whether vLLM generates in the trainer's processes."""
-        return self.on("use_vllm") and self.get("vllm_mode") == "colocate"
-
-    @property
     def deepspeed(self) -> str:
         """The name of a DeepSpeed configuration that ms-swift ships, or a path; empty without DeepSpeed."""
         value = self.get("deepspeed")
@@ -78,7 +74,12 @@ class Config(TrainerSettings):
     @property
     def is_sharded(self) -> bool:
         """Whether a process holds a part of the weights only."""
-        return self.deepspeed.startswith("zero3") or bool(self.get("fsdp"))
+        return self.deepspeed.startswith("zero3") or self.is_fsdp
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether transformers shards by FSDP."""
+        return bool(self.get("fsdp"))
 
     @property
     def zero(self) -> int:
@@ -91,45 +92,27 @@ class Config(TrainerSettings):
         return str(self.get("tuner_type")) == "full"
 
     @property
-    def scores_a_reference(self) -> bool:
-        """Whether a frozen copy is scored: an adapter's reference is the model without it."""
-        return bool(self.get("beta")) and self.trains_all
-
-    @property
     def liger_divides_by_pass(self) -> bool:
         """Whether liger computes a loss that ms-swift itself divides by the tokens of a whole step."""
         return self.on("use_liger_kernel") and self.get("loss_type") in _BY_PASS
 
     @property
-    def takes_liger(self) -> bool:
-        """Whether liger's loss is the job's own up to rounding (arguments/rlhf_args.py, _check_grpo)."""
-        return (
-            self.get("loss_type") in ("grpo", "dr_grpo")
-            and self.get("importance_sampling_level") in ("token", "sequence")
-            and self.get("advantage_estimator") == "grpo"
-            and self.get("top_entropy_quantile") == 1.0
-            and self.count("sequence_parallel_size") <= 1
-            and not any(self.on(name) for name in ("padding_free", "packing", "log_entropy"))
-            and all(
-                self.get(name) is None
-                for name in (
-                    "delta",
-                    "off_policy_sequence_mask_delta",
-                    "teacher_model",
-                    "teacher_model_server",
-                    "advantage_reweight",
-                )
-            )
-            and not self.adds_a_mean
-        )
-
-    @property
-    def balances_experts(self) -> bool:
-        """Whether the loss has a term of the router's."""
-        shape = self.job.shape
-        return shape is not None and bool(shape.experts) and bool(self.get("router_aux_loss_coef"))
-
-    @property
     def adds_a_mean(self) -> bool:
         """Whether the loss has a supervised or a teacher's term, which is a mean over a pass."""
         return bool(self.get("sdar_loss_coef")) or bool(self.get("chord_sft_dataset"))
+
+    @property
+    def takes_liger(self) -> bool:
+        """Whether liger's loss is the job's own up to rounding."""
+        allowed = table(__package__, "liger.yaml", tuple[Any, ...])
+        return not self.adds_a_mean and all(self.get(name) in values for name, values in allowed.items())
+
+    @property
+    def samples_of_a_pass(self) -> int:
+        """Samples of one pass of all processes."""
+        return self.micro * self.processes
+
+    @property
+    def passes_written(self) -> int:
+        """Passes of a generation as the job writes them, 0 where it does not."""
+        return self.count(SPREAD) if self.written.get(SPREAD) is not None else 0

@@ -212,7 +212,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def model_path(self, job: Job) -> str | None:
         """Return the model that the settings name."""
         config = self.config(job)
-        return config.text(self.model_key) if config.has(self.model_key) else None
+        return config.text(self.model_key) or None if config.has(self.model_key) else None
 
     def last_step(self, job: Job) -> int | None:
         """Return the step that ends the training; without it the length of the data decides."""
@@ -235,15 +235,21 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the settings of `trial.yaml`: names and folders of its own."""
-        own = {
-            key: value.format(folder=folder, name=job.name) if isinstance(value, str) else value
-            for key, value in document(package_of(self), "trial.yaml", dict[str, Any]).items()
-        }
-        own[self.steps_key] = steps
+        config = self.config(job)
+        own = _filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
+        own |= self.of_steps(config, steps)
         if longest and self.can_force_longest(job):
             own |= self.forces_longest
-        given = {key: value for key, value in self.config(job).given.items() if bare(key) not in own}
+        given = {key: value for key, value in config.given.items() if self.bare(key) not in own}
         return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
+
+    def bare(self, key: str) -> str:
+        """Return a setting without what the framework's dialect puts before it."""
+        return bare(key)
+
+    def of_steps(self, config: C, steps: int) -> dict[str, Any]:
+        """Return the settings that end a training after a number of steps."""
+        return {self.steps_key: steps}
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as the framework's command line takes them."""
@@ -294,9 +300,9 @@ class TabularFramework(GuidedFramework, Generic[C]):
         if not config.saves:
             return trial
         validation = self.validates(config)
-        own = rehearsals.additions(package_of(self), validation=validation)
+        own = _filled(rehearsals.additions(package_of(self), validation=validation), job, folder)
         left = rehearsals.left(package_of(self), validation=validation)
-        settings = rehearsals.settings_of(job, trial, own, left=left, bare=bare)
+        settings = rehearsals.settings_of(job, trial, own, left=left, bare=self.bare)
         return msgspec.structs.replace(trial, settings=settings)
 
     def printed(self, text: str) -> dict[str, Any]:
@@ -355,3 +361,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
             ]
             if engine is not None and found:
                 yield engine, found
+
+
+def _filled(settings: Mapping[str, Any], job: Job, folder: str) -> dict[str, Any]:
+    """Return settings of a data file with the names of the job and of its folder filled in."""
+    return {
+        key: value.format(folder=folder, name=job.name) if isinstance(value, str) else value
+        for key, value in settings.items()
+    }

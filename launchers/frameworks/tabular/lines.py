@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Literal, NamedTuple
@@ -33,7 +34,7 @@ class Metrics(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefix: str = ""  # of names, which is left out
     needs: tuple[str, ...] = ()  # one of these is there, or the line says something else
     seconds: tuple[str, ...] = ()  # the first of these that is there
-    tokens: str = ""  # of the whole step
+    tokens: tuple[str, ...] = ()  # of the whole step: the product of these
     rate: str = ""  # tokens per second of the whole step
     # Of a part of the step that takes all of its tokens: tokens per second, and its seconds. Before `rate`.
     part: tuple[str, str] = ("", "")
@@ -160,7 +161,8 @@ def _numbers(metrics: Metrics, text: str) -> dict[str, float]:
 
 
 def _throughput(metrics: Metrics, found: dict[str, float], seconds: float | None) -> float | None:
-    tokens, (rate, during) = found.get(metrics.tokens), metrics.part
+    rate, during = metrics.part
+    tokens = math.prod(found.get(name, 0.0) for name in metrics.tokens) if metrics.tokens else 0.0
     if rate in found and during in found:
         tokens = found[rate] * found[during]
     return tokens / seconds if tokens and seconds else found.get(metrics.rate)

@@ -255,7 +255,10 @@ def written(
     result: dict[str, Any] = {}
     for row in present:
         value = wanted.get(row.knob)
-        if value is None or row.stays or row.always is not None or getattr(before, row.knob) == value:
+        if value is None or row.stays or row.always is not None:
+            continue
+        follows = settings.followed(row.setting) in result  # so that it would change with that setting
+        if getattr(before, row.knob) == value and not follows:
             continue
         if row.modes and value not in row.modes:  # a mode that the framework does not have
             continue
@@ -264,7 +267,7 @@ def written(
         elif row.writes:
             result |= row.writes.get(str(value).lower(), {})
         else:
-            differing = (key for key in row.settings if _knob(row, settings.get(key)) != value)
+            differing = (key for key in row.settings if follows or _knob(row, settings.get(key)) != value)
             result |= dict.fromkeys(differing, _value(row, value))
         if row.fills and value not in (False, next(iter(row.modes), False)):
             absent = {name: text for name, text in row.fills.items() if not settings.has(name)}

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import ENTRY, HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
@@ -20,6 +21,7 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     arguments,
 )
+from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.launchers.frameworks.trl.config import (
     READ,
     RELEASES,
@@ -28,25 +30,33 @@ from autotune.launchers.frameworks.trl.config import (
     is_switch,
     setting_of,
 )
-from autotune.launchers.frameworks.trl.layout import layout, placement, tiled
+from autotune.launchers.frameworks.trl.layout import layout, tiled
 from autotune.policies.remedies.permissions import denial
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Constraint, Divides, Placement, Profile, Requires
+from autotune.policies.values.profile import Profile
 
 _MODULE = "trl.scripts.grpo"
 _RESUMED = "resume_from_checkpoint"
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 
-# The predicates that knobs.yaml and unsupported.yaml name.
+# The predicates that the data files name, beside those of every trainer.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "has_engine": lambda config: config.colocated,
-    "has_no_engine": lambda config: not config.colocated,
+    **shared.WHEN,
+    "resumes_by_a_switch": lambda config: config.on(_RESUMED),
+    "compares_nothing": lambda config: config.count("num_generations") < 2,
+    "names_its_generation_twice": lambda config: (
+        config.count("num_generations") > 1
+        and config.count(WHOLE) > 0
+        and config.written.get(SPREAD) is not None
+    ),
+    "leaves_nodes_idle": lambda config: config.job.cluster.nodes > 1 and config.count("num_machines") < 2,
+    "runs_a_script": lambda config: (
+        bool(config.job.command) and not any("trl" in word for word in config.job.command[:2])
+    ),
     "sleeps": lambda config: config.on("vllm_enable_sleep_mode"),
-    "uses_fsdp": lambda config: config.is_fsdp,
-    "uses_no_fsdp": lambda config: not config.is_fsdp,
     "has_no_deepspeed": lambda config: not config.sharding.startswith("zero"),
     "keeps_weights_whole": lambda config: not config.is_sharded,
     "has_the_older_switch": lambda config: not config.has_newer_switch,
@@ -56,12 +66,9 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "hides_its_batch": lambda config: config.hides_its_batch,
     "leaves_an_unknown_loss": lambda config: config.leaves_an_unknown_loss,
     "normalises_by_the_pass": lambda config: config.normalises_by_pass,
-    "averages_tokens_by_pass": lambda config: config.get("loss_type") == "bnpo",
     "averages_entropy_by_pass": lambda config: (
         bool(config.get("entropy_coef")) or config.on("use_adaptive_entropy")
     ),
-    "masks_by_pass": lambda config: config.get("top_entropy_quantile") != 1.0,
-    "balances_experts_by_pass": lambda config: config.balances_experts,
 }
 
 _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
@@ -74,17 +81,7 @@ class Trl(HuggingFaceTrainer[Config]):
     title = "TRL"
     reported_as = "trl"
     help_command = "trl grpo --help"
-    traces: tuple[str, ...] = (
-        "trl/trainer",
-        "trl/generation",
-        "trl/scripts",
-        "trl/cli",
-        "trl/experimental",
-        "GRPOTrainer",
-        "trl.GRPOConfig",
-        "trl: phase ",
-        "trl: step ",
-    )
+    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "trl"
     releases = RELEASES
     modules = ("trl",)
@@ -97,6 +94,7 @@ class Trl(HuggingFaceTrainer[Config]):
         "offload_param_device": "cpu",
     }
     section = "env"
+    sizes_batch = frozenset({WHOLE, "num_generations"})
     factor = f"{ACCUMULATION} and {SPREAD} up by the same factor"
     model_key = "model_name_or_path"
 
@@ -116,23 +114,7 @@ class Trl(HuggingFaceTrainer[Config]):
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what TRL and accelerate refuse."""
         yield from _of_command(config)
-        if config.on(_RESUMED):
-            yield Problem(
-                path=("settings", _RESUMED),
-                message="TRL's command line takes a path",
-                hint="write `resume: true` of the job to continue the newest checkpoint of output_dir",
-            )
-        if config.on("auto_find_batch_size"):
-            place = ("settings", "auto_find_batch_size")
-            yield Problem(path=place, message="GRPOTrainer refuses it; autotune does it")
-        if config.count("num_generations") < 2:
-            place = ("settings", "num_generations")
-            yield Problem(path=place, message="GRPO compares at least 2 samples of a prompt")
-        elif config.count(WHOLE) and config.written.get(SPREAD) is not None:
-            message = f"{WHOLE} and {SPREAD} exclude each other"
-            yield Problem(path=("settings", WHOLE), message=message)
-        else:
-            yield from super().refused(config)
+        yield from super().refused(config)
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with TRL's defaults filled in, and what limits them."""
@@ -147,30 +129,9 @@ class Trl(HuggingFaceTrainer[Config]):
         engines = tuple(2**n for n in range(8) if config.processes % 2**n == 0)
         return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
 
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids."""
-        shape = config.job.shape
-        if shape is not None:
-            why = f"the model has {shape.heads} heads"
-            yield Divides(knob="rollout_tensor_parallel", of=shape.heads, why=why)
-        if not config.is_fsdp:
-            why = "DeepSpeed offloads weights beside an offloaded optimizer"
-            yield Requires(
-                knob="param_offload", value=True, other="optimizer_offload", values=(True,), why=why
-            )
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement and every size; who is on a card follows from the placement."""
-        return placement(config), {}, layout(config)
-
-    def warnings(self, config: Config) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
-        yield from super().warnings(config)
-        if config.job.cluster.nodes > 1 and config.count("num_machines") < 2:
-            yield "TRL runs on one node: the others stay idle."
-        if config.job.command and not any("trl" in word for word in config.job.command[:2]):
-            rest = "as TrlParser does: settings are flags."
-            yield f"The script must give its command line to GRPOConfig, {rest}"
+    def layout(self, config: Config) -> Layout:
+        """Return every size that an estimate needs."""
+        return layout(config)
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render the script inside the entry, under the launcher of the job."""
@@ -186,12 +147,9 @@ class Trl(HuggingFaceTrainer[Config]):
             flags = {} if not _takes_flags(launcher) else {**flags, "accelerate_config": None}
         launch = (*launcher, *_typed(flags, launch=True))
         file = () if job.config is None else ("--config", job.config)
-        return Command(
-            argv=(*launch, ENTRY, run, mode, script, *rest, *file, *_typed(settings, launch=False)),
-            env={**self.environment(config, job, run), **self._in_place(job, knobs)},
-            cwd=job.workdir,
-            files=self.files,
-            ray_native=False,
+        words = (*launch, ENTRY, run, mode, script, *rest, *file, *_typed(settings, launch=False))
+        return self.attempt(
+            job, *words, env={**self.environment(config, job, run), **self._in_place(job, knobs)}
         )
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:

@@ -67,6 +67,8 @@ READ = frozenset(facts(__package__, RELEASES[-1]).defaults) | {
 class Config(TrainerSettings):
     """The effective values of a job's settings."""
 
+    router_by_default = True
+
     def __init__(self, job: Job, changes: Mapping[str, Any] | None = None) -> None:
         super().__init__(job, __package__, RELEASES, changes)
 
@@ -122,11 +124,6 @@ class Config(TrainerSettings):
         return max(1, self.count("num_processes") or packaged or self.job.cluster.gpus_per_node or 0)
 
     @property
-    def colocated(self) -> bool:
-        """Whether vLLM generates in the trainer's processes."""
-        return self.on("use_vllm") and self.get("vllm_mode") == "colocate"
-
-    @property
     def has_newer_switch(self) -> bool:
         """Whether the job switches recomputation by the name that transformers 5.23 gave it."""
         return self.written.get("activation_checkpointing") is not None
@@ -140,12 +137,6 @@ class Config(TrainerSettings):
     def hides_its_batch(self) -> bool:
         """Whether a script may have another batch than its settings say."""
         return self.has_script and any(self.written.get(name) is None for name in (MICRO, ACCUMULATION))
-
-    @property
-    def balances_experts(self) -> bool:
-        """Whether the loss has a term of the router's."""
-        shape = self.job.shape
-        return shape is not None and bool(shape.experts) and self.get("router_aux_loss_coef") != 0
 
     @property
     def leaves_an_unknown_loss(self) -> bool:

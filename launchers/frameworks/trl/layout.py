@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes, with_zero
+from autotune.launchers.frameworks.hugging_face.layout import layout as shared
 from autotune.launchers.frameworks.trl.config import Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Placement
 
 _TILE = 4096, 32768  # tokens and words of the vocabulary at once, trl/kernels/chunked_logprob.py
 
@@ -23,29 +23,16 @@ def tiled(knobs: Knobs, config: Config) -> Knobs:
     return replace(knobs, logprob_chunk=chunk, loss_recompute=True)
 
 
-def placement(config: Config) -> Placement:
-    """Return whether vLLM shares the trainer's cards; without it the trainer generates itself."""
-    return Placement.SEPARATE if config.on("use_vllm") and not config.colocated else Placement.COLOCATED
-
-
 def layout(config: Config) -> Layout:
     """Return every size."""
-    ranks, sharded = config.processes, config.is_sharded
     width = 2 if "16" in str(config.get("dtype")) else 4
     half = width == 2 or not config.on("use_cpu")
-    batch = config.micro * ranks
-    step = batch * config.passes
-    found = Layout(
-        strategy="none" if ranks == 1 else "fsdp2" if sharded else "ddp",
-        ranks=ranks,
-        shards=ranks if sharded else 1,
-        engine_ranks=ranks if config.colocated else 0,
-        parameter_bytes=width,
+    found = shared(
+        config,
+        stored=width,
         compute_bytes=2 if half else 4,
-        gradient_bytes=width,
         optimizer_bytes=torch_state_bytes(str(config.get("optim")), parameter_bytes=width),
         reference=bool(config.get("beta")) and not config.on("use_peft"),
-        reference_bytes=width,
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,
         entropy=not config.has_head,  # it comes out of the same tiles
         engine_sleeps=config.on("vllm_enable_sleep_mode"),
@@ -53,11 +40,6 @@ def layout(config: Config) -> Layout:
         engine_weights_on_host=False,  # they are sent anew when it wakes
         padded=True,
         chunked_head=config.has_head,
-        per_tensor_optimizer="fused" in str(config.get("optim")),
-        sync_buckets=0,
-        sequences=step,
-        mini_batch=0 if batch * config.accumulation == step else batch * config.accumulation,
-        response_tokens=config.count("max_completion_length"),
     )
     # accelerate's own configurations name no bucket: DeepSpeed's default (accelerate, DeepSpeedPlugin).
     return with_zero(found, config.zero, optimizer=str(config.get("optim")))

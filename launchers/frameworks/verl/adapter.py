@@ -54,7 +54,7 @@ class Verl(TabularFramework[Config]):
     distribution = "verl"
     version_file = "verl/version/version"
     modules = ("verl",)
-    releases = keys.releases()
+    releases = keys.RELEASES
     when = WHEN
     readers: ClassVar[Mapping[str, rows.Reader]] = READERS
     writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS

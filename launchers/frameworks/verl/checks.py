@@ -13,7 +13,7 @@ from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES, keys_of
-from autotune.launchers.frameworks.verl.knobs import CRITIC_TOKENS, critic_tokens, scored
+from autotune.launchers.frameworks.verl.knobs import critic_tokens, scored
 
 _COUNTED = "verl needs it while micro-batches are counted in sequences"
 
@@ -92,7 +92,7 @@ def _lengths(config: Config) -> Iterator[Refusal]:
             split = f" x {config.parallel} ranks per sequence" if config.parallel > 1 else ""
             yield key, f"{config.count(key)}{split} is below {lengths}", "raise it"
     if config.critic and critic_tokens(config) < config.longest:
-        yield CRITIC_TOKENS, f"is below {lengths}", "raise it"
+        yield config.critic_tokens_key, f"is below {lengths}", "raise it"
     limit = config.count(f"{ROLLOUT}.max_model_len")
     if limit and limit < config.longest:
         yield f"{ROLLOUT}.max_model_len", f"{limit} is below {lengths}", "raise it"

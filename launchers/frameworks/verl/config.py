@@ -9,7 +9,7 @@ from typing import Any
 from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
-from autotune.launchers.frameworks.verl.keys import is_node, keys_of, releases
+from autotune.launchers.frameworks.verl.keys import RELEASES, is_node, keys_of
 from autotune.policies.values.job import Job
 
 ACTOR = "actor_rollout_ref.actor"
@@ -18,6 +18,7 @@ FSDP = f"{ACTOR}.fsdp_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
+CRITIC_UPDATE = "critic.ppo_max_token_len_per_gpu"
 TOP = ("model_engine",)  # keys without a section
 
 
@@ -29,7 +30,7 @@ class Config(DeclaredSettings):
         values = {bare(key): value_of(value) for key, value in given.items()}
         self.model_engine = str(values.get("model_engine") or _implied(job, values))
         self.known = keys_of(job.framework_version, "megatron" if self.megatron else "dp")
-        super().__init__(job, __package__, releases(), entry="main_ppo", declared=self.known, given=given)
+        super().__init__(job, __package__, RELEASES, entry="main_ppo", declared=self.known, given=given)
         # Programs with longer names, as recipes have, take settings of their own.
         self.is_own = not job.command or any(word.endswith("main_ppo") for word in job.command)
         self.shape, self.env = job.shape, job.env
@@ -41,10 +42,19 @@ class Config(DeclaredSettings):
 
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
+        name = self.known.older.get(name, name)
         for spelled in self.given:
             if bare(spelled) == name and prefix(spelled) != "~":
                 return spelled
         return name if name in self.known.configured else f"++{name}"
+
+    def has(self, key: str) -> bool:
+        """Return whether the job itself sets a key, be it by the name that its release has."""
+        return super().has(self.known.older.get(key, key))
+
+    def get(self, key: str, *, depth: int = 0) -> Any:
+        """Return the value of a key, by the name that the job's release has."""
+        return super().get(self.known.older.get(key, key), depth=depth)
 
     @property
     def engine(self) -> str:
@@ -108,9 +118,20 @@ class Config(DeclaredSettings):
         return "critic.megatron" if self.megatron else "critic.fsdp"
 
     @property
+    def older_workers(self) -> bool:
+        """Whether the critic is that of the older workers, which 0.7 takes unless it is told otherwise."""
+        return self.text("trainer.use_legacy_worker_impl") in ("auto", "enable")
+
+    @property
     def critic_split_key(self) -> str:
         """The setting of the ranks over which one of the critic's sequences is split."""
-        return f"{self.critic_node}.{self.split_key.rpartition('.')[2]}"
+        node = "critic" if self.older_workers and not self.megatron else self.critic_node
+        return f"{node}.{self.split_key.rpartition('.')[2]}"
+
+    @property
+    def critic_tokens_key(self) -> str:
+        """The setting of the tokens of a micro-batch of the critic: values and update share one limit."""
+        return CRITIC_UPDATE if self.older_workers else "critic.ppo_infer_max_token_len_per_gpu"
 
     @property
     def longest(self) -> int:

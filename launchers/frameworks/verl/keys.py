@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
 import msgspec
-from packaging.version import Version
 
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.versions import choose
-from autotune.launchers.frameworks.tabular.declared import FREE, Facts
+from autotune.launchers.frameworks.tabular.declared import FREE, Facts, releases
 
 _FACTS = "facts"
 ENGINES = ("dp", "megatron")  # the model engines whose settings are known
+RELEASES = releases(__package__)
 
 
 class Keys(Facts, frozen=True):
@@ -28,12 +28,14 @@ class Keys(Facts, frozen=True):
         known = {name.split(".")[0] for name in self.configured}
         return root not in known or any(key.startswith(f"{node}.") for node in _nodes()["plain"])
 
-
-@cache
-def releases() -> tuple[str, ...]:
-    """Return the releases of verl whose settings are known, the newest one last."""
-    files = resources.files(__package__).joinpath(_FACTS).iterdir()
-    return tuple(sorted((file.name.removesuffix(".json") for file in files), key=Version))
+    @cached_property
+    def older(self) -> dict[str, str]:
+        """The names of settings in the release, by those that newer ones gave them."""
+        found: dict[str, str] = {}
+        for today, before in table(__package__, "older.yaml", str).items():
+            names = (key for key in self.types if key == before or key.startswith(f"{before}."))
+            found |= {today + key.removeprefix(before): key for key in names}
+        return {today: before for today, before in found.items() if today not in self.types}
 
 
 @cache
@@ -42,7 +44,7 @@ def keys_of(version: str | None, engine: str) -> Keys:
 
     The form of the file is told in benchmarks/facts/verl.py, which writes it.
     """
-    release = choose(version, releases()).version
+    release = choose(version, RELEASES).version
     file = msgspec.json.decode(resources.files(__package__).joinpath(_FACTS, f"{release}.json").read_bytes())
     types, added, configured = file["types"], file["added"], file["both"] | file[engine]
     defaults = added["both"] | added[engine] | configured

@@ -10,16 +10,17 @@ from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.splits import divisors
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer
-from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, CRITIC_UPDATE, FSDP, MODEL, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.policies.values.knobs import Knobs
 
 SNAPSHOT_TOOL = "torch_memory"
-CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
 LD_PRELOAD = "ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"
 _REQUESTS = 256  # at once where max_num_seqs is null: vLLM's default on cards below 70 GiB (arg_utils.py)
 _CPU_ADAM = f"{ACTOR}.optim.override_optimizer_config"
 _TRAINING = f"{ACTOR}.ppo_max_token_len_per_gpu"
+_CRITIC_VALUES = "critic.forward_max_token_len_per_gpu"  # of the older workers; it follows that of the update
+_BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 _SCORING = "log_prob_max_token_len_per_gpu"
 
 Found = dict[str, Any]
@@ -31,6 +32,7 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "is_another_trainer": lambda config: config.text(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"),
     "is_vllm": lambda config: config.engine == "vllm",
     "is_not_vllm": lambda config: config.engine != "vllm",
+    "sends_single_tensors": lambda config: _sends_single_tensors(config),
     "is_another_engine": lambda config: config.engine not in ("vllm", "sglang"),
     "prefills_whole": lambda config: (
         config.engine == "vllm" and not config.flag(f"{ROLLOUT}.enable_chunked_prefill")
@@ -81,7 +83,7 @@ def requests(config: Config) -> int | None:
 
 def critic_tokens(config: Config) -> int:
     """Return the tokens of a micro-batch of the critic: its trainer reads one limit for values and update."""
-    return config.count(CRITIC_TOKENS) * max(1, config.count(config.critic_split_key))
+    return config.count(config.critic_tokens_key) * max(1, config.count(config.critic_split_key))
 
 
 def scored(config: Config, name: str) -> list[str]:
@@ -94,6 +96,11 @@ def _concurrency(config: Config) -> int:
     most = config.most_requests or _REQUESTS
     asked = requests(config)
     return most if asked is None else min(most, asked)
+
+
+def _sends_single_tensors(config: Config) -> bool:
+    """Return whether a sync has no buckets: in the release with their older name only SGLang's has."""
+    return config.engine == "vllm" and _BUCKET in config.known.older
 
 
 def _graph_sizes(config: Config) -> str:
@@ -188,10 +195,9 @@ def _critic_tokens(config: Config, before: Knobs, after: Knobs, split: int) -> F
         split = max(1, config.count(config.critic_split_key))
     tokens = own if share >= 1 else min(own, max(config.longest, int(own * share)))
     limit = -(-tokens // split)
-    if config.flag("trainer.use_v1"):
-        return {CRITIC_TOKENS: limit}
-    training = "critic.ppo_max_token_len_per_gpu"
-    return {CRITIC_TOKENS: limit, training: min(config.count(training), limit)}
+    also = [] if config.flag("trainer.use_v1") else [CRITIC_UPDATE]
+    also += [key for key in (_CRITIC_VALUES,) if config.older_workers and config.has(key)]
+    return {key: min(config.count(key), limit) for key in also} | {config.critic_tokens_key: limit}
 
 
 READERS: dict[str, Reader] = {
@@ -200,6 +206,7 @@ READERS: dict[str, Reader] = {
     "training_tokens": lambda config: config.count(_TRAINING) * config.parallel,
     "scoring_tokens": lambda config: config.count(f"{ROLLOUT}.{_SCORING}") * config.parallel,
     "ranks_of_a_sequence": lambda config: config.parallel,
+    "sync_buffer": lambda config: 0 if _sends_single_tensors(config) else config.count(_BUCKET) << 20,
     "host_allocator": lambda config: host_allocators.preloaded(config.text(LD_PRELOAD)),
     "memory_snapshot": _snapshot,
 }

@@ -14,9 +14,8 @@ from autotune.launchers.frameworks.areal import checks as areal_check
 from autotune.launchers.frameworks.areal import config as areal
 from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.core.types import misfit
-from autotune.launchers.frameworks.openrlhf import profile as openrlhf_profile
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.launchers.frameworks.tabular.rows import declined_rows, unread
+from autotune.launchers.frameworks.tabular.rows import unread
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
@@ -137,11 +136,6 @@ def test_every_type_of_areals_settings_is_known_and_every_default_fits(release: 
     for name, kind in known.kinds.items():
         assert kind.rstrip("?") in {"str", "int", "float", "bool", "any", "section"}
         assert misfit(kind, known.defaults.get(name)) == "", name
-
-
-def test_every_predicate_of_unsupported_knobs_is_named_and_every_name_is_one() -> None:
-    named = {row.when for row in declined_rows(openrlhf_profile.__package__ or "")}
-    assert named - {""} == set(openrlhf_profile.UNSUPPORTED_WHEN)
 
 
 def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:

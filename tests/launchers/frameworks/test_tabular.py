@@ -241,6 +241,18 @@ def test_a_printed_dict_has_the_metrics_of_a_step_or_of_a_phase() -> None:
     assert marker_of(megatron, "step 3: {'train/loss': -1e-05, 'x': 1}") == UpdateDone(loss=-1e-05)
 
 
+def test_a_knob_that_would_follow_another_one_is_written_beside_it() -> None:
+    rows = (
+        Row(knob="tokens_per_microbatch", setting="training"),
+        Row(knob="logprob_tokens", setting="scoring"),
+    )
+    settings = Settings({"training": 8}, {"scoring": "${training}"})
+    alone = written(rows, settings, Knobs(tokens_per_microbatch=4))
+    assert alone == {"training": 4}
+    both = written(rows, settings, Knobs(tokens_per_microbatch=4, logprob_tokens=8))
+    assert both == {"training": 4, "scoring": 8}
+
+
 def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
     row = Row(
         knob="microbatch_size",

@@ -1,0 +1,38 @@
+"""How a job of a trainer of transformers is spread: the sizes that follow from its settings alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.launchers.frameworks.hugging_face.settings import TrainerSettings
+from autotune.policies.values.architecture.model import Layout
+from autotune.policies.values.profile import Placement
+
+
+def placement(config: TrainerSettings) -> Placement:
+    """Return whether vLLM shares the trainer's cards; without it the trainer generates itself."""
+    if not config.on("use_vllm") or config.colocated:
+        return Placement.COLOCATED
+    return Placement.ASYNCHRONOUS if config.on("async_generate") else Placement.SEPARATE
+
+
+def layout(config: TrainerSettings, *, stored: int, **own: Any) -> Layout:
+    """Return every size; `stored`: bytes of a weight, `own`: what the framework does in its own way."""
+    ranks, sharded = config.processes, config.is_sharded
+    batch = config.micro * ranks
+    step = batch * config.passes
+    return Layout(
+        strategy="none" if ranks == 1 else "fsdp2" if sharded else "ddp",
+        ranks=ranks,
+        shards=ranks if sharded else 1,
+        engine_ranks=ranks if config.colocated else 0,
+        parameter_bytes=stored,
+        gradient_bytes=stored,
+        reference_bytes=stored,
+        per_tensor_optimizer="fused" in str(config.get("optim")),
+        sync_buckets=0,
+        sequences=step,
+        mini_batch=0 if batch * config.accumulation == step else batch * config.accumulation,
+        response_tokens=config.count("max_completion_length"),
+        **own,
+    )

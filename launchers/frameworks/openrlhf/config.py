@@ -1,0 +1,121 @@
+"""An OpenRLHF job's flags with the defaults of its release filled in."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseSettings
+from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
+
+RELEASES = ("0.11.2",)
+
+
+class Config(ArgparseSettings):
+    """What a job's flags come to."""
+
+    engine = "vllm"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, __package__, RELEASES, entry="openrlhf")
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of the model; 0 where its shape is not known."""
+        return self.job.shape.heads if self.job.shape else 0
+
+    @property
+    def actors(self) -> int:
+        """GPUs of the trainer."""
+        return max(1, self.count("actor.num_nodes") * self.count("actor.num_gpus_per_node"))
+
+    @property
+    def engine_size(self) -> int:
+        """GPUs of an engine."""
+        return max(1, self.count("vllm.tensor_parallel_size"))
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of all engines together."""
+        return self.count("vllm.num_engines") * self.engine_size
+
+    @property
+    def ring(self) -> int:
+        """Ranks that share a sequence."""
+        return max(1, self.count("ds.ring_attn_size"))
+
+    @property
+    def tensor(self) -> int:
+        """Ranks that share a layer."""
+        return max(1, self.count("ds.tensor_parallel_size"))
+
+    @property
+    def data_parallel(self) -> int:
+        """Copies of the model that share the batch."""
+        return max(1, self.actors // (self.ring * self.tensor))
+
+    @property
+    def placement(self) -> Placement:
+        """Whether trainer and engines share their GPUs, and whether they work at the same time."""
+        if self.flag("train.async_enable"):
+            return Placement.ASYNCHRONOUS
+        return Placement.COLOCATED if self.flag("train.colocate_all") else Placement.SEPARATE
+
+    @property
+    def colocated(self) -> bool:
+        """Whether trainer and engines take turns on the same GPUs."""
+        return self.placement is Placement.COLOCATED
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine gives up its memory while the trainer works."""
+        return self.colocated and self.flag("vllm.enable_sleep")
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether micro-batches are packed to a number of tokens."""
+        return self.flag("train.dynamic_batch_enable")
+
+    @property
+    def reference(self) -> bool:
+        """Whether a reference model is scored."""
+        return self.share("algo.kl.init_coef") > 0
+
+    @property
+    def critic(self) -> bool:
+        """Whether a critic is trained."""
+        return self.text("algo.advantage.estimator") == "gae"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.count("data.max_len")
+
+    @property
+    def batch(self) -> int:
+        """Samples of a rollout."""
+        return self.count("rollout.batch_size") * max(1, self.count("rollout.n_samples_per_prompt"))
+
+    @property
+    def update(self) -> int:
+        """Samples of one update of the weights."""
+        return self.count("train.batch_size")
+
+    @property
+    def update_of_a_rank(self) -> int:
+        """Samples of one update of a copy of the model."""
+        return self.update // self.data_parallel
+
+    @property
+    def resumes(self) -> bool:
+        """Whether checkpoints are wanted: a null `ckpt.path` in the job says no."""
+        return self.given.get("ckpt.path", "") is not None and not self.flag("ckpt.disable_ds")
+
+    @property
+    def root(self) -> str:
+        """The folder below which checkpoints lie."""
+        return absolute(self.job, self.text("ckpt.path") or "checkpoints").rstrip("/")
+
+    @property
+    def continues_its_folder(self) -> bool:
+        """Whether an attempt may go on from what another run left in --ckpt.path."""
+        return self.job.resume and self.has("ckpt.path")
