@@ -19,7 +19,7 @@ from autotune.launchers.frameworks.megatron.layout import layout, resident
 from autotune.launchers.frameworks.megatron.model import model_of
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
-from autotune.launchers.frameworks.tabular.flags import FlagFramework
+from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagFramework
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
@@ -34,7 +34,7 @@ _COUNTED = ("microbatch_size",)  # of no use with it
 _WEIGHTS_ONLY = {"finetune": True, "no-load-optim": True, "no-load-rng": True, "start-rollout-id": 0}
 
 
-class MegatronRl(FlagFramework[Config]):
+class MegatronRl(ListedFlagFramework[Config]):
     """One framework of the three, told by its dialect; no flag makes answers go on beyond their end."""
 
     saves_by_time = False

@@ -6,7 +6,7 @@ from math import ceil
 
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.megatron.dialect import dialect_of, facts_of
-from autotune.launchers.frameworks.tabular.flags import FlagSettings
+from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagSettings
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
@@ -14,7 +14,7 @@ _SPLITS = ("tensor-model", "pipeline-model", "context", "expert-model")
 _CARDS = ("actor-num-nodes", "actor-num-gpus-per-node")
 
 
-class Config(FlagSettings):
+class Config(ListedFlagSettings):
     """What a job's flags come to; 0 is a size that it does not say."""
 
     engine = "sglang"

@@ -9,7 +9,7 @@ import msgspec
 
 from autotune.launchers.frameworks.core.data import Words, document, table
 from autotune.launchers.frameworks.tabular.declared import Facts
-from autotune.launchers.frameworks.tabular.flags import FlagNames
+from autotune.launchers.frameworks.tabular.listed_flags import FlagNames
 
 ENGINE = "sglang-"
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")

@@ -1,4 +1,4 @@
-"""Frameworks of data files whose settings are command-line flags."""
+"""Frameworks of data files whose settings are command-line flags, of which lists give the names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FlagValues(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     choices: dict[str, tuple[str, ...]]
 
 
-class FlagSettings(DeclaredSettings):
+class ListedFlagSettings(DeclaredSettings):
     """A job's flags by their bare names, over the declared defaults.
 
     A default tells the type of its flag: what is written for a switch or a number is read as one.
@@ -104,10 +104,10 @@ class FlagSettings(DeclaredSettings):
         return ("settings", own[name]) if name in own else ("settings",)
 
 
-F = TypeVar("F", bound=FlagSettings)
+F = TypeVar("F", bound=ListedFlagSettings)
 
 
-class FlagFramework(TabularFramework[F]):
+class ListedFlagFramework(TabularFramework[F]):
     """Its flags may be written with and without dashes; a null leaves one out."""
 
     save_key: ClassVar[str]  # the flag of the folder of checkpoints, null in a job without any
