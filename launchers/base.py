@@ -95,6 +95,10 @@ class Framework(Protocol):
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""
 
+    def release_by_settings(self, job: Job) -> str:
+        """Return the known release that the names of a job's settings tell; empty where none does."""
+        return ""
+
     def model_path(self, job: Job) -> str | None:
         """Return the folder or hub name of the model that the job's settings name."""
 

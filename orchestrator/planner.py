@@ -170,6 +170,9 @@ def settings_of(job: Job, framework: Framework) -> str:
     name = f"{framework.name} {release.version}"
     if release.exact:
         return f"{name} ({job.version_from or 'framework_version'})"
+    if not job.framework_version and (told := framework.release_by_settings(job)):
+        version = f"{framework.name} {told}"
+        return f"{version}, by the names of its settings: the version was not found; set framework_version"
     if not job.framework_version:
         return f"{name}, the newest known: the job's own version was not found; set framework_version"
     return f"{name}, the nearest known to {job.framework_version}"

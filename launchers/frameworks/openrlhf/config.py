@@ -7,7 +7,7 @@ from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseSetting
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
-RELEASES = ("0.11.2",)
+RELEASES = ("0.9.10", "0.11.2")
 
 
 class Config(ArgparseSettings):
@@ -87,8 +87,9 @@ class Config(ArgparseSettings):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return self.count("data.max_len")
+        """Tokens of the longest sequence; 0.8 limits prompts and responses apart."""
+        apart = self.count("prompt_max_len"), self.count("generate_max_len")
+        return sum(apart) if all(apart) else self.count("data.max_len")
 
     @property
     def batch(self) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import resources
 from typing import Any, TypeVar
 
 import msgspec
+from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import document, package_of
+from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects import flag_facts
 from autotune.launchers.frameworks.dialects.flags import (
     arguments,
@@ -25,7 +29,9 @@ from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Fac
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.rehearsing import Part
 
+_FLAG = re.compile(r"--([a-z][\w.]*\w)")  # in a sentence
 _NONE: frozenset[str] = frozenset()  # of the flags has a --no- form
 
 
@@ -35,33 +41,84 @@ def flags(package: str, version: str) -> flag_facts.FlagFacts:
 
 
 @cache
-def declared(package: str, version: str) -> Facts:
-    """Return the settings of a known release, with the defaults of its `defaults.yaml`."""
+def _today(package: str) -> dict[str, str]:
+    """Return the names that flags have today, by their older ones: `older.yaml`, if there is one."""
+    if not resources.files(package).joinpath("older.yaml").is_file():
+        return {}
+    return {before: today for today, before in document(package, "older.yaml", dict[str, str]).items()}
+
+
+@cache
+def older(package: str, version: str) -> dict[str, str]:
+    """Return the flags that a known release has under another name: today's name -> the release's."""
     known = flags(package, version).flags
+    return {
+        today: before for before, today in _today(package).items() if before in known and today not in known
+    }
+
+
+@cache
+def declared(package: str, version: str) -> Facts:
+    """Return the settings of a known release under today's names, with the defaults of the data files."""
+    today = {before: name for name, before in older(package, version).items()}
+    known = {today.get(name, name): flag for name, flag in flags(package, version).flags.items()}
     off = {name: False for name, flag in known.items() if flag.action == "store_true"}
     types = {name: "bool" if name in off else flag.type for name, flag in known.items()}
-    return Facts(types=types, defaults=off | document(package, "defaults.yaml", dict[str, Any]))
+    defaults = off | document(package, "defaults.yaml", dict[str, Any])
+    return Facts(
+        types=types,
+        defaults=defaults | (document(package, "older_defaults.yaml", dict[str, Any]) if today else {}),
+    )
+
+
+def release(job: Job, package: str, releases: tuple[str, ...]) -> str:
+    """Return the known release whose flags a job's are read as.
+
+    Without a version it is the newest of those that know most of the job's flags.
+    """
+    if job.framework_version:
+        return choose(job.framework_version, releases).version
+    names = [bare(name) for name in job.settings]
+    return max(
+        sorted(releases, key=Version),
+        key=lambda version: (sum(name in flags(package, version).flags for name in names), Version(version)),
+    )
 
 
 class ArgparseSettings(DeclaredSettings):
-    """What a job's flags come to; a value that argparse would refuse counts as absent."""
+    """What a job's flags come to, under today's names; a value that argparse refuses counts as absent."""
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...], *, entry: str) -> None:
-        given = flags_of(job.settings, negatable=_NONE).given
-        facts = declared(package, releases[-1])
-        super().__init__(job, package, releases, entry=entry, declared=facts, given=given)
-        known = flags(package, releases[-1]).flags
-        read = {name: flag_facts.value_of(known.get(name), value) for name, value in given.items()}
+        version = release(job, package, releases)
+        self.known = flags(package, version)
+        self.older = older(package, version)
+        today = {before: name for name, before in self.older.items()}
+        written = flags_of(job.settings, negatable=_NONE).given
+        given = {today.get(name, name): value for name, value in written.items()}
+        facts = declared(package, version)
+        super().__init__(job, package, (version,), entry=entry, declared=facts, given=given)
+        read = {
+            name: flag_facts.value_of(self.known.flags.get(self.named(name)), value)
+            for name, value in given.items()
+        }
         self._values = {name: value for name, value in read.items() if value is not None}
         self.job = job
 
+    def named(self, name: str) -> str:
+        """Return the name that the job's release has for a flag, without dashes."""
+        return self.older.get(name, name)
+
+    def worded(self, text: str) -> str:
+        """Return a text with its flags named as in the job's release."""
+        return _FLAG.sub(lambda match: f"--{self.named(match[1])}", text)
+
     def key(self, name: str) -> str:
         """Return a flag as the job itself writes it, else with its kind of dashes."""
-        return next(iter(spelled(self.job.settings, {name: True}, negatable=_NONE)))
+        return next(iter(spelled(self.job.settings, {self.named(name): True}, negatable=_NONE)))
 
     def as_written(self, name: str) -> str:
         """Return a flag as the job itself writes it, else its plain name."""
-        return self.key(name) if name in self.given else name
+        return self.key(name) if name in self.given else self.named(name)
 
 
 C = TypeVar("C", bound=ArgparseSettings)
@@ -71,8 +128,13 @@ class ArgparseFramework(TabularFramework[C]):
     """Its folder holds `defaults.yaml` too; the program refuses flags that it does not know."""
 
     def bare(self, key: str) -> str:
-        """Return a flag without its dashes."""
-        return bare(key)
+        """Return today's name of a flag, without dashes."""
+        return _today(package_of(self)).get(bare(key), bare(key))
+
+    def release_by_settings(self, job: Job) -> str:
+        """Return the known release that the names of a job's flags tell; empty where it is the newest."""
+        found = release(job, package_of(self), self.releases)
+        return found if found != self.releases[-1] else ""
 
     def declared(self, version: str) -> Facts:
         """Return the flags of a known release."""
@@ -80,8 +142,9 @@ class ArgparseFramework(TabularFramework[C]):
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what the program would refuse."""
-        found = [*flag_facts.problems_of(job.settings, self._known, program=self.name)]
-        found += self.refused(self.config(job))
+        config = self.config(job)
+        found = [*flag_facts.problems_of(job.settings, config.known, program=self.name)]
+        found += self.refused(config)
         if job.config is not None:
             message = f"{self.name} takes flags, no file"
             found.append(Problem(path=("config",), message=message, hint=self.no_file))
@@ -90,8 +153,9 @@ class ArgparseFramework(TabularFramework[C]):
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as the program with all flags, in the order in which the job writes them."""
         changed = {**job.settings, **self.settings(job, knobs)}
-        given = self.config(msgspec.structs.replace(job, settings=changed)).given
-        own = self.started(self.config(job), job, run=run, resume=resume)
+        config = self.config(job)
+        given = flags_of(changed, negatable=_NONE).given
+        own = self._named(config, self.started(config, job, run=run, resume=resume))
         first, *rest = job.command or self.entry
         named = job.python is not None and first in ("python", "python3")
         return Command(
@@ -104,18 +168,45 @@ class ArgparseFramework(TabularFramework[C]):
         """Return settings as flags with their values."""
         return shown(settings, negatable=_NONE)
 
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps and the flags of `trial.yaml`, named as in the job's release."""
+        trial = super().trial(job, folder=folder, steps=steps, longest=longest)
+        return msgspec.structs.replace(trial, settings=self._named(self.config(job), trial.settings))
+
+    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
+        """Return the job as a part of its rehearsal, with flags named as in the job's release."""
+        trial = super().rehearsal(job, folder=folder, part=part, longest=longest)
+        return msgspec.structs.replace(trial, settings=self._named(self.config(job), trial.settings))
+
     def printed(self, text: str) -> dict[str, Any]:
         """Return the flags in the namespace that a run prints first, or in a traced command line."""
-        names = frozenset(self._known.flags)
-        found = printed_namespace(text, known=names)
-        return found or printed_flags(text, known=names, inverse={}, negatable=_NONE)
+        known = (frozenset(flags(package_of(self), version).flags) for version in reversed(self.releases))
+        found = (
+            printed_namespace(text, known=names)
+            or printed_flags(text, known=names, inverse={}, negatable=_NONE)
+            for names in known
+        )
+        return max(found, key=len)
 
-    @property
-    def _known(self) -> flag_facts.FlagFacts:
-        return flags(package_of(self), self.releases[-1])
+    def refused(self, config: C) -> Iterator[Problem]:
+        """Yield what the framework refuses at its start, with flags named as in the job's release."""
+        for each in super().refused(config):
+            message, hint = config.worded(each.message), config.worded(each.hint)
+            yield msgspec.structs.replace(each, message=message, hint=hint)
+
+    def declined(self, config: C) -> dict[str, str]:
+        """Return the knobs that a job does not offer, each with the reason."""
+        return {knob: config.worded(why) for knob, why in super().declined(config).items()}
+
+    def warnings(self, config: C) -> Iterator[str]:
+        """Yield what the user should know before the launch."""
+        yield from map(config.worded, super().warnings(config))
+
+    def _named(self, config: C, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {config.named(name): value for name, value in settings.items()}
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
-        which = f"{self.name} {self.releases[-1]}, which refuses what it does not know"
+        which = f"{self.name} {config.release.version}, which refuses what it does not know"
         yield from (
-            f"--{name} is no flag of {which}" for name in flag_facts.unknown(job.settings, self._known)
+            f"--{name} is no flag of {which}" for name in flag_facts.unknown(job.settings, config.known)
         )
