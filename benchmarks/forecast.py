@@ -309,7 +309,10 @@ def compared(where: str, told: dict[str, list[Outcome]]) -> Iterator[str]:
 
 
 def _table(where: str, told: Sequence[Outcome]) -> Iterator[str]:
-    yield f"| {where} series | jobs | reported | {AHEAD} steps ahead or more | steps ahead, median (10th, 90th) |"
+    yield (
+        f"| {where} series | jobs | reported | {AHEAD} steps ahead or more "
+        "| steps ahead, median (10th, 90th) |"
+    )
     yield "|---|---|---|---|---|"
     groups: dict[str, list[Outcome]] = {}
     for each in told:
