@@ -27,8 +27,9 @@ from autotune.launchers.frameworks.dialects.flags import (
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts
 from autotune.policies.values.command import Command
-from autotune.policies.values.job import Job
+from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import Part
 
 _FLAG = re.compile(r"--([a-z][\w.]*\w)")  # in a sentence
@@ -194,13 +195,14 @@ class ArgparseFramework(TabularFramework[C]):
             message, hint = config.worded(each.message), config.worded(each.hint)
             yield msgspec.structs.replace(each, message=message, hint=hint)
 
-    def declined(self, config: C) -> dict[str, str]:
-        """Return the knobs that a job does not offer, each with the reason."""
-        return {knob: config.worded(why) for knob, why in super().declined(config).items()}
-
-    def warnings(self, config: C) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
-        yield from map(config.worded, super().warnings(config))
+    def profile(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs and what limits them, with flags named as in the job's release."""
+        found, config = super().profile(job, cluster), self.config(job)
+        return msgspec.structs.replace(
+            found,
+            unsupported={knob: config.worded(why) for knob, why in found.unsupported.items()},
+            warnings=tuple(map(config.worded, found.warnings)),
+        )
 
     def _named(self, config: C, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {config.named(name): value for name, value in settings.items()}

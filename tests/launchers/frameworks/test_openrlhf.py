@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from autotune.launchers.frameworks.dialects.flag_facts import flag_facts
 from autotune.launchers.frameworks.openrlhf.adapter import OpenRlhf
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
@@ -16,6 +17,7 @@ from autotune.policies.values.job import ClusterSpec, Job
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Resumed, Saved, StepDone
 from autotune.policies.values.profile import Placement
+from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Effect
 
 from .megatron_replay import CLUSTER, cure
@@ -65,7 +67,26 @@ APART = {
     "vllm.num_engines": 2,
     "ds.adam_offload": True,
 }
+BEFORE_0_10: dict[str, Any] = {  # COUNTED in the names of 0.9
+    "pretrain": "Qwen/Qwen3-4B",
+    "agent_func_path": "agent.py",
+    "advantage_estimator": "reinforce_baseline",
+    "max_len": 8192,
+    "max_new_tokens": 7168,
+    "rollout_batch_size": 128,
+    "n_samples_per_prompt": 8,
+    "train_batch_size": 1024,
+    "micro_train_batch_size": 4,
+    "micro_rollout_batch_size": 8,
+    "colocate_all_models": True,
+    "vllm_num_engines": 4,
+    "vllm_tensor_parallel_size": 2,
+    "vllm_gpu_memory_utilization": 0.8,
+    "vllm_enable_sleep": True,
+    "zero_stage": 3,
+}
 JOBS = {
+    "before 0.10": BEFORE_0_10,
     "packed": PACKED,
     "counted": COUNTED,
     "apart": APART,
@@ -176,6 +197,58 @@ def test_a_layout_follows_the_flags(stage: int, strategy: str) -> None:
 def test_mistakes_are_found_before_anything_starts(change: dict[str, Any], name: str, words: str) -> None:
     problems = OPENRLHF.check(job({**PACKED, **change}))
     assert [p for p in problems if p.path == ("settings", name) and words in p.message], problems
+
+
+def test_the_names_of_flags_before_0_10_mean_what_todays_mean() -> None:
+    today = {**COUNTED, "train.max_tokens_per_gpu": None}
+    older, newer = (OPENRLHF.profile(job(settings), CLUSTER) for settings in (BEFORE_0_10, today))
+    assert older.knobs == newer.knobs and older.layout == newer.layout
+    assert older.supported.keys() == newer.supported.keys()
+    assert older.supported["microbatch_size"].setting == "micro_train_batch_size"
+    assert not any("--train." in text for text in (*older.unsupported.values(), *older.warnings))
+    assert OPENRLHF.release_by_settings(job(BEFORE_0_10)) == "0.9.10"
+    assert OPENRLHF.release_by_settings(job(PACKED)) == ""
+    defaults = OPENRLHF.profile(job({"pretrain": "Qwen/Qwen3-4B", "vllm_num_engines": 8}), CLUSTER)
+    assert defaults.knobs.microbatch_size == 4
+
+
+@pytest.mark.parametrize(("version", "certain"), [(None, False), ("0.9.10", False), ("0.11.2", True)])
+def test_older_names_are_a_mistake_only_where_the_release_is_newer(
+    version: str | None, certain: bool
+) -> None:
+    problems = OPENRLHF.check(job(BEFORE_0_10, framework_version=version))
+    assert bool(problems) is certain
+    if certain:
+        assert any(problem.hint == "did you mean --train.batch_size?" for problem in problems)
+
+
+def test_attempts_trials_and_rehearsals_keep_the_names_of_the_release() -> None:
+    known = flag_facts("autotune.launchers.frameworks.openrlhf", "facts/0.9.10.json").flags
+    settings = {**BEFORE_0_10, "--ckpt_path": "/ck", "eval_dataset": "e", "eval_steps": 5}
+    written = job(settings)
+    wanted = msgspec.structs.replace(OPENRLHF.profile(written, CLUSTER).knobs, microbatch_size=2)
+    jobs = [written, OPENRLHF.trial(written, folder="/t", steps=3, longest=False)]
+    jobs += [OPENRLHF.rehearsal(written, folder="/t", part=part, longest=False) for part in Part]
+    for each in jobs:
+        argv = OPENRLHF.command(each, wanted, run="r1", attempt=2, resume=True).argv
+        assert {word[2:] for word in argv if word.startswith("--")} <= known.keys()
+        assert _flag(argv, "micro_train_batch_size") == "2" == _flag(argv, "micro_rollout_batch_size")
+        assert _flag(argv, "train_batch_size") == "1024"
+    first, trial, *rehearsals = (
+        OPENRLHF.command(each, Knobs(), run="r1", attempt=1, resume=True).argv for each in jobs
+    )
+    assert _flag(first, "ckpt_path") == "/ck/q3-r1" and "--load_checkpoint" in first
+    assert not {"--ckpt_path", "--eval_dataset"} & set(trial) and _flag(trial, "max_samples") == "384"
+    for argv in rehearsals:
+        assert (_flag(argv, "save_steps"), _flag(argv, "eval_dataset")) == ("2", "e")
+
+
+def test_a_job_of_0_8_limits_prompts_and_responses_apart() -> None:
+    older = {name: value for name, value in BEFORE_0_10.items() if name not in ("max_len", "max_new_tokens")}
+    own = job({**older, "prompt_max_len": 1024, "generate_max_len": 4096, "bf16": True})
+    profile = OPENRLHF.profile(own, CLUSTER)
+    assert profile.longest_sequence == 5120
+    assert any("--prompt_max_len is no flag of openrlhf 0.9.10" in text for text in profile.warnings)
 
 
 def test_an_unknown_flag_is_warned_about() -> None:
@@ -307,6 +380,8 @@ def test_the_printed_namespace_gives_the_flags_back() -> None:
         "train.max_tokens_per_gpu": 16192,
     }
     assert OPENRLHF.printed(text[:60]) == {}
+    older = "+ python3 -m openrlhf.cli.train_ppo_ray --micro_train_batch_size 4 --colocate_all_models\n"
+    assert OPENRLHF.printed(older) == {"micro_train_batch_size": 4, "colocate_all_models": True}
     traced = "+ python3 -m openrlhf.cli.train_ppo_ray --train.max_tokens_per_gpu 8192 --train.colocate_all\n"
     assert OPENRLHF.printed(traced) == {"train.max_tokens_per_gpu": 8192, "train.colocate_all": True}
 
