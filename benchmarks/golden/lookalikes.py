@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from autotune.launchers import frameworks
 from autotune.launchers.base import Exit
 from autotune.orchestrator.config.loader import parse
-from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver import attempt, reconcile
 from autotune.orchestrator.driver.attempt import POLL_S
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import Interrupts
@@ -127,10 +127,11 @@ def _played(folder: Path, name: str, scenario: str, model: str = "") -> History:
             job=job,
             interrupts=Interrupts(),
         )
-        if mode == "search":
-            controller.search(context, exported=lambda: None)
-        else:
-            reconcile.run(context)
+        with mock.patch.object(attempt, "WATCH_S", POLL_S):  # a piece of the output is what one look finds
+            if mode == "search":
+                controller.search(context, exported=lambda: None)
+            else:
+                reconcile.run(context)
         return book.history()
 
 
