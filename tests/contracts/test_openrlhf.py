@@ -28,27 +28,27 @@ from benchmarks.facts.argparse_flags import flags_of
 from tests.contracts.wheels import wheel
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of
-from tests.launchers.frameworks.test_openrlhf import APART, COUNTED, OPENRLHF, PACKED, job
+from tests.launchers.frameworks.test_openrlhf import APART, BEFORE_0_10, COUNTED, OPENRLHF, PACKED, job
 
 pytestmark = pytest.mark.e2e
 
-VERSION = OPENRLHF.releases[0]
-FACTS = Path(__file__).parents[2] / "launchers" / "frameworks" / "openrlhf" / "facts" / f"{VERSION}.json"
+OLDER, NEWEST = OPENRLHF.releases
+FACTS = Path(__file__).parents[2] / "launchers" / "frameworks" / "openrlhf" / "facts"
 EXAMPLE = Path(__file__).parents[2] / "configs" / "openrlhf-hybrid.yaml"
 
 
 @functools.cache
-def text(name: str) -> str:
+def text(name: str, version: str) -> str:
     """Return a module of the package as text."""
-    with zipfile.ZipFile(wheel("openrlhf", VERSION)) as archive:
+    with zipfile.ZipFile(wheel("openrlhf", version)) as archive:
         (found,) = (path for path in archive.namelist() if path.endswith(f"openrlhf/{name}"))
         return archive.read(found).decode()
 
 
 @functools.cache
-def entry_point() -> types.CodeType:
+def entry_point(version: str) -> types.CodeType:
     """Return the entry point's own `if __name__ == "__main__"`, without the training."""
-    tree = ast.parse(text("cli/train_ppo_ray.py"))
+    tree = ast.parse(text("cli/train_ppo_ray.py", version))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     assert ast.unparse(block.body[-1]) == "train(args)"
     imports = [node for node in tree.body if ast.unparse(node) == "from datetime import datetime"]
@@ -56,25 +56,30 @@ def entry_point() -> types.CodeType:
     return compile(body, "train_ppo_ray.py", "exec")
 
 
-def accepted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def accepted(words: list[str], monkeypatch: pytest.MonkeyPatch, version: str = NEWEST) -> Any:
     """Return the arguments as OpenRLHF has them once it has checked them."""
     config = types.ModuleType("openrlhf.utils.config")
-    exec(compile(text("utils/config.py"), "config.py", "exec"), config.__dict__)
+    if version != OLDER:  # which has no such module
+        exec(compile(text("utils/config.py", version), "config.py", "exec"), config.__dict__)
     for name in ("openrlhf", "openrlhf.utils"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "openrlhf.utils.config", config)
     monkeypatch.setattr(sys, "argv", ["train_ppo_ray.py", *words])
     names: dict[str, Any] = {"argparse": argparse, "os": None}
-    exec(entry_point(), names)
+    exec(entry_point(version), names)
     return names["args"]
 
 
-def test_the_facts_are_those_of_the_wheel() -> None:
-    assert json.loads(FACTS.read_text())["flags"] == flags_of(text("cli/train_ppo_ray.py"))
+@pytest.mark.parametrize("version", OPENRLHF.releases)
+def test_the_facts_are_those_of_the_wheel(version: str) -> None:
+    facts = json.loads((FACTS / f"{version}.json").read_text())
+    assert facts["flags"] == flags_of(text("cli/train_ppo_ray.py", version))
 
 
 def produced() -> Iterator[Any]:
-    for label, settings in {"packed": PACKED, "counted": COUNTED, "apart": APART}.items():
+    jobs = {"packed": PACKED, "counted": COUNTED, "apart": APART, "before 0.10": BEFORE_0_10}
+    for label, settings in jobs.items():
+        version = OPENRLHF.release_by_settings(job(settings)) or NEWEST
         written = job(settings)
         profile = OPENRLHF.profile(written, CLUSTER)
         for knob, support in profile.supported.items():
@@ -82,14 +87,23 @@ def produced() -> Iterator[Any]:
                 wanted = msgspec.structs.replace(profile.knobs, **{knob: value})
                 if not objections(profile, profile.knobs, wanted, started=False):
                     changed = {**settings, **OPENRLHF.settings(written, wanted)}
-                    yield pytest.param(changed, id=f"{label}-{knob}-{value}")
+                    yield pytest.param(changed, version, id=f"{label}-{knob}-{value}")
 
 
-@pytest.mark.parametrize("settings", list(produced()))
+@pytest.mark.parametrize(("settings", "version"), list(produced()))
 def test_every_value_of_a_knob_passes_the_real_checks(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accepted(list(arguments(settings, negatable=frozenset())), monkeypatch)
+    accepted(list(arguments(settings, negatable=frozenset())), monkeypatch, version)
+
+
+def test_attempts_of_an_older_release_pass_its_real_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = job({**BEFORE_0_10, "ckpt_path": "/ck"})
+    short = OPENRLHF.rehearsal(written, folder="/r/1", part=Part.RELOAD, longest=False)
+    for each, folder, every in ((written, "/ck/q3-r", 10), (short, "/r/1/checkpoints/q3-r", 2)):
+        argv = OPENRLHF.command(each, Knobs(), run="r", attempt=2, resume=True).argv
+        seen = accepted(list(argv[3:]), monkeypatch, OLDER)
+        assert (seen.ckpt_path, seen.save_steps, seen.load_checkpoint) == (folder, every, True)
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
