@@ -13,6 +13,7 @@ ENGINES = ("sglang", "vllm")
 _SPEC = re.compile(r"(?P<engine>sglang|vllm|fsdp|megatron|archon)(\[(?P<name>[A-Za-z_]\w*)\])?:(?P<dims>.+)")
 _DIMS = re.compile(r"([a-z][1-9]\d*)+")
 _DIM = re.compile(r"([a-z])([1-9]\d*)")
+_UNNAMED = re.compile(r"(?:(?P<name>\[[A-Za-z_]\w*\]):)?(?P<dims>(?:[a-z][1-9]\d*)+|\(?attn:\w+\|ffn:\w+\)?)")
 _HYBRID = re.compile(r"\(?attn:(?P<attention>\w+)\|ffn:(?P<experts>\w+)\)?")
 _DIMENSIONS = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
 _LETTERS = {"sglang": "dtp", "vllm": "dtp", "fsdp": "dtc", "megatron": "dtpce", "archon": "dtpce"}
@@ -83,13 +84,14 @@ def parse(text: str) -> Backend:
 def from_allocation_mode(mode: str) -> tuple[Backend, Backend, bool]:
     """Return the rollout's and the actor's backend of an allocation mode, and whether they share devices.
 
-    `+` stands between engines with devices of their own, `|` between engines on the same ones.
+    `+` stands between engines with devices of their own, `|` between engines on the same ones. A trainer may
+    lack its engine, as in `sglang:d4+d4`; an engine of 0.3 has a dot for the colon (areal/api/alloc_mode.py).
     """
     components: list[list[Backend]] = []
     for component in re.sub(r"\s+", "", mode).split("+"):
         parts = _HYBRID.sub("HYBRID", component)
         shared = [component] if "HYBRID" in parts and parts.count("|") == 0 else component.split("|")
-        components.append([parse(part) for part in shared])
+        components.append([parse(_with_engine(part)) for part in shared])
     everything = [backend for component in components for backend in component]
     rollouts = [b for b in everything if b.engine in ENGINES and b.name in ("", "rollout", "gen")]
     actors = [b for b in everything if b.engine in TRAINERS and b.name in ("", "actor", "train")]
@@ -99,6 +101,16 @@ def from_allocation_mode(mode: str) -> tuple[Backend, Backend, bool]:
         )
     shared_devices = any(rollouts[0] in component and actors[0] in component for component in components)
     return rollouts[0], actors[0], shared_devices
+
+
+def _with_engine(part: str) -> str:
+    """Return a part of an allocation mode as a backend: AReaL chooses Megatron for what FSDP cannot split."""
+    unnamed = _UNNAMED.fullmatch(part)
+    if unnamed is not None:
+        sizes = {letter: int(number) for letter, number in _DIM.findall(unnamed["dims"])}
+        split = "attn" in unnamed["dims"] or max(sizes.get("p", 1), sizes.get("e", 1)) > 1
+        return f"{'megatron' if split else 'fsdp'}{unnamed['name'] or ''}:{unnamed['dims']}"
+    return re.sub(r"^(sglang|vllm)\.", r"\1:", part)
 
 
 def _sizes(dims: str, letters: str, engine: str) -> dict[str, int]:

@@ -159,7 +159,8 @@ def _missing(config: Config) -> Iterator[Problem]:
 
 def _backend(config: Config, role: str, engines: tuple[str, ...]) -> Iterator[Problem]:
     name, text, why = f"{role}.backend", config.text(f"{role}.backend"), ""
-    if not text:
+    alone = text in engines and not config.release.exact  # 0.3 says the dimensions in allocation_mode only
+    if not text or alone:
         try:
             from_allocation_mode(config.text("allocation_mode"))
         except BackendError as error:

@@ -386,6 +386,30 @@ def test_allocation_modes():
 
 
 @pytest.mark.parametrize(
+    ("mode", "rollout", "actor"),
+    [
+        ("sglang:d4+d4", "sglang:d4", "fsdp:d4"),
+        ("sglang.d4p1t1+d4p1t1", "sglang:d4", "fsdp:d4"),
+        ("vllm:d2t2+d2p2", "vllm:d2t2", "megatron:d2p2"),
+        ("sglang[rollout]:d4+[actor]:d2t2", "sglang:d4", "fsdp:d2t2"),
+        ("sglang:d4+attn:d2t2|ffn:d2e2", "sglang:d4", "megatron:(attn:d2t2|ffn:d2e2)"),
+    ],
+)
+def test_a_trainer_of_an_allocation_mode_may_lack_its_engine(mode: str, rollout: str, actor: str) -> None:
+    found = from_allocation_mode(mode)
+    assert (str(found[0]), str(found[1]), found[2]) == (rollout, actor, False)
+
+
+@pytest.mark.parametrize(("version", "wrong"), [(None, False), ("1.0.4", True)])
+def test_a_backend_of_0_3_names_its_engine_alone(version: str | None, wrong: bool) -> None:
+    older = JOBS["old allocation mode"]
+    own = msgspec.structs.replace(
+        older, settings={**older.settings, "actor.backend": "fsdp"}, framework_version=version
+    )
+    assert any("a backend is" in problem.message for problem in FRAMEWORK.check(own)) is wrong
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         "d4",
