@@ -282,8 +282,8 @@ def test_the_page_says_what_is_tried() -> None:
     page = " ".join((ROOT / "docs" / "annotations.md").read_text().split())
     for words in (
         f"waits up to {annotator.LIMIT_S:.0f} seconds",
-        f"after SIGTERM {annotator.HURRIED_S:.0f}",
-        f"ends after {LIMIT_S} seconds",
+        f"and {annotator.HURRIED_S:.0f} seconds after SIGTERM",
+        f"is stopped after {LIMIT_S} seconds",
     ):
         assert words in page
     for variable in (name for names in VARIABLES.values() for name in names):
