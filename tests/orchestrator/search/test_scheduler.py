@@ -17,7 +17,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator import messages
 from autotune.orchestrator.config.loader import assumed, parse
-from autotune.orchestrator.driver import reconcile, rehearsal
+from autotune.orchestrator.driver import attempt, reconcile, rehearsal
 from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
@@ -390,7 +390,10 @@ def untold(_: World, command: Command) -> tuple[Script, Exit | None]:
     return script, Exit(code=0)
 
 
-def test_a_job_that_tells_no_tokens_is_searched_by_its_steps(tmp_path: Path) -> None:
+def test_a_job_that_tells_no_tokens_is_searched_by_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "WATCH_S", attempt.POLL_S)  # the scripted job's clock moves with each look
     night = Night(tmp_path, World(untold), SILENT_JOB)
     assert night.drive() == Stable()
     assert {r.tokens_per_second for r in night.results} == {None}
