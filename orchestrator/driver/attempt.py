@@ -42,7 +42,7 @@ LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
 
 
 def intended(context: RunContext, job: Job, begin: Started) -> Callable[[], Handle]:
-    """Record that an attempt of a job starts and return what starts it; `start` lacks the command.
+    """Record that an attempt of a job starts and return what starts it; `begin` lacks the command.
 
     That raises Unreachable when the place cannot take it.
     """

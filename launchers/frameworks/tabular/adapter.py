@@ -300,10 +300,19 @@ class TabularFramework(GuidedFramework, Generic[C]):
         if not config.saves:
             return trial
         validation = self.validates(config)
-        own = _filled(rehearsals.additions(package_of(self), validation=validation), job, folder)
-        left = rehearsals.left(package_of(self), validation=validation)
+        own = self.of_rehearsal(job, rehearsals.additions(self.tables[-1], validation=validation), folder)
+        left = rehearsals.left(self.tables[-1], validation=validation)
+        left = left.union(self.of_validation(config) if validation else ())
         settings = rehearsals.settings_of(job, trial, own, left=left, bare=self.bare)
         return msgspec.structs.replace(trial, settings=settings)
+
+    def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
+        """Return the settings of a rehearsal beside its trial's; its checkpoints go below `folder`."""
+        return _filled(additions, job, folder)
+
+    def of_validation(self, config: C) -> tuple[str, ...]:
+        """Return the settings that nothing but the job's validation reads, beside those of the data files."""
+        return ()
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the overrides of the command line, and the configuration, where a log shows them."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.data import Words, document
 from autotune.launchers.frameworks.core.versions import Release
 from autotune.launchers.frameworks.dialects.flags import (
@@ -29,7 +28,6 @@ from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Fac
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.rehearsing import STEPS, Part
 from autotune.policies.values.value import Value
 
 _PYTHONS = ("python", "python3")
@@ -126,10 +124,6 @@ class ListedFlagFramework(TabularFramework[F]):
     def variables(self, config: F, run: str) -> dict[str, str]:
         """Return the environment of an attempt where the job does not say it."""
         return {}
-
-    def of_validation(self, config: F) -> tuple[str, ...]:
-        """Return the job's flags that nothing but its validation reads, beside those of the data files."""
-        return ()
 
     def tried(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the flags of a trial beside those of `trial.yaml`."""
@@ -229,19 +223,13 @@ class ListedFlagFramework(TabularFramework[F]):
             changes[self.save_key] = None  # said, so that no checkpoint is added
         return msgspec.structs.replace(_with(job, changes), resume=False)
 
-    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
-        config = self.config(job)
-        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
-        if not config.saves:
-            return trial
-        validation = self.validates(config)
-        own = rehearsals.additions(self.tables[-1], validation=validation)
-        changes = self._spelled(job, own | {self.save_key: f"{folder}/checkpoints"})
-        left = rehearsals.left(self.tables[-1], validation=validation)
-        left = left.union(self.of_validation(config) if validation else ())
-        settings = rehearsals.settings_of(job, trial, changes, left=left, bare=bare)
-        return msgspec.structs.replace(trial, settings=settings)
+    def bare(self, key: str) -> str:
+        """Return a flag without its dashes."""
+        return bare(key)
+
+    def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
+        """Return the flags of a rehearsal beside its trial's, as the job writes them."""
+        return self._spelled(job, {**additions, self.save_key: f"{folder}/checkpoints"})
 
     def _spelled(self, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
         return spelled(job.settings, changes, negatable=self.dialect.negatable)
