@@ -9,6 +9,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := torch==2.13.0+cpu
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(INDEX),--index-url $(INDEX))
 PYTEST := $(BIN)/python -m pytest
+# Processes that share the tests. The tests of one file stay together: its fixtures are made once.
+JOBS ?= 2
+SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch
 .DELETE_ON_ERROR:
@@ -42,8 +45,9 @@ check: install  ## lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-FAST := -m "not e2e and not e2e_long"
-COVERED := $(BIN)/python -m slipcover --omit 'tests/*,benchmarks/*,setup.py'
+FAST := $(SHARED) -m "not e2e and not e2e_long"
+# A frozen module of Python's own has the file name "frozen", which would count as one of this folder.
+COVERED := $(BIN)/python -m slipcover --omit 'tests/*,benchmarks/*,setup.py,frozen'
 test: install  ## every test that needs no SGLang engine, and the share of the code that they run
 	$(COVERED) --json --out .coverage.json -m pytest $(FAST)
 	@$(BIN)/python -c "import json; print('coverage:', json.load(open('.coverage.json'))['summary']['percent_covered_display'], '% of the lines of every module that a test imports')"
@@ -78,7 +82,7 @@ ray-versions: install  ## the runners' tests on the oldest and the newest suppor
 	$(BIN)/python -m tests.launchers.runners.ray_versions
 
 e2e: install  ## real Ray, SGLang and out-of-memory failures
-	$(PYTEST) -m e2e tests
+	$(PYTEST) $(SHARED) -m e2e tests
 
 e2e-long: install  ## the same, minutes each
 	$(PYTEST) -m e2e_long --timeout 3600 tests

@@ -1,5 +1,7 @@
 """What every test shares."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a failure is always somebody's; `make fuzz` looks for new ones.
@@ -8,3 +10,6 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, suppress_health_check=(HealthCheck.too_slow,)
 )
 settings.load_profile("repeatable")
+
+# Output is as wide as a pipe's, wherever the tests run: pytest-xdist sets COLUMNS in its workers.
+os.environ.pop("COLUMNS", None)

@@ -82,8 +82,10 @@ def call(*arguments: str) -> Seen:
 def _read_all(master: int, child: subprocess.Popen[bytes]) -> bytes:
     data = b""
     until = time.monotonic() + 60
+    watched = select.poll()  # select() takes no descriptor above 1,023
+    watched.register(master)
     while time.monotonic() < until:
-        ready, _, _ = select.select([master], [], [], 0.1)
+        ready = watched.poll(100)
         try:
             piece = os.read(master, 65536) if ready else b""
         except OSError:  # the other end is closed

@@ -192,6 +192,7 @@ def test_the_corpus_is_found_in_15_seconds_of_silence(silent: bool, tmp_path: Pa
         marks = any(isinstance(command.marker(line), StepDone) for line in text.splitlines())
         if not seen and not failures(player.events) and fatal_in(text) and not marks:
             late.append(name)
+        player.end(1)
     assert late == []
 
 
@@ -216,6 +217,7 @@ def test_the_corpus_is_found_when_its_process_ends(tmp_path: Path) -> None:
                 ("always" in fatal and not at_once) or (fatal > {"never"} and not player.events)
             ):
                 late.append((name, source))
+            player.end(1)
     assert late == []
 
 
