@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -46,14 +48,24 @@ def copied(folder: Path) -> Path:
     return folder.resolve()
 
 
-def digest(copy: Path) -> str:
-    """Return the digest of what decides which test runs which line."""
+def digest(copy: Path, *folders: str) -> str:
+    """Return the digest of the files in folders; this program's own are left out."""
     parts = hashlib.sha256()
-    for folder in ("policies", "launchers", "orchestrator", "tests/policies", "benchmarks"):
+    for folder in folders:
         for path in sorted((copy / folder).rglob("*")):
             if path.is_file() and not {"__pycache__", "mutation"} & set(path.relative_to(copy).parts):
                 parts.update(f"{path.relative_to(copy)}\0".encode() + path.read_bytes())
     return parts.hexdigest()[:12]
+
+
+def sampled(copy: Path, count: int, seed: int, kept: Path) -> list[tuple[Mutant, str]]:
+    """Return the sample with the changed texts, drawn where it is not yet known."""
+    sources = digest(copy, *(f"policies/{room}" for room in ROOMS))
+    file = kept / f"sample-{sources}-{seed}-{count}.json"
+    if not file.exists():
+        print("drawing the sample", file=sys.stderr)
+        file.write_bytes(msgspec.json.encode(sample(copy, count, seed=seed)))
+    return msgspec.json.decode(file.read_bytes(), type=list[tuple[Mutant, str]])
 
 
 def coverage_map(copy: Path, kept: Path) -> CoverageMap:
@@ -67,11 +79,19 @@ def coverage_map(copy: Path, kept: Path) -> CoverageMap:
     return msgspec.json.decode(kept.read_bytes(), type=CoverageMap)
 
 
-def tried(copy: Path, new: list[tuple[Mutant, str]], reach: CoverageMap, now: str) -> Iterator[Verdict]:
-    """Yield what notices each mutant."""
+def tried(
+    copy: Path, new: list[tuple[Mutant, str]], reach: CoverageMap, now: str, budget_s: float
+) -> Iterator[Verdict]:
+    """Yield what notices each mutant, in its first tests that take `budget_s` CPU seconds without it."""
     trials = []
     for number, (mutant, changed) in enumerate(new):
-        tests = {test: reach.tests[test] for test in reach.tests_of(copy, mutant.module, mutant.line)}
+        every = reach.tests_of(copy, mutant.module, mutant.line)
+        spent = accumulate(every.values())
+        tests = {
+            test: cpu_s
+            for (test, cpu_s), sum_s in zip(every.items(), spent, strict=True)
+            if sum_s <= budget_s
+        }
         early = reach.at_import.get(mutant.module, [])
         trials.append(msgspec.json.encode(Trial(number, mutant.module, changed, tests, early)) + b"\n")
     command = [sys.executable, "-m", "benchmarks.mutation.trials"]
@@ -117,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="CPU seconds of tests per mutant")
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "mutation")
     asked = parser.parse_args()
     asked.kept.mkdir(parents=True, exist_ok=True)
@@ -127,8 +148,8 @@ def main() -> None:
         known = {verdict.mutant: verdict for verdict in rows}
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
-        now = digest(copy)
-        chosen = sample(copy, asked.count, seed=asked.seed)
+        now = digest(copy, "policies", "launchers", "orchestrator", "tests/policies", "benchmarks")
+        chosen = sampled(copy, asked.count, asked.seed, asked.kept)
         new = [
             (mutant, changed)
             for mutant, changed in chosen
@@ -137,7 +158,7 @@ def main() -> None:
         if new:
             reach = coverage_map(copy, asked.kept / f"coverage-{now}.json")
             with results.open("ab") as file:
-                for verdict in tried(copy, new, reach, now):
+                for verdict in tried(copy, new, reach, now, asked.budget_s):
                     known[verdict.mutant] = verdict
                     file.write(msgspec.json.encode(verdict) + b"\n")
                     file.flush()

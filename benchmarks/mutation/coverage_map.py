@@ -16,34 +16,34 @@ TESTS = "tests/policies"
 class CoverageMap(msgspec.Struct, frozen=True):
     """The tests, and for each module of the policies which of them run each line."""
 
-    tests: dict[str, float]  # test -> CPU seconds that it took while it was recorded
-    lines: dict[str, dict[int, list[str]]]  # path in the repository -> line -> tests
+    tests: list[tuple[str, float]]  # with the CPU seconds that each took while it was recorded
+    lines: dict[str, dict[int, list[int]]]  # path in the repository -> line -> places in `tests`
     at_import: dict[str, list[int]]  # path -> lines that run when the tests are collected
 
-    def tests_of(self, root: Path, module: str, line: int) -> list[str]:
-        """Return the tests that a change at a line can reach, the fastest first.
+    def tests_of(self, root: Path, module: str, line: int) -> dict[str, float]:
+        """Return the tests that a change at a line can reach and their CPU seconds, the fastest first.
 
         They are those that run its statement. What is executed once per process, such as the constants of a
         module or the defaults of a function, is reached by the tests of functions that have or read its name,
         directly or through other such statements; where no function does, by every test of the module's room.
         """
         ran = self.lines.get(module, {})
-        found = {test for each in statement(_tree(root / module), line) for test in ran.get(each, ())}
+        found = {place for each in statement(_tree(root / module), line) for place in ran.get(each, ())}
         own = [unit for unit in _units(root / module) if line in unit.lines]
         early = [unit for unit in own if self._early(module, unit)]
         if early:
             found |= self._users(root, frozenset().union(*(unit.names for unit in early)))
         if early and not found:
             folder = f"{TESTS}/{Path(module).parts[1]}/"
-            found = {test for test in self.tests if test.startswith(folder)}
-        return sorted(found, key=lambda test: (self.tests[test], test))
+            found = {place for place, (test, _) in enumerate(self.tests) if test.startswith(folder)}
+        return dict(sorted((self.tests[place] for place in found), key=lambda row: row[::-1]))
 
     def _early(self, module: str, unit: Unit) -> bool:
         return unit.once or any(line in unit.lines for line in self.at_import.get(module, ()))
 
-    def _users(self, root: Path, names: frozenset[str]) -> set[str]:
+    def _users(self, root: Path, names: frozenset[str]) -> set[int]:
         every = [(module, unit) for module in self.lines for unit in _units(root / module)]
-        found: set[str] = set()
+        found: set[int] = set()
         new = names
         known = set(names)
         while new:

@@ -84,14 +84,12 @@ def _mutants(root: Path, room: str) -> Iterator[Mutant]:
 
 def _changed(source: str, mutant: Mutant) -> str | None:
     """Return the text of the changed module; None where it is the same or no Python."""
-    changed: str | None = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
-    if changed is None or changed == source:
-        return None
     try:
-        compile(changed, mutant.module, "exec")
-    except SyntaxError:
+        changed: str | None = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
+        compile(changed or "", mutant.module, "exec")
+    except (AttributeError, SyntaxError):  # it cannot replace an exception with a dotted name
         return None
-    return changed
+    return changed if changed != source else None
 
 
 def difference(source: str, changed: str) -> str:

@@ -61,14 +61,17 @@ def record(root: Path, kept: Path) -> None:
     if status != pytest.ExitCode.OK:
         sys.exit(f"{TESTS} fails without a mutant")
     data = measured.get_data()
-    lines: dict[str, dict[int, list[str]]] = {}
+    places = {test: place for place, test in enumerate(recorder.tests)}
+    lines: dict[str, dict[int, list[int]]] = {}
     at_import: dict[str, list[int]] = {}
     for file in sorted(data.measured_files()):
         module = str(Path(file).relative_to(root))
         ran = data.contexts_by_lineno(file)
-        lines[module] = {line: sorted(set(tests) - {""}) for line, tests in sorted(ran.items())}
+        lines[module] = {
+            line: sorted(places[test] for test in set(tests) - {""}) for line, tests in sorted(ran.items())
+        }
         at_import[module] = sorted(line for line, tests in ran.items() if "" in tests)
-    kept.write_bytes(msgspec.json.encode(CoverageMap(recorder.tests, lines, at_import)))
+    kept.write_bytes(msgspec.json.encode(CoverageMap(list(recorder.tests.items()), lines, at_import)))
 
 
 if __name__ == "__main__":

@@ -53,19 +53,24 @@ def _map(root: Path) -> tuple[CoverageMap, str]:
     (root / module).parent.mkdir(parents=True)
     (root / module).write_text(_SOURCE)
     folder = "tests/policies/estimate/test_module.py::"
-    small, boxed, table, other = (folder + name for name in ("small", "boxed", "table", "other"))
     lines = {
-        _LINE["if value < most:"]: [small],
-        _LINE["== 7"]: [small],
-        _LINE["return [TWICE]"]: [table],
-        _LINE["return self.width * self.width"]: [boxed],
-        _LINE["return Box().area()"]: [boxed],
+        _LINE["if value < most:"]: [0],
+        _LINE["== 7"]: [0],
+        _LINE["return [TWICE]"]: [2],
+        _LINE["return self.width * self.width"]: [1],
+        _LINE["return Box().area()"]: [1],
     }
-    tests = {small: 0.2, boxed: 0.1, table: 0.3, other: 0.0, "tests/policies/recovery/test_a.py::a": 0.0}
+    tests = [
+        (folder + "small", 0.2),
+        (folder + "boxed", 0.1),
+        (folder + "table", 0.3),
+        (folder + "other", 0.0),
+    ]
+    tests.append(("tests/policies/recovery/test_a.py::a", 0.0))
     return CoverageMap(tests, {module: lines}, {module: [2, 3, 6, _LINE["return [TWICE]"]]}), module
 
 
-def _names(tests: list[str]) -> list[str]:
+def _names(tests: dict[str, float]) -> list[str]:
     return [test.partition("::")[2] for test in tests]
 
 
