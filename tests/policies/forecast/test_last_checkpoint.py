@@ -131,6 +131,11 @@ def test_a_run_that_could_not_go_on_is_not_stopped() -> None:
     assert decide(running(relaunches=0)) == Await()
 
 
+@pytest.mark.parametrize("policy", list(Policy))
+def test_the_last_relaunch_may_be_for_what_is_foreseen(policy: Policy) -> None:
+    assert isinstance(decide(running(relaunches=1, policy=policy)), Stop)
+
+
 @pytest.mark.parametrize("limits", [{"relaunches": 0}, {"duration_s": -1.0}])
 def test_no_remedy_is_looked_for_where_no_relaunch_is_left(
     limits: dict[str, float], monkeypatch: pytest.MonkeyPatch

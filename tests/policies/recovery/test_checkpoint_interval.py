@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.checkpoint_interval import steps_between, with_saves
+from autotune.policies.recovery.outlook import outlook
 from autotune.policies.values.events import History, Progressed
+from autotune.policies.values.history import fold
 from autotune.policies.values.job import Recovery
 from tests.policies.jobs import KNOBS, accepted
 
@@ -36,10 +40,12 @@ def test_ten_steps_or_twenty_minutes(history: History, steps: int) -> None:
 def test_predicted_steps_may_take_twice_as_long() -> None:
     layout = replace(ACCEPTED.profile.layout, sequences=8)
     short = replace(ACCEPTED, profile=replace(ACCEPTED.profile, layout=layout))
-    predicted = steps_between((short,), KNOBS)
-    assert predicted > 10
-    as_predicted = (short, Progressed(attempt=1, step=1, seconds=600 / predicted))
-    assert steps_between(as_predicted, KNOBS) == pytest.approx(2 * predicted, abs=1)
+    view = outlook(fold((short,)))
+    assert view is not None
+    predicted_s = float(view.estimates((KNOBS,)).step_s[0])
+    assert steps_between((short,), KNOBS) == math.ceil(600 / predicted_s) > 10
+    as_predicted = (short, Progressed(attempt=1, step=1, seconds=predicted_s))
+    assert steps_between(as_predicted, KNOBS) == math.ceil(1200 / predicted_s)
 
 
 def test_what_the_job_says_counts() -> None:

@@ -1,0 +1,1 @@
+"""How many small changes of the policies their tests notice: `make mutation`."""

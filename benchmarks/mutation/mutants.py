@@ -1,0 +1,98 @@
+"""The sample of mutants: which there are, in which order they are tried.
+
+Cosmic Ray finds them; it leaves strings, and so docstrings and messages, as they are. Two sorts are left out,
+because no test could notice them or every import would: operators within annotations, which these modules do
+not evaluate, and changes that are no Python, such as another operator in the place of the `*` before
+keyword-only parameters.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+
+import msgspec
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+from benchmarks.mutation.regions import annotations
+
+ROOMS = ("recovery", "estimate", "diagnosis")
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """One change of one module."""
+
+    room: str
+    module: str  # path in the repository
+    operator: str
+    occurrence: int
+    line: int
+    digest: str  # of the module, so that an old result is no result of a changed one
+
+    @property
+    def kind(self) -> str:
+        """The operator without what it puts in the place of what."""
+        return self.operator.partition("/")[2].split("_")[0]
+
+
+def sample(root: Path, count: int, *, seed: int) -> list[tuple[Mutant, str]]:
+    """Return `count` mutants with the text of their changed modules.
+
+    Every prefix has equal parts of the rooms and, within a room, of the kinds of mutation, as far as there
+    are so many.
+    """
+    shares = [(count + place) // len(ROOMS) for place in reversed(range(len(ROOMS)))]
+    drawn = [list(islice(_drawn(root, room, seed=seed), n)) for room, n in zip(ROOMS, shares, strict=True)]
+    return [each for each in chain.from_iterable(zip_longest(*drawn)) if each is not None]
+
+
+def _drawn(root: Path, room: str, *, seed: int) -> Iterator[tuple[Mutant, str]]:
+    every = list(_mutants(root, room))
+    shuffled = random.Random(seed).sample(every, len(every))
+    met: Counter[str] = Counter()
+    ranked = []
+    for place, mutant in enumerate(shuffled):
+        ranked.append((met[mutant.kind], place, mutant))
+        met[mutant.kind] += 1
+    for _, _, mutant in sorted(ranked, key=lambda row: row[:2]):
+        changed = _changed((root / mutant.module).read_text(), mutant)
+        if changed is not None:
+            yield mutant, changed
+
+
+def _mutants(root: Path, room: str) -> Iterator[Mutant]:
+    operators = {name: kind() for name in operator_names() if not (kind := get_operator(name)).arguments()}
+    for path in sorted((root / "policies" / room).rglob("*.py")):
+        source = path.read_text()
+        digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+        inert = annotations(ast.parse(source))
+        nodes = list(ast_nodes(get_ast(source)))
+        for name, operator in operators.items():
+            places = (place for node in nodes for place in operator.mutation_positions(node))
+            for occurrence, (begin, _) in enumerate(places):
+                if not any(first <= begin < last for first, last in inert):
+                    yield Mutant(room, str(path.relative_to(root)), name, occurrence, begin[0], digest)
+
+
+def _changed(source: str, mutant: Mutant) -> str | None:
+    """Return the text of the changed module; None where it is the same or no Python."""
+    try:
+        changed: str | None = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
+        compile(changed or "", mutant.module, "exec")
+    except (AttributeError, SyntaxError):  # it cannot replace an exception with a dotted name
+        return None
+    return changed if changed != source else None
+
+
+def difference(source: str, changed: str) -> str:
+    """Return the lines that a mutant changes, before and after."""
+    lines = difflib.unified_diff(source.splitlines(), changed.splitlines(), lineterm="", n=0)
+    return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))

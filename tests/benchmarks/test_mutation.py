@@ -1,0 +1,134 @@
+"""The mutation benchmark: a mutant meets the tests that can reach it, in functions that have its code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from benchmarks.mutation.coverage_map import CoverageMap
+from benchmarks.mutation.regions import annotations, statement
+from benchmarks.mutation.trials import functions_by_code, swaps
+
+_SOURCE = '''"""A module."""
+LIMIT = 3
+TWICE = 2 * LIMIT
+
+
+def small(
+    value: int,
+    most: int = LIMIT,
+) -> bool:
+    if value < most:
+        return True
+    return (
+        value
+        == 7
+    )
+
+
+def table() -> list[int]:
+    return [TWICE]
+
+
+TABLE = table()
+
+
+class Box:
+    width: int = 4
+
+    def area(self) -> int:
+        return self.width * self.width
+
+
+def boxed() -> int:
+    return Box().area()
+'''
+_LINE = {text.strip(): number for number, text in enumerate(_SOURCE.splitlines(), start=1)}
+
+
+def _map(root: Path) -> tuple[CoverageMap, str]:
+    module = "policies/estimate/module.py"
+    (root / module).parent.mkdir(parents=True)
+    (root / module).write_text(_SOURCE)
+    folder = "tests/policies/estimate/test_module.py::"
+    lines = {
+        _LINE["if value < most:"]: [0],
+        _LINE["== 7"]: [0],
+        _LINE["return [TWICE]"]: [2],
+        _LINE["return self.width * self.width"]: [1],
+        _LINE["return Box().area()"]: [1],
+    }
+    tests = [
+        (folder + "small", 0.2),
+        (folder + "boxed", 0.1),
+        (folder + "table", 0.3),
+        (folder + "other", 0.0),
+    ]
+    tests.append(("tests/policies/recovery/test_a.py::a", 0.0))
+    return CoverageMap(tests, {module: lines}, {module: [2, 3, 6, _LINE["return [TWICE]"]]}), module
+
+
+def _names(tests: dict[str, float]) -> list[str]:
+    return [test.partition("::")[2] for test in tests]
+
+
+def test_a_line_of_a_function_is_reached_by_the_tests_that_run_its_statement(tmp_path: Path) -> None:
+    reach, module = _map(tmp_path)
+    assert _names(reach.tests_of(tmp_path, module, _LINE["value"])) == ["small"]
+    assert _names(reach.tests_of(tmp_path, module, _LINE["return True"])) == []
+
+
+def test_a_constant_is_reached_by_the_tests_of_whoever_reads_it_the_fastest_first(tmp_path: Path) -> None:
+    reach, module = _map(tmp_path)
+    assert _names(reach.tests_of(tmp_path, module, _LINE["width: int = 4"])) == ["boxed"]
+    assert _names(reach.tests_of(tmp_path, module, _LINE["LIMIT = 3"])) == ["small", "table"]
+    assert _names(reach.tests_of(tmp_path, module, _LINE["most: int = LIMIT,"])) == ["small"]
+    assert _names(reach.tests_of(tmp_path, module, _LINE["TABLE = table()"])) == [
+        "other",
+        "boxed",
+        "small",
+        "table",
+    ]
+
+
+def test_a_statement_with_a_body_ends_before_it() -> None:
+    tree = ast.parse(_SOURCE)
+    assert statement(tree, _LINE["most: int = LIMIT,"]) == range(6, 10)
+    assert list(statement(tree, _LINE["if value < most:"])) == [10]
+    assert list(statement(tree, _LINE["== 7"])) == [12, 13, 14, 15]
+
+
+def test_annotations_are_found_in_signatures_and_assignments() -> None:
+    lines = _SOURCE.splitlines()
+    found = [lines[a[0] - 1][a[1] : b[1]] for a, b in annotations(ast.parse(_SOURCE))]
+    assert sorted(found) == ["bool", "int", "int", "int", "int", "int", "list[int]"]
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mutated", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_functions_get_the_code_of_a_mutant_unless_they_have_run(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(_SOURCE)
+    module = _imported(path)
+    functions = functions_by_code(str(tmp_path))
+    at_import = {_LINE["return [TWICE]"]}
+
+    def found(before: str, after: str) -> list[tuple[object, object]] | None:
+        return swaps(_SOURCE, _SOURCE.replace(before, after), at_import, functions)  # type: ignore[return-value]
+
+    assert found("", "") == []
+    for before, after in (("LIMIT = 3", "LIMIT = 4"), ("[TWICE]", "[-TWICE]"), ("int = 4", "int = 5")):
+        assert found(before, after) is None
+    for before, after in (("value < most", "value <= most"), ("self.width * ", "self.width + ")):
+        for function, code in found(before, after) or []:
+            function.__code__ = code  # type: ignore[attr-defined]
+    assert module.small(3)
+    assert module.boxed() == 8
