@@ -69,7 +69,9 @@ def state_of(model: Model, load: Load) -> State:
         temporary = np.minimum(temporary, layout.update_parameters)
     if layout.per_tensor_optimizer:
         temporary = counts.largest / (load.tensor * load.shards if sharded else 1.0)
-    processes = constant("context") + constant("collectives") if load.gpus else constant("cpu_process")
+    processes: Floats | float = constant("cpu_process")
+    if load.gpus:
+        processes = constant("context") + constant("collectives") + _communicators(load)
     critic = weights + optimizer * (1.0 - load.optimizer_away * layout.critic_follows)
     critic = critic * (layout.critic and not layout.critic_offload)
     return State(
@@ -90,6 +92,23 @@ def state_of(model: Model, load: Load) -> State:
         local=local,
         outside=processes + np.zeros(load.count),
     )
+
+
+def _communicators(load: Load) -> Floats:
+    """Return what NCCL holds for the communicators beyond the first, that of all ranks or of FSDP's shards.
+
+    Each kind of parallelism has its own, and hybrid sharding one for its copies (megatron/core/
+    parallel_state.py, torch/distributed/device_mesh.py). An idle one keeps its memory.
+    """
+    layout = load.layout
+    more: Floats = np.zeros(load.count) + (load.tensor > 1) + (load.split > 1)
+    if layout.strategy == "megatron":
+        more = more + (load.replicas * load.split > 1)
+        more = more + (layout.pipeline_parallel > 1) + (layout.expert_parallel > 1)
+    else:
+        hybrid = (load.shards > 1) & (load.shards * load.tensor < layout.ranks)
+        more = more + hybrid * layout.strategy.startswith("fsdp")
+    return more * constant("communicator")
 
 
 def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:

@@ -172,6 +172,28 @@ def test_weights_used_from_host_memory_have_gradients_and_optimizer_beside_them(
     assert parts_of(layout, Phase.OPTIMIZER, "buffers", param_offload=True) == 0
 
 
+@pytest.mark.parametrize(
+    ("layout", "knobs", "more"),
+    [
+        (FSDP, {}, 0),
+        (replace(FSDP, shards=4), {}, 1),
+        (replace(FSDP, shards=4), {"tensor_parallel": 2}, 1),
+        (FSDP, {"sequence_parallel": 4}, 1),
+        (zero(2), {}, 0),
+        (replace(FSDP, strategy="none", ranks=1, shards=1), {}, 0),
+        (replace(MEGATRON, shards=2, pipeline_parallel=2), {"tensor_parallel": 2}, 3),
+        (replace(MEGATRON, shards=1), {"tensor_parallel": 8}, 1),
+        (replace(MEGATRON, shards=8, expert_parallel=8), {}, 2),
+    ],
+)
+def test_every_kind_of_parallelism_has_a_communicator(layout, knobs, more):
+    own = replace(KNOBS, **knobs)
+    load = load_of(profile(layout, own), CLUSTER, [own])
+    first = constant("context") + constant("collectives")
+    outside = float(state_of(QWEN, load).outside[0])
+    assert outside == pytest.approx(first + more * constant("communicator"))
+
+
 def test_state_that_sleeps_is_on_the_device_for_an_update_alone():
     layout = replace(zero(2), grad_offload_takes_optimizer=True, critic=True, critic_follows=True)
     awake, asleep = (
