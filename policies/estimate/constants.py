@@ -19,8 +19,11 @@ TABLE: dict[str, Constant] = {
     "context": Constant(
         0.55 * GIB, "CUDA context and modules of one torch process on sm_80/90; vary 0.4 to 0.7 GiB by driver"
     ),
-    "collectives": Constant(
-        1.0 * GIB, "NCCL channels and work areas of one process with several communicators; 0.5 to 2 GiB"
+    "collectives": Constant(1.0 * GIB, "NCCL channels and work areas of one process and communicator"),
+    "communicator": Constant(
+        0.65 * GIB,
+        "each further communicator: 0.53 of 2 ranks, 0.67 of 4 (NVIDIA/nccl#964, A100), 0.65 with RCCL"
+        " (Lumi-supercomputer/LUMI-AI-Guide#111); 7 GB of a Megatron actor in all (verl-project/verl#6408)",
     ),
     # Medians of `python -m benchmarks.allocator`: by how much the least card on which a trainer's allocations
     # can be replayed exceeds what is allocated, as a share of what a pass adds to the resident state.

@@ -59,17 +59,18 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     )
     reference = reference * (layout.reference_bytes or layout.compute_bytes)
     critic = (layout.critic and layout.critic_offload) * (state.weights + state.optimizer)
+    critic = critic + (layout.critic and layout.critic_follows) * state.optimizer * load.optimizer_away
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
     sleeping = np.zeros(n)
     if layout.engine_sleeps and layout.engine_weights_on_host and load.placement is Placement.COLOCATED:
         sleeping = whole / load.rollout_tensor * layout.engine_bytes * node.engines
     sleeps = load.param_offload & layout.trainer_sleeps
-    away = load.grad_offload | sleeps
-    share = np.where(sleeps, 1.0, load.optimizer_offload)
+    away = load.grad_offload | sleeps | load.streamed
+    share = np.where(sleeps, 1.0, load.optimizer_away)
     # A CPU optimizer keeps fp32 gradients too: Megatron's (hybrid_optimizer.py, cpu_copy_map_grad)
     # and DeepSpeed's (stage_1_and_2.py, single_partition_of_fp32_groups).
-    own = layout.strategy in ("megatron", "ddp") and layout.optimizer_stays_offloaded
-    copies = own * load.optimizer_offload * state.optimizer / max(1, layout.optimizer_bytes) * FP32
+    own = layout.strategy in ("megatron", "ddp") or layout.reduce_bucket_bytes > 0
+    copies = own * load.host_update * state.optimizer / max(1, layout.optimizer_bytes) * FP32
     resting = instant(
         n,
         weights=node.trainers * (parked + reference + critic + backup) * constant("pinned"),

@@ -57,7 +57,11 @@ class Load:
     activation_offload: Flags
     param_offload: Flags
     grad_offload: Flags
-    optimizer_offload: Floats  # share
+    from_host: Flags  # weights are gathered from host memory, where gradients and optimizer are too
+    optimizer_offload: Floats  # share of the state that is in host memory
+    host_update: Floats  # ... and is updated there
+    optimizer_away: Floats  # ... between updates
+    streamed: Flags  # gradients go to host memory as they are reduced
     optimizer_overlap: Flags
     fused: Flags
     loss_recompute: Flags
@@ -132,9 +136,12 @@ def load_of(
     usual = training.tokens(lengths, Assumption.TYPICAL)
     accumulated = training.passes(lengths, usual)
     one = sequence if layout.padded else lengths.mean
-    offload = columns.flag("optimizer_offload")
     # verl's Megatron has both: a fraction of zero is no Adam on the CPU, and offload still moves all of it.
     part = columns.number("optimizer_offload_fraction", 1.0)
+    offloaded = np.where(columns.flag("optimizer_offload"), np.where(part > 0, part, 1.0), 0.0)
+    from_host = columns.flag("param_offload") & layout.parameters_stay_offloaded
+    offloaded = np.maximum(offloaded, from_host)
+    moved, with_state = columns.flag("grad_offload"), layout.grad_offload_takes_optimizer
     default_fraction = constant("vllm_fraction" if profile.engine == "vllm" else "engine_fraction")
     gpus = cluster.gpus_per_node > 0 or cluster.gpu_memory_bytes > 0
     chunk = constant("engine_prefill" if gpus else "engine_prefill_cpu")
@@ -164,8 +171,14 @@ def load_of(
         recompute_full=columns.has_mode("recompute", "full"),
         activation_offload=columns.flag("activation_offload"),
         param_offload=columns.flag("param_offload"),
-        grad_offload=columns.flag("grad_offload"),
-        optimizer_offload=np.where(offload, np.where(part > 0, part, 1.0), 0.0),
+        grad_offload=moved,
+        from_host=from_host,
+        optimizer_offload=offloaded,
+        host_update=np.where(from_host, 1.0, offloaded * layout.optimizer_stays_offloaded),
+        optimizer_away=np.maximum(offloaded, moved & with_state),
+        streamed=from_host
+        | (moved & layout.optimizer_stays_offloaded & (not with_state))
+        | ((offloaded > 0) & layout.parts_gradients),
         optimizer_overlap=columns.flag("optimizer_offload_overlap"),
         fused=columns.flag("fused_kernels"),
         loss_recompute=columns.flag("loss_recompute"),

@@ -162,10 +162,10 @@ def _before_first_step(layout: Layout) -> float:
     """Return the share of the optimizer's state that exists before its first step.
 
     Adam makes its averages then; Megatron's optimizer has its fp32 copy of the weights from the start
-    (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups), ZeRO-1 and ZeRO-2 all
-    of it (deepspeed/runtime/zero/stage_1_and_2.py, initialize_optimizer_states).
+    (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups), DeepSpeed's all of it
+    (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, initialize_optimizer_states).
     """
-    if _zero(layout):
+    if layout.reduce_bucket_bytes:
         return 1.0
     masters = max(0, layout.optimizer_bytes - _MOMENTS) if layout.strategy == "megatron" else 0
     return masters / max(1, layout.optimizer_bytes)

@@ -77,7 +77,7 @@ def _training(
     scored = scored * (1.0 + layout.reference)
     margin = np.where(load.fused, 0.97, 1.0) * bubble * (1.0 + layout.critic)
     transfer = 2.0 * load.param_offload * state.weights / constant("pcie")
-    streams = np.where(load.param_offload & layout.parameters_stay_offloaded, passes * 2.0, 1.0)
+    streams = np.where(load.from_host, passes * 2.0, 1.0)
     return {
         "log_prob": scored * margin + transfer,
         "forward": forward * margin + chunked + transfer * streams,
@@ -90,15 +90,14 @@ def _optimizer(load: Load, *, card: Card, state: State) -> Floats:
     layout = load.layout
     resident = 2.0 * (state.weights + state.gradients + state.optimizer) / card.bandwidth
     trained = state.optimizer / max(1.0, layout.optimizer_bytes)
-    if layout.optimizer_stays_offloaded:
-        slow = trained / constant("cpu_adam") + 2.0 * state.gradients / constant("pcie")
-        slow = slow * np.where(load.optimizer_overlap, 0.6, 1.0)
-        if not load.gpus:
-            slow = 2.0 * resident
-    else:
-        slow = 2.0 * state.optimizer / constant("pcie")
+    updating = trained / constant("cpu_adam") + 2.0 * state.gradients / constant("pcie")
+    updating = updating * np.where(load.optimizer_overlap, 0.6, 1.0)
+    if not load.gpus:
+        updating = 2.0 * resident
+    loading = 2.0 * state.optimizer / constant("pcie")
+    slow = load.host_update * updating + (load.optimizer_away - load.host_update) * loading
     moved = 2.0 * load.grad_offload * state.gradients / constant("pcie")
-    return resident + load.optimizer_offload * slow + moved
+    return resident + slow + moved
 
 
 def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Floats:

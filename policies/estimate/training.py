@@ -15,7 +15,7 @@ from autotune.policies.estimate.shapes import last_matrix, lora_parameters, para
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
 from autotune.policies.estimate.sharded.instants import Gradients, Instants, forward, sharded_backward
 from autotune.policies.estimate.sharded.instants import backward as plain_backward
-from autotune.policies.values.architecture.model import Model
+from autotune.policies.values.architecture.model import Layout, Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +65,15 @@ def state_of(model: Model, load: Load) -> State:
     after = last_matrix(model) / (layout.expert_parallel * load.tensor)
     last = np.maximum(0.0, layer - after) + (counts.embedding if counts.head else 0) / load.tensor
     temporary: Floats | float = trained / load.shards
+    if layout.update_parameters:
+        temporary = np.minimum(temporary, layout.update_parameters)
     if layout.per_tensor_optimizer:
         temporary = counts.largest / (load.tensor * load.shards if sharded else 1.0)
-    processes = constant("context") + constant("collectives") if load.gpus else constant("cpu_process")
-    critic = (weights + optimizer) * (layout.critic and not layout.critic_offload)
+    processes: Floats | float = constant("cpu_process")
+    if load.gpus:
+        processes = constant("context") + constant("collectives") + _communicators(load)
+    critic = weights + optimizer * (1.0 - load.optimizer_away * layout.critic_follows)
+    critic = critic * (layout.critic and not layout.critic_offload)
     return State(
         weights=weights,
         reference=local
@@ -89,15 +94,31 @@ def state_of(model: Model, load: Load) -> State:
     )
 
 
+def _communicators(load: Load) -> Floats:
+    """Return what NCCL holds for the communicators beyond the first, that of all ranks or of FSDP's shards.
+
+    Each kind of parallelism has its own, and hybrid sharding one for its copies (megatron/core/
+    parallel_state.py, torch/distributed/device_mesh.py). An idle one keeps its memory.
+    """
+    layout = load.layout
+    more: Floats = np.zeros(load.count) + (load.tensor > 1) + (load.split > 1)
+    if layout.strategy == "megatron":
+        more = more + (load.replicas * load.split > 1)
+        more = more + (layout.pipeline_parallel > 1) + (layout.expert_parallel > 1)
+    else:
+        hybrid = (load.shards > 1) & (load.shards * load.tensor < layout.ranks)
+        more = more + hybrid * layout.strategy.startswith("fsdp")
+    return more * constant("communicator")
+
+
 def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     """Return the largest instant of each of the trainer's phases on its device."""
     layout = load.layout
-    persistent = layout.strategy == "megatron"
-    weights = np.where(load.param_offload & layout.parameters_stay_offloaded, 0.0, state.weights)
+    weights = np.where(load.from_host, 0.0, state.weights)
     weights = weights + state.reference + state.critic
-    moments = state.optimizer * (1.0 - load.optimizer_offload)
-    updating = moments if layout.optimizer_stays_offloaded else state.optimizer
-    idle = np.where(load.grad_offload | load.param_offload, 0.0, state.gradients) * persistent
+    moments = state.optimizer * (1.0 - load.optimizer_away)
+    updating = state.optimizer * (1.0 - load.host_update)
+    idle, standing = _idle_gradients(load, state), _standing(load, state)
     score = pass_of(model, load, tokens=load.scored)
     logits = logits_of(model, load, tokens=load.tokens, scored=load.scored)
 
@@ -115,7 +136,7 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
     def scoring(gathered: Floats, **sizes: Floats) -> dict[str, Floats]:
         return {"weights": weights + gathered, "gradients": idle, "optimizer": moments, **sizes}
 
-    def training(instants: Instants, *, reducing: float = 0.0) -> Floats:
+    def training(instants: Instants, *, reducing: Floats) -> Floats:
         resident = ((weights + sizes.pop("gathered", 0.0), sizes) for sizes in instants)
         sizes = (
             {"weights": held, "optimizer": updating, **rest, "gradients": rest["gradients"] + reducing}
@@ -151,11 +172,13 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
             ),
             outside,
         ),
-        "forward": training(chain.from_iterable(forwards)),
-        "backward": training(chain.from_iterable(backwards), reducing=layout.reduce_bucket_bytes),
+        "forward": training(chain.from_iterable(forwards), reducing=standing),
+        "backward": training(
+            chain.from_iterable(backwards), reducing=np.maximum(standing, layout.reduce_bucket_bytes)
+        ),
         "optimizer": at(
             weights=weights,
-            gradients=gradients.complete,
+            gradients=_updated_gradients(load, state, gradients) + standing,
             optimizer=updating,
             buffers=state.temporaries * _temporaries_on_device(load),
         ),
@@ -180,14 +203,16 @@ def _stages(model: Model, load: Load, logits: Logits) -> tuple[tuple[Pass, Logit
 
 
 def _gradients(load: Load, state: State) -> Gradients:
-    layout = load.layout
-    persistent = layout.strategy == "megatron"
+    layout, persistent = load.layout, _persistent(load.layout)
     earlier = np.where((load.accumulated > 1) | persistent, state.gradients, 0.0)
-    earlier = np.where(load.grad_offload & layout.optimizer_stays_offloaded, 0.0, earlier)
+    earlier = np.where(load.streamed, 0.0, earlier)
     if layout.reduces_last and not layout.lora_rank:
         whole = state.local * (layout.reduce_bytes or layout.gradient_bytes)
         earlier = np.where(load.accumulated > 1, whole, earlier)
-    own = state.gradients * ~(load.grad_offload & (not persistent))
+    sleeping = layout.grad_offload_takes_optimizer  # moves nothing while a step runs
+    own = state.gradients * ~(load.grad_offload & (not persistent and not sleeping))
+    if layout.strategy != "megatron":
+        own = own * ~load.streamed
     return Gradients(
         earlier=earlier,
         complete=own if layout.reduces_last else np.maximum(earlier, own),
@@ -198,14 +223,50 @@ def _gradients(load: Load, state: State) -> Gradients:
     )
 
 
+def _persistent(layout: Layout) -> bool:
+    return layout.strategy == "megatron" or layout.gradients_stay
+
+
+def _idle_gradients(load: Load, state: State) -> Floats:
+    """Return what buffers of gradients hold between updates."""
+    gone = load.grad_offload | load.param_offload | (load.streamed & (load.layout.strategy != "megatron"))
+    buffers = np.where(gone, 0.0, state.gradients) * _persistent(load.layout)
+    found: Floats = buffers + _standing(load, state) * ~(
+        load.grad_offload & load.layout.grad_offload_takes_optimizer
+    )
+    return found
+
+
+def _standing(load: Load, state: State) -> Floats:
+    """Return what DeepSpeed keeps for gradients on their way: ZeRO-3 its bucket (runtime/zero/stage3.py).
+
+    ZeRO-1 and ZeRO-2 have a buffer as large as the largest weight where the optimizer is in host memory
+    (stage_1_and_2.py, temp_grad_buffer_for_gpu_offload).
+    """
+    layout = load.layout
+    if layout.strategy.startswith("fsdp") or not layout.reduce_bucket_bytes:
+        return np.full(load.count, float(layout.reduce_bucket_bytes))
+    found: Floats = np.where(load.optimizer_offload > 0, state.one_tensor, 0.0)
+    return found
+
+
+def _updated_gradients(load: Load, state: State, gradients: Gradients) -> Floats:
+    """Return the gradients beside the optimizer: with ZeRO-1 and ZeRO-2 only those of a rank's own part."""
+    layout = load.layout
+    if layout.strategy == "ddp" and layout.reduce_bucket_bytes and not layout.gradients_stay:
+        owned = state.optimizer / max(1, layout.optimizer_bytes) * layout.gradient_bytes
+        left: Floats = np.minimum(gradients.complete, owned) * (load.host_update == 0)
+        return left
+    return gradients.complete
+
+
 def resting(load: Load, state: State) -> Floats:
     """Return what a trainer rank keeps on its device while the engines run."""
-    persistent = load.layout.strategy == "megatron"
     parts = instant(
         load.count,
         weights=np.where(load.param_offload, 0.0, state.weights) + state.reference + state.critic,
-        gradients=np.where(load.grad_offload | load.param_offload, 0.0, state.gradients) * persistent,
-        optimizer=state.optimizer * (1.0 - load.optimizer_offload),
+        gradients=_idle_gradients(load, state),
+        optimizer=state.optimizer * (1.0 - load.optimizer_away),
     )
     parts[OUTSIDE] += state.outside
     return parts
@@ -229,7 +290,7 @@ def sync_buffers(model: Model, load: Load) -> Floats:
 
 
 def _temporaries_on_device(load: Load) -> Floats | Flags:
-    return 1.0 - load.optimizer_offload * (load.layout.optimizer_stays_offloaded and load.gpus)
+    return 1.0 - load.host_update * load.gpus
 
 
 def _lost_in_passes(load: Load) -> Floats:

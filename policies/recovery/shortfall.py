@@ -57,12 +57,7 @@ def _alternatives(view: Outlook, present: Knobs, where: str, *, started: bool) -
     profile, layout, model = accepted.profile, accepted.profile.layout, view.model
     for factor in (2, 4, 8):
         cluster = msgspec.structs.replace(accepted.cluster, nodes=accepted.cluster.nodes * factor)
-        spread = msgspec.structs.replace(
-            layout,
-            ranks=layout.ranks * factor,
-            shards=layout.shards * factor,
-            engine_ranks=layout.engine_ranks * factor,
-        )
+        spread = widened(layout, present, factor)
         ranked = _fits(view, present, profile=_with(profile, spread), cluster=cluster, started=started)
         if ranked is not None:
             yield f"{factor} times the GPUs ({_figure(ranked, where)})"
@@ -118,6 +113,24 @@ def _fits(
         )
     ranked = nearest(other, present, started=started)
     return ranked if ranked.risk < _LIKELY else None
+
+
+def widened(layout: Layout, knobs: Knobs, factor: int) -> Layout:
+    """Return the layout on so many times the devices.
+
+    What is spread over all of them is spread wider. What has copies, of replicas or of hybrid sharding's
+    groups, has more of them: each rank holds as much as before.
+    """
+    split = (knobs.tensor_parallel or 1) * layout.pipeline_parallel
+    copied = layout.strategy == "none" or layout.shards * split < layout.ranks
+    return msgspec.structs.replace(
+        layout,
+        strategy="ddp" if layout.strategy == "none" else layout.strategy,
+        ranks=layout.ranks * factor,
+        shards=layout.shards * (1 if copied else factor),
+        expert_shards=layout.expert_shards * (1 if copied else factor),
+        engine_ranks=layout.engine_ranks * factor,
+    )
 
 
 def _with(profile: Profile, layout: Layout) -> Profile:

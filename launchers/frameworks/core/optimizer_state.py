@@ -12,7 +12,9 @@ from autotune.policies.values.architecture.model import Layout
 
 _WIDTHS = {"fp32": 4, "float32": 4, "float": 4, "32": 4, "fp8": 1, "uint8": 1}
 _HALF, _FP32 = 2, 4
-_ZERO_BUCKET = 500_000_000  # gradients, DeepSpeed's own reduce_bucket_size (runtime/zero/config.py)
+# DeepSpeed's own reduce_bucket_size, in gradients, and sub_group_size, in parameters (zero/config.py).
+_ZERO_BUCKET, _ZERO_SUB_GROUP = 500_000_000, 1_000_000_000
+_ZERO_3 = 3
 _MASTER_REMAINDER = 2  # of an fp32 master weight, beside the 16 bits that the bf16 weight holds
 _MOMENTS = {"sgd": 1, "lion": 1, "muon": 1, "adafactor": 0, "ademamix": 3}
 _ADAM = 2
@@ -70,26 +72,44 @@ def torch_state_bytes(
     return math.ceil(count * each)
 
 
-def with_zero(layout: Layout, stage: int, *, optimizer: str, bucket: int = _ZERO_BUCKET) -> Layout:
-    """Return a layout as DeepSpeed's ZeRO-1 or ZeRO-2 spreads it; another stage leaves it alone.
+def with_zero(
+    layout: Layout,
+    stage: int | None,
+    *,
+    optimizer: str,
+    ranks: int = 0,
+    bucket: int = _ZERO_BUCKET,
+    buckets: int = 1,
+    accumulated: int = _HALF,
+) -> Layout:
+    """Return a layout as a stage of DeepSpeed's ZeRO spreads it over `ranks`, by default all; None: as it is.
 
-    Every rank has the whole weights, in 16 bits, and an fp32 copy of its part in the optimizer, whose step
-    turns that part's gradients into fp32; a backward pass copies gradients into one buffer of `bucket` of
-    them (deepspeed/runtime/engine.py, runtime/zero/stage_1_and_2.py).
+    Below stage 3 every rank holds all weights, in 16 bits. The optimizer has an fp32 copy of what it updates:
+    all weights, from stage 1 on a rank's part. Its step turns their gradients into fp32, with stage 3 as many
+    at once as sub_group_size says. A backward pass copies gradients into a buffer of `bucket` elements;
+    `buckets` is 2 where communication overlaps. Gradients are summed in `accumulated` bytes. If those are
+    more than a weight's, stage 1 has a buffer for all of them; stage 3 always has one for a rank's part
+    (deepspeed/runtime/engine.py, bf16_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py).
     """
-    if stage not in (1, 2) or layout.ranks == 1:
+    if stage is None:
         return layout
+    parted, wide = stage == _ZERO_3, stage in (1, 2, _ZERO_3) and accumulated > _HALF
     return replace(
         layout,
-        strategy="ddp",
-        shards=layout.ranks,
+        strategy="fsdp2" if parted else "ddp",
+        shards=(ranks or layout.ranks) if stage else 1,
         shards_gradients=stage == 2,
-        reduce_bucket_bytes=bucket * _HALF,
+        gradients_stay=parted or (wide and stage == 1),
+        reduce_bucket_bytes=bucket * _HALF * buckets,
         parameter_bytes=_HALF,
         compute_bytes=_HALF,
-        gradient_bytes=_HALF,
+        gradient_bytes=accumulated if wide else _HALF,
+        reduce_bytes=_HALF,
         reference_bytes=_HALF,
         optimizer_bytes=_FP32 + torch_state_bytes(optimizer, parameter_bytes=_FP32),
+        optimizer_stays_offloaded=True,  # DeepSpeed's Adam works in host memory
+        parameters_stay_offloaded=parted,
         per_tensor_optimizer=False,
         optimizer_temporary_bytes=_FP32,
+        update_parameters=_ZERO_SUB_GROUP if parted else 0,
     )

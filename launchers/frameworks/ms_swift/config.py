@@ -82,9 +82,10 @@ class Config(TrainerSettings):
         return bool(self.get("fsdp"))
 
     @property
-    def zero(self) -> int:
-        """The stage of a shipped DeepSpeed configuration that shards no weights, 1 or 2; else 0."""
-        return {"zero1": 1, "zero2": 2}.get(self.deepspeed.removesuffix("_offload"), 0)
+    def zero(self) -> int | None:
+        """The stage of a shipped DeepSpeed configuration, None without or for a file of the user's."""
+        stages = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+        return stages.get(self.deepspeed.removesuffix("_offload"))
 
     @property
     def trains_all(self) -> bool:

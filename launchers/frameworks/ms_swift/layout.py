@@ -7,7 +7,8 @@ from autotune.launchers.frameworks.hugging_face.layout import layout as shared
 from autotune.launchers.frameworks.ms_swift.config import Config
 from autotune.policies.values.architecture.model import Layout
 
-_BUCKET = 200_000_000  # gradients, reduce_bucket_size of the shipped zero1.json and zero2.json
+_ZERO_3 = 3
+_BUCKET = 200_000_000  # gradients, reduce_bucket_size of the shipped configurations below zero3.json
 _MASTER_AND_MOMENTS = 12  # bytes per parameter that DeepSpeed keeps in fp32 beside weights of half precision
 
 
@@ -34,4 +35,10 @@ def layout(config: Config) -> Layout:
         scaled_logits=False,  # the temperature divides them in their place
         prompt_tokens=config.count("max_length"),
     )
-    return with_zero(found, config.zero, optimizer=str(config.get("optim")), bucket=_BUCKET)
+    return with_zero(found, config.zero, optimizer=str(config.get("optim")), bucket=_bucket(config))
+
+
+def _bucket(config: Config) -> int:
+    """Return the gradients that a buffer holds: zero3.json leaves their number to transformers."""
+    shape = config.job.shape
+    return shape.hidden**2 if config.zero == _ZERO_3 and shape is not None else _BUCKET

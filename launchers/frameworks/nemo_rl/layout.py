@@ -34,7 +34,7 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
 
 def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
-    megatron, offloaded = config.megatron, not config.megatron and config.flag(f"{DTENSOR}.cpu_offload")
+    megatron = config.megatron
     optimizer = f"{MEGATRON}.optimizer"
     on_host = megatron and config.flag(f"{optimizer}.optimizer_cpu_offload")
     stored = 2 if megatron else 4  # the workers load fp32 and shard it by FSDP2
@@ -69,8 +69,8 @@ def layout(config: Config) -> Layout:
         engine_sleeps=config.colocated,
         engine_weights_on_host=False,
         sequence_parallel=config.flag(f"{MEGATRON if megatron else DTENSOR}.sequence_parallel"),
-        optimizer_stays_offloaded=offloaded or on_host,
-        parameters_stay_offloaded=offloaded,
+        optimizer_stays_offloaded=on_host,
+        parameters_stay_offloaded=not megatron,
         tokens_before_split=True,
         padded=not config.packed.endswith("sequence_packing"),
         sequences=config.sequences,

@@ -41,7 +41,7 @@ def resident(config: Config) -> dict[str, tuple[str, ...]]:
 
 def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
-    megatron, offloaded = config.megatron, config.flag(f"{POLICY}.fsdp_config.cpu_offload")
+    megatron = config.megatron
     stored = 2 if megatron else 4  # FSDP's mixed precision keeps fp32 parameters
     on_host = config.flag(f"{CPU_ADAM}.optimizer_cpu_offload")
     group = config.count(f"{POLICY}.fsdp_config.fsdp_size")
@@ -78,8 +78,8 @@ def layout(config: Config) -> Layout:
         engine_weights_on_host=config.lora_rank > 0,
         expandable_segments=config.flag("trainer.use_expandable_segments"),
         trainer_sleeps=config.colocated,
-        optimizer_stays_offloaded=offloaded or on_host,
-        parameters_stay_offloaded=offloaded,
+        optimizer_stays_offloaded=on_host,
+        parameters_stay_offloaded=not megatron,
         tokens_before_split=True,
         loss="softmax" if megatron else "pieces",
         compiled_loss=False,

@@ -113,9 +113,9 @@ class Config(TrainerSettings):
         return self.is_fsdp or self.sharding == "zero3"
 
     @property
-    def zero(self) -> int:
-        """The stage of a shipped DeepSpeed configuration that shards no weights, 1 or 2; else 0."""
-        return {"zero1": 1, "zero2": 2}.get(self.sharding, 0)
+    def zero(self) -> int | None:
+        """DeepSpeed's stage, None without DeepSpeed."""
+        return {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}.get(self.sharding)
 
     @property
     def processes(self) -> int:

@@ -36,7 +36,7 @@ def layout(config: Config) -> Layout:
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,
         entropy=not config.has_head,  # it comes out of the same tiles
         engine_sleeps=config.on("vllm_enable_sleep_mode"),
-        optimizer_stays_offloaded=config.zero > 0,  # DeepSpeed's Adam works in host memory
+        parameters_stay_offloaded=config.is_fsdp,  # torch's CPUOffload and CPUOffloadPolicy
         engine_weights_on_host=False,  # they are sent anew when it wakes
         padded=True,
         chunked_head=config.has_head,

@@ -87,7 +87,10 @@ class Layout(Value, frozen=True, kw_only=True):
     # ranks over which FSDP or a distributed optimizer spreads one copy of the state; ddp: ZeRO-1 and ZeRO-2
     shards: int = 1
     shards_gradients: bool = False  # ddp: of the gradients too, a rank keeps its part alone (ZeRO-2)
-    reduce_bucket_bytes: float = 0  # ddp: DeepSpeed's buffer for gradients on their way, alive in backward
+    # DeepSpeed's buffers for gradients on their way: alive in backward, with ZeRO-3 always; 0: no DeepSpeed
+    reduce_bucket_bytes: float = 0
+    gradients_stay: bool = False  # in a buffer that exists between steps too, as Megatron's does
+    update_parameters: int = 0  # of a rank, that one update takes at once (ZeRO-3's sub_group_size); 0: all
     pipeline_parallel: int = 1
     pipeline_chunks: int = 1  # of layers, into which a stage is cut where stages are interleaved
     expert_parallel: int = 1
@@ -124,7 +127,10 @@ class Layout(Value, frozen=True, kw_only=True):
     expandable_segments: bool = False  # the framework switches them on for the trainer by itself
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
-    parameters_stay_offloaded: bool = False  # offloaded weights are gathered layer by layer in a pass
+    # Offloaded weights are gathered layer by layer in a pass; gradients and optimizer are beside them.
+    parameters_stay_offloaded: bool = False
+    grad_offload_takes_optimizer: bool = False  # ... to the host between updates (DeepSpeed's offload_states)
+    critic_follows: bool = False  # the trainer's own settings offload the critic's optimizer too
     tokens_before_split: bool = (
         False  # token budgets count before sequence and context parallelism split them
     )
@@ -148,6 +154,11 @@ class Layout(Value, frozen=True, kw_only=True):
     response_tokens: int = 0  # longest, of all turns together
     prompt_mean: float = 0.0  # tokens; 0: unknown
     response_mean: float = 0.0
+
+    @property
+    def parts_gradients(self) -> bool:
+        """Whether DeepSpeed spreads gradients; an optimizer in host memory then takes what is reduced."""
+        return bool(self.reduce_bucket_bytes) and (self.shards_gradients or self.strategy.startswith("fsdp"))
 
 
 # The fields that a family's code settles; the others are its config's to say.

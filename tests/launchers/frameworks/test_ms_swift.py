@@ -131,6 +131,8 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
     away = SWIFT.profile(job(**COLOCATED, deepspeed="zero3_offload"), CLUSTER)
     assert (away.knobs.optimizer_offload, away.knobs.param_offload) == (True, True)
     assert away.layout.parameters_stay_offloaded and "optimizer_offload" in away.unsupported
+    whole = replace(job(deepspeed="zero3"), shape=MOE)
+    assert SWIFT.profile(whole, CLUSTER).layout.reduce_bucket_bytes == 2 * MOE.hidden**2
     fsdp = SWIFT.profile(job(fsdp="fsdp2"), CLUSTER)
     assert "recompute" in fsdp.unsupported and (fsdp.layout.strategy, fsdp.layout.shards) == ("fsdp2", 8)
     parted = SWIFT.profile(job(deepspeed="zero2_offload"), CLUSTER)

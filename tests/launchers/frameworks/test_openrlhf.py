@@ -170,13 +170,21 @@ def test_placement_and_who_is_on_the_cards() -> None:
     assert OPENRLHF.profile(job(running), CLUSTER).placement is Placement.ASYNCHRONOUS
 
 
-@pytest.mark.parametrize(("stage", "strategy"), [(2, "megatron"), (3, "fsdp2")])
-def test_a_layout_follows_the_flags(stage: int, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "strategy", "shards"), [(0, "ddp", 1), (1, "ddp", 8), (2, "ddp", 8), (3, "fsdp2", 8)]
+)
+def test_a_layout_follows_the_flags(stage: int, strategy: str, shards: int) -> None:
     layout = OPENRLHF.profile(job({**PACKED, "ds.zero_stage": stage}), CLUSTER).layout
-    assert (layout.strategy, layout.shards, layout.engine_ranks) == (strategy, 8, 8)
+    assert (layout.strategy, layout.shards, layout.engine_ranks) == (strategy, shards, 8)
+    assert (layout.shards_gradients, layout.gradients_stay) == (stage == 2, stage == 3)
     assert (layout.sequences, layout.mini_batch, layout.critic) == (1024, 1024, False)
     assert (layout.prompt_tokens, layout.response_tokens) == (1024, 7168)
     assert OPENRLHF.profile(job({**PACKED, "algo.advantage.estimator": "gae"}), CLUSTER).layout.critic
+    wide = {"ds.grad_accum_dtype": "fp32", "ds.overlap_comm": True, "ds.tensor_parallel_size": 2}
+    wider = OPENRLHF.profile(job({**PACKED, "ds.zero_stage": stage, **wide}), CLUSTER).layout
+    assert wider.reduce_bucket_bytes == 2 * layout.reduce_bucket_bytes == 2e9
+    assert (wider.gradient_bytes, wider.gradients_stay) == (4 if stage else 2, stage in (1, 3))
+    assert wider.shards == (4 if stage else 1)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,11 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
     fsdp = TRL.profile(job(accelerate_config="fsdp2"), CLUSTER)
     assert fsdp.supported["param_offload"].setting == "fsdp_offload_params"
     assert (fsdp.layout.strategy, fsdp.layout.shards) == ("fsdp2", 8)
+    assert (fsdp.layout.parameters_stay_offloaded, fsdp.layout.optimizer_stays_offloaded) == (True, False)
+    for dtype in ("float32", "bfloat16"):  # DeepSpeed trains in bf16 and keeps fp32 weights of its own
+        held = TRL.profile(job(zero_stage=3, dtype=dtype), CLUSTER).layout
+        assert (held.parameter_bytes, held.gradient_bytes, held.optimizer_bytes) == (2, 2, 12)
+        assert held.parameters_stay_offloaded and held.optimizer_stays_offloaded and held.shards == 8
     parted = TRL.profile(job(accelerate_config="zero2"), CLUSTER)
     assert "optimizer_offload" in parted.supported and parted.layout.optimizer_stays_offloaded
     assert not plain.layout.shards_gradients and plain.layout.shards == 1

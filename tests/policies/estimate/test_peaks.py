@@ -89,10 +89,12 @@ def test_zero_figure_1():
     layout = Layout(ranks=64, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12)
     for spread, published in (
         (replace(layout, strategy="ddp"), 120),
+        (with_zero(layout, 0, optimizer="adamw"), 120),
         (replace(layout, strategy="megatron", shards=64), 31.4),
         (with_zero(layout, 1, optimizer="adamw"), 31.4),
         (with_zero(layout, 2, optimizer="adamw"), 16.6),
         (replace(layout, strategy="fsdp2", shards=64), 1.9),
+        (with_zero(layout, 3, optimizer="adamw"), 1.9),
     ):
         load = load_of(profile(spread), CLUSTER, [Knobs()])
         state = state_of(model, load)
@@ -104,11 +106,103 @@ def test_zero_copies_gradients_into_a_bucket_in_backward_alone():
     layout = with_zero(replace(FSDP, engine_ranks=0), 2, optimizer="adamw")
     found, without = (
         estimates(profile(each, engine="none"), CLUSTER, QWEN, [KNOBS]).gpu[:, 0]
-        for each in (layout, replace(layout, reduce_bucket_bytes=0))
+        for each in (layout, replace(layout, reduce_bucket_bytes=1))
     )
     more = np.zeros(len(PHASES))
     more[PHASES.index(Phase.BACKWARD)] = 1e9
     assert found - without == pytest.approx(more, abs=1.0)
+
+
+def zero(stage, **settings):
+    return with_zero(replace(FSDP, engine_ranks=0, reference=False), stage, optimizer="adamw", **settings)
+
+
+def parts_of(layout, phase, part, *, host=False, **knobs):
+    found = estimates(profile(layout, engine="none"), CLUSTER, QWEN, [replace(KNOBS, **knobs)])
+    sizes = found.host_parts if host else found.gpu_parts
+    return float(sizes[PHASES.index(phase), PARTS.index(part), 0])
+
+
+WHOLE = parameters(QWEN).total
+
+
+@pytest.mark.parametrize(
+    ("layout", "resident", "updated"),
+    [
+        (zero(0), 0, 2 * WHOLE),
+        (zero(1), 0, 2 * WHOLE / 8),  # the others' parts have gone once they are reduced
+        (zero(1, accumulated=4), 4 * WHOLE, 4 * WHOLE),
+        (zero(2), 0, 2 * WHOLE / 8),
+        (zero(2, accumulated=4), 0, 4 * WHOLE / 8),
+        (zero(3), 2 * WHOLE / 8 + 1e9, 2 * WHOLE / 8 + 1e9),
+        (zero(3, accumulated=4), 4 * WHOLE / 8 + 1e9, 4 * WHOLE / 8 + 1e9),
+    ],
+)
+def test_gradients_of_each_stage_of_zero(layout, resident, updated):
+    assert parts_of(layout, Phase.LOG_PROB, "gradients") == pytest.approx(resident)
+    assert parts_of(layout, Phase.OPTIMIZER, "gradients") == pytest.approx(updated)
+
+
+@pytest.mark.parametrize(("stage", "left"), [(1, 2 * WHOLE), (2, 0), (3, 0)])
+def test_an_optimizer_on_the_host_takes_the_gradients_that_are_spread(stage, left):
+    """Stage 1 keeps them whole until the last micro-batch, stages 2 and 3 send what they reduced."""
+    embedding = QWEN.vocab * QWEN.hidden * 2  # the buffer of the largest weight, below stage 3
+    bucket = 1e9
+    backward = parts_of(zero(stage), Phase.BACKWARD, "gradients", optimizer_offload=True)
+    assert backward - bucket == pytest.approx(left, abs=embedding)
+    on_host = parts_of(zero(stage), Phase.OPTIMIZER, "optimizer", host=True, optimizer_offload=True)
+    assert on_host == pytest.approx(12 * WHOLE)
+    sums = parts_of(zero(stage), Phase.OPTIMIZER, "gradients", host=True, optimizer_offload=True)
+    assert sums == pytest.approx((4 if stage == 1 else 6) * WHOLE)
+    assert parts_of(zero(stage), Phase.OPTIMIZER, "optimizer", optimizer_offload=True) == 0
+
+
+def test_zero_3_updates_a_billion_parameters_at_once():
+    few = replace(zero(3), ranks=2, shards=2)
+    assert parts_of(few, Phase.OPTIMIZER, "buffers") == 4e9
+    assert parts_of(zero(3), Phase.OPTIMIZER, "buffers") == pytest.approx(4 * WHOLE / 8)
+
+
+def test_weights_used_from_host_memory_have_gradients_and_optimizer_beside_them():
+    layout = replace(FSDP, engine_ranks=0, reference=False, parameters_stay_offloaded=True)
+    for part in ("gradients", "optimizer"):
+        assert parts_of(layout, Phase.OPTIMIZER, part) > 0
+        assert parts_of(layout, Phase.OPTIMIZER, part, param_offload=True) == 0
+        assert parts_of(layout, Phase.OPTIMIZER, part, host=True, param_offload=True) > 0
+    assert parts_of(layout, Phase.OPTIMIZER, "buffers", param_offload=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "knobs", "more"),
+    [
+        (FSDP, {}, 0),
+        (replace(FSDP, shards=4), {}, 1),
+        (replace(FSDP, shards=4), {"tensor_parallel": 2}, 1),
+        (FSDP, {"sequence_parallel": 4}, 1),
+        (zero(2), {}, 0),
+        (replace(FSDP, strategy="none", ranks=1, shards=1), {}, 0),
+        (replace(MEGATRON, shards=2, pipeline_parallel=2), {"tensor_parallel": 2}, 3),
+        (replace(MEGATRON, shards=1), {"tensor_parallel": 8}, 1),
+        (replace(MEGATRON, shards=8, expert_parallel=8), {}, 2),
+    ],
+)
+def test_every_kind_of_parallelism_has_a_communicator(layout, knobs, more):
+    own = replace(KNOBS, **knobs)
+    load = load_of(profile(layout, own), CLUSTER, [own])
+    first = constant("context") + constant("collectives")
+    outside = float(state_of(QWEN, load).outside[0])
+    assert outside == pytest.approx(first + more * constant("communicator"))
+
+
+def test_state_that_sleeps_is_on_the_device_for_an_update_alone():
+    layout = replace(zero(2), grad_offload_takes_optimizer=True, critic=True, critic_follows=True)
+    awake, asleep = (
+        [parts_of(layout, phase, "optimizer", grad_offload=on) for phase in (Phase.LOG_PROB, Phase.OPTIMIZER)]
+        for on in (False, True)
+    )
+    assert awake == pytest.approx([12 * WHOLE / 8] * 2) and asleep == pytest.approx([0, 12 * WHOLE / 8])
+    weights = [parts_of(layout, Phase.CHECKPOINT, "weights", grad_offload=on) for on in (False, True)]
+    assert weights == pytest.approx([4 * WHOLE + 12 * WHOLE / 8, 4 * WHOLE])  # the critic's state is moved
 
 
 def test_activations_of_a_gpt_layer():

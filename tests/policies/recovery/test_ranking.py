@@ -13,9 +13,11 @@ from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook, trusted
 from autotune.policies.recovery.ranking import RISK, best, judged, overflowing
+from autotune.policies.recovery.shortfall import widened
 from autotune.policies.recovery.upgrade import CLIMB, RETURN
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.neighbours import choices
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.events import (
     Await,
     Decided,
@@ -316,6 +318,28 @@ def test_giving_up_says_what_misses_by_how_much_and_what_would_fit():
     assert "GPU memory short in " in action.verdict.nearest and "GiB" in action.verdict.nearest
     assert any("times the GPUs (predicted" in text for text in action.verdict.would_help)
     assert any("billion parameters" in text for text in action.verdict.would_help)
+
+
+@pytest.mark.parametrize(
+    ("spread", "knobs", "wider"),
+    [
+        ({"shards": 8}, {}, {"shards": 16}),
+        ({"shards": 4}, {}, {"shards": 4}),  # hybrid sharding: more groups of four
+        ({"shards": 4}, {"tensor_parallel": 2}, {"shards": 8}),
+        ({"strategy": "ddp", "shards": 1}, {}, {"shards": 1}),
+        ({"strategy": "ddp", "shards": 8}, {}, {"shards": 16}),  # ZeRO-1
+        ({"strategy": "none", "ranks": 1, "shards": 1}, {}, {"strategy": "ddp", "shards": 1, "ranks": 2}),
+        ({"strategy": "megatron", "shards": 1}, {"tensor_parallel": 8}, {"shards": 2}),
+        ({"strategy": "megatron", "shards": 1}, {"tensor_parallel": 4}, {"shards": 1}),  # no distributed one
+        ({"strategy": "megatron", "shards": 2, "pipeline_parallel": 4}, {}, {"shards": 4}),
+    ],
+)
+def test_more_devices_spread_only_what_is_spread_over_all_of_them(
+    spread: dict[str, Any], knobs: dict[str, Any], wider: dict[str, Any]
+):
+    layout = Layout(**{"strategy": "fsdp2", "ranks": 8, "engine_ranks": 8, **spread})
+    expected = replace(layout, **{"ranks": 16, "engine_ranks": 16, **wider})
+    assert widened(layout, Knobs(**knobs), 2) == expected
 
 
 def test_overflow_is_told_worst_first():
