@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -320,3 +321,39 @@ def test_a_script_without_a_training(tmp_path: Path) -> None:
     result = init(tmp_path, "run.sh")
     assert result.exit_code == 1
     assert "run.sh:1: the script ends here: `exit 1`" in result.stderr
+
+
+_OLDER = "actor_rollout_ref.actor.megatron.grad_offload"  # verl 0.9.1 does not have it, 0.9.0 does
+_MEGATRON_OF_VERL = ("python3", "-m", "verl.trainer.main_ppo", "model_engine=megatron", f"{_OLDER}=true")
+
+
+def test_the_release_that_the_settings_were_checked_against_is_named(tmp_path: Path) -> None:
+    words = (
+        *_MEGATRON_OF_VERL,
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    )
+    result = init(tmp_path, "--", *words)
+    assert result.exit_code == 0, result.stderr
+    checked = "verl 0.9.1, the newest known: the job's own version was not found; set framework_version"
+    assert f"settings checked against {checked}\n" in result.stderr
+    assert f"# Settings checked against {checked}.\nframework: verl\n" in (tmp_path / "job.yaml").read_text()
+    assert f"verl 0.9.1 does not accept {_OLDER}, but verl 0.9.0 does" in result.stderr
+    shown = msgspec.json.decode(init(tmp_path, "--json", "--force", "--", *words).stdout)
+    assert shown["checked_against"] == checked and _OLDER in shown["warnings"][0]
+
+
+def test_the_release_of_a_checkout_is_named_even_of_a_job_with_errors(tmp_path: Path) -> None:
+    version = tmp_path / "verl" / "version" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text("0.9.1\n")
+    result = init(tmp_path, "--", *_MEGATRON_OF_VERL)
+    assert result.exit_code == 1
+    assert "hint: verl 0.9.0 accepts it; it was removed" in result.stderr
+    assert f"# Settings checked against verl 0.9.1 ({version})." in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_framework_without_releases_names_none(tmp_path: Path) -> None:
+    result = init(tmp_path, "--", "python3", "train.py", *_MEGATRON.split())
+    assert "job.yaml: slime" in result.stderr and "checked against" not in result.stderr
+    assert "checked against" not in (tmp_path / "job.yaml").read_text()
