@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from autotune.orchestrator.errors import ExitCode, Failure
@@ -99,7 +100,11 @@ def _of_script(
         seen = (
             ", ".join(dict.fromkeys(i.argv[0] for i in reading.invocations if i.argv[0] != "pkill")) or "none"
         )
-        last = f"\n  {notes[-1].file}:{notes[-1].line}: {notes[-1].message}" if notes else ""
+        last = (
+            f"\n  {notes[-1].file.removeprefix(f'{cwd}/')}:{notes[-1].line}: {notes[-1].message}"
+            if notes
+            else ""
+        )
         raise Failure(
             f"no training found in `{path}`; programs that it would start: {seen}{last}",
             hint="give the command itself: autotune init -- python train.py ...",
@@ -117,6 +122,15 @@ def _of_script(
                 )
             )
     notes += [
+        Note(
+            file=invocation.file,
+            line=invocation.line,
+            message=f"`{invocation.argv[0]}` begins a command: is a `\\` missing at the end of the line above?",
+        )
+        for invocation in reading.invocations
+        if invocation.argv[0].startswith("-")
+    ]
+    notes += [
         Note(file=str(path), line=1, message=f"the script writes `{name}`, which `init` does not")
         for name in reading.written
         if any(name in word for word in chosen[1].argv)
@@ -125,7 +139,9 @@ def _of_script(
     if used:
         names = ", ".join(sorted(used))
         notes.append(Note(file=str(path), line=1, message=f"values from your environment: {names}"))
-    return _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=tuple(notes))
+    draft = _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=notes)
+    near = [msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes]
+    return msgspec.structs.replace(draft, notes=tuple(near))
 
 
 def _drafted(

@@ -139,7 +139,7 @@ def test_a_script_of_overrides_becomes_a_job(checkout: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "job.yaml\n"
     assert "job.yaml: verl, 23 settings kept" in result.stderr
-    assert "overrides.sh:4: taken to fail" in result.stderr
+    assert "overrides.sh:4: assumed to fail" in result.stderr
     assert "predicted peak per GPU" in result.stderr
     text = (checkout / "job.yaml").read_text()
     assert "gpu: H100-80GB" in text
@@ -357,3 +357,24 @@ def test_a_framework_without_releases_names_none(tmp_path: Path) -> None:
     result = init(tmp_path, "--", "python3", "train.py", *_MEGATRON.split())
     assert "job.yaml: slime" in result.stderr and "checked against" not in result.stderr
     assert "checked against" not in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_missing_backslash_is_named_with_its_place(tmp_path: Path) -> None:
+    lines = (
+        "ARGS=(--num-rollout 3)",
+        "python3 train.py \\",
+        "   --colocate --hf-checkpoint m",
+        "   ${ARGS[@]}",
+    )
+    (tmp_path / "run.sh").write_text("\n".join(lines) + "\n")
+    result = init(tmp_path, "run.sh")
+    said = "  run.sh:4: `--num-rollout` begins a command: is a `\\` missing at the end of the line above?\n"
+    assert said in result.stderr
+
+
+def test_a_note_stands_once_however_often_its_reason_occurs(tmp_path: Path) -> None:
+    command = "python3 -m verl.trainer.main_ppo data.train_files=$BASE/train data.val_files=$BASE/test"
+    (tmp_path / "run.sh").write_text(f"export OUT=$BASE/out\n{command}\n")
+    result = init(tmp_path, "run.sh")
+    assert result.stderr.count("$BASE is not set in the script or your environment: assumed empty") == 1
+    assert "run.sh:1: $BASE is not set" in result.stderr
