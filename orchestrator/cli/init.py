@@ -94,8 +94,9 @@ def write(
     from autotune.orchestrator.init.draft import draft_of
     from autotune.orchestrator.init.job_text import job_text
 
-    if source[0] == "--":
-        source = source[1:]
+    source = source[1:] if source[0] == "--" else source
+    if not source:
+        raise click.UsageError("`--` is followed by no command")
     cards = cards_of(gpus)
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     draft = draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now)

@@ -36,10 +36,15 @@ class Reading(Value, frozen=True, kw_only=True):
 
 
 def read_script(
-    path: Path, arguments: Sequence[str] = (), *, cwd: str, environment: Mapping[str, str], now: float
+    path: Path,
+    text: str,
+    arguments: Sequence[str] = (),
+    *,
+    cwd: str,
+    environment: Mapping[str, str],
+    now: float,
 ) -> Reading:
-    """Return what a script would start when called from `cwd`; raises OSError and UnicodeDecodeError."""
-    text = path.read_text()
+    """Return what a script would start when called from `cwd`; raises ValueError if nested too deeply."""
     state = State(cwd=cwd, file=str(path), now=now, inherited=environment, positional=list(arguments))
     reader = _Reader(state)
     try:
@@ -129,8 +134,8 @@ class _Reader(Assignments):
     def both(self, node: Node, *, probed: bool = False) -> bool | None:
         """Read `a && b` or `a || b`.
 
-        A program whose success is unknown is assumed to succeed, so that what follows is read, except where the
-        script itself says what follows a failure: `probe && this || that` is that.
+        A program whose success is unknown is assumed to succeed so that what follows is read, except where
+        the script itself says what follows a failure: `probe && this || that` is that.
         """
         parts = [child for child in node.children if child.type not in ("comment", "\n")]
         left, operator, right = parts[0], parts[1].type, parts[-1]

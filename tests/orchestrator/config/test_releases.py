@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.launchers import frameworks
-from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.config.installed import accepted_before
+from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.errors import JobErrors
 from autotune.policies.values.job import Job
 
