@@ -239,7 +239,11 @@ def _of_document(path: Path) -> Draft:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "job"
     if own == "areal":
         script = areal_script(path)
-        told = f"the training script is guessed: `{script}`" if script else "the training script is not known"
+        message = (
+            f"assumed the training script `{script}`: check `command`"
+            if script
+            else "the training script is unknown: name it in `command`"
+        )
         return Draft(
             source=str(path),
             name=name,
@@ -249,7 +253,7 @@ def _of_document(path: Path) -> Draft:
             config=str(path.absolute()),
             workdir=str(repository_of(path) or path.parent.absolute()),
             hardware=hardware_of("areal", {}, document),
-            notes=(Note(file=str(path), line=1, message=f"{told}; it stands in `command`"),),
+            notes=(Note(file=str(path), line=1, message=message),),
         )
     if own == "nemo-rl":
         script = "examples/run_grpo.py"
@@ -262,7 +266,11 @@ def _of_document(path: Path) -> Draft:
             config=str(path.absolute()),
             workdir=str(base or path.parent.absolute()),
             hardware=hardware_of("nemo-rl", {}, document),
-            notes=(Note(file=str(path), line=1, message=f"started by `{script}`: check `command`"),),
+            notes=(
+                Note(
+                    file=str(path), line=1, message=f"assumed the training script `{script}`: check `command`"
+                ),
+            ),
         )
     if own in ("trl", "ms-swift"):
         started = "trl grpo" if own == "trl" else "swift rlhf"
@@ -272,7 +280,7 @@ def _of_document(path: Path) -> Draft:
             framework=own,
             config=str(path.absolute()),
             workdir=str(path.parent.absolute()),
-            notes=(Note(file=str(path), line=1, message=f"started as `{started}`: check `command`"),),
+            notes=(Note(file=str(path), line=1, message=f"assumed that `{started}` starts the training"),),
         )
     if own == "verl":
         return Draft(
@@ -302,7 +310,7 @@ def _of_document(path: Path) -> Draft:
             path.stem,
         ),
     }[other]
-    message = f"how {other} is started is guessed: check `command`"
+    message = f"assumed how {other} is started: check `command`"
     return Draft(
         source=str(path),
         name=name,
