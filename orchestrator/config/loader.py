@@ -100,7 +100,7 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
 
 
 def written(text: str) -> Job | None:
-    """Return the job as a text says it, without what it refers to; None if it is no job."""
+    """Return the job that a text states, without what it refers to; None if it is no job."""
     document = Document(text, "job.yaml", literal=LITERAL)
     job = _job(document)
     return None if document.complaints else job
