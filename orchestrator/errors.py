@@ -49,7 +49,7 @@ def lacking(what: str, modules: Sequence[str]) -> Failure:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error while a file of a run is written into the failure that says what helps."""
+    """Turn an error while a file of a run is written into the failure whose hint names a remedy."""
     try:
         yield
     except OSError as error:

@@ -167,7 +167,7 @@ def time_left(value: TimeLeft) -> str:
 
 
 def speed(event: Progressed | None) -> str:
-    """Return `, 1,638 tok/s` of a step that says so, else the empty string."""
+    """Return `, 1,638 tok/s` of a step that reports it, else the empty string."""
     return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _SCALARS = ("int", "float", "bool", "str")
+_ANY = "any"  # the type of a mapping, and of a value that may be of several types
+_MAPPING = re.compile(r"(?:[Dd]ict|Mapping)\b")
 _ABSENT = object()
 _NOTED = re.compile(r"(?:A|Annotated|\w+\.Annotated)\[(.*)\]", re.DOTALL)  # a type with notes behind it
 
@@ -16,7 +18,7 @@ _NOTED = re.compile(r"(?:A|Annotated|\w+\.Annotated)\[(.*)\]", re.DOTALL)  # a t
 class Field(NamedTuple):
     """A field of a dataclass."""
 
-    kind: str  # the name of its type, `float?` where None is allowed; empty where it is no scalar
+    kind: str  # the name of its type, `float?` where None is allowed, or `any`; empty: a list or a class
     default: Any  # None where it is no literal
     section: str  # the class of a nested dataclass; empty where it is a value
 
@@ -108,6 +110,8 @@ def _field(entry: ast.AnnAssign, own: Source, whole: Source) -> Field:
     kind = named if named in _SCALARS else ""
     if kind and (nullable or default is None):
         kind += "?"
+    elif not kind and (_MAPPING.match(plain) or (parts and set(parts) <= set(_SCALARS))):
+        kind = _ANY
     return Field(
         kind=kind,
         default=None if default is _ABSENT else default,

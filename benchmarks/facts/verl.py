@@ -10,6 +10,7 @@ from benchmarks.facts.pins import pinned
 
 _ENGINES = ("dp", "megatron")
 _CONFIG = "verl/trainer/config"
+_ABSENT = object()
 
 
 def facts(root: Path) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def facts(root: Path) -> dict[str, Any]:
             for key, field in found.items()
             if key not in values[engine] and not _holds(tree, key)
         }
-        types |= {key: field.kind for key, field in found.items() if field.kind}
+        types |= {key: field.kind for key, field in found.items() if field.kind and not _filled(tree, key)}
     return {
         "engines": pinned(root),
         **_apart(values),
@@ -66,12 +67,22 @@ def _leaves(tree: dict[str, Any], at: str = "") -> list[tuple[str, Any]]:
 
 
 def _holds(tree: dict[str, Any], key: str) -> bool:
+    return _node(tree, key) is not _ABSENT
+
+
+def _filled(tree: dict[str, Any], key: str) -> bool:
+    """Return whether a key is a mapping whose names the YAML states."""
+    node = _node(tree, key)
+    return isinstance(node, dict) and bool(node)
+
+
+def _node(tree: dict[str, Any], key: str) -> Any:
     node: Any = tree
     for part in key.split("."):
         if not isinstance(node, dict) or part not in node:
-            return False
+            return _ABSENT
         node = node[part]
-    return True
+    return node
 
 
 def _declared(

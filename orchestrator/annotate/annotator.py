@@ -1,4 +1,4 @@
-"""Annotates attempts beside a run, in a thread and programs of its own: nothing of the run waits for them."""
+"""Annotates attempts during a run, in a thread and processes of its own: the run never waits for them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Annotator:
     def __init__(
         self, run: directory.Run, *, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
-        """Annotate attempts of `run`; `warn` is told once per tracker that it does not work."""
+        """Annotate attempts of `run`; `warn` is called once per tracker that does not work."""
         self._run, self._say, self._warn = run, say, warn
         self._journal: Journal | None = None
         self._job: Job | None = None
@@ -275,7 +275,7 @@ def _shown(document: Annotation, job: Job) -> dict[str, Any]:
 
 
 def _hidden(text: str, job: Job, env: Mapping[str, str]) -> str:
-    """Return what a library says, without what only its environment knows."""
+    """Return a library's output without values that only its environment holds."""
     known = [value for name, value in env.items() if is_secret_variable(name) and len(value) >= _SHORTEST]
     return str(_without(text, (*secrets.values_of(job), *sorted(known, key=len, reverse=True))))
 

@@ -99,7 +99,7 @@ def _of_job(job: Job) -> Iterator[str]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a writer: ours, over it what the job says to its trackers."""
+    """Return the environment of a writer: ours, overridden by the job's settings for its trackers."""
     return {**os.environ, **{k: v for k, v in variables.items() if k.startswith(_PREFIXES)}}
 
 

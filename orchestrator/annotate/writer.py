@@ -122,7 +122,7 @@ def _latest_mlflow_run(client: Any, place: Place) -> Any:
 
 
 def write_tensorboard(run: str, place: Place, attempts: Attempts) -> str:
-    """Write an events file per attempt into the folder `autotune` beside the job's own."""
+    """Write an events file per attempt into the folder `autotune` next to the job's own."""
     folder = _events_folder(place) / NAME
     for each in attempts:
         suffix = f".{run}.{each['attempt']}"
@@ -159,7 +159,7 @@ def _summary_writer(folder: str, suffix: str) -> Any:
 
 
 def write_swanlab(run: str, place: Place, attempts: Attempts) -> str:
-    """Keep a run beside the job's: to resume that one replaces its name, colour, configuration and state."""
+    """Keep a run next to the job's: resuming that one replaces its name, colour, configuration and state."""
     import swanlab
 
     if not place.get("id"):

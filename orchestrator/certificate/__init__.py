@@ -1,1 +1,1 @@
-"""Whether a certificate holds: read within limits, compared with what lies beside it, and replayed."""
+"""Whether a certificate holds: read within limits, compared with the files next to it, and replayed."""

@@ -1,4 +1,4 @@
-"""Certificates and the files beside them, as data that anybody may have written: bounded, never executed."""
+"""Certificates and the files next to them, as data that anybody may have written: bounded, never executed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def framework_of(certificate: Certificate, path: Path) -> Framework:
 
 
 def journal_beside(path: Path) -> History | None:
-    """Return the events on record beside a certificate, None if there are none; raises Failure."""
+    """Return the recorded events next to a certificate, None if there are none; raises Failure."""
     file = path.with_name("events.jsonl")
     if not _exists(file):
         return None
@@ -59,7 +59,7 @@ def journal_beside(path: Path) -> History | None:
 
 
 def job_beside(path: Path, name: str) -> Job | None:
-    """Return the job in a file beside a certificate, None if there is none; raises Failure."""
+    """Return the job in a file next to a certificate, None if there is none; raises Failure."""
     file = path.with_name(name)
     if not _exists(file):
         return None
@@ -73,7 +73,7 @@ def job_beside(path: Path, name: str) -> Job | None:
 
 
 def unusable(path: Path, why: str, *, hint: str = "") -> Failure:
-    """Return the failure of a file from which nothing can be told."""
+    """Return the failure of a file that cannot be used."""
     return Failure(f"cannot use `{path}`: {why}", hint=hint, code=ExitCode.USAGE)
 
 

@@ -55,7 +55,7 @@ def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, s
 
 
 def judged(found: Comparison) -> tuple[Replayed, str]:
-    """Return what a comparison of two updates says."""
+    """Return the outcome of a comparison of two updates."""
     if found.skipped:
         return Replayed.NOT_RUN, found.skipped
     what = f"one update of {found.samples} samples ({found.tokens:,} tokens) in fp32"

@@ -1,4 +1,4 @@
-"""Whether a certificate is true, as far as its own content, the files beside it and a replay tell."""
+"""Whether a certificate is true, judged by its content, the files next to it and a replay."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def document(found: Verification) -> VerificationDocument:
 
 
 def verify(path: Path) -> Verification:
-    """Return what contradicts a certificate; raises Failure if it, or a file beside it, is unusable.
+    """Return what contradicts a certificate; raises Failure if it, or a file next to it, is unusable.
 
     Nothing that the files name is run, opened or loaded.
     """
@@ -126,7 +126,7 @@ def verify(path: Path) -> Verification:
 def _contradictions(
     certificate: Certificate, framework: Framework, before: Job, after: Job, path: Path
 ) -> Iterator[str]:
-    """Yield where the framework says other things of the settings than the certificate does."""
+    """Yield where the framework and the certificate disagree on the settings."""
     for problem in framework.check(before):
         key = ".".join(map(str, problem.path))
         raise reading.unusable(path, f"`{key}` of the job: {problem.message}", hint=problem.hint)

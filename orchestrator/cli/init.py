@@ -38,8 +38,12 @@ class JobDraft(Value, frozen=True, kw_only=True):
     framework: str
     recognised: str  # a framework without an adapter too; empty for none
     settings: int
+    checked_against: str = (
+        ""  # the release of the framework, and why that one; empty where it has no releases
+    )
     notes: list[Note]
     errors: list[str]  # what has to be edited before a launch
+    warnings: list[str] = []  # what is wrong only with the newest release, and which files are not here
 
 
 @click.command("init", epilog=_CODES, context_settings={"ignore_unknown_options": True})
@@ -90,12 +94,14 @@ def write(
     from autotune.orchestrator.init.draft import draft_of
     from autotune.orchestrator.init.job_text import job_text
 
-    if source[0] == "--":
-        source = source[1:]
+    source = source[1:] if source[0] == "--" else source
+    if not source:
+        raise click.UsageError("`--` is followed by no command")
     cards = cards_of(gpus)
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     draft = draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now)
-    text = job_text(draft, gpus=cards)
+    checked = _checked_against(job_text(draft, gpus=cards))
+    text = job_text(draft, gpus=cards, checked=checked)
     to_stdout = str(output) == "-"
     if not to_stdout:
         _put(output, text, force=force, private=draft.is_private)
@@ -104,18 +110,21 @@ def write(
         job, missing = parse_elsewhere(text, file=str(output))
     except JobErrors as error:
         errors, job, missing = error, None, ()
+    warnings = (*(job.notes if job is not None else ()), *missing)
     if options.json:
         found = JobDraft(
             file=str(output),
             framework=draft.framework,
             recognised=draft.other or (draft.framework if draft.framework != "command" else ""),
             settings=len(draft.settings),
+            checked_against=checked,
             notes=list(draft.notes),
             errors=[c.message for c in errors.complaints] if errors else [],
+            warnings=list(warnings),
         )
         click.echo(msgspec.json.encode(found))
     else:
-        _say(draft, output=output, missing=missing, options=options)
+        _say(draft, output=output, checked=checked, warnings=warnings, options=options)
         if job is not None:
             _predict(job, output, options)
         click.echo(text if to_stdout else str(output), nl=not to_stdout)
@@ -125,6 +134,20 @@ def write(
             click.echo("The file is written, but these errors must be fixed before a launch.", err=True)
         return ExitCode.NO
     return ExitCode.OK
+
+
+def _checked_against(text: str) -> str:
+    """Return the release of the framework that the settings of a job file are checked against, in words."""
+    from autotune.launchers import frameworks
+    from autotune.orchestrator.config.installed import with_version
+    from autotune.orchestrator.config.loader import written
+    from autotune.orchestrator.planner import settings_of
+
+    job = written(text)
+    if job is None:
+        return ""
+    framework = frameworks.find(job.framework)
+    return settings_of(with_version(job, framework), framework)
 
 
 def _put(output: Path, text: str, *, force: bool, private: bool) -> None:
@@ -146,7 +169,7 @@ def _put(output: Path, text: str, *, force: bool, private: bool) -> None:
         raise Failure(f"cannot write `{output}`: {reason}", code=ExitCode.USAGE) from None
 
 
-def _say(draft: object, *, output: Path, missing: tuple[str, ...], options: Options) -> None:
+def _say(draft: object, *, output: Path, checked: str, warnings: tuple[str, ...], options: Options) -> None:
     from autotune.orchestrator.init.draft import Draft
     from autotune.orchestrator.init.job_text import place
 
@@ -163,12 +186,14 @@ def _say(draft: object, *, output: Path, missing: tuple[str, ...], options: Opti
     click.echo(f"{output}: {what}{kept}", err=True)
     if options.quiet:
         return
+    if checked:
+        click.echo(f"settings checked against {checked}", err=True)
     shown = draft.notes if options.verbose else draft.notes[:_SHOWN]
     for note in shown:
         click.echo(f"  {place(note)}: {note.message}", err=True)
     if len(shown) < len(draft.notes):
         click.echo(f"  and {len(draft.notes) - len(shown)} more at the top of the file", err=True)
-    for warning in missing:
+    for warning in warnings:
         click.echo(f"  warning: {warning}", err=True)
     if draft.is_private:
         click.echo("  a setting holds a secret: only you can read the file", err=True)

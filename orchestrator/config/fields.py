@@ -1,4 +1,4 @@
-"""The kinds of value a job.yaml holds: what each accepts, what it says otherwise, and its JSON schema."""
+"""The kinds of value a job.yaml holds: what each accepts, its error message, and its JSON schema."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ _SHAPE = {field.name: field.type for field in msgspec.structs.fields(Model) if f
 
 
 def _dimension(value: Any, name: str) -> int | str:
-    """Return a field of a shape; raises ValueError that says what it takes."""
+    """Return a field of a shape; raises ValueError that names what it accepts."""
     if _SHAPE[name] is str:
         if value not in CHOICES[name]:
             choices = ", ".join(f"`{choice}`" for choice in CHOICES[name] if choice)

@@ -18,7 +18,7 @@ from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.config.fields import suggestion
 from autotune.orchestrator.config.includes import with_document, with_shape
-from autotune.orchestrator.config.installed import with_version
+from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place
@@ -100,7 +100,7 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
 
 
 def written(text: str) -> Job | None:
-    """Return the job as a text says it, without what it refers to; None if it is no job."""
+    """Return the job that a text states, without what it refers to; None if it is no job."""
     document = Document(text, "job.yaml", literal=LITERAL)
     job = _job(document)
     return None if document.complaints else job
@@ -222,7 +222,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
         if not _complained_at(document, place):
             document.complain(f"`{_label(problem.path)}`: {problem.message}", place, hint=problem.hint)
     if not document.complaints:
-        job, more = with_shape(job, framework)
+        job, more = with_shape(with_releases(job, framework), framework)
         problems += more
     for problem in problems:
         _complain_of_problem(document, problem)
@@ -230,7 +230,9 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
 
 
 def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> None:
-    for problem in framework.check(job):
+    problems = framework.check(job)
+    older = accepted_before(job, framework) if problems else {}
+    for problem in (hinted(each, older, job, framework) for each in problems):
         if included is not None and problem.path[:1] == ("config",) and len(problem.path) > 1:
             inner = msgspec.structs.replace(problem, path=problem.path[1:])
             _complain_of_problem(included, inner)

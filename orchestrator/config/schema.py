@@ -372,7 +372,7 @@ def keys(model: type[Keys]) -> tuple[str, ...]:
 
 
 def values_of(job: Job) -> dict[str, Any]:
-    """Return the values of a job file that says all of a job."""
+    """Return the values of a job file that states all of a job."""
     return _values(msgspec.to_builtins(job), JobFile)
 
 

@@ -223,7 +223,7 @@ def _written_notify(values: Any) -> Notify:
 
 
 def job_values(recorded: Job) -> dict[str, Any]:
-    """Return the values of a job file that says all of a masked job."""
+    """Return the values of a job file that states all of a masked job."""
     values = schema.values_of(recorded)
     env = {name: _as_yaml(value) for name, value in recorded.env.items()}
     return values | {"env": env, "notify": values["notify"] | _notify_values(recorded.notify)}

@@ -90,7 +90,7 @@ def cluster_of(address: str, nodes: tuple[tuple[NodeFacts, int], ...]) -> Cluste
 
 
 def cluster_checks(job: Job, cluster: Cluster) -> Iterator[Check]:
-    """Yield whether the cluster is what the job says of it."""
+    """Yield whether the cluster matches the job's description."""
     problems = list(misfits(job, cluster))
     for problem in problems:
         yield failed("cluster", problem.message, hint=problem.hint)

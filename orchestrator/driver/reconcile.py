@@ -96,7 +96,7 @@ def run(context: RunContext, *, conclude: bool = True) -> Verdict:
 
 
 def resumed(attempt: int) -> Decided:
-    """Return the row that says that the user continues with a run."""
+    """Return the row that records that the user continues a run."""
     return Decided(attempt=attempt, reason=RESUMED)
 
 
@@ -278,7 +278,7 @@ class _Reconciler:
         )
 
     def saved_before(self) -> int | None:
-        """Return the step of the checkpoint that the attempt should continue, where it was told to."""
+        """Return the step of the checkpoint that the attempt should continue, if one was requested."""
         history, started = self.journal.history(), self.started()
         alike = {e.attempt for e in history if isinstance(e, Started) and e.trains is started.trains}
         earlier = [

@@ -27,7 +27,7 @@ class Prediction(Value, frozen=True, kw_only=True):
 
 
 def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction | None:
-    """Return what the estimate says of a cure; None if too little is known for it."""
+    """Return the estimated effect of a remedy; None if too little is known for it."""
     profile, capacity = context.known.profile, diagnosis.facts.capacity_bytes
     phase, model = diagnosis.phase, context.model
     known = profile is not None and context.known.complete and model is not None and capacity is not None

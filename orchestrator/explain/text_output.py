@@ -183,6 +183,8 @@ def _unknown(explanation: Explanation) -> list[str]:
     killed = any(line.rule == "killed" for line in explanation.diagnosis.evidence)
     errors = [line for line in explanation.diagnosis.evidence if line.text][-_ERRORS:]
     if not errors:
+        if not explanation.lines:
+            return [f"unknown: {explanation.file} is empty"]
         searched = f"{explanation.lines:,} lines, {rules} rules"
         return [
             f"unknown: found no known failure in {explanation.file} ({searched})",

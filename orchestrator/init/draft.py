@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+import msgspec
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init.bash.reader import read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
+from autotune.orchestrator.init.documents import (
+    areal_script,
+    document_of,
+    flat,
+    read_document,
+    read_text,
+    readable_document,
+    repository_of,
+)
 from autotune.orchestrator.init.entry_points import Program, framework_of, framework_of_document, unwrapped
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
@@ -64,17 +74,17 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
     """Return the job of a command, of a script or of a YAML file; raises Failure if there is none."""
     first = words[0]
     if len(words) == 1 and _DOCUMENT.fullmatch(first):
-        return _of_document(Path(cwd, first))
+        return _of_document(Path(first))
     if _SHELLS.fullmatch(first) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
         first = words[0]
-    if _SCRIPT.fullmatch(first) and Path(cwd, first).is_file():
+    if _SCRIPT.fullmatch(first) and Path(cwd, first).exists():
         return _of_script(Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now)
-    if len(words) == 1 and Path(cwd, first).suffix in (".sh", ".bash", ".yaml", ".yml"):
-        raise Failure(f"no such file: {first}", hint=f"looked in {cwd}", code=ExitCode.USAGE)
+    if len(words) == 1 and (Path(first).suffix in (".sh", ".bash") or shutil.which(first) is None):
+        raise Failure(f"no such file or program: {first}", hint=f"looked in {cwd}", code=ExitCode.USAGE)
     made = Invocation(argv=tuple(words), env={}, cwd=cwd, file="the command", line=1)
     program = unwrapped(words)
-    framework = framework_of(program.argv, _document_of(program, cwd)) if program.argv else ""
+    framework = framework_of(program.argv, document_of(program, cwd)) if program.argv else ""
     if not framework:
         framework = "command:"
     return _drafted(made, program, framework, source="a command line", script=None, notes=())
@@ -83,23 +93,27 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
 def _of_script(
     path: Path, arguments: list[str], *, cwd: str, environment: Mapping[str, str], now: float
 ) -> Draft:
+    place, text = Path(cwd, path), read_text(path)
+    if not text.strip():
+        raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
     try:
-        reading = read_script(Path(cwd, path), arguments, cwd=cwd, environment=environment, now=now)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE) from None
+        reading = read_script(place, text, arguments, cwd=cwd, environment=environment, now=now)
+    except ValueError as error:
+        raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
     notes = list(reading.notes)
     found: list[tuple[Invocation, Program, str]] = []
     for invocation in reading.invocations:
         program = unwrapped(invocation.argv)
-        framework = framework_of(program.argv, _document_of(program, invocation.cwd)) if program.argv else ""
+        framework = framework_of(program.argv, document_of(program, invocation.cwd)) if program.argv else ""
         if framework:
             found.append((invocation, program, framework))
     if not found:
         seen = (
             ", ".join(dict.fromkeys(i.argv[0] for i in reading.invocations if i.argv[0] != "pkill")) or "none"
         )
-        last = f"\n  {notes[-1].file}:{notes[-1].line}: {notes[-1].message}" if notes else ""
+        last = "".join(
+            f"\n  {note.file.removeprefix(f'{cwd}/')}:{note.line}: {note.message}" for note in notes[-1:]
+        )
         raise Failure(
             f"no training found in `{path}`; programs that it would start: {seen}{last}",
             hint="give the command itself: autotune init -- python train.py ...",
@@ -117,6 +131,15 @@ def _of_script(
                 )
             )
     notes += [
+        Note(
+            file=invocation.file,
+            line=invocation.line,
+            message=f"`{invocation.argv[0]}` begins a command: is a `\\` missing above?",
+        )
+        for invocation in reading.invocations
+        if invocation.argv[0].startswith("-")
+    ]
+    notes += [
         Note(file=str(path), line=1, message=f"the script writes `{name}`, which `init` does not")
         for name in reading.written
         if any(name in word for word in chosen[1].argv)
@@ -125,7 +148,9 @@ def _of_script(
     if used:
         names = ", ".join(sorted(used))
         notes.append(Note(file=str(path), line=1, message=f"values from your environment: {names}"))
-    return _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=tuple(notes))
+    draft = _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=notes)
+    near = [msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes]
+    return msgspec.structs.replace(draft, notes=tuple(near))
 
 
 def _drafted(
@@ -168,7 +193,7 @@ def _drafted(
         command = tuple(_PLACEHOLDER.sub(r"{{\1}}", word) for word in command)
     config = shown(said.config) if said.config is not None else None
     workdir = _workdir(program.workdir or invocation.cwd, command, config, script)
-    document = _read_document(Path(workdir, config)) if config is not None else None
+    document = readable_document(Path(workdir, config)) if config is not None else None
     python = command[0] if own == "areal" and command and _INTERPRETER.fullmatch(command[0]) else None
     return Draft(
         source=source,
@@ -206,18 +231,19 @@ def settings_of(framework: str, argv: Sequence[str]) -> Settings:
 
 
 def _of_document(path: Path) -> Draft:
-    document = _read_document(path)
-    if document is None:
-        reason = "no such file" if not path.is_file() else "it holds no mapping of settings"
-        raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE)
+    document = read_document(path)
     framework = framework_of_document(document)
     if {"name", "framework"} <= set(document):
         raise Failure(f"`{path}` is a job file already", hint=f"autotune plan {path}", code=ExitCode.USAGE)
     own, _, other = framework.partition(": ")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "job"
     if own == "areal":
-        script = _areal_script(path)
-        told = f"the training script is guessed: `{script}`" if script else "the training script is not known"
+        script = areal_script(path)
+        message = (
+            f"assumed the training script `{script}`: check `command`"
+            if script
+            else "the training script is unknown: name it in `command`"
+        )
         return Draft(
             source=str(path),
             name=name,
@@ -225,9 +251,9 @@ def _of_document(path: Path) -> Draft:
             command=("python3", script or "TRAINING_SCRIPT.py"),
             python="python3",
             config=str(path.absolute()),
-            workdir=str(_repository(path) or path.parent.absolute()),
+            workdir=str(repository_of(path) or path.parent.absolute()),
             hardware=hardware_of("areal", {}, document),
-            notes=(Note(file=str(path), line=1, message=f"{told}; it stands in `command`"),),
+            notes=(Note(file=str(path), line=1, message=message),),
         )
     if own == "nemo-rl":
         script = "examples/run_grpo.py"
@@ -240,7 +266,11 @@ def _of_document(path: Path) -> Draft:
             config=str(path.absolute()),
             workdir=str(base or path.parent.absolute()),
             hardware=hardware_of("nemo-rl", {}, document),
-            notes=(Note(file=str(path), line=1, message=f"started by `{script}`: check `command`"),),
+            notes=(
+                Note(
+                    file=str(path), line=1, message=f"assumed the training script `{script}`: check `command`"
+                ),
+            ),
         )
     if own in ("trl", "ms-swift"):
         started = "trl grpo" if own == "trl" else "swift rlhf"
@@ -250,7 +280,7 @@ def _of_document(path: Path) -> Draft:
             framework=own,
             config=str(path.absolute()),
             workdir=str(path.parent.absolute()),
-            notes=(Note(file=str(path), line=1, message=f"started as `{started}`: check `command`"),),
+            notes=(Note(file=str(path), line=1, message=f"assumed that `{started}` starts the training"),),
         )
     if own == "verl":
         return Draft(
@@ -258,9 +288,9 @@ def _of_document(path: Path) -> Draft:
             name=name,
             framework="verl",
             command=("python3", "-m", "verl.trainer.main_ppo"),
-            settings=_flat(document),
+            settings=flat(document),
             workdir=str(path.parent.absolute()),
-            hardware=hardware_of("verl", _flat(document), {}),
+            hardware=hardware_of("verl", flat(document), {}),
             notes=(Note(file=str(path), line=1, message="every key of the file became an override"),),
         )
     if not framework:
@@ -280,7 +310,7 @@ def _of_document(path: Path) -> Draft:
             path.stem,
         ),
     }[other]
-    message = f"how {other} is started is guessed: check `command`"
+    message = f"assumed how {other} is started: check `command`"
     return Draft(
         source=str(path),
         name=name,
@@ -290,52 +320,6 @@ def _of_document(path: Path) -> Draft:
         workdir=str(path.parent.absolute()),
         notes=(Note(file=str(path), line=1, message=message),),
     )
-
-
-def _areal_script(path: Path) -> str:
-    """Return the script beside a configuration that probably starts with it; empty if there is none."""
-    scripts = [each for each in sorted(path.parent.glob("*.py")) if not each.name.startswith("_")]
-    stem = path.stem.split("_")[0]
-    near = [s for s in scripts if s.stem == path.stem] or [
-        s for s in scripts if s.stem.startswith(stem) and re.search(r"rl|train|grpo|ppo", s.stem)
-    ]
-    chosen = near[0] if near else scripts[0] if len(scripts) == 1 else None
-    if chosen is None:
-        return ""
-    base = _repository(path)
-    return str(chosen.absolute().relative_to(base)) if base is not None else chosen.name
-
-
-def _repository(path: Path) -> Path | None:
-    return next(
-        (p for p in path.absolute().parents if (p / ".git").exists() or (p / "pyproject.toml").exists()), None
-    )
-
-
-def _document_of(program: Program, cwd: str) -> dict[str, Any] | None:
-    """Return the file of `--config`, where it is here."""
-    config = areal_settings(program.argv).config
-    return None if config is None or is_unknown(config) else _read_document(Path(cwd, config))
-
-
-def _read_document(path: Path) -> dict[str, Any] | None:
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in document.items():
-        if key in ("defaults", "hydra"):
-            continue
-        if isinstance(value, dict) and value:
-            result |= _flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
 
 
 def _told(value: Any) -> Any:

@@ -14,13 +14,18 @@ from autotune.orchestrator.init.draft import Draft
 _MOST_NOTES = 60  # notes in the head of the file; the rest is only said
 
 
-def job_text(draft: Draft, *, gpus: Gpus | None = None) -> str:
-    """Return the file; every line of it is the user's to edit."""
+def job_text(draft: Draft, *, gpus: Gpus | None = None, checked: str = "") -> str:
+    """Return the file; every line of it is the user's to edit.
+
+    `checked` is the release of the framework that its settings were checked against, empty for none.
+    """
     lines = [f"# Made by `autotune init` from {draft.source}; nothing was run."]
     lines += _notes(draft.notes)
     lines += [f"name: {_scalar(draft.name)}"]
     if draft.other or draft.framework == "command":
         lines += _as_command(draft)
+    if checked:
+        lines.append(f"# Settings checked against {checked}.")
     lines.append(f"framework: {draft.framework}")
     if draft.command:
         lines.append(f"command: {_flow(draft.command)}")

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 
 
 class Settings(Value, frozen=True, kw_only=True):
-    """What a command line says: the program with its own words, the settings, and a file of settings."""
+    """The parts of a command line: the program with its own words, the settings, and a file of settings."""
 
     command: tuple[str, ...]
     given: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Sends notifications beside a run: each in a thread of its own, for which nothing of the run waits."""
+"""Sends notifications during a run, each in a thread of its own: the run never waits for them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Courier:
     def __init__(
         self, run: directory.Run, *, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
-        """Notify of `run`; `warn` is told once per channel that it does not work."""
+        """Notify of `run`; `warn` is called once per channel that does not work."""
         self._run, self._say, self._warn = run, say, warn
         self._journal: Journal | None = None
         self._ways: dict[str, Channel] = {}

@@ -77,7 +77,7 @@ def _end(run: directory.Run, child: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(run: directory.Run, said: str) -> Failure:
-    """Return the failure that a process told, or the last line of its traceback."""
+    """Return the failure that a process reported, or the last line of its traceback."""
     lines = [line for line in said.splitlines() if line.strip()]
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
     if told:

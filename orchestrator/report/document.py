@@ -1,4 +1,4 @@
-"""What a report says: the values behind every table and chart. Sizes in bytes, times in seconds."""
+"""The content of a report: the values behind every table and chart. Sizes in bytes, times in seconds."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class AttemptMemory(Value, frozen=True, kw_only=True):
 
 
 class Comparison(Value, frozen=True, kw_only=True):
-    """A prediction beside its measurement."""
+    """A prediction and its measurement."""
 
     attempt: int
     phase: str

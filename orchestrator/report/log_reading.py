@@ -39,7 +39,7 @@ class LogReading:
         )
 
     def markers(self, attempt: directory.Attempt) -> tuple[Marker, ...]:
-        """Return what the log says of phases and steps; it is read once."""
+        """Return the phases and steps that the log shows; it is read once."""
         found = self._markers.get(attempt.path)
         if found is None:
             found = self._markers[attempt.path] = self._read_markers(attempt)

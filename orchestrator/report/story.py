@@ -36,7 +36,7 @@ _ORDER = tuple(phase.value for phase in Phase)
 
 
 def story_of(run: directory.Run, past: Past, logs: LogReading) -> tuple[tuple[AttemptStory, ...], int]:
-    """Return the attempts of a launch, the trials of a search left out, and how many are not told."""
+    """Return the attempts of a launch, the trials of a search left out, and how many are not shown."""
     history = past.history
     started = [(place, e) for place, e in enumerate(history) if isinstance(e, Started) and e.trial is None]
     shown = started if len(started) <= _FIRST + _LAST else [*started[:_FIRST], *started[-_LAST:]]

@@ -216,7 +216,7 @@ class Trial:
         return None if self._parts else self._result(Result.FITS)
 
     def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
-        """Record why the attempt failed and return what that says about the configuration."""
+        """Record why the attempt failed and return what that implies for the configuration."""
         diagnosis = explain(self._bench.context, evidence, number=self.attempt)
         reason = diagnosis.evidence[0].text.strip()[:160] if diagnosis.evidence else diagnosis.cause.value
         if diagnosis.cause is Cause.DISK:

@@ -1,4 +1,4 @@
-"""What is known of the running attempts beside their progress: titles, step times, and how long is left."""
+"""What the live view shows of attempts in addition to progress: titles, step times, and how long is left."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class LiveView:
         return trial_lines(rows, head=head, seconds=now - self._accepted_at, width=width)
 
     def heartbeat(self, running: Mapping[int, Progress], *, now: float) -> str:
-        """Return a line that says that the attempts continue, and how far they are."""
+        """Return a line on attempts that continue and their progress."""
         left = self.left(now=now)
         if len(running) == 1:
             ((number, progress),) = running.items()

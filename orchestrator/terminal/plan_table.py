@@ -85,19 +85,20 @@ def summary(plan: Plan) -> tuple[str, ...]:
         hint = () if plan.cluster.gpu_memory_bytes else (_GPUS_HINT,)
         return (*lines, f"no memory estimate: {plan.note}", *hint)
     capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
-    of = f" of {show_gib(capacity, digits=1)}" if capacity else ""
-    peaks = ", ".join(
-        f"{phase.phase} {phase.total_bytes / _GIB:,.1f}{_MARKS[phase.verdict][:1].replace('✓', '')}"
+    of = f", of {capacity / _GIB:,.1f}" if capacity else ""
+    rows = [
+        (phase.phase, f"{phase.total_bytes / _GIB:,.1f}", _MARKS[phase.verdict][:1].replace("✓", ""))
         for phase in plan.phases
-    )
+    ]
+    peaks = ", ".join(f"{name}\N{NO-BREAK SPACE}{peak}{mark}" for name, peak, mark in rows)
     bad = any(phase.verdict == "overflows" for phase in plan.phases)
     narrow = any(phase.verdict == "marginal" for phase in plan.phases)
     verdict = (
         "does not fit" if bad else "may not fit" if narrow else "fits" if capacity else "the GPU is not known"
     )
-    lines += textwrap.wrap(
-        f"predicted peak per GPU, GiB{of}: {peaks}: {verdict}", PIPED_WIDTH, subsequent_indent=_INDENT
-    )
+    text = f"predicted peak per GPU in GiB{of}: {peaks}: {verdict}"
+    wrapped = textwrap.wrap(text, PIPED_WIDTH, subsequent_indent=_INDENT)
+    lines += [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
     if not capacity:
         lines.append(_GPUS_HINT)
     changes = [messages.arrow(knob, *values) for knob, values in plan.first.items()]

@@ -8,9 +8,13 @@ _BYTE_KNOBS = frozenset(("sync_buffer", "memory_margin"))
 
 
 def show_gib(size: float, *, digits: int = 2) -> str:
-    """Return `13.91 GiB`; small sizes in MiB so that a CPU budget can be read."""
+    """Return `13.91 GiB`; small sizes in MiB, KiB or bytes."""
     if abs(size) >= _GIB:
         return f"{size / _GIB:,.{digits}f} GiB"
+    if 0 < abs(size) < 1024:
+        return f"{size:,.0f} bytes"
+    if 0 < abs(size) < 0.05 * _MIB:
+        return f"{size / 1024:,.1f} KiB"
     return f"{size / _MIB:,.{max(digits - 1, 0)}f} MiB"
 
 

@@ -30,6 +30,8 @@ class Actor(Base):
     share: float | None = 0.5
     optim: Optimizer = field(default_factory=Optimizer)
     words: list[str] = field(default_factory=list)
+    limit: str | float | None = 2.0
+    mixed: Optional[dict[str, Any]] = None
 
 class NotOne:
     other: int = 1
@@ -47,6 +49,8 @@ def test_fields_come_with_types_and_defaults_and_nothing_is_run(tmp_path: Path) 
         "share": Field("float?", 0.5, ""),
         "optim": Field("", None, "Optimizer"),
         "words": Field("", None, ""),
+        "limit": Field("any", 2.0, ""),
+        "mixed": Field("any", None, ""),
     }
 
 

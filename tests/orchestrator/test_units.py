@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.units import show_rate, show_time_left
+from autotune.orchestrator.units import show_gib, show_rate, show_time_left
 from autotune.policies.values.events import Purpose, Result, Tried
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Unit
@@ -50,3 +50,17 @@ def test_a_trial_is_told_in_the_unit_of_its_speed() -> None:
 )
 def test_a_time_left_is_as_exact_as_it_is_known(least_s: float, most_s: float, shown: str) -> None:
     assert show_time_left(least_s, most_s) == shown
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0.0 MiB"),
+        (608, "608 bytes"),
+        (2048, "2.0 KiB"),
+        (3 * 2**20, "3.0 MiB"),
+        (5 * 2**30, "5.00 GiB"),
+    ],
+)
+def test_no_size_is_shown_as_nothing(size: int, shown: str) -> None:
+    assert show_gib(size) == shown

@@ -126,6 +126,8 @@ class MegatronRl(ListedFlagFramework[Config]):
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield the flags that are not the user's to set, and the rows of `refused.yaml`."""
         for key, flag in ((key, bare(key)) for key in config.given):
+            if flag in self.dialect.names:
+                continue
             if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in self.dialect.set_by_itself:
                 does = "refuses" if self.dialect.strict else "ignores"
                 message = f"{self.name} sets this of the engine itself and {does} --{flag}"

@@ -85,6 +85,8 @@ def _whole(config: Config, key: str) -> str:
 
 
 def _lengths(config: Config) -> Iterator[Refusal]:
+    if config.model_engine not in ENGINES:
+        return  # the setting that splits a sequence is not known
     lengths = f"the longest sequence, max_prompt_length + max_response_length = {config.longest}"
     passes = (f"{ACTOR}.ppo_max_token_len_per_gpu", *scored(config, "log_prob_max_token_len_per_gpu"))
     for key in passes if config.dynamic else ():

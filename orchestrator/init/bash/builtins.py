@@ -57,7 +57,7 @@ def _cd(shell: Shell, node: Node, call: Call) -> bool | None:
     places = [word for word in call.words if word not in ("--", "-P", "-L", "-e")]
     to = places[0] if places else shell.state.text("HOME") or "/"
     if is_unknown(to) or to == "-":
-        shell.state.note(node, f"folder not known: `{first_line(text_of(node))}`")
+        shell.state.note(node, f"unknown folder: `{first_line(text_of(node))}`")
         return None
     shell.state.cwd = posixpath.normpath(posixpath.join(shell.state.cwd, to))
     return True
@@ -79,7 +79,7 @@ def _source(shell: Shell, node: Node, call: Call) -> bool | None:
         except (OSError, UnicodeDecodeError):
             text = None
     if text is None or shell.depth >= _DEPTH:
-        shell.state.note(node, f"not read: `{first_line(text_of(node))}`")
+        shell.state.note(node, f"file not found or not readable: `{first_line(text_of(node))}`")
         return None
     shell.depth += 1
     try:
@@ -123,7 +123,7 @@ def _test(shell: Shell, node: Node, call: Call) -> bool | None:
 def _read(shell: Shell, node: Node, call: Call) -> bool | None:
     names = [word for word in call.words if not word.startswith("-") and re.fullmatch(r"\w+", word)]
     if not call.stdin or is_unknown(call.stdin):
-        shell.state.note(node, f"not known: `{first_line(text_of(node))}`")
+        shell.state.note(node, f"input unknown: `{first_line(text_of(node))}`")
         for name in names:
             shell.state.assign(name, unknown(f"${name}"))
         return None
@@ -141,7 +141,7 @@ def _read(shell: Shell, node: Node, call: Call) -> bool | None:
 def _eval(shell: Shell, node: Node, call: Call) -> bool | None:
     source = " ".join(call.words)
     if is_unknown(source) or shell.depth >= _DEPTH:
-        shell.state.note(node, f"not read: `{first_line(text_of(node))}`")
+        shell.state.note(node, f"command unknown, left out: `{first_line(text_of(node))}`")
         return None
     shell.depth += 1
     try:

@@ -123,7 +123,7 @@ class Commands(ABC):
         left, operator, right = parts[0], parts[1].type, parts[-1]
         status, output = self.printing(left, "")
         if left.type != "list" and status is None and operator == "&&":
-            self.state.note(left, f"taken to fail: `{first_line(text_of(left))}`")
+            self.state.note(left, f"assumed to fail: `{first_line(text_of(left))}`")
             status, output = False, ""
         if status is None and operator == "||":
             return None, output
@@ -275,7 +275,7 @@ class Commands(ABC):
     ) -> tuple[bool | None, str | None]:
         file, body = self.state.functions[name]
         if self.depth >= _DEPTH:
-            self.state.note(node, f"`{name}` is called too deeply to be read")
+            self.state.note(node, f"`{name}`: calls are nested too deeply, left out")
             return None, None
         before, self.state.positional = self.state.positional, arguments
         self.depth += 1

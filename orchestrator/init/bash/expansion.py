@@ -179,7 +179,7 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
             return [(split, unknown(f"${name}"))]
     value = _value(state, name)
     if value is None:
-        state.note(node, f"${name} is set neither in the script nor here: taken as empty")
+        state.note(node, f"${name} is not set in the script or your environment: assumed empty")
     return [(split, value or "")]
 
 
@@ -246,7 +246,7 @@ def _applied(state: State, node: Node, name: str, value: str | None, operator: s
     match operator:
         case "":
             if value is None:
-                state.note(node, f"${name} is set neither in the script nor here: taken as empty")
+                state.note(node, f"${name} is not set in the script or your environment: assumed empty")
             return value or ""
         case ":-" | "-":
             return value or "" if filled else argument
@@ -258,7 +258,7 @@ def _applied(state: State, node: Node, name: str, value: str | None, operator: s
             return argument if filled else ""
         case ":?" | "?":
             if not filled:
-                state.note(node, f"${name} has to be set by whoever starts the script")
+                state.note(node, f"the caller of the script must set ${name}")
                 return unknown(f"${{{name}}}")
             return value or ""
         case ":":

@@ -1,7 +1,7 @@
 """Reads a bash script as bash would, without starting anything: what it would run, and in which environment.
 
 What a program prints is known only of those in `text_commands`; everything else that a script asks of the
-machine is unknown. A condition that depends on it is taken as not met, so that a probe for rare hardware
+machine is unknown. A condition that depends on it is assumed false, so that a probe for rare hardware
 leads to the ordinary branch, and a note says so.
 """
 
@@ -36,16 +36,21 @@ class Reading(Value, frozen=True, kw_only=True):
 
 
 def read_script(
-    path: Path, arguments: Sequence[str] = (), *, cwd: str, environment: Mapping[str, str], now: float
+    path: Path,
+    text: str,
+    arguments: Sequence[str] = (),
+    *,
+    cwd: str,
+    environment: Mapping[str, str],
+    now: float,
 ) -> Reading:
-    """Return what a script would start when called from `cwd`; raises OSError and UnicodeDecodeError."""
-    text = path.read_text()
+    """Return what a script would start when called from `cwd`; raises ValueError if nested too deeply."""
     state = State(cwd=cwd, file=str(path), now=now, inherited=environment, positional=list(arguments))
     reader = _Reader(state)
     try:
         tree = parse(text)
         for node in errors_in(tree):
-            state.note(node, f"the grammar cannot read this: `{first_line(text_of(node))}`")
+            state.note(node, f"syntax error: `{first_line(text_of(node))}`")
         reader.statements(tree)
     except Leave:
         pass
@@ -99,14 +104,14 @@ class _Reader(Assignments):
         """Read one statement; returns whether it succeeds, None if only running it would show."""
         self._count += 1
         if self._count > _MOST_STATEMENTS:
-            self.state.note(node, "the script is too long to be read to its end")
+            self.state.note(node, "the script is too long: the rest is left out")
             raise Leave("exit")
         if node.type in _SEQUENCES:
             return self.statements(node)
         read = self._readers.get(node.type)
         if read is not None:
             return read(node)
-        self.state.note(node, f"not understood: `{first_line(text_of(node))}`")
+        self.state.note(node, f"not supported, left out: `{first_line(text_of(node))}`")
         return None
 
     def group(self, node: Node) -> bool | None:
@@ -129,15 +134,15 @@ class _Reader(Assignments):
     def both(self, node: Node, *, probed: bool = False) -> bool | None:
         """Read `a && b` or `a || b`.
 
-        A program whose success is unknown is taken to succeed, so that what follows is read, except where the
-        script itself says what follows a failure: `probe && this || that` is that.
+        A program whose success is unknown is assumed to succeed so that what follows is read, except where
+        the script itself says what follows a failure: `probe && this || that` is that.
         """
         parts = [child for child in node.children if child.type not in ("comment", "\n")]
         left, operator, right = parts[0], parts[1].type, parts[-1]
         nested = left.type == "list"
         status = self.both(left, probed=operator == "||") if nested else self.statement(left)
         if status is None and operator == "&&" and probed:
-            self.state.note(left, f"taken to fail: `{first_line(text_of(left))}`")
+            self.state.note(left, f"assumed to fail: `{first_line(text_of(left))}`")
             status = False
         elif status is None and operator == "||" and nested:
             status = True
@@ -188,7 +193,7 @@ class _Reader(Assignments):
         """Return whether a condition holds; what only running the script would show does not."""
         status = self.statement(node)
         if status is None:
-            self.state.note(node, f"taken as not met: `{first_line(text_of(node))}`")
+            self.state.note(node, f"assumed false: `{first_line(text_of(node))}`")
         return bool(status)
 
     def case(self, node: Node) -> bool | None:
@@ -196,7 +201,7 @@ class _Reader(Assignments):
         value = node.child_by_field_name("value")
         subject = expansion.text(self.state, value) if value is not None else ""
         if is_unknown(subject):
-            self.state.note(node, f"taken as `*`: the value of `{first_line(text_of(node))}` is not known")
+            self.state.note(node, f"value unknown, assumed `*`: `{first_line(text_of(node))}`")
             subject = "\ue002"
         for item in node.children:
             if item.type != "case_item":
@@ -233,14 +238,14 @@ class _Reader(Assignments):
         for _ in range(_MOST_TURNS):
             status = self.statement(condition)
             if status is None:
-                self.state.note(node, f"loop not read: `{first_line(text_of(node))}`")
+                self.state.note(node, f"condition unknown, loop left out: `{first_line(text_of(node))}`")
             if status is not wanted:
                 return None if status is None else True
             before = dict(self.state.variables), list(self.state.positional)
             if not self._turn(body):
                 return True
             if before == (self.state.variables, self.state.positional):
-                self.state.note(node, f"loop read once: `{first_line(text_of(node))}`")
+                self.state.note(node, f"end unknown, loop read once: `{first_line(text_of(node))}`")
                 return None
         return None
 
@@ -255,7 +260,7 @@ class _Reader(Assignments):
         for _ in range(_MOST_TURNS):
             holds = None if condition is None else conditions.calculation(self.state, condition)
             if holds is None:
-                self.state.note(node, f"loop not read: `{first_line(text_of(node))}`")
+                self.state.note(node, f"condition unknown, loop left out: `{first_line(text_of(node))}`")
             if not holds:
                 return holds
             if body is not None and not self._turn(body):

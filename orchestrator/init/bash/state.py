@@ -110,10 +110,9 @@ class State:
         self.variables[name] = value
 
     def note(self, node: Node, message: str) -> None:
-        """Record what was not understood at a place."""
-        made = Note(file=self.file, line=line_of(node), message=message)
-        if made not in self.notes:
-            self.notes.append(made)
+        """Record what was not understood at a place; the same message counts once per file."""
+        if not any(each.file == self.file and each.message == message for each in self.notes):
+            self.notes.append(Note(file=self.file, line=line_of(node), message=message))
 
     def untold(self, node: Node) -> str:
         """Return the text for something that only running the script would show."""

@@ -311,6 +311,11 @@ def test_mistakes_are_found_before_anything_starts(framework, change, name, word
 
 
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
+def test_a_flag_of_its_own_is_none_of_the_engine_whatever_its_prefix(framework) -> None:
+    assert framework.check(job(framework, {**COLOCATED, "sglang-config": "engines.yaml"})) == ()
+
+
+@pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_engines_need_cards_of_their_own_or_the_trainers(framework) -> None:
     (problem,) = framework.check(job(framework, {**COLOCATED, "colocate": False}))
     assert "no GPUs are left for the engines" in problem.message

@@ -310,6 +310,20 @@ def test_settings_of_another_release_are_passed_on_and_named() -> None:
         assert [p.path[1] for p in VERL.check(wrong)] == [f"{ACTOR}.ppo_max_token_len_per_gpu"]
 
 
+def test_values_of_several_types_and_names_in_a_mapping_are_accepted() -> None:
+    own = {
+        "algorithm.rollout_correction.rollout_is_threshold": "0.5_4.0",
+        f"+{ACTOR}.fsdp_config.mixed_precision.reduce_dtype": "fp32",
+    }
+    assert VERL.check(replace(with_settings(JOBS["fsdp"], own), framework_version="0.9.1")) == ()
+
+
+def test_sequences_that_an_unknown_model_engine_splits_are_not_refused() -> None:
+    short = {f"{ACTOR}.ppo_max_token_len_per_gpu": 64}
+    assert VERL.check(with_settings(JOBS["fsdp"], short)) != ()
+    assert VERL.check(with_settings(JOBS["fsdp"], {**short, "model_engine": "veomni"})) == ()
+
+
 def test_each_release_has_its_own_settings_and_defaults() -> None:
     def of(version: str, **settings: object) -> Job:
         return replace(with_settings(JOBS["fsdp"], settings), framework_version=version)

@@ -134,3 +134,10 @@ def test_zstd_is_read_where_a_library_is_there_and_said_otherwise(
 
     monkeypatch.setitem(sys.modules, "zstandard", Library)  # type: ignore[arg-type]
     assert json.loads(call("--json", str(path)).output)["cause"] == "gpu-oom"
+
+
+def test_an_empty_log_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text("")
+    result = CliRunner().invoke(main, ["explain", str(tmp_path / "run.log")])
+    assert result.exit_code == 1
+    assert result.stdout == f"unknown: {tmp_path / 'run.log'} is empty\n"

@@ -79,4 +79,6 @@ def test_loops_end(tmp_path: Path) -> None:
 
 
 def _read(script: Path) -> tuple[Invocation, ...]:
-    return read_script(script, cwd=str(script.parent), environment={"HOME": "/h"}, now=0.0).invocations
+    return read_script(
+        script, script.read_text(), cwd=str(script.parent), environment={"HOME": "/h"}, now=0.0
+    ).invocations

@@ -8,7 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from autotune.orchestrator.cli import main
@@ -65,7 +67,9 @@ def recorded(script: Path, *arguments: str, folder: Path, scratch: Path, **varia
 
 def read(script: Path, *arguments: str, folder: Path, **variables: str) -> Reading:
     environment = {"PATH": "/nowhere", "HOME": "/home/somebody", **variables}
-    return read_script(script, arguments, cwd=str(folder), environment=environment, now=_NOW)
+    return read_script(
+        script, script.read_text(), arguments, cwd=str(folder), environment=environment, now=_NOW
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_a_script_of_overrides_becomes_a_job(checkout: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "job.yaml\n"
     assert "job.yaml: verl, 23 settings kept" in result.stderr
-    assert "overrides.sh:4: taken to fail" in result.stderr
+    assert "overrides.sh:4: assumed to fail" in result.stderr
     assert "predicted peak per GPU" in result.stderr
     text = (checkout / "job.yaml").read_text()
     assert "gpu: H100-80GB" in text
@@ -320,3 +324,108 @@ def test_a_script_without_a_training(tmp_path: Path) -> None:
     result = init(tmp_path, "run.sh")
     assert result.exit_code == 1
     assert "run.sh:1: the script ends here: `exit 1`" in result.stderr
+
+
+_OLDER = "actor_rollout_ref.actor.megatron.grad_offload"  # verl 0.9.1 does not have it, 0.9.0 does
+_MEGATRON_OF_VERL = ("python3", "-m", "verl.trainer.main_ppo", "model_engine=megatron", f"{_OLDER}=true")
+
+
+def test_the_release_that_the_settings_were_checked_against_is_named(tmp_path: Path) -> None:
+    words = (
+        *_MEGATRON_OF_VERL,
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    )
+    result = init(tmp_path, "--", *words)
+    assert result.exit_code == 0, result.stderr
+    checked = "verl 0.9.1, the newest known: the job's own version was not found; set framework_version"
+    assert f"settings checked against {checked}\n" in result.stderr
+    assert f"# Settings checked against {checked}.\nframework: verl\n" in (tmp_path / "job.yaml").read_text()
+    assert f"verl 0.9.1 does not accept {_OLDER}, but verl 0.9.0 does" in result.stderr
+    shown = msgspec.json.decode(init(tmp_path, "--json", "--force", "--", *words).stdout)
+    assert shown["checked_against"] == checked and _OLDER in shown["warnings"][0]
+
+
+def test_the_release_of_a_checkout_is_named_even_of_a_job_with_errors(tmp_path: Path) -> None:
+    version = tmp_path / "verl" / "version" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text("0.9.1\n")
+    result = init(tmp_path, "--", *_MEGATRON_OF_VERL)
+    assert result.exit_code == 1
+    assert "hint: verl 0.9.0 accepts it; it was removed" in result.stderr
+    assert f"# Settings checked against verl 0.9.1 ({version})." in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_framework_without_releases_names_none(tmp_path: Path) -> None:
+    result = init(tmp_path, "--", "python3", "train.py", *_MEGATRON.split())
+    assert "job.yaml: slime" in result.stderr and "checked against" not in result.stderr
+    assert "checked against" not in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_missing_backslash_is_named_with_its_place(tmp_path: Path) -> None:
+    lines = (
+        "ARGS=(--num-rollout 3)",
+        "python3 train.py \\",
+        "   --colocate --hf-checkpoint m",
+        "   ${ARGS[@]}",
+    )
+    (tmp_path / "run.sh").write_text("\n".join(lines) + "\n")
+    result = init(tmp_path, "run.sh")
+    said = "  run.sh:4: `--num-rollout` begins a command: is a `\\` missing above?\n"
+    assert said in result.stderr
+
+
+def test_a_note_stands_once_however_often_its_reason_occurs(tmp_path: Path) -> None:
+    command = "python3 -m verl.trainer.main_ppo data.train_files=$BASE/train data.val_files=$BASE/test"
+    (tmp_path / "run.sh").write_text(f"export OUT=$BASE/out\n{command}\n")
+    result = init(tmp_path, "run.sh")
+    assert result.stderr.count("$BASE is not set in the script or your environment: assumed empty") == 1
+    assert "run.sh:1: $BASE is not set" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("run.sh", b"\xea\x00", "cannot read `run.sh`: not UTF-8 text (byte 0)"),
+        ("run.sh", b" \n", "`run.sh` is empty"),
+        ("run.sh", None, "cannot read `run.sh`: is a directory"),
+        ("job.yaml", None, "cannot read `job.yaml`: is a directory"),
+        ("a.yaml", b"", "`a.yaml` is empty"),
+        ("a.yaml", b"- a\n", "`a.yaml` is no mapping of settings"),
+        ("a.yaml", b"a: b\n\tc: d\n", "error[job]: a tab indents this line\n --> a.yaml:2:1"),
+        ("a.yaml", b"[" * 50_000, "nested more than 32 levels deep"),
+        ("a.yaml", b"a: &a [*a]", "this value contains itself"),
+        ("a.yaml", b"a: " + b"x" * 300_000, "larger than 256 KiB"),
+        ("a.yaml", b"!!python/object/apply:os.system ['exit 1']", "is not read here"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_error(
+    name: str, content: bytes | None, reason: str, tmp_path: Path
+) -> None:
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(content)
+    result = init(tmp_path, name, "-o", "made.yaml")
+    assert result.exit_code == 2, result.output
+    assert reason in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "made.yaml").exists()
+
+
+@pytest.mark.parametrize("words", [("nowhere.sh",), ("nowhere",), ("nowhere.yaml",), ("--",), ()])
+def test_a_source_that_is_not_there_is_a_usage_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    result = init(tmp_path, *words)
+    assert result.exit_code == 2 and not (tmp_path / "job.yaml").exists()
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\xef\xbb\xbf"])
+def test_line_ends_and_byte_order_marks_of_windows_are_no_part_of_a_script(
+    prefix: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_bytes(
+        prefix + b"python3 train.py \\\r\n  --colocate --rollout-batch-size 8 \\\r\n  --num-rollout 3\r\n"
+    )
+    init(tmp_path, "run.sh")
+    job = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    assert (job["framework"], job["command"]) == ("slime", ["python3", "train.py"])
+    assert job["settings"] == {"colocate": True, "rollout-batch-size": 8, "num-rollout": 3}
