@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -18,6 +17,7 @@ from autotune.launchers.frameworks.areal.backend import (
 )
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
 from autotune.policies.values.value import Value
@@ -106,8 +106,8 @@ def _is_own(config: Config, root: str) -> bool:
     known = [name for name in config.facts.kinds if "." not in name]
     if root in known or root in moved():
         return False
-    meant = difflib.get_close_matches(root, known, n=1, cutoff=0.75)
-    return not meant or meant[0] in config.job.document
+    meant = nearest(root, known, cutoff=0.75)
+    return not meant or meant in config.job.document
 
 
 def _suggestion(name: str, facts: Facts) -> str:
@@ -119,8 +119,8 @@ def _suggestion(name: str, facts: Facts) -> str:
     siblings = [other for other in facts.kinds if section and other.rpartition(".")[0] == section]
     alike = [other for other in facts.kinds if section and other.rpartition(".")[2] == last]
     for names, cutoff in ((facts.kinds, 0.85), (siblings, 0.75), (alike, 0.0)):
-        if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
-            return f"did you mean `{close[0]}`?"
+        if near := nearest(name, names, cutoff=cutoff):
+            return f"did you mean `{near}`?"
     return ""
 
 

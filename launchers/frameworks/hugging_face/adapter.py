@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import document, package_of
+from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker
@@ -121,10 +121,8 @@ class HuggingFaceTrainer(TabularFramework[C]):
         known = config.keys.union(ENVIRONMENT, (self.section,))
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name in (name for name in values if name not in known):
-                close = difflib.get_close_matches(str(name), config.keys, n=1)
-                hint = (
-                    f"did you mean `{close[0]}`?" if close else f"`{self.help_command}` lists what there is"
-                )
+                near = nearest(str(name), config.keys)
+                hint = f"did you mean `{near}`?" if near else f"`{self.help_command}` lists what there is"
                 message = f"{self.title} {config.release.version} has no setting `{name}`"
                 yield Problem(path=(place, name), message=message, hint=hint)
 

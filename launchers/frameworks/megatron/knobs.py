@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
-from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
-from autotune.launchers.frameworks.core.sglang_defaults import auto_fraction, tier
+from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, auto_fraction, tier
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer
 from autotune.policies.values.knobs import Knobs

@@ -81,10 +81,8 @@ class OpenRlhf(ArgparseFramework[Config]):
     when = WHEN
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")
     env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
-    no_file = "write the flags under `settings:`"
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
-    reads_declined = True
     readers: ClassVar[Mapping[str, rows.Reader]] = {
         "training_tokens": lambda config: (
             config.count("train.max_tokens_per_gpu") if config.dynamic else None

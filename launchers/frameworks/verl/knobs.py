@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
-from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
+from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.splits import divisors
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer

@@ -19,6 +19,7 @@ from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTraine
 from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import Facts
+from autotune.launchers.frameworks.tabular.flags import FlagFramework
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
     Conditional,
@@ -37,6 +38,7 @@ from autotune.launchers.frameworks.tabular.rows import (
     written_in_turn,
 )
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.observation import PhaseEnded, StepDone, UpdateDone
 from autotune.policies.values.profile import AtLeast, AtMost, Divides, Grid, Requires, Support
@@ -46,6 +48,11 @@ WITH_LINES = [
     each for each in TABULAR if not isinstance(each, HuggingFaceTrainer)
 ]  # the entry's lines are ours
 every = pytest.mark.parametrize("framework", TABULAR, ids=lambda framework: framework.name)
+of_flags = pytest.mark.parametrize(
+    "framework",
+    [framework for framework in TABULAR if isinstance(framework, FlagFramework)],
+    ids=lambda framework: framework.name,
+)
 every_with_lines = pytest.mark.parametrize("framework", WITH_LINES, ids=lambda framework: framework.name)
 ROWS = (
     Row(knob="cuda_graphs", setting="engine.eager", modes={"full": False, "off": True}),
@@ -359,3 +366,25 @@ def test_names_below_a_free_setting_and_sections_are_known() -> None:
 
 def test_sections_become_dotted_keys() -> None:
     assert flat({"a": {"b": {"c": 1}, "d": {}}, "e.f": 2}) == {"a.b.c": 1, "a.d": {}, "e.f": 2}
+
+
+@of_flags
+@pytest.mark.parametrize(
+    ("python", "program"), [("/venv/bin/python", "{python}"), (None, "python")], ids=["named", "its own"]
+)
+def test_a_program_of_flags_runs_under_the_jobs_interpreter(
+    framework: FlagFramework[Any], python: str | None, program: str
+) -> None:
+    written = Job(name="q", framework=framework.name, python=python, command=("python", "mine.py", "-u"))
+    command = framework.command(written, Knobs(), run="r1", attempt=1, resume=False)
+    assert command.argv[:3] == (program, "mine.py", "-u")
+    assert command.env["RAY_DEDUP_LOGS"] == "0"
+
+
+@of_flags
+def test_a_framework_of_flags_takes_each_once_and_no_file(framework: FlagFramework[Any]) -> None:
+    name = framework.model_key
+    twice = Job(name="q", framework=framework.name, config="x.yaml", settings={name: "a", f"--{name}": "b"})
+    found = {problem.path: problem for problem in framework.check(twice)}
+    assert found["settings", f"--{name}"].message.endswith("they are one flag")
+    assert found["config",].hint == "write the flags under `settings:`"
