@@ -38,23 +38,12 @@ _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the b
 
 # The predicates that knobs.yaml, unsupported.yaml and warnings.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_sglang": lambda config: config.engine != "vllm",
     "is_vllm": lambda config: config.engine == "vllm",
     "is_fsdp": lambda config: config.trainer == "fsdp",
-    "is_not_fsdp": lambda config: config.trainer != "fsdp",
     "is_megatron": lambda config: config.trainer == "megatron",
-    "is_archon": lambda config: config.trainer not in ("fsdp", "megatron"),
-    "is_not_adam": lambda config: not config.streams_adam,
-    "can_stream_the_optimizer": lambda config: config.trainer == "fsdp" and config.streams_adam,
-    "is_v2": lambda config: config.text("actor._version") == "v2",
-    "shares_devices": lambda config: config.colocated,
-    "offloads_models": lambda config: config.flag("enable_offload"),
-    "reference_budget_is_apart": lambda config: config.reference_budget_is_apart,
-    "actors_budget_holds_scoring": lambda config: not config.reference_budget_is_apart,
     "trains_a_critic_by_fsdp": lambda config: (
         config.critic is not None and config.engine_of("critic") == "fsdp"
     ),
-    "scores_a_reference": lambda config: config.scores_reference,
     "begins_from_scratch": lambda config: any(
         config.flag(f"{role}.init_from_scratch") for role in ("actor", "critic", "ref")
     ),
@@ -62,23 +51,8 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "engine_cannot_be_split": lambda config: not split_sizes(config, "rollout", "tensor"),
     "trainer_cannot_be_split": lambda config: not split_sizes(config, "actor", "tensor"),
     "sequences_cannot_be_split": lambda config: not split_sizes(config, "actor", "context"),
-    "is_v2_somewhere": lambda config: config.is_v2,
-    "refuses_to_recover": lambda config: config.refuses_to_recover and not config.is_v2,
-    "lacks_recovery": lambda config: config.resumes and not config.recovers,
-    "lacks_an_interval": lambda config: config.resumes and not config.says_when_to_save,
-    "recovers_megatrons_adapters": lambda config: (
-        config.resumes and config.trainer == "megatron" and config.flag("actor.use_lora")
-    ),
-    "recovers_megatrons_optimizer": lambda config: (
-        config.resumes
-        and config.trainer == "megatron"
-        and not config.flag("actor.use_lora")
-        and not config.flag("recover.no_save_optim")
-    ),
-    "does_not_bound_sequences": lambda config: not config.lengths_known,
     "sequences_exceed_the_budget": lambda config: config.actor_budget < config.longest,
     "has_an_allocation_mode": lambda config: bool(config.text("allocation_mode")),
-    "names_no_scheduler": lambda config: not config.has("scheduler.type"),
     "resolves_names_in_tmp": lambda config: (
         config.count("cluster.n_nodes") > 1
         and config.text("cluster.name_resolve.type") == "nfs"

@@ -47,13 +47,7 @@ C = TypeVar("C", bound=TrainerSettings)
 
 # The predicates that the data files of every trainer name.
 WHEN: dict[str, Callable[[Any], bool]] = {
-    "has_engine": lambda config: config.colocated,
-    "has_no_engine": lambda config: not config.colocated,
-    "uses_fsdp": lambda config: config.is_fsdp,
-    "uses_no_fsdp": lambda config: not config.is_fsdp,
-    "averages_tokens_by_pass": lambda config: config.get("loss_type") == "bnpo",
     "masks_by_pass": lambda config: config.get("top_entropy_quantile") != 1.0,
-    "balances_experts_by_pass": lambda config: config.balances_experts,
     "finds_its_batch": lambda config: config.on("auto_find_batch_size"),
 }
 

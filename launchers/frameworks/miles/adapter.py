@@ -28,7 +28,7 @@ def _can_rebuild_weights(config: Config) -> bool:
 
 # The predicates that miles's own rows name.
 OWN_WHEN: dict[str, Callable[[Config], bool]] = {
-    "cannot_rebuild_weights": lambda config: not _can_rebuild_weights(config),
+    "can_rebuild_weights": _can_rebuild_weights,
     "runs_train": lambda config: any(word.endswith("train.py") for word in config.job.command),
 }
 

@@ -52,14 +52,6 @@ WHEN: dict[str, Callable[[Config], bool]] = {
         PROCESSES not in config.env and (config.job.cluster.gpus_per_node or 0) > 1
     ),
     "has_more_nodes": lambda config: config.job.cluster.nodes > 1,
-    "limits_no_prompt": lambda config: config.longest is None,
-    "offloads_optimizer_at_stage_2": lambda config: config.deepspeed == "zero2_offload",
-    "offloads_weights_natively": lambda config: config.deepspeed == "zero3_offload",
-    "takes_no_liger": lambda config: not config.takes_liger,
-    "compares_groups_by_pass": lambda config: config.get("loss_type") == "real",
-    "liger_divides_by_pass": lambda config: config.liger_divides_by_pass,
-    "adds_a_mean": lambda config: config.adds_a_mean,
-    "takes_turns": lambda config: config.takes_turns,
     "splits_sequences": lambda config: config.count("sequence_parallel_size") > 1,
 }
 

@@ -31,17 +31,10 @@ _PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its
 
 # The predicates that knobs.yaml and unsupported.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_megatron": lambda config: config.megatron,
-    "is_dtensor": lambda config: not config.megatron,
     "is_vllm": lambda config: config.engine == "vllm",
     "is_sglang": lambda config: config.engine == "sglang",
-    "is_not_vllm": lambda config: config.engine != "vllm",
-    "is_another_engine": lambda config: config.engine not in ("vllm", "sglang"),
     "packs": lambda config: config.packed.endswith("packing"),
     "batches_dynamically": lambda config: config.packed.endswith("batching"),
-    "counts_tokens": lambda config: bool(config.packed),
-    "counts_sequences": lambda config: not config.packed,
-    "mini_batch_is_uneven": lambda config: not config.mini_batch,
     "balances_experts": lambda config: (
         config.megatron and config.text(f"{key.MEGATRON}.moe_router_load_balancing_type") not in ("", "none")
     ),
@@ -51,14 +44,9 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "chooses_what_to_recompute": lambda config: (
         config.megatron and (config.text(f"{key.MEGATRON}.recompute_granularity") or "full") != "full"
     ),
-    "keeps_fp32_logits": lambda config: (
-        config.megatron and not config.flag(f"{key.MEGATRON}.defer_fp32_logits")
-    ),
     "names_an_allocator": lambda config: (
         config.text(f"{key.MEGATRON if config.megatron else key.DTENSOR}.{key.ALLOCATOR}") not in _ALLOCATORS
     ),
-    "is_apart": lambda config: not config.colocated,
-    "shares_gpus": lambda config: config.colocated,
 }
 
 

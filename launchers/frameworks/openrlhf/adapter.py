@@ -24,16 +24,10 @@ _IDLE = {True: ("microbatch_size",), False: ("tokens_per_microbatch", "logprob_t
 
 # The predicates that refused.yaml, unsupported.yaml and warnings.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "packs_by_tokens": lambda config: config.dynamic,
-    "counts_sequences": lambda config: not config.dynamic,
-    "devices_are_apart": lambda config: not config.colocated,
-    "optimizer_is_on_the_host": lambda config: config.flag("ds.adam_offload"),
     "optimizer_is_not_adam": lambda config: config.text("actor.optim") != "adam",
     "has_no_ring": lambda config: config.ring == 1,
-    "shards_parameters": lambda config: config.count("ds.zero_stage") == 3,
     "balances_experts_by_pass": lambda config: config.share("actor.aux_loss_coef") > 0,
     "has_no_loader": lambda config: config.count("data.dataloader_num_workers") == 0,
-    "has_no_engine": lambda config: not config.engine_gpus,
     "has_other_engines_than_actors": lambda config: (
         config.colocated and config.engine_gpus not in (0, config.actors)
     ),
@@ -47,11 +41,7 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "interrupts_without_async": lambda config: (
         config.flag("train.partial_rollout_enable") and config.placement is not Placement.ASYNCHRONOUS
     ),
-    "resumes": lambda config: config.resumes,
-    "never_resumes": lambda config: not config.resumes,
-    "saves_apart": lambda config: config.resumes and not config.continues_its_folder,
     "has_flags_in_its_command": lambda config: any(word.startswith("--") for word in config.job.command),
-    "never_sleeps": lambda config: config.colocated and not config.sleeps,
     "scores_beside_the_engines": lambda config: config.colocated and config.has("reward.model_name_or_path"),
 }
 

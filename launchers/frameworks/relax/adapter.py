@@ -22,7 +22,6 @@ OWN_WHEN: dict[str, Callable[[Config], bool]] = {
     "has_no_loader": lambda config: config.count(_LOADERS) == 0,
     "needs_the_backup": lambda config: config.reference or any(map(config.flag, _OTHERS)),
     "keeps_sequences_whole": lambda config: config.context == 1,
-    "splits_sequences": lambda config: config.context > 1,
     "budget_is_below_the_context": lambda config: (
         config.dynamic and 0 < config.budget * config.context < config.count("rollout-max-context-len")
     ),

@@ -31,20 +31,7 @@ _SAME_DEVICES = "trainer.placement.colocate_all: num_engines x tensor_parallel_s
 
 # The predicates that knobs.yaml and unsupported.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_megatron": lambda config: config.megatron,
-    "is_fsdp": lambda config: not config.megatron,
-    "is_apart": lambda config: not config.colocated,
     "packs_by_tokens": lambda config: config.count(TOKENS) > 0,
-    "counts_sequences": lambda config: config.count(TOKENS) <= 0,
-    "mini_batch_is_uneven": lambda config: not config.mini_batch,
-    "averages_entropy_by_pass": lambda config: config.entropy_loss,
-    "averages_kl_over_uneven_passes": lambda config: (
-        config.megatron and config.count(TOKENS) > 0 and config.flag("trainer.algorithm.use_kl_loss")
-    ),
-    "pads": lambda config: not config.flag("trainer.remove_microbatch_padding"),
-    "offloads_natively": lambda config: config.flag(f"{POLICY}.fsdp_config.cpu_offload"),
-    "scores_a_reference": lambda config: config.reference,
-    "syncs_adapters": lambda config: config.lora_rank > 0,
     "chooses_what_to_recompute": lambda config: config.megatron and config.has(RECOMPUTE),
 }
 

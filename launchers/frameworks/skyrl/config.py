@@ -114,11 +114,6 @@ class Config(DeclaredSettings):
         return any(self.flag(f"trainer.algorithm.use_kl_{where}") for where in ("loss", "in_reward"))
 
     @property
-    def entropy_loss(self) -> bool:
-        """Whether the entropy is part of the loss: as a mean over the tokens of each pass."""
-        return self.flag("trainer.algorithm.use_entropy_loss")
-
-    @property
     def critic(self) -> bool:
         """Whether a critic is trained."""
         return bool(self.text("trainer.critic.model.path"))

@@ -35,7 +35,9 @@ Writer = Callable[[Any, Knobs, Knobs], Mapping[str, Any]]
 class Conditional(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is true of some jobs only."""
 
-    when: str = ""  # the name of a predicate that is true of them; empty: all
+    # Predicates of the framework and properties of the job's settings, joined by `and`, each true or after a
+    # `not` false of them; empty: all.
+    when: str = ""
     where: dict[str, int | float | bool | str | None] = {}  # the values of settings; null: the job has none
 
 
@@ -131,10 +133,22 @@ def declined_rows(*packages: str) -> tuple[Declined, ...]:
     return _shared_rows(packages, "unsupported.yaml", Declined)
 
 
+@cache
+def terms(condition: str) -> tuple[tuple[str, bool], ...]:
+    """Return the names in a condition, each with whether it has to be true."""
+    words = condition.split(" and ") if condition else []
+    return tuple((word.removeprefix("not "), not word.startswith("not ")) for word in words)
+
+
 def holds(row: Conditional, settings: Settings, when: Mapping[str, Callable[[Any], bool]]) -> bool:
     """Return whether a row is true of a job, by the predicates of its framework and the job's settings."""
-    said = not row.when or when[row.when](settings)
-    return said and all(_is(settings, name, wanted) for name, wanted in row.where.items())
+
+    def said(name: str) -> bool:
+        return bool(when[name](settings) if name in when else getattr(settings, name))
+
+    return all(said(name) is wanted for name, wanted in terms(row.when)) and all(
+        _is(settings, name, wanted) for name, wanted in row.where.items()
+    )
 
 
 def known(every: Iterable[Row], holds: Holds) -> tuple[Row, ...]:

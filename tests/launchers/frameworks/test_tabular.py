@@ -32,6 +32,7 @@ from autotune.launchers.frameworks.tabular.rows import (
     offered,
     read,
     refusals,
+    terms,
     unread,
     warnings,
     written,
@@ -92,7 +93,11 @@ def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_name
             named |= {row.when for row in read_rows(*framework.tables)}
     if framework.unread_in:
         named |= {setting.when for setting in unread(framework.tables[-1]).values()}
-    assert named - {""} == set(framework.when)
+    names = {name for condition in named for name, _ in terms(condition)}
+    assert set(framework.when) <= names
+    config = framework.config(Job(name="q", framework=framework.name))
+    for name in names - set(framework.when):
+        assert hasattr(config, name) and not callable(getattr(config, name)), name
     assert {row.read for row in rows} - {""} == set(framework.readers)
     assert {row.write for row in rows} - {""} == set(framework.writers)
 
@@ -222,6 +227,27 @@ def test_rows_hold_by_predicates_and_by_the_values_of_settings() -> None:
     assert not holds(
         Conditional(when="small", where={"on": True}), Settings({"size": 8, "on": True}, {}), when
     )
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_true"),
+    [
+        ("dynamic", True),
+        ("not dynamic", False),
+        ("not budget", True),
+        ("dynamic and not budget", True),
+        ("dynamic and budget", False),
+        ("not dynamic and not budget", False),
+        ("small and dynamic", True),
+        ("not small and dynamic", False),
+    ],
+)
+def test_a_condition_joins_predicates_and_properties_of_the_settings(condition: str, is_true: bool) -> None:
+    class Sized(Settings):
+        dynamic, budget = True, 0
+
+    when = {"small": lambda of: of.count("size") < 8}
+    assert holds(Conditional(when=condition), Sized({"size": 4}, {}), when) is is_true
 
 
 def test_rows_of_a_dialect_come_before_those_that_it_shares() -> None:
