@@ -13,7 +13,6 @@ from autotune.launchers.frameworks.areal import checks
 from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed, known, overrides
 from autotune.launchers.frameworks.areal.knobs import READERS, WRITERS, allocation_mode
 from autotune.launchers.frameworks.areal.layout import layout_of, placement, resident, split_sizes
-from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
 from autotune.launchers.frameworks.tabular import rows
@@ -25,7 +24,7 @@ from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import AtLeast, Constraint, Divides, Grid, Placement, Requires
+from autotune.policies.values.profile import Constraint, Grid, Placement, Requires
 from autotune.policies.values.rehearsing import Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
@@ -33,10 +32,9 @@ _OLD_LAUNCHER = "areal.infra.launcher."
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 _COMMAND = re.compile(r"(?:^|\s)\S*--config[= ]\S+")
 _NAMES = re.compile(r"[\w.]+")
-_CONTEXT = "the engine's context"
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
 
-# The predicates that knobs.yaml, unsupported.yaml and warnings.yaml name.
+# The predicates that the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
     "is_vllm": lambda config: config.engine == "vllm",
     "is_fsdp": lambda config: config.trainer == "fsdp",
@@ -52,6 +50,7 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "trainer_cannot_be_split": lambda config: not split_sizes(config, "actor", "tensor"),
     "sequences_cannot_be_split": lambda config: not split_sizes(config, "actor", "context"),
     "sequences_exceed_the_budget": lambda config: config.actor_budget < config.longest,
+    "sends_weights_by_memory": lambda config: config.text("actor.weight_update_mode") != "disk",
     "has_an_allocation_mode": lambda config: bool(config.text("allocation_mode")),
     "resolves_names_in_tmp": lambda config: (
         config.count("cluster.n_nodes") > 1
@@ -92,7 +91,8 @@ class Areal(TabularFramework[Config]):
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what AReaL refuses at its start or once its models are loaded."""
-        return checks.problems(config)
+        yield from checks.problems(config)
+        yield from super().refused(config)
 
     def unknown(self, config: Config) -> Iterator[Problem]:
         """Yield the settings that the release which stands for the job's AReaL does not know."""
@@ -155,7 +155,7 @@ class Areal(TabularFramework[Config]):
         """Return the splits that heads and devices allow, and the fewest rollouts that hold a batch."""
         context = split_sizes(config, "actor", "context")
         return {
-            "concurrency": Grid(minimum=checks.least_rollouts(config), multiple=1),
+            "concurrency": Grid(minimum=max(1, config.least_rollouts), multiple=1),
             "rollout_tensor_parallel": split_sizes(config, "rollout", "tensor"),
             "tensor_parallel": split_sizes(config, "actor", "tensor"),
             "sequence_parallel": context,
@@ -163,32 +163,8 @@ class Areal(TabularFramework[Config]):
         }
 
     def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids."""
-        supported = rows.offered(self.present(config), self.sizes(config, config.job.shape))
-        longest = config.longest
-        own = "train_dataset.max_length + gconfig.max_new_tokens"
-        capacity = (
-            f"a sequence may have {longest} tokens ({own if config.lengths_known else _CONTEXT}), and "
-            "AReaL ends with `is larger than capacity` at the first above max_tokens_per_mb, whatever the "
-            "context parallelism"
-        )
-        for knob in ("tokens_per_microbatch", "logprob_tokens"):
-            yield AtLeast(knob=knob, value=longest, why=capacity)
-        prefilled = "an interrupted sequence is prefilled in one piece, as chunked prefill is off"
-        yield AtLeast(knob="max_batched_tokens", value=longest, why=prefilled)
-        if (least := checks.least_rollouts(config)) > 1:
-            held = f"the queue holds {checks.QUEUE} tasks for each, and must hold train_dataset.batch_size"
-            yield AtLeast(knob="concurrency", value=least, why=held)
-        if (engines := config.rollout) is not None:
-            why = f"{engines} has {engines.ranks} devices"
-            yield Divides(knob="rollout_tensor_parallel", of=engines.ranks, why=why)
-        if (trainer := config.actor) is not None:
-            context = "sequence_parallel" if config.trainer == "fsdp" else "context_parallel"
-            for knob in ("tensor_parallel", context):
-                yield Divides(knob=knob, of=trainer.ranks, why=f"{trainer} has {trainer.ranks} devices")
-            devices, why = trainer.ranks // trainer.pipeline, f"the trainer has {trainer.ranks} devices"
-            yield from splits.together(supported, context, devices=devices, why=why)
-        if "optimizer_offload" in supported:
+        """Yield that the optimizer state follows offloaded weights, where both can be offloaded."""
+        if "optimizer_offload" in {row.knob for row in self.present(config)}:
             for knob, other, value in (
                 ("param_offload", "optimizer_offload", True),
                 ("optimizer_offload", "param_offload", False),

@@ -24,7 +24,7 @@ from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Constraint, Placement
+from autotune.policies.values.profile import Placement
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
@@ -91,15 +91,6 @@ class MegatronRl(ListedFlagFramework[Config]):
                 if size == config.tensor or config.trainer_gpus % ((fixed or size) * others) == 0
             ),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield which parallel sizes fit together."""
-        return splits.together(
-            rows.offered(self.present(config), self.sizes(config, None)),
-            "context_parallel",
-            devices=config.trainer_gpus // config.pipeline,
-            why=f"tensor x context parallelism divides the {config.trainer_gpus} GPUs of the trainer",
-        )
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a rollout, and what decides which samples it has."""

@@ -50,7 +50,8 @@ class Config(ListedFlagSettings):
         self.offered = self.job.cluster.nodes * (self.job.cluster.gpus_per_node or 0)
         self.split = self.tensor * self.pipeline * self.context  # cards of one copy of the model
         self.data_parallel = max(1, self.trainer_gpus // self.split)
-        # Cards that a kind of parallelism may split.
+        # Cards of a stage, and those that a kind of parallelism may split.
+        self.stage = self.trainer_gpus // self.pipeline
         self.tensor_devices = self.trainer_gpus // (self.pipeline * self.context)
         self.context_devices = self.trainer_gpus // (self.tensor * self.pipeline)
 

@@ -22,14 +22,14 @@ from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement
+from autotune.policies.values.profile import Placement
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
 _ALLOCATORS = ("", "expandable_segments:True")  # those that knobs.yaml knows
 _SHARED = "a rank's sequences of policy.train_global_batch_size"
 _PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its final configuration
 
-# The predicates that knobs.yaml and unsupported.yaml name.
+# The predicates that the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
     "is_vllm": lambda config: config.engine == "vllm",
     "is_sglang": lambda config: config.engine == "sglang",
@@ -44,6 +44,9 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "chooses_what_to_recompute": lambda config: (
         config.megatron and (config.text(f"{key.MEGATRON}.recompute_granularity") or "full") != "full"
     ),
+    "trains_below_a_sequence": lambda config: config.cuts("train_mb_tokens"),
+    "scores_below_a_sequence": lambda config: config.cuts("logprob_mb_tokens"),
+    "must_save_by": lambda config: bool(config.text("checkpointing.checkpoint_must_save_by")),
     "names_an_allocator": lambda config: (
         config.text(f"{key.MEGATRON if config.megatron else key.DTENSOR}.{key.ALLOCATOR}") not in _ALLOCATORS
     ),
@@ -124,13 +127,6 @@ class NemoRL(TabularFramework[Config]):
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),
         }
 
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids."""
-        lengths = f"a pass holds whole sequences, and {config.longest} tokens are the longest"
-        for knob in ("tokens_per_microbatch", "logprob_tokens"):
-            yield AtLeast(knob=knob, value=config.longest, why=lengths)
-        yield Divides(knob="microbatch_size", of=config.mini_batch, why=f"it divides {_SHARED}")
-
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what NeMo-RL refuses at its start (utils/config.py, models/policy/lm_policy.py)."""
 
@@ -153,16 +149,3 @@ class NemoRL(TabularFramework[Config]):
             yield problem(f"{key.VLLM}.tensor_parallel_size", message)
         if not config.packed and config.mini_batch and (size < 1 or config.mini_batch % size):
             yield problem(key.TRAIN_SIZE, f"{size} does not divide {config.mini_batch}: {_SHARED}")
-
-    def warnings(self, config: Config) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
-        if not config.resumes:
-            why = "checkpointing.enabled is false or checkpointing.save_period not positive"
-            yield f"every relaunch begins at step 0: {why}"
-        limits = [f"{config.packed}.{kind}_mb_tokens" for kind in ("train", "logprob") if config.packed]
-        for limit in (name for name in limits if 0 < config.count(name) < config.longest):
-            yield f"{limit} cannot hold the longest sequence of {config.longest} tokens: NeMo-RL stops there"
-        if config.text("checkpointing.checkpoint_must_save_by"):
-            yield "an end by checkpointing.checkpoint_must_save_by is taken for the end of the training"
-        if config.flag("env.should_use_nemo_gym"):
-            yield "with NeMo Gym the log has no line that numbers a step, so none is counted"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,7 +16,7 @@ from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import AtLeast, Constraint, Placement
+from autotune.policies.values.profile import Placement
 
 _PATH, _LOAD, _EVERY = "ckpt.path", "ckpt.load_enable", "ckpt.save_steps"
 _ENGINES, _SCORED = "vllm.num_engines", "rollout.micro_batch_size"
@@ -98,20 +98,6 @@ class OpenRlhf(ArgparseFramework[Config]):
             "context_parallel": splits.sizes(config.ring, config.actors // config.tensor),
             "tensor_parallel": splits.sizes(config.tensor, config.actors // config.ring),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their rows."""
-        split = config.ring * config.tensor
-        budget = f"budget x ring x tensor parallelism ({split})"
-        why = f"{budget} must hold the longest sequence {config.longest}"
-        for name in ("tokens_per_microbatch", "logprob_tokens"):
-            yield AtLeast(knob=name, value=-(-config.longest // split), why=why)
-        yield from splits.together(
-            rows.offered(self.present(config), self.sizes(config, None)),
-            "context_parallel",
-            devices=config.actors,
-            why=f"ring x tensor parallelism divides the {config.actors} GPUs of the trainer",
-        )
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return who works where, who holds device memory in which phase, and every size."""

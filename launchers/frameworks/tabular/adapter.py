@@ -167,15 +167,15 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         present = self.present(config)
         knobs = {row.knob for row in present}
-        sizes = rows.bounds(present, lambda name: getattr(config, name), config)
+        phases, grids = self.phases(config), self.sizes(config, job.shape)
+        supported = rows.offered(present, grids, phases, spell=config.key)
+        sizes = rows.bounds(present, config.size, config, supported)
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
             knobs=rows.read(self._read(config), config, self.readers),
-            supported=rows.offered(
-                present, self.sizes(config, job.shape), self.phases(config), spell=config.key
-            ),
+            supported=supported,
             unsupported=self.declined(config) | rows.staying(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
             placement=placement,

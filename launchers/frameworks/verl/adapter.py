@@ -33,7 +33,7 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Constraint, Grid, Placement
+from autotune.policies.values.profile import Grid, Placement
 
 _SECTIONS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward")
 _SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
@@ -132,12 +132,6 @@ class Verl(TabularFramework[Config]):
             "tokens_per_microbatch": () if config.critic else elsewhere,
             "entropy_chunking": () if config.entropy else (Phase.LOG_PROB, Phase.NONE),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds Megatron's sizes to each other."""
-        offered = rows.offered(self.present(config), self.sizes(config, config.shape))
-        why = f"tensor x context parallelism divides the trainer's {config.world} GPUs"
-        yield from splits.together(offered, "context_parallel", devices=config.stage, why=why)
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""

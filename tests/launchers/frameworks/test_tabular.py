@@ -414,3 +414,16 @@ def test_a_framework_of_flags_takes_each_once_and_no_file(framework: FlagFramewo
     found = {problem.path: problem for problem in framework.check(twice)}
     assert found["settings", f"--{name}"].message.endswith("they are one flag")
     assert found["config",].hint == "write the flags under `settings:`"
+
+
+def test_a_knob_may_have_to_fit_the_devices_together_with_tensor_parallelism() -> None:
+    row = Row(knob="context_parallel", setting="c", divides_with_tensor={"devices": "{value} GPUs"})
+    sizes = Grid(values=(1, 2, 4))
+    both = {knob: Support(setting=knob, grid=sizes) for knob in ("context_parallel", "tensor_parallel")}
+    found = tuple(bounds((row,), {"devices": 4}.__getitem__, supported=both))
+    assert found == (
+        Requires(knob="context_parallel", value=2, other="tensor_parallel", values=(1, 2), why="4 GPUs"),
+        Requires(knob="context_parallel", value=4, other="tensor_parallel", values=(1,), why="4 GPUs"),
+    )
+    assert not tuple(bounds((row,), {"devices": 0}.__getitem__, supported=both))
+    assert not tuple(bounds((row,), {"devices": 4}.__getitem__))
