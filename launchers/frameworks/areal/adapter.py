@@ -18,7 +18,6 @@ from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_o
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import SECTION
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
@@ -72,7 +71,6 @@ class Areal(TabularFramework[Config]):
     distribution = "areal"
     modules = ("areal",)
     releases = RELEASES
-    traces: tuple[str, ...] = lines(__package__).traces
     when = WHEN
     readers = READERS
     writers = WRITERS

@@ -46,7 +46,6 @@ class AnyCommand(Framework):
     saves_by_time = False
     announces_end = False
     loss = "loss"
-    traces: tuple[str, ...] = ()
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the command, its placeholders and their values."""

@@ -42,7 +42,6 @@ class MegatronRl(ListedFlagFramework[Config]):
     when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
     readers: ClassVar[Mapping[str, rows.Reader]] = READERS
     writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
     model_key = "hf-checkpoint"
     steps_key = "num-rollout"  # none of the frameworks prints how many steps there are
     save_key = "save"

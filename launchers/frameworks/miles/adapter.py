@@ -7,7 +7,6 @@ from collections.abc import Callable
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.knobs import WHEN
-from autotune.launchers.frameworks.tabular.lines import lines
 
 _AGAINST = ("keep-old-actor", "indep-dp", "overlap-param-gather", "disable-compute-advantages-and-returns")
 
@@ -42,4 +41,3 @@ class Miles(MegatronRl):
     when = {**WHEN, **OWN_WHEN}
     entry = ("{python}", "train.py")  # in miles's own folder
     async_entry = ("{python}", "train_async.py")
-    traces: tuple[str, ...] = lines(__package__).traces

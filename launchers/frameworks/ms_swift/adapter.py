@@ -20,7 +20,6 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 )
 from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, PROCESSES, READ, RELEASES, Config
 from autotune.launchers.frameworks.ms_swift.layout import layout
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
@@ -63,7 +62,6 @@ class MsSwift(HuggingFaceTrainer[Config]):
     title = "ms-swift"
     reported_as = "swift"
     help_command = "swift rlhf --help"
-    traces: tuple[str, ...] = lines(__package__).traces
     runs = ("trl",)
     distribution = "ms-swift"
     releases = RELEASES
@@ -110,7 +108,3 @@ class MsSwift(HuggingFaceTrainer[Config]):
         launcher = (*_TORCHRUN, *torchrun) if {PROCESSES, "NNODES"} & config.env.keys() else ("{python}",)
         env = {**config.env, **self.environment(config, job, run)}
         return self.attempt(job, *launcher, ENTRY, run, mode, _MODULE, *arguments(words), env=env)
-
-    def forced(self, config: Config) -> dict[str, Any]:
-        """Return nothing: no setting lengthens an answer."""
-        return {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
@@ -19,7 +19,6 @@ from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.nemo_rl.layout import layout, placement, resident
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.profile import Placement
@@ -63,12 +62,10 @@ class NemoRL(TabularFramework[Config]):
     builds_on = "defaults"
     file_option = "--config"
     adds = "++"
-    traces: tuple[str, ...] = lines(__package__).traces
     releases = key.RELEASES
     modules = ("nemo_rl",)
     when = WHEN
     entry = ("uv", "run", "examples/run_grpo.py")
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
     model_key = "policy.model_name"
     steps_key = "grpo.max_num_steps"
 

@@ -12,7 +12,6 @@ from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
@@ -67,10 +66,8 @@ class OpenRlhf(ArgparseFramework[Config]):
     distribution = "openrlhf"
     releases = RELEASES
     modules = ("openrlhf",)
-    traces: tuple[str, ...] = lines(__package__).traces
     when = WHEN
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
     readers: ClassVar[Mapping[str, rows.Reader]] = {

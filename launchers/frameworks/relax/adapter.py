@@ -7,7 +7,6 @@ from collections.abc import Callable
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.knobs import READERS, WHEN
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.profile import Placement
 
 _BUDGET, _LOADERS = "log-probs-max-tokens-per-gpu", "mm-processor-pool-size"
@@ -46,4 +45,3 @@ class Relax(MegatronRl):
     entry = ("{python}", "-m", "relax.entrypoints.train")
     # Its health check starts everything again with the arguments that failed, up to three times.
     dropped = ("use-health-check", "max-global-restart")
-    traces: tuple[str, ...] = lines(__package__).traces

@@ -21,7 +21,6 @@ from autotune.launchers.frameworks.skyrl.config import (
 )
 from autotune.launchers.frameworks.skyrl.layout import layout, placement, resident
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.profile import Placement
@@ -48,7 +47,6 @@ class SkyRL(TabularFramework[Config]):
     saves_by_time = False
     announces_end = True
     done_is_final = True  # filtered batches end a training below the total of its bar
-    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "skyrl"
     releases = RELEASES
     modules = ("skyrl",)

@@ -74,8 +74,8 @@ class Row(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
-    # A size of the job (a property of its settings, or one with a dot in its name) -> why the knob is not below
-    # it, not above it, or divides it, alone or times `tensor_parallel`; 0 binds nothing.
+    # A size of the job (a property of its settings, or one with a dot in its name) -> why the knob is not
+    # below it, not above it, or divides it, alone or times `tensor_parallel`; 0 binds nothing.
     # `{value}`: the size; `{config.x}`: another property of the job's settings.
     at_least: dict[str, str] = {}
     at_most: dict[str, str] = {}

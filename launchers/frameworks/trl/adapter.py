@@ -21,7 +21,6 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     arguments,
 )
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.launchers.frameworks.trl.config import (
     READ,
     RELEASES,
@@ -73,7 +72,6 @@ class Trl(HuggingFaceTrainer[Config]):
     title = "TRL"
     reported_as = "trl"
     help_command = "trl grpo --help"
-    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "trl"
     releases = RELEASES
     modules = ("trl",)

@@ -15,7 +15,6 @@ from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, TOP, Config
 from autotune.launchers.frameworks.verl.knobs import (
@@ -50,7 +49,6 @@ class Verl(TabularFramework[Config]):
     saves_by_time = False
     announces_end = False
     loss = "actor/pg_loss"
-    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "verl"
     version_file = "verl/version/version"
     modules = ("verl",)
@@ -63,7 +61,6 @@ class Verl(TabularFramework[Config]):
     unread_in = "0.9.1"
     program = Program(sections=_SECTIONS, top=TOP, entry="main_ppo")
     top = TOP
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
     engine_nodes = tuple(
         f"{node}.engine_kwargs.{{engine}}" for node in (ROLLOUT, "reward.reward_model.rollout")
     )
