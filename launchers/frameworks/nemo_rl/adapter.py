@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.printed_dicts import braced
@@ -25,7 +24,6 @@ from autotune.policies.values.profile import Placement
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
 _ALLOCATORS = ("", "expandable_segments:True")  # those that knobs.yaml knows
-_SHARED = "a rank's sequences of policy.train_global_batch_size"
 _PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its final configuration
 
 # The predicates that the data files name.
@@ -42,6 +40,14 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "leaves_prefill_to_vllm": lambda config: config.leaves(key.VLLM_KWARGS, "max_num_batched_tokens"),
     "chooses_what_to_recompute": lambda config: (
         config.megatron and (config.text(f"{key.MEGATRON}.recompute_granularity") or "full") != "full"
+    ),
+    "has_one_trainer": lambda config: config.flag(f"{key.DTENSOR}.enabled") != config.megatron,
+    "splits_unevenly": lambda config: config.world % config.split > 0,
+    "splits_engines_unevenly": lambda config: (
+        config.engine_world % max(1, config.count(f"{key.VLLM}.tensor_parallel_size")) > 0
+    ),
+    "leaves_a_rest": lambda config: (
+        config.count(key.TRAIN_SIZE) < 1 or config.mini_batch % config.count(key.TRAIN_SIZE) > 0
     ),
     "trains_below_a_sequence": lambda config: config.cuts("train_mb_tokens"),
     "scores_below_a_sequence": lambda config: config.cuts("logprob_mb_tokens"),
@@ -123,26 +129,3 @@ class NemoRL(TabularFramework[Config]):
             "rollout_tensor_parallel": (present,) if with_experts else head_sizes(divisors(groups), shape),
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),
         }
-
-    def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what NeMo-RL refuses at its start (utils/config.py, models/policy/lm_policy.py)."""
-
-        def problem(setting: str, message: str) -> Problem:
-            return Problem(path=("settings", setting), message=message)
-
-        backends = [config.flag(f"{backend}.enabled") for backend in (key.DTENSOR, key.MEGATRON)]
-        if sum(backends) != 1:
-            both = "both are" if all(backends) else "none is"
-            yield problem(f"{key.MEGATRON}.enabled", f"DTensor or Megatron trains the policy; {both} enabled")
-            return
-        if all(config.flag(f"{section}.enabled") for section in (key.PACKING, key.DYNAMIC)):
-            yield problem(f"{key.DYNAMIC}.enabled", "dynamic batching excludes sequence packing")
-        if config.world % config.split:
-            kind = f"{key.MEGATRON}.tensor_model" if config.megatron else f"{key.DTENSOR}.tensor"
-            yield problem(f"{kind}_parallel_size", f"{config.world} GPUs cannot be split by {config.split}")
-        size, tensor = config.count(key.TRAIN_SIZE), config.count(f"{key.VLLM}.tensor_parallel_size")
-        if config.engine == "vllm" and tensor and config.engine_world % tensor:
-            message = f"{config.engine_world} GPUs of engines cannot be split by {tensor}"
-            yield problem(f"{key.VLLM}.tensor_parallel_size", message)
-        if not config.packed and config.mini_batch and (size < 1 or config.mini_batch % size):
-            yield problem(key.TRAIN_SIZE, f"{size} does not divide {config.mini_batch}: {_SHARED}")

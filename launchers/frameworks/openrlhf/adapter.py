@@ -33,7 +33,7 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "sleeps_beside_a_running_trainer": lambda config: (
         config.placement is Placement.ASYNCHRONOUS and config.flag("vllm.enable_sleep")
     ),
-    "splits_unevenly": lambda config: config.actors % (config.ring * config.tensor) > 0,
+    "splits_unevenly": lambda config: config.actors % config.split > 0,
     "scores_too_few_batches": lambda config: (
         config.batch // max(1, config.count(_SCORED)) < config.data_parallel
     ),
