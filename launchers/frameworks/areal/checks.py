@@ -15,7 +15,7 @@ from autotune.launchers.frameworks.areal.backend import (
     from_allocation_mode,
     parse,
 )
-from autotune.launchers.frameworks.areal.config import QUEUE, Config
+from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
@@ -174,10 +174,10 @@ def _rules(config: Config) -> Iterator[Problem]:
         yield Problem(path=("config",), message="engines on the same devices need enable_offload=true")
     rollouts, batch = "rollout.max_concurrent_rollouts", config.count("train_dataset.batch_size")
     at_once = config.count(rollouts) or config.count("rollout.consumer_batch_size") or 1
-    queue = config.count("rollout.queue_size") or QUEUE * at_once
+    queue = config.count("rollout.queue_size") or config.queue * at_once
     if queue < batch:
         message = f"the rollout queue holds {queue} tasks, fewer than train_dataset.batch_size = {batch}"
-        yield _wrong(config, rollouts, message, f"{rollouts} of at least {-(-batch // QUEUE)}")
+        yield _wrong(config, rollouts, message, f"{rollouts} of at least {-(-batch // config.queue)}")
 
 
 def _devices(config: Config) -> Iterator[Problem]:

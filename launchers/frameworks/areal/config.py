@@ -23,7 +23,6 @@ _WHOLE = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _TRUTHS = {"true": True, "false": False}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
-QUEUE = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
 _DEPTH = 20  # of references of sections to sections
 _SILENT = "???"  # OmegaConf's value of a setting that is still to be given
 
@@ -45,6 +44,8 @@ def changed(job: Job, settings: Mapping[str, Any]) -> Job:
 
 class Config(DeclaredSettings):
     """The effective values of a job's settings, by dotted name, and the engines that they describe."""
+
+    queue = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES, entry="", given=overrides(job))
@@ -279,7 +280,7 @@ class Config(DeclaredSettings):
     @property
     def least_rollouts(self) -> int:
         """The fewest rollouts at once: AReaL refuses a queue that does not hold a batch; 0: one is enough."""
-        least = -(-(self.number("train_dataset.batch_size") or 1) // QUEUE)
+        least = -(-(self.number("train_dataset.batch_size") or 1) // self.queue)
         return least if least > 1 and self.number("rollout.queue_size") is None else 0
 
     # ----------------------------------------------------------------------- checkpoints

@@ -238,7 +238,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         return config.span
 
     def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
-        """Return the settings of a rehearsal beside its trial's: saves, validations by generations."""
+        """Return the settings of a rehearsal beside its trial's; it saves after whole generations."""
         at = SAVED_AT * self.config(job).span
         own = {**super().of_rehearsal(job, additions, folder), "save_steps": at}
         return own | ({"eval_steps": at} if "eval_strategy" in additions else {})
