@@ -68,7 +68,6 @@ class Framework(Protocol):
     """
 
     name: str
-    traces: tuple[str, ...]  # texts that only logs of this framework contain
     saves_by_time: bool  # where the job says nothing of checkpoints; the others are told a number of steps
     announces_end: bool  # a line says that the training is done; without it, exit code 0 is no success
     # Its end line is printed after success only, so a smaller step count is no failure.
@@ -81,6 +80,11 @@ class Framework(Protocol):
     modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
     builds_on: str = ""  # the key of its file of settings that names the files which that one extends
     loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """Texts that only logs of this framework contain."""
+        return ()
 
     @property
     def advice(self) -> tuple[Advice, ...]:

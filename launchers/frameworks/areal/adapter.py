@@ -13,19 +13,17 @@ from autotune.launchers.frameworks.areal import checks
 from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed, known, overrides
 from autotune.launchers.frameworks.areal.knobs import READERS, WRITERS, allocation_mode
 from autotune.launchers.frameworks.areal.layout import layout_of, placement, resident, split_sizes
-from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import SECTION
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import AtLeast, Constraint, Divides, Grid, Placement, Requires
+from autotune.policies.values.profile import Constraint, Grid, Placement, Requires
 from autotune.policies.values.rehearsing import Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
@@ -33,28 +31,16 @@ _OLD_LAUNCHER = "areal.infra.launcher."
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 _COMMAND = re.compile(r"(?:^|\s)\S*--config[= ]\S+")
 _NAMES = re.compile(r"[\w.]+")
-_CONTEXT = "the engine's context"
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
 
-# The predicates that knobs.yaml, unsupported.yaml and warnings.yaml name.
+# The predicates that the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_sglang": lambda config: config.engine != "vllm",
     "is_vllm": lambda config: config.engine == "vllm",
     "is_fsdp": lambda config: config.trainer == "fsdp",
-    "is_not_fsdp": lambda config: config.trainer != "fsdp",
     "is_megatron": lambda config: config.trainer == "megatron",
-    "is_archon": lambda config: config.trainer not in ("fsdp", "megatron"),
-    "is_not_adam": lambda config: not config.streams_adam,
-    "can_stream_the_optimizer": lambda config: config.trainer == "fsdp" and config.streams_adam,
-    "is_v2": lambda config: config.text("actor._version") == "v2",
-    "shares_devices": lambda config: config.colocated,
-    "offloads_models": lambda config: config.flag("enable_offload"),
-    "reference_budget_is_apart": lambda config: config.reference_budget_is_apart,
-    "actors_budget_holds_scoring": lambda config: not config.reference_budget_is_apart,
     "trains_a_critic_by_fsdp": lambda config: (
         config.critic is not None and config.engine_of("critic") == "fsdp"
     ),
-    "scores_a_reference": lambda config: config.scores_reference,
     "begins_from_scratch": lambda config: any(
         config.flag(f"{role}.init_from_scratch") for role in ("actor", "critic", "ref")
     ),
@@ -62,23 +48,9 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "engine_cannot_be_split": lambda config: not split_sizes(config, "rollout", "tensor"),
     "trainer_cannot_be_split": lambda config: not split_sizes(config, "actor", "tensor"),
     "sequences_cannot_be_split": lambda config: not split_sizes(config, "actor", "context"),
-    "is_v2_somewhere": lambda config: config.is_v2,
-    "refuses_to_recover": lambda config: config.refuses_to_recover and not config.is_v2,
-    "lacks_recovery": lambda config: config.resumes and not config.recovers,
-    "lacks_an_interval": lambda config: config.resumes and not config.says_when_to_save,
-    "recovers_megatrons_adapters": lambda config: (
-        config.resumes and config.trainer == "megatron" and config.flag("actor.use_lora")
-    ),
-    "recovers_megatrons_optimizer": lambda config: (
-        config.resumes
-        and config.trainer == "megatron"
-        and not config.flag("actor.use_lora")
-        and not config.flag("recover.no_save_optim")
-    ),
-    "does_not_bound_sequences": lambda config: not config.lengths_known,
     "sequences_exceed_the_budget": lambda config: config.actor_budget < config.longest,
+    "sends_weights_by_memory": lambda config: config.text("actor.weight_update_mode") != "disk",
     "has_an_allocation_mode": lambda config: bool(config.text("allocation_mode")),
-    "names_no_scheduler": lambda config: not config.has("scheduler.type"),
     "resolves_names_in_tmp": lambda config: (
         config.count("cluster.n_nodes") > 1
         and config.text("cluster.name_resolve.type") == "nfs"
@@ -99,7 +71,6 @@ class Areal(TabularFramework[Config]):
     distribution = "areal"
     modules = ("areal",)
     releases = RELEASES
-    traces: tuple[str, ...] = lines(__package__).traces
     when = WHEN
     readers = READERS
     writers = WRITERS
@@ -118,7 +89,8 @@ class Areal(TabularFramework[Config]):
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what AReaL refuses at its start or once its models are loaded."""
-        return checks.problems(config)
+        yield from checks.problems(config)
+        yield from super().refused(config)
 
     def unknown(self, config: Config) -> Iterator[Problem]:
         """Yield the settings that the release which stands for the job's AReaL does not know."""
@@ -181,7 +153,7 @@ class Areal(TabularFramework[Config]):
         """Return the splits that heads and devices allow, and the fewest rollouts that hold a batch."""
         context = split_sizes(config, "actor", "context")
         return {
-            "concurrency": Grid(minimum=checks.least_rollouts(config), multiple=1),
+            "concurrency": Grid(minimum=max(1, config.least_rollouts), multiple=1),
             "rollout_tensor_parallel": split_sizes(config, "rollout", "tensor"),
             "tensor_parallel": split_sizes(config, "actor", "tensor"),
             "sequence_parallel": context,
@@ -189,32 +161,8 @@ class Areal(TabularFramework[Config]):
         }
 
     def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids."""
-        supported = rows.offered(self.present(config), self.sizes(config, config.job.shape))
-        longest = config.longest
-        own = "train_dataset.max_length + gconfig.max_new_tokens"
-        capacity = (
-            f"a sequence may have {longest} tokens ({own if config.lengths_known else _CONTEXT}), and "
-            "AReaL ends with `is larger than capacity` at the first above max_tokens_per_mb, whatever the "
-            "context parallelism"
-        )
-        for knob in ("tokens_per_microbatch", "logprob_tokens"):
-            yield AtLeast(knob=knob, value=longest, why=capacity)
-        prefilled = "an interrupted sequence is prefilled in one piece, as chunked prefill is off"
-        yield AtLeast(knob="max_batched_tokens", value=longest, why=prefilled)
-        if (least := checks.least_rollouts(config)) > 1:
-            held = f"the queue holds {checks.QUEUE} tasks for each, and must hold train_dataset.batch_size"
-            yield AtLeast(knob="concurrency", value=least, why=held)
-        if (engines := config.rollout) is not None:
-            why = f"{engines} has {engines.ranks} devices"
-            yield Divides(knob="rollout_tensor_parallel", of=engines.ranks, why=why)
-        if (trainer := config.actor) is not None:
-            context = "sequence_parallel" if config.trainer == "fsdp" else "context_parallel"
-            for knob in ("tensor_parallel", context):
-                yield Divides(knob=knob, of=trainer.ranks, why=f"{trainer} has {trainer.ranks} devices")
-            devices, why = trainer.ranks // trainer.pipeline, f"the trainer has {trainer.ranks} devices"
-            yield from splits.together(supported, context, devices=devices, why=why)
-        if "optimizer_offload" in supported:
+        """Yield that the optimizer state follows offloaded weights, where both can be offloaded."""
+        if "optimizer_offload" in {row.knob for row in self.present(config)}:
             for knob, other, value in (
                 ("param_offload", "optimizer_offload", True),
                 ("optimizer_offload", "param_offload", False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -18,11 +17,11 @@ from autotune.launchers.frameworks.areal.backend import (
 )
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
 from autotune.policies.values.value import Value
 
-QUEUE = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
 SHARED_SILENTLY = "AReaL's local scheduler then puts two workers on one card without a word"
 _HYDRA = ("defaults", "hydra")
 _CHOICES = {  # the parser takes any text, AReaL fails once the models are loaded
@@ -48,13 +47,6 @@ class _Moved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def moved() -> dict[str, _Moved]:
     """Return the keys of guides and of earlier releases that AReaL no longer knows, by their last part."""
     return table(__package__, "moved.yaml", _Moved)
-
-
-def least_rollouts(config: Config) -> int:
-    """Return the fewest rollouts at once: AReaL refuses a queue that does not hold a batch."""
-    if config.number("rollout.queue_size") is not None:
-        return 1
-    return max(1, -(-(config.number("train_dataset.batch_size") or 1) // QUEUE))
 
 
 def problems(config: Config) -> Iterator[Problem]:
@@ -106,8 +98,8 @@ def _is_own(config: Config, root: str) -> bool:
     known = [name for name in config.facts.kinds if "." not in name]
     if root in known or root in moved():
         return False
-    meant = difflib.get_close_matches(root, known, n=1, cutoff=0.75)
-    return not meant or meant[0] in config.job.document
+    meant = nearest(root, known, cutoff=0.75)
+    return not meant or meant in config.job.document
 
 
 def _suggestion(name: str, facts: Facts) -> str:
@@ -119,8 +111,8 @@ def _suggestion(name: str, facts: Facts) -> str:
     siblings = [other for other in facts.kinds if section and other.rpartition(".")[0] == section]
     alike = [other for other in facts.kinds if section and other.rpartition(".")[2] == last]
     for names, cutoff in ((facts.kinds, 0.85), (siblings, 0.75), (alike, 0.0)):
-        if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
-            return f"did you mean `{close[0]}`?"
+        if near := nearest(name, names, cutoff=cutoff):
+            return f"did you mean `{near}`?"
     return ""
 
 
@@ -128,10 +120,7 @@ def _suggestion(name: str, facts: Facts) -> str:
 
 
 def _wrong(config: Config, name: str, message: str, hint: str = "") -> Problem:
-    """Return a mistake in a setting, where the job writes it."""
-    written = next((key for key in config.job.settings if str(key).lstrip("+") == name), None)
-    path = ("config", *name.split(".")) if written is None else ("settings", written)
-    return Problem(path=path, message=message, hint=hint)
+    return Problem(path=config.place(name), message=message, hint=hint)
 
 
 def _values(config: Config) -> Iterator[Problem]:
@@ -180,28 +169,15 @@ def _backend(config: Config, role: str, engines: tuple[str, ...]) -> Iterator[Pr
 
 def _rules(config: Config) -> Iterator[Problem]:
     """Yield the settings that AReaL refuses beside one another."""
-    if config.text("scheduler.type") == "slurm":
-        message = "AReaL's Slurm scheduler starts workers outside the Ray cluster that autotune watches"
-        yield _wrong(config, "scheduler.type", message, "use scheduler.type=ray on that cluster")
     yield from _devices(config)
-    offloads, sync = config.flag("enable_offload"), "actor.weight_update_mode"
-    if config.colocated and not offloads:
+    if config.colocated and not config.flag("enable_offload"):
         yield Problem(path=("config",), message="engines on the same devices need enable_offload=true")
-    if config.colocated and config.text(sync) != "disk":
-        yield _wrong(config, sync, f"engines on the same devices need {sync}=disk")
-    for name in ("actor.offload", "ref.offload", "critic.offload"):
-        if config.flag(name) and not offloads:
-            yield _wrong(config, name, f"`{name}` needs enable_offload=true")
-    distributed = "actor.megatron.ddp.use_distributed_optimizer"
-    if config.trainer == "megatron" and not config.flag("actor.use_lora") and not config.flag(distributed):
-        message, hint = "AReaL's Megatron trainer asserts that it is on", f"leave out `{distributed}`"
-        yield _wrong(config, distributed, message, hint)
     rollouts, batch = "rollout.max_concurrent_rollouts", config.count("train_dataset.batch_size")
     at_once = config.count(rollouts) or config.count("rollout.consumer_batch_size") or 1
-    queue = config.count("rollout.queue_size") or QUEUE * at_once
+    queue = config.count("rollout.queue_size") or config.queue * at_once
     if queue < batch:
         message = f"the rollout queue holds {queue} tasks, fewer than train_dataset.batch_size = {batch}"
-        yield _wrong(config, rollouts, message, f"{rollouts} of at least {-(-batch // QUEUE)}")
+        yield _wrong(config, rollouts, message, f"{rollouts} of at least {-(-batch // config.queue)}")
 
 
 def _devices(config: Config) -> Iterator[Problem]:

@@ -45,6 +45,8 @@ def changed(job: Job, settings: Mapping[str, Any]) -> Job:
 class Config(DeclaredSettings):
     """The effective values of a job's settings, by dotted name, and the engines that they describe."""
 
+    queue = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
+
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES, entry="", given=overrides(job))
         self.job = job
@@ -116,6 +118,11 @@ class Config(DeclaredSettings):
         value = self._written.get(place, _SILENT)
         return self.facts.defaults.get(place) if value == _SILENT else value
 
+    def place(self, name: str) -> tuple[str, ...]:
+        """Return where the job writes a setting."""
+        written = next((key for key in self.job.settings if str(key).lstrip("+") == name), None)
+        return ("config", *name.split(".")) if written is None else ("settings", written)
+
     # ----------------------------------------------------------------------- engines
 
     @cached_property
@@ -171,6 +178,21 @@ class Config(DeclaredSettings):
     def trainer(self) -> str:
         """The training engine."""
         return self.actor.engine if self.actor is not None else "fsdp"
+
+    @property
+    def trainer_devices(self) -> int:
+        """Devices of the actor's trainer; 0 where its backend is not readable."""
+        return self.actor.ranks if self.actor is not None else 0
+
+    @property
+    def stage_devices(self) -> int:
+        """Devices of one of its pipeline stages."""
+        return self.trainer_devices // self.actor.pipeline if self.actor is not None else 0
+
+    @property
+    def engine_devices(self) -> int:
+        """Devices of the inference engines; 0 where their backend is not readable."""
+        return self.rollout.ranks if self.rollout is not None else 0
 
     def engine_of(self, role: str) -> str:
         """Return the training engine of a role."""
@@ -236,6 +258,12 @@ class Config(DeclaredSettings):
         """Whether the job's own lengths say how long a sequence can be."""
         return self._longest[1]
 
+    @property
+    def what_bounds(self) -> str:
+        """What bounds a sequence, in words."""
+        own = "train_dataset.max_length + gconfig.max_new_tokens"
+        return own if self.lengths_known else "the engine's context"
+
     @cached_property
     def _longest(self) -> tuple[int, bool]:
         """Where prompts have no limit, or a workflow takes several turns, only the engine's limits remain."""
@@ -248,6 +276,12 @@ class Config(DeclaredSettings):
         if prompt is None or answer is None or any(each > 1 for each in turns):
             return bound, False
         return min(bound, prompt + answer), True
+
+    @property
+    def least_rollouts(self) -> int:
+        """The fewest rollouts at once: AReaL refuses a queue that does not hold a batch; 0: one is enough."""
+        least = -(-(self.number("train_dataset.batch_size") or 1) // self.queue)
+        return least if least > 1 and self.number("rollout.queue_size") is None else 0
 
     # ----------------------------------------------------------------------- checkpoints
 

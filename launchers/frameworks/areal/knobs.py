@@ -8,7 +8,7 @@ from typing import Any
 from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core import host_allocators
-from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
+from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer
 from autotune.policies.values.knobs import Knobs, Setting
 

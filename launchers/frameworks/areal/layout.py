@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.policies.values.architecture.model import Layout
@@ -15,11 +16,10 @@ _ANY_PRECISION = {"momentum_dtype": "bfloat16", "variance_dtype": "bfloat16", "u
 
 
 def placement(config: Config) -> Placement:
-    """Return whether training and generation share devices, and whether they run at the same time."""
-    if config.colocated:
-        return Placement.COLOCATED
-    ahead = config.count("rollout.max_head_offpolicyness")
-    return Placement.ASYNCHRONOUS if ahead > 0 else Placement.SEPARATE
+    """Return whether trainer and engines share their cards, and whether they work at the same time."""
+    return residency.placement(
+        shared=config.colocated, ahead=config.count("rollout.max_head_offpolicyness") > 0
+    )
 
 
 def split_sizes(config: Config, role: str, dimension: str) -> tuple[int, ...]:
@@ -43,26 +43,20 @@ def split_sizes(config: Config, role: str, dimension: str) -> tuple[int, ...]:
     )
 
 
-def resident(config: Config) -> dict[str, tuple[str, ...]]:
+def resident(config: Config) -> dict[str, residency.Held]:
     """Return who holds device memory in a phase; AReaL moves models to the host only once all are built."""
-    trainer = ("trainer", *(("critic",) if config.critic is not None else ()))
-    scoring = (*trainer, "ref") if config.scores_reference else trainer
-    training = trainer if config.flag("ref.offload") else scoring
-    phases = {
-        "init": scoring,
-        "log_prob": scoring,
-        "forward": training,
-        "backward": training,
-        "optimizer": training,
-        "checkpoint": training,
-        "weight_sync": training,
-        "rollout": ("rollout",),
-        "rollout_init": ("rollout",),
-    }
-    if config.colocated:
-        phases["rollout_init"] = (*scoring, "rollout")
-        phases["weight_sync"] = (*training, "rollout")
-    return phases
+    critic = config.critic is not None
+    scoring = residency.models(critic=critic, reference=config.scores_reference)
+    training = residency.models(critic=critic) if config.flag("ref.offload") else scoring
+    rollout = (residency.ROLLOUT,)
+    return residency.resident(
+        training,
+        init=scoring,
+        log_prob=scoring,
+        rollout=rollout,
+        rollout_init=scoring + rollout if config.colocated else rollout,
+        weight_sync=training + rollout if config.colocated else training,
+    )
 
 
 def layout_of(config: Config) -> Layout:

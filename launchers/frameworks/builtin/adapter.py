@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from autotune.launchers.builtin.config.placement import colocated, half_precisio
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.launchers.builtin.config.sizes import mini_batch, nominal
 from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.own_lines import own_marker
@@ -67,7 +67,7 @@ class Builtin(Framework):
 
     def checkpoint_folder(self, job: Job) -> str | None:
         """Return `checkpoint_dir`, or the folder that every run has its own in."""
-        return posixpath.join(job.workdir, str(job.settings.get("checkpoint_dir", "checkpoints")))
+        return absolute(job, str(job.settings.get("checkpoint_dir", "checkpoints")))
 
     def shape(self, job: Job) -> Model | None:
         """Return the shape of the model that the job generates; None where only a folder tells."""
@@ -234,7 +234,7 @@ class Builtin(Framework):
         document = dict(job.settings)
         if isinstance(job.model, str):
             document.setdefault("model", job.model)
-        document.setdefault("checkpoint_dir", f"{job.workdir}/checkpoints/{job.name}-{run}")
+        document.setdefault("checkpoint_dir", absolute(job, f"checkpoints/{job.name}-{run}"))
         if "save_every" not in document:
             document["save_every"] = job.recovery.save_every or SAVE_STEPS
         return document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -22,8 +21,10 @@ from autotune.launchers.frameworks.command.placeholders import (
     placeholders,
 )
 from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.tabular import rows
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command
@@ -45,7 +46,6 @@ class AnyCommand(Framework):
     saves_by_time = False
     announces_end = False
     loss = "loss"
-    traces: tuple[str, ...] = ()
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the command, its placeholders and their values."""
@@ -85,7 +85,7 @@ class AnyCommand(Framework):
             name: value if getattr(knobs, name) is None else getattr(knobs, name)
             for name, value in own.items()
         }
-        folder = job.settings.get("folder", f"{job.workdir}/checkpoints/{job.name}-{run}")
+        folder = job.settings.get("folder", absolute(job, f"checkpoints/{job.name}-{run}"))
         values |= {"run": run, "folder": str(folder), "steps": job.settings.get("steps")}
         further = job.settings.get("resume") if resume else None
         argv = (*job.command, *(further if isinstance(further, list) else ()))
@@ -238,8 +238,8 @@ def _placeholder(job: Job, place: tuple[str | int, ...], placeholder: Placeholde
     known = (*KNOBS, *OWN, *LATER)
     name = placeholder.name
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean `{{{close[0]}}}`?" if close else f"`{{{{{name}}}}}` stands for the text itself"
+        near = nearest(name, known)
+        hint = f"did you mean `{{{near}}}`?" if near else f"`{{{{{name}}}}}` stands for the text itself"
         yield Problem(path=place, message=f"unknown placeholder `{{{name}}}`", hint=hint)
     elif placeholder.unit and (placeholder.unit not in UNITS or name not in _SIZES):
         yield Problem(
@@ -260,9 +260,8 @@ def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
         yield from _special(path, name, written)
         return
     if name not in KNOBS:
-        known = (*KNOBS, *_special_settings())
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else "the script's own arguments belong into `command`"
+        near = nearest(name, (*KNOBS, *_special_settings()))
+        hint = f"did you mean `{near}`?" if near else "the script's own arguments belong into `command`"
         yield Problem(path=path, message=f"unknown setting `{name}`", hint=hint)
         return
     if name not in named:
@@ -298,8 +297,8 @@ def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[P
     if fits and name == "layout":
         unknown = [key for key in written if key not in Layout.__struct_fields__]
         for key in unknown:
-            close = difflib.get_close_matches(str(key), Layout.__struct_fields__, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else ""
+            near = nearest(str(key), Layout.__struct_fields__)
+            hint = f"did you mean `{near}`?" if near else ""
             yield Problem(path=(*path, str(key)), message=f"unknown key `{key}`", hint=hint)
         try:
             msgspec.convert(written, type=Layout)

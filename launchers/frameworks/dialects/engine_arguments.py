@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -14,11 +13,11 @@ from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import versions
+from autotune.launchers.frameworks.core.likeness import MISSPELT, nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
-_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
 # Whole numbers as the engines' command lines take them: `human_readable_int` of both.
 _COUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]i?")
 _TITLES: Mapping[str, str] = {"sglang": "SGLang", "vllm": "vLLM"}
@@ -141,8 +140,8 @@ def _is_count(argument: Argument) -> bool:
 
 
 def _near(argument: Argument, facts: EngineFacts) -> str:
-    near = difflib.get_close_matches(argument.name, facts.types, n=1, cutoff=_NEAR)
-    return f"did you mean {near[0]}?" if near else ""
+    near = nearest(argument.name, facts.types, cutoff=MISSPELT)
+    return f"did you mean {near}?" if near else ""
 
 
 def _known_elsewhere(engine: Engine, argument: Argument) -> str:

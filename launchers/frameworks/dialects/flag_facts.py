@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
@@ -12,10 +11,10 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.likeness import MISSPELT, nearest
 from autotune.launchers.frameworks.dialects.flags import bare, is_on, parsed_value
 from autotune.policies.values.value import Value
 
-_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
 _KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
@@ -45,21 +44,15 @@ def unknown(settings: Mapping[str, Any], facts: FlagFacts) -> tuple[str, ...]:
     return tuple(bare(key) for key in settings if bare(key) not in facts.flags and not _meant(key, facts))
 
 
-def problems_of(settings: Mapping[str, Any], facts: FlagFacts, *, program: str) -> Iterator[Problem]:
-    """Yield names that are given twice or misspelt, and values that are of no use."""
-    seen: dict[str, str] = {}
-    for key, value in settings.items():
-        name, path = bare(key), ("settings", key)
-        if name in seen:
-            message = f"unknown which of `{seen[name]}` and `{key}` counts: they are one flag"
-            yield Problem(path=path, message=message)
-        seen[name] = key
-        flag = facts.flags.get(name)
-        if flag is None and (near := _meant(key, facts)):
-            message = f"unknown flag --{name}, which {program} refuses"
-            yield Problem(path=path, message=message, hint=f"did you mean --{near}?")
-        if flag is not None and value is not None and (wrong := _misfit(flag, value)):
-            yield Problem(path=path, message=f"--{name} {wrong}, not {value!r}")
+def problems_of(key: str, value: Any, facts: FlagFacts, *, program: str) -> Iterator[Problem]:
+    """Yield that a setting is a misspelt flag, or that its value is of no use."""
+    name, path = bare(key), ("settings", key)
+    flag = facts.flags.get(name)
+    if flag is None and (near := _meant(key, facts)):
+        message = f"unknown flag --{name}, which {program} refuses"
+        yield Problem(path=path, message=message, hint=f"did you mean --{near}?")
+    if flag is not None and value is not None and (wrong := _misfit(flag, value)):
+        yield Problem(path=path, message=f"--{name} {wrong}, not {value!r}")
 
 
 def value_of(flag: Flag | None, value: Any) -> Any:
@@ -77,8 +70,7 @@ def value_of(flag: Flag | None, value: Any) -> Any:
 
 
 def _meant(key: str, facts: FlagFacts) -> str:
-    near = difflib.get_close_matches(bare(key).replace("-", "_"), facts.flags, n=1, cutoff=_NEAR)
-    return near[0] if near else ""
+    return nearest(bare(key).replace("-", "_"), facts.flags, cutoff=MISSPELT)
 
 
 def _misfit(flag: Flag, value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +11,10 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from autotune.launchers.base import Problem, Tracked
-from autotune.launchers.frameworks.core import rehearsals, trackers
+from autotune.launchers.frameworks.core import trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
-from autotune.launchers.frameworks.core.data import document, package_of
+from autotune.launchers.frameworks.core.data import package_of
+from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker
@@ -36,7 +36,7 @@ from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Placement, Profile
-from autotune.policies.values.rehearsing import SAVED_AT, STEPS, LateEvent, Met, Part
+from autotune.policies.values.rehearsing import SAVED_AT
 
 ENTRY = "{attempt}/entry.py"
 _FILES = ("entry.py", "at_import.py", "in_place.py")
@@ -47,13 +47,7 @@ C = TypeVar("C", bound=TrainerSettings)
 
 # The predicates that the data files of every trainer name.
 WHEN: dict[str, Callable[[Any], bool]] = {
-    "has_engine": lambda config: config.colocated,
-    "has_no_engine": lambda config: not config.colocated,
-    "uses_fsdp": lambda config: config.is_fsdp,
-    "uses_no_fsdp": lambda config: not config.is_fsdp,
-    "averages_tokens_by_pass": lambda config: config.get("loss_type") == "bnpo",
     "masks_by_pass": lambda config: config.get("top_entropy_quantile") != 1.0,
-    "balances_experts_by_pass": lambda config: config.balances_experts,
     "finds_its_batch": lambda config: config.on("auto_find_batch_size"),
 }
 
@@ -77,10 +71,6 @@ class HuggingFaceTrainer(TabularFramework[C]):
     steps_key = "max_steps"
     entry: ClassVar[tuple[str, ...]] = ()
     env: ClassVar[dict[str, str]] = {}
-
-    @abstractmethod
-    def forced(self, config: C) -> dict[str, Any]:
-        """Return the settings that make every answer as long as the job allows; empty if there are none."""
 
     def refused(self, config: C) -> Iterator[Problem]:
         """Yield the rows of `refused.yaml`, or else a batch that no trainer of GRPO takes."""
@@ -121,10 +111,8 @@ class HuggingFaceTrainer(TabularFramework[C]):
         known = config.keys.union(ENVIRONMENT, (self.section,))
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name in (name for name in values if name not in known):
-                close = difflib.get_close_matches(str(name), config.keys, n=1)
-                hint = (
-                    f"did you mean `{close[0]}`?" if close else f"`{self.help_command}` lists what there is"
-                )
+                near = nearest(str(name), config.keys)
+                hint = f"did you mean `{near}`?" if near else f"`{self.help_command}` lists what there is"
                 message = f"{self.title} {config.release.version} has no setting `{name}`"
                 yield Problem(path=(place, name), message=message, hint=hint)
 
@@ -245,36 +233,15 @@ class HuggingFaceTrainer(TabularFramework[C]):
         steps = self.config(job).count(self.steps_key)
         return steps if steps > 0 else None
 
-    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps and a folder of its own, and nothing reported or saved."""
-        own = {**document(package_of(self), "trial.yaml", dict[str, Any])}
-        own |= {"max_steps": steps, "output_dir": f"{folder}/checkpoints"}
-        own |= self.forced(self.config(job)) if longest else {}
-        return msgspec.structs.replace(job, settings={**job.settings, **own}, resume=False)
+    def span(self, config: C) -> int:
+        """Return the optimizer steps of one generation of answers."""
+        return config.span
 
-    def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets, by what the job itself saves and validates."""
-        config = self.config(job)
-        without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
-        without += [] if config.saves else [LateEvent.SAVE]
-        without += [LateEvent.RELOAD] if config.on("save_only_model") else []
-        without += [] if rehearsals.validates(package_of(self), config.get) else [LateEvent.VALIDATION]
-        return rehearsals.met(package_of(self), without=without)
-
-    def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves below `folder` and validates in the same step, where the job does.
-
-        Its steps are generations of answers, each of which may be several optimizer steps.
-        """
-        config = self.config(job)
-        trial = self.trial(job, folder=folder, steps=STEPS[part] * config.span, longest=longest)
-        if not config.saves:
-            return trial
-        validation = rehearsals.validates(package_of(self), config.get)
-        own = rehearsals.additions(package_of(self), validation=validation)
-        at = SAVED_AT * config.span
-        own |= {"save_steps": at, **({"eval_steps": at} if validation else {})}
-        return msgspec.structs.replace(trial, settings={**trial.settings, **own})
+    def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
+        """Return the settings of a rehearsal beside its trial's; it saves after whole generations."""
+        at = SAVED_AT * self.config(job).span
+        own = {**super().of_rehearsal(job, additions, folder), "save_steps": at}
+        return own | ({"eval_steps": at} if "eval_strategy" in additions else {})
 
     def warnings(self, config: C) -> Iterator[str]:
         """Yield what the user should know before the launch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -86,19 +87,19 @@ class TrainerSettings(DeclaredSettings):
         return self.job.shape.heads if self.job.shape else 0
 
     @property
+    @abstractmethod
     def processes(self) -> int:
         """The trainer's processes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_sharded(self) -> bool:
         """Whether a process holds a part of the weights only."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_fsdp(self) -> bool:
         """Whether the trainer shards by FSDP."""
-        raise NotImplementedError
 
     @property
     def colocated(self) -> bool:

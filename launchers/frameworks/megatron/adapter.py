@@ -24,7 +24,7 @@ from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Constraint, Placement
+from autotune.policies.values.profile import Placement
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
@@ -42,7 +42,6 @@ class MegatronRl(ListedFlagFramework[Config]):
     when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
     readers: ClassVar[Mapping[str, rows.Reader]] = READERS
     writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
     model_key = "hf-checkpoint"
     steps_key = "num-rollout"  # none of the frameworks prints how many steps there are
     save_key = "save"
@@ -91,15 +90,6 @@ class MegatronRl(ListedFlagFramework[Config]):
                 if size == config.tensor or config.trainer_gpus % ((fixed or size) * others) == 0
             ),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield which parallel sizes fit together."""
-        return splits.together(
-            rows.offered(self.present(config), self.sizes(config, None)),
-            "context_parallel",
-            devices=config.trainer_gpus // config.pipeline,
-            why=f"tensor x context parallelism divides the {config.trainer_gpus} GPUs of the trainer",
-        )
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a rollout, and what decides which samples it has."""

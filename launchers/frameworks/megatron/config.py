@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import ceil
 
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.megatron.dialect import dialect_of, facts_of
 from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagSettings
 from autotune.policies.values.job import Job
-from autotune.policies.values.profile import Placement
 
 _SPLITS = ("tensor-model", "pipeline-model", "context", "expert-model")
 _CARDS = ("actor-num-nodes", "actor-num-gpus-per-node")
@@ -31,9 +31,7 @@ class Config(ListedFlagSettings):
     def _find_devices(self) -> None:
         self.colocated = self.flag("colocate")
         apart = self.flag("fully-async") or self.runs("train_async")
-        self.placement = Placement.ASYNCHRONOUS if apart else Placement.SEPARATE
-        if self.colocated:
-            self.placement = Placement.COLOCATED
+        self.placement = residency.placement(shared=self.colocated, ahead=apart)
         self.tensor, self.pipeline, self.context, self.expert = (
             max(1, self.count(f"{kind}-parallel-size")) for kind in _SPLITS
         )
@@ -52,7 +50,8 @@ class Config(ListedFlagSettings):
         self.offered = self.job.cluster.nodes * (self.job.cluster.gpus_per_node or 0)
         self.split = self.tensor * self.pipeline * self.context  # cards of one copy of the model
         self.data_parallel = max(1, self.trainer_gpus // self.split)
-        # Cards that a kind of parallelism may split.
+        # Cards of a stage, and those that a kind of parallelism may split.
+        self.stage = self.trainer_gpus // self.pipeline
         self.tensor_devices = self.trainer_gpus // (self.pipeline * self.context)
         self.context_devices = self.trainer_gpus // (self.tensor * self.pipeline)
 

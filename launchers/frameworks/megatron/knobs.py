@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
-from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH
-from autotune.launchers.frameworks.core.sglang_defaults import auto_fraction, tier
+from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, auto_fraction, tier
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer
 from autotune.policies.values.knobs import Knobs
@@ -18,12 +17,10 @@ _NO_ENGINES = ("debug-train-only", "load-debug-rollout-data", "rollout-external-
 
 # The predicates that the shared rows name; those of one framework stand in its adapter.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "packs_without_a_budget": lambda config: config.dynamic and not config.budget,
     "optimizer_is_not_adam": lambda config: (
         config.text("optimizer") != "adam" or config.flag("use-stateless-adam")
     ),
     "trainer_sleeps": lambda config: config.sleeps("train"),
-    "trainer_stays": lambda config: not config.sleeps("train"),
     "engine_stays": lambda config: not config.sleeps("rollout"),
     "lacks_a_method": lambda config: (
         not (config.has("recompute-method") and config.has("recompute-num-layers"))
@@ -42,15 +39,10 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "is_another_trainer": lambda config: config.text("train-backend") != "megatron",
     "transfers": lambda config: config.text("update-weight-transfer-mode") != "broadcast",
     "runs_train_async": lambda config: config.runs("train_async"),
-    "saves": lambda config: config.saves,
-    "never_saves": lambda config: not config.saves,
-    "saves_apart": lambda config: config.saves and not config.continues,
-    "starts_from_others": lambda config: config.starts_over,
     "relaunches_from_the_reference": lambda config: (
         config.starts_over and config.reference and config.text("megatron-to-hf-mode") != "bridge"
     ),
     "hides_flags": lambda config: any(word.startswith("--") for word in config.job.command),
-    "bounds_no_sequence": lambda config: config.longest is None,
 }
 
 

@@ -15,11 +15,11 @@ _ENGINE_BYTES = (
 )
 
 
-def resident(config: Config) -> dict[str, tuple[str, ...]]:
+def resident(config: Config) -> dict[str, residency.Held]:
     """Return who holds device memory in which phase of a colocated job; empty where they are apart."""
     if not config.colocated:
         return {}
-    return residency.colocated(
+    return residency.taking_turns(
         reference=config.reference,
         critic=config.critic,
         engine_sleeps=config.sleeps("rollout"),

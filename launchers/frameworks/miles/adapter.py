@@ -7,7 +7,6 @@ from collections.abc import Callable
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.knobs import WHEN
-from autotune.launchers.frameworks.tabular.lines import lines
 
 _AGAINST = ("keep-old-actor", "indep-dp", "overlap-param-gather", "disable-compute-advantages-and-returns")
 
@@ -28,7 +27,7 @@ def _can_rebuild_weights(config: Config) -> bool:
 
 # The predicates that miles's own rows name.
 OWN_WHEN: dict[str, Callable[[Config], bool]] = {
-    "cannot_rebuild_weights": lambda config: not _can_rebuild_weights(config),
+    "can_rebuild_weights": _can_rebuild_weights,
     "runs_train": lambda config: any(word.endswith("train.py") for word in config.job.command),
 }
 
@@ -42,4 +41,3 @@ class Miles(MegatronRl):
     when = {**WHEN, **OWN_WHEN}
     entry = ("{python}", "train.py")  # in miles's own folder
     async_entry = ("{python}", "train_async.py")
-    traces: tuple[str, ...] = lines(__package__).traces

@@ -20,7 +20,6 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 )
 from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, PROCESSES, READ, RELEASES, Config
 from autotune.launchers.frameworks.ms_swift.layout import layout
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
@@ -52,14 +51,6 @@ WHEN: dict[str, Callable[[Config], bool]] = {
         PROCESSES not in config.env and (config.job.cluster.gpus_per_node or 0) > 1
     ),
     "has_more_nodes": lambda config: config.job.cluster.nodes > 1,
-    "limits_no_prompt": lambda config: config.longest is None,
-    "offloads_optimizer_at_stage_2": lambda config: config.deepspeed == "zero2_offload",
-    "offloads_weights_natively": lambda config: config.deepspeed == "zero3_offload",
-    "takes_no_liger": lambda config: not config.takes_liger,
-    "compares_groups_by_pass": lambda config: config.get("loss_type") == "real",
-    "liger_divides_by_pass": lambda config: config.liger_divides_by_pass,
-    "adds_a_mean": lambda config: config.adds_a_mean,
-    "takes_turns": lambda config: config.takes_turns,
     "splits_sequences": lambda config: config.count("sequence_parallel_size") > 1,
 }
 
@@ -71,7 +62,6 @@ class MsSwift(HuggingFaceTrainer[Config]):
     title = "ms-swift"
     reported_as = "swift"
     help_command = "swift rlhf --help"
-    traces: tuple[str, ...] = lines(__package__).traces
     runs = ("trl",)
     distribution = "ms-swift"
     releases = RELEASES
@@ -118,7 +108,3 @@ class MsSwift(HuggingFaceTrainer[Config]):
         launcher = (*_TORCHRUN, *torchrun) if {PROCESSES, "NNODES"} & config.env.keys() else ("{python}",)
         env = {**config.env, **self.environment(config, job, run)}
         return self.attempt(job, *launcher, ENTRY, run, mode, _MODULE, *arguments(words), env=env)
-
-    def forced(self, config: Config) -> dict[str, Any]:
-        """Return nothing: no setting lengthens an answer."""
-        return {}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
-from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.printed_dicts import braced
@@ -19,29 +18,20 @@ from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.nemo_rl.layout import layout, placement, resident
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement
+from autotune.policies.values.profile import Placement
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
 _ALLOCATORS = ("", "expandable_segments:True")  # those that knobs.yaml knows
-_SHARED = "a rank's sequences of policy.train_global_batch_size"
 _PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its final configuration
 
-# The predicates that knobs.yaml and unsupported.yaml name.
+# The predicates that the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_megatron": lambda config: config.megatron,
-    "is_dtensor": lambda config: not config.megatron,
     "is_vllm": lambda config: config.engine == "vllm",
     "is_sglang": lambda config: config.engine == "sglang",
-    "is_not_vllm": lambda config: config.engine != "vllm",
-    "is_another_engine": lambda config: config.engine not in ("vllm", "sglang"),
     "packs": lambda config: config.packed.endswith("packing"),
     "batches_dynamically": lambda config: config.packed.endswith("batching"),
-    "counts_tokens": lambda config: bool(config.packed),
-    "counts_sequences": lambda config: not config.packed,
-    "mini_batch_is_uneven": lambda config: not config.mini_batch,
     "balances_experts": lambda config: (
         config.megatron and config.text(f"{key.MEGATRON}.moe_router_load_balancing_type") not in ("", "none")
     ),
@@ -51,14 +41,20 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "chooses_what_to_recompute": lambda config: (
         config.megatron and (config.text(f"{key.MEGATRON}.recompute_granularity") or "full") != "full"
     ),
-    "keeps_fp32_logits": lambda config: (
-        config.megatron and not config.flag(f"{key.MEGATRON}.defer_fp32_logits")
+    "has_one_trainer": lambda config: config.flag(f"{key.DTENSOR}.enabled") != config.megatron,
+    "splits_unevenly": lambda config: config.world % config.split > 0,
+    "splits_engines_unevenly": lambda config: (
+        config.engine_world % max(1, config.count(f"{key.VLLM}.tensor_parallel_size")) > 0
     ),
+    "leaves_a_rest": lambda config: (
+        config.count(key.TRAIN_SIZE) < 1 or config.mini_batch % config.count(key.TRAIN_SIZE) > 0
+    ),
+    "trains_below_a_sequence": lambda config: config.cuts("train_mb_tokens"),
+    "scores_below_a_sequence": lambda config: config.cuts("logprob_mb_tokens"),
+    "must_save_by": lambda config: bool(config.text("checkpointing.checkpoint_must_save_by")),
     "names_an_allocator": lambda config: (
         config.text(f"{key.MEGATRON if config.megatron else key.DTENSOR}.{key.ALLOCATOR}") not in _ALLOCATORS
     ),
-    "is_apart": lambda config: not config.colocated,
-    "shares_gpus": lambda config: config.colocated,
 }
 
 
@@ -72,12 +68,10 @@ class NemoRL(TabularFramework[Config]):
     builds_on = "defaults"
     file_option = "--config"
     adds = "++"
-    traces: tuple[str, ...] = lines(__package__).traces
     releases = key.RELEASES
     modules = ("nemo_rl",)
     when = WHEN
     entry = ("uv", "run", "examples/run_grpo.py")
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
     model_key = "policy.model_name"
     steps_key = "grpo.max_num_steps"
 
@@ -135,46 +129,3 @@ class NemoRL(TabularFramework[Config]):
             "rollout_tensor_parallel": (present,) if with_experts else head_sizes(divisors(groups), shape),
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids."""
-        lengths = f"a pass holds whole sequences, and {config.longest} tokens are the longest"
-        for knob in ("tokens_per_microbatch", "logprob_tokens"):
-            yield AtLeast(knob=knob, value=config.longest, why=lengths)
-        yield Divides(knob="microbatch_size", of=config.mini_batch, why=f"it divides {_SHARED}")
-
-    def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what NeMo-RL refuses at its start (utils/config.py, models/policy/lm_policy.py)."""
-
-        def problem(setting: str, message: str) -> Problem:
-            return Problem(path=("settings", setting), message=message)
-
-        backends = [config.flag(f"{backend}.enabled") for backend in (key.DTENSOR, key.MEGATRON)]
-        if sum(backends) != 1:
-            both = "both are" if all(backends) else "none is"
-            yield problem(f"{key.MEGATRON}.enabled", f"DTensor or Megatron trains the policy; {both} enabled")
-            return
-        if all(config.flag(f"{section}.enabled") for section in (key.PACKING, key.DYNAMIC)):
-            yield problem(f"{key.DYNAMIC}.enabled", "dynamic batching excludes sequence packing")
-        if config.world % config.split:
-            kind = f"{key.MEGATRON}.tensor_model" if config.megatron else f"{key.DTENSOR}.tensor"
-            yield problem(f"{kind}_parallel_size", f"{config.world} GPUs cannot be split by {config.split}")
-        size, tensor = config.count(key.TRAIN_SIZE), config.count(f"{key.VLLM}.tensor_parallel_size")
-        if config.engine == "vllm" and tensor and config.engine_world % tensor:
-            message = f"{config.engine_world} GPUs of engines cannot be split by {tensor}"
-            yield problem(f"{key.VLLM}.tensor_parallel_size", message)
-        if not config.packed and config.mini_batch and (size < 1 or config.mini_batch % size):
-            yield problem(key.TRAIN_SIZE, f"{size} does not divide {config.mini_batch}: {_SHARED}")
-
-    def warnings(self, config: Config) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
-        if not config.resumes:
-            why = "checkpointing.enabled is false or checkpointing.save_period not positive"
-            yield f"every relaunch begins at step 0: {why}"
-        limits = [f"{config.packed}.{kind}_mb_tokens" for kind in ("train", "logprob") if config.packed]
-        for limit in (name for name in limits if 0 < config.count(name) < config.longest):
-            yield f"{limit} cannot hold the longest sequence of {config.longest} tokens: NeMo-RL stops there"
-        if config.text("checkpointing.checkpoint_must_save_by"):
-            yield "an end by checkpointing.checkpoint_must_save_by is taken for the end of the training"
-        if config.flag("env.should_use_nemo_gym"):
-            yield "with NeMo Gym the log has no line that numbers a step, so none is counted"

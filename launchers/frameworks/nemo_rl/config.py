@@ -53,6 +53,10 @@ class Config(DeclaredSettings):
         """The section whose numbers of tokens fill passes; empty: they count sequences."""
         return next((section for section in (PACKING, DYNAMIC) if self.flag(f"{section}.enabled")), "")
 
+    def cuts(self, limit: str) -> bool:
+        """Return whether a limit of a pass in tokens cannot hold the longest sequence."""
+        return bool(self.packed) and 0 < self.count(f"{self.packed}.{limit}") < self.longest
+
     @property
     def per_node(self) -> int:
         """GPUs of a node."""

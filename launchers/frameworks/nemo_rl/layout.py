@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.profile import Placement
-
-_TRAINING = (Phase.INIT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
-_GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
 
 
 def placement(config: Config) -> Placement:
-    """Return whether trainer and engines share their GPUs, and whether they work at the same time."""
-    if config.colocated:
-        return Placement.COLOCATED
-    return Placement.ASYNCHRONOUS if config.flag("grpo.async_grpo.enabled") else Placement.SEPARATE
+    """Return whether trainer and engines share their cards, and whether they work at the same time."""
+    return residency.placement(shared=config.colocated, ahead=config.flag("grpo.async_grpo.enabled"))
 
 
-def resident(config: Config) -> dict[str, tuple[str, ...]]:
+def resident(config: Config) -> dict[str, residency.Held]:
     """Return who holds device memory in a phase.
 
     Colocated, engines sleep while the trainer works, which is in host memory while they generate. The
     reference's weights take the place of the policy's for its pass (use_reference_model of the workers).
     """
-    trainer, rollout = Component.TRAINER.value, Component.ROLLOUT.value
-    result: dict[str, tuple[str, ...]] = {phase.value: (trainer,) for phase in _TRAINING}
-    result |= {phase.value: (rollout,) for phase in _GENERATION}
-    result[Phase.WEIGHT_SYNC.value] = (trainer, rollout) if config.colocated else (trainer,)
-    return result
+    trainer, rollout = residency.models(), (residency.ROLLOUT,)
+    synced = trainer + rollout if config.colocated else trainer
+    return residency.resident(trainer, rollout=rollout, weight_sync=synced)
 
 
 def layout(config: Config) -> Layout:

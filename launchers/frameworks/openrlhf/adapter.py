@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -12,11 +12,10 @@ from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import AtLeast, Constraint, Placement
+from autotune.policies.values.profile import Placement
 
 _PATH, _LOAD, _EVERY = "ckpt.path", "ckpt.load_enable", "ckpt.save_steps"
 _ENGINES, _SCORED = "vllm.num_engines", "rollout.micro_batch_size"
@@ -24,34 +23,24 @@ _IDLE = {True: ("microbatch_size",), False: ("tokens_per_microbatch", "logprob_t
 
 # The predicates that refused.yaml, unsupported.yaml and warnings.yaml name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "packs_by_tokens": lambda config: config.dynamic,
-    "counts_sequences": lambda config: not config.dynamic,
-    "devices_are_apart": lambda config: not config.colocated,
-    "optimizer_is_on_the_host": lambda config: config.flag("ds.adam_offload"),
     "optimizer_is_not_adam": lambda config: config.text("actor.optim") != "adam",
     "has_no_ring": lambda config: config.ring == 1,
-    "shards_parameters": lambda config: config.count("ds.zero_stage") == 3,
     "balances_experts_by_pass": lambda config: config.share("actor.aux_loss_coef") > 0,
     "has_no_loader": lambda config: config.count("data.dataloader_num_workers") == 0,
-    "has_no_engine": lambda config: not config.engine_gpus,
     "has_other_engines_than_actors": lambda config: (
         config.colocated and config.engine_gpus not in (0, config.actors)
     ),
     "sleeps_beside_a_running_trainer": lambda config: (
         config.placement is Placement.ASYNCHRONOUS and config.flag("vllm.enable_sleep")
     ),
-    "splits_unevenly": lambda config: config.actors % (config.ring * config.tensor) > 0,
+    "splits_unevenly": lambda config: config.actors % config.split > 0,
     "scores_too_few_batches": lambda config: (
         config.batch // max(1, config.count(_SCORED)) < config.data_parallel
     ),
     "interrupts_without_async": lambda config: (
         config.flag("train.partial_rollout_enable") and config.placement is not Placement.ASYNCHRONOUS
     ),
-    "resumes": lambda config: config.resumes,
-    "never_resumes": lambda config: not config.resumes,
-    "saves_apart": lambda config: config.resumes and not config.continues_its_folder,
     "has_flags_in_its_command": lambda config: any(word.startswith("--") for word in config.job.command),
-    "never_sleeps": lambda config: config.colocated and not config.sleeps,
     "scores_beside_the_engines": lambda config: config.colocated and config.has("reward.model_name_or_path"),
 }
 
@@ -77,14 +66,10 @@ class OpenRlhf(ArgparseFramework[Config]):
     distribution = "openrlhf"
     releases = RELEASES
     modules = ("openrlhf",)
-    traces: tuple[str, ...] = lines(__package__).traces
     when = WHEN
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
-    no_file = "write the flags under `settings:`"
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
-    reads_declined = True
     readers: ClassVar[Mapping[str, rows.Reader]] = {
         "training_tokens": lambda config: (
             config.count("train.max_tokens_per_gpu") if config.dynamic else None
@@ -110,20 +95,6 @@ class OpenRlhf(ArgparseFramework[Config]):
             "context_parallel": splits.sizes(config.ring, config.actors // config.tensor),
             "tensor_parallel": splits.sizes(config.tensor, config.actors // config.ring),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their rows."""
-        split = config.ring * config.tensor
-        budget = f"budget x ring x tensor parallelism ({split})"
-        why = f"{budget} must hold the longest sequence {config.longest}"
-        for name in ("tokens_per_microbatch", "logprob_tokens"):
-            yield AtLeast(knob=name, value=-(-config.longest // split), why=why)
-        yield from splits.together(
-            rows.offered(self.present(config), self.sizes(config, None)),
-            "context_parallel",
-            devices=config.actors,
-            why=f"ring x tensor parallelism divides the {config.actors} GPUs of the trainer",
-        )
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return who works where, who holds device memory in which phase, and every size."""

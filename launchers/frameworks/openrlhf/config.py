@@ -49,9 +49,14 @@ class Config(ArgparseSettings):
         return max(1, self.count("ds.tensor_parallel_size"))
 
     @property
+    def split(self) -> int:
+        """GPUs of one copy of the model."""
+        return self.ring * self.tensor
+
+    @property
     def data_parallel(self) -> int:
         """Copies of the model that share the batch."""
-        return max(1, self.actors // (self.ring * self.tensor))
+        return max(1, self.actors // self.split)
 
     @property
     def placement(self) -> Placement:
@@ -90,6 +95,11 @@ class Config(ArgparseSettings):
         """Tokens of the longest sequence; 0.8 limits prompts and responses apart."""
         apart = self.count("prompt_max_len"), self.count("generate_max_len")
         return sum(apart) if all(apart) else self.count("data.max_len")
+
+    @property
+    def floor(self) -> int:
+        """Tokens per GPU below which a budget does not hold the longest sequence."""
+        return -(-self.longest // self.split)
 
     @property
     def batch(self) -> int:

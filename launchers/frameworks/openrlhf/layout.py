@@ -8,11 +8,11 @@ from autotune.launchers.frameworks.openrlhf.config import Config
 from autotune.policies.values.architecture.model import Layout
 
 
-def resident(config: Config) -> dict[str, tuple[str, ...]]:
+def resident(config: Config) -> dict[str, residency.Held]:
     """Return who is on the shared cards: the weights stay there, whatever else sleeps."""
     if not config.colocated:
         return {}
-    return residency.colocated(
+    return residency.taking_turns(
         reference=config.reference,
         critic=config.critic,
         engine_sleeps=config.sleeps,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.knobs import READERS, WHEN
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.profile import Placement
 
 _BUDGET, _LOADERS = "log-probs-max-tokens-per-gpu", "mm-processor-pool-size"
@@ -22,7 +21,6 @@ OWN_WHEN: dict[str, Callable[[Config], bool]] = {
     "has_no_loader": lambda config: config.count(_LOADERS) == 0,
     "needs_the_backup": lambda config: config.reference or any(map(config.flag, _OTHERS)),
     "keeps_sequences_whole": lambda config: config.context == 1,
-    "splits_sequences": lambda config: config.context > 1,
     "budget_is_below_the_context": lambda config: (
         config.dynamic and 0 < config.budget * config.context < config.count("rollout-max-context-len")
     ),
@@ -47,4 +45,3 @@ class Relax(MegatronRl):
     entry = ("{python}", "-m", "relax.entrypoints.train")
     # Its health check starts everything again with the arguments that failed, up to three times.
     dropped = ("use-health-check", "max-global-restart")
-    traces: tuple[str, ...] = lines(__package__).traces

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.hydra import yaml_override
@@ -22,29 +21,21 @@ from autotune.launchers.frameworks.skyrl.config import (
 )
 from autotune.launchers.frameworks.skyrl.layout import layout, placement, resident
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-from autotune.policies.values.profile import AtLeast, Constraint, Divides, Placement, Requires
+from autotune.policies.values.profile import Placement
 
-_SAME_DEVICES = "trainer.placement.colocate_all: num_engines x tensor_parallel_size = the trainer's GPUs"
-
-# The predicates that knobs.yaml and unsupported.yaml name.
+# The predicates that the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_megatron": lambda config: config.megatron,
-    "is_fsdp": lambda config: not config.megatron,
-    "is_apart": lambda config: not config.colocated,
     "packs_by_tokens": lambda config: config.count(TOKENS) > 0,
-    "counts_sequences": lambda config: config.count(TOKENS) <= 0,
-    "mini_batch_is_uneven": lambda config: not config.mini_batch,
-    "averages_entropy_by_pass": lambda config: config.entropy_loss,
-    "averages_kl_over_uneven_passes": lambda config: (
-        config.megatron and config.count(TOKENS) > 0 and config.flag("trainer.algorithm.use_kl_loss")
+    "is_another_trainer": lambda config: config.text("trainer.strategy") not in ("fsdp", "fsdp2", "megatron"),
+    "saves_below_a_tilde": lambda config: config.text("trainer.ckpt_path").startswith("~"),
+    "splits_unevenly": lambda config: config.world % config.split > 0,
+    "has_other_engines_than_gpus": lambda config: config.engine_world != config.world,
+    "leaves_a_rest": lambda config: (
+        config.count(TRAIN_SIZE) < 1 or config.mini_batch % config.count(TRAIN_SIZE) > 0
     ),
-    "pads": lambda config: not config.flag("trainer.remove_microbatch_padding"),
-    "offloads_natively": lambda config: config.flag(f"{POLICY}.fsdp_config.cpu_offload"),
-    "scores_a_reference": lambda config: config.reference,
-    "syncs_adapters": lambda config: config.lora_rank > 0,
+    "passes_below_a_sequence": lambda config: 0 < config.count(TOKENS) < config.longest,
     "chooses_what_to_recompute": lambda config: config.megatron and config.has(RECOMPUTE),
 }
 
@@ -56,7 +47,6 @@ class SkyRL(TabularFramework[Config]):
     saves_by_time = False
     announces_end = True
     done_is_final = True  # filtered batches end a training below the total of its bar
-    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "skyrl"
     releases = RELEASES
     modules = ("skyrl",)
@@ -128,58 +118,3 @@ class SkyRL(TabularFramework[Config]):
             "context_parallel": tuple(n for n in divisors(stage) if stage % (n * tensor) == 0),
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their grids."""
-        lengths = f"{config.longest} tokens are the longest sequence, and none is split over passes"
-        requests = "vLLM takes at least one token of each of its max_num_seqs requests"
-        overlap = "its copies overlap only where a part of the optimizer is on the CPU"
-        fraction, parts = "optimizer_offload_fraction", (1.0, 0.75, 0.5, 0.25)
-        yield AtLeast(knob="tokens_per_microbatch", value=config.longest, why=lengths)
-        yield AtLeast(knob="max_batched_tokens", value=config.count(f"{ENGINE}.max_num_seqs"), why=requests)
-        yield Divides(
-            knob="rollout_tensor_parallel", of=config.engine_world, why="it divides the engines' GPUs"
-        )
-        yield Divides(knob="sequence_parallel", of=config.world, why="it divides the trainer's GPUs")
-        yield Divides(knob="microbatch_size", of=config.mini_batch, why=f"it divides {_shared(config)}")
-        yield Requires(
-            knob="optimizer_offload_overlap", value=True, other=fraction, values=parts, why=overlap
-        )
-
-    def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what SkyRL refuses at its start (train/utils/utils.py, validate_cfg)."""
-
-        def problem(key: str, message: str, hint: str = "") -> Problem:
-            return Problem(path=("settings", key), message=message, hint=hint)
-
-        strategy = config.text("trainer.strategy")
-        if strategy not in ("fsdp", "fsdp2", "megatron"):
-            yield problem("trainer.strategy", f"there is no trainer {strategy}", "fsdp or megatron")
-        if config.text("trainer.resume_mode") == "from_path":
-            hint = "name the folder of the others in trainer.ckpt_path and write `resume: true`"
-            yield problem("trainer.resume_mode", "an attempt continues the checkpoints of its own run", hint)
-        if config.text("trainer.ckpt_path").startswith("~"):
-            yield problem("trainer.ckpt_path", "SkyRL does not expand `~`", "write the whole path")
-        if config.world % config.split:
-            key = "trainer.placement.policy_num_gpus_per_node"
-            yield problem(key, f"{config.world} GPUs cannot be split by {config.split}")
-        if config.colocated and config.engine_world != config.world:
-            message = f"the engines take {config.engine_world} GPUs, the trainer {config.world}"
-            yield problem(f"{ENGINE}.num_engines", message, _SAME_DEVICES)
-        size = config.count(TRAIN_SIZE)
-        if config.mini_batch and config.count(TOKENS) <= 0 and (size < 1 or config.mini_batch % size):
-            yield problem(TRAIN_SIZE, f"{size} does not divide {config.mini_batch}: {_shared(config)}")
-
-    def warnings(self, config: Config) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
-        if not config.resumes:
-            why = "trainer.resume_mode is from_path or trainer.ckpt_interval not positive"
-            yield f"every relaunch begins at step 0: {why}; SkyRL's own default is latest, and 10"
-        if 0 < config.count(TOKENS) < config.longest:
-            longest = f"the longest sequence of {config.longest} tokens"
-            yield f"{TOKENS} is below {longest}, which is then a pass of its own and needs more memory"
-
-
-def _shared(config: Config) -> str:
-    who = "the policy's and the critic's mini-batch" if config.critic else "a mini-batch"
-    return f"a rank's sequences of {who}"

@@ -92,6 +92,12 @@ class Config(DeclaredSettings):
         critic = self._of_rank("critic", max(1, gpus // split))
         return math.gcd(own, critic) if own and critic else 0
 
+    @property
+    def shared(self) -> str:
+        """What a micro-batch divides, in words."""
+        who = "the policy's and the critic's mini-batch" if self.critic else "a mini-batch"
+        return f"a rank's sequences of {who}"
+
     def _of_rank(self, model: str, ranks: int) -> int:
         sequences = self.count(f"trainer.{model}_mini_batch_size") * self.samples
         return 0 if sequences % ranks else sequences // ranks
@@ -112,11 +118,6 @@ class Config(DeclaredSettings):
     def reference(self) -> bool:
         """Whether a reference model is scored."""
         return any(self.flag(f"trainer.algorithm.use_kl_{where}") for where in ("loss", "in_reward"))
-
-    @property
-    def entropy_loss(self) -> bool:
-        """Whether the entropy is part of the loss: as a mean over the tokens of each pass."""
-        return self.flag("trainer.algorithm.use_entropy_loss")
 
     @property
     def critic(self) -> bool:

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, Config
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.profile import Placement
-
-_TRAINING = (Phase.INIT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
-_GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
 
 
 def placement(config: Config) -> Placement:
-    """Return whether trainer and engines share their GPUs, and whether they work at the same time."""
-    if config.colocated:
-        return Placement.COLOCATED
-    ahead = config.flag("trainer.fully_async.enabled")
-    return Placement.ASYNCHRONOUS if ahead else Placement.SEPARATE
+    """Return whether trainer and engines share their cards, and whether they work at the same time."""
+    return residency.placement(shared=config.colocated, ahead=config.flag("trainer.fully_async.enabled"))
 
 
-def resident(config: Config) -> dict[str, tuple[str, ...]]:
+def resident(config: Config) -> dict[str, residency.Held]:
     """Return who holds device memory in a phase.
 
     Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate;
     reference and critic come to the card for their own passes.
     """
-    trainer, rollout = Component.TRAINER.value, Component.ROLLOUT.value
-    training = [trainer, *([Component.CRITIC.value] if config.critic else [])]
-    scoring = (*training, *([Component.REF.value] if config.reference else []))
-    result = {phase.value: tuple(training) for phase in _TRAINING} | {Phase.LOG_PROB.value: scoring}
+    trainer, rollout = residency.models(), (residency.ROLLOUT,)
     away = config.flag(f"{POLICY}.fsdp_config.cpu_offload") or config.flag(
         f"{POLICY}.optimizer_config.offload_after_step"
     )
-    generating = (rollout,) if away or not config.colocated else (trainer, rollout)
-    result |= {phase.value: generating for phase in _GENERATION}
-    result[Phase.WEIGHT_SYNC.value] = (trainer, rollout) if config.colocated else (trainer,)
-    return result
+    return residency.resident(
+        residency.models(critic=config.critic),
+        log_prob=residency.models(critic=config.critic, reference=config.reference),
+        rollout=rollout if away or not config.colocated else trainer + rollout,
+        weight_sync=trainer + rollout if config.colocated else trainer,
+    )
 
 
 def layout(config: Config) -> Layout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
-from autotune.launchers.frameworks.tabular.lines import lines
 
 
 class Slime(MegatronRl):
@@ -13,4 +12,3 @@ class Slime(MegatronRl):
     announces_end = False
     modules = ("slime",)
     entry = ("{python}", "train.py")  # in slime's own folder; train_async.py only where the job says so
-    traces: tuple[str, ...] = lines(__package__).traces

@@ -26,7 +26,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
-from autotune.launchers.frameworks.tabular.lines import marker_of
+from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
@@ -47,7 +47,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
-    env: ClassVar[Mapping[str, str]]
+    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
     model_key: ClassVar[str]
     steps_key: ClassVar[str]
     engine_nodes: ClassVar[tuple[str, ...]] = ()  # below which the names are arguments of the engine
@@ -66,6 +66,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def tables(self) -> tuple[str, ...]:
         """The folders of its data files: its own, and last that which it shares with its dialects."""
         return (package_of(self),)
+
+    @cached_property
+    def traces(self) -> tuple[str, ...]:
+        """Texts that only logs of this framework contain, by its `lines.yaml`."""
+        return lines(package_of(self)).traces
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -167,15 +172,15 @@ class TabularFramework(GuidedFramework, Generic[C]):
         config = self.config(job)
         present = self.present(config)
         knobs = {row.knob for row in present}
-        sizes = rows.bounds(present, lambda name: getattr(config, name), config)
+        phases, grids = self.phases(config), self.sizes(config, job.shape)
+        supported = rows.offered(present, grids, phases, spell=config.key)
+        sizes = rows.bounds(present, config.size, config, supported)
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
             knobs=rows.read(self._read(config), config, self.readers),
-            supported=rows.offered(
-                present, self.sizes(config, job.shape), self.phases(config), spell=config.key
-            ),
+            supported=supported,
             unsupported=self.declined(config) | rows.staying(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
             placement=placement,
@@ -239,9 +244,13 @@ class TabularFramework(GuidedFramework, Generic[C]):
         own = _filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
         own |= self.of_steps(config, steps)
         if longest and self.can_force_longest(job):
-            own |= self.forces_longest
+            own |= self.forced(config)
         given = {key: value for key, value in config.given.items() if self.bare(key) not in own}
         return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
+
+    def forced(self, config: C) -> Mapping[str, Any]:
+        """Return the settings with which every answer is as long as the job allows."""
+        return self.forces_longest
 
     def bare(self, key: str) -> str:
         """Return a setting without what the framework's dialect puts before it."""
@@ -296,7 +305,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
         """Return a trial that saves below `folder` and validates in the same step, where the job does."""
         config = self.config(job)
-        trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
+        trial = self.trial(job, folder=folder, steps=STEPS[part] * self.span(config), longest=longest)
         if not config.saves:
             return trial
         validation = self.validates(config)
@@ -305,6 +314,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
         left = left.union(self.of_validation(config) if validation else ())
         settings = rehearsals.settings_of(job, trial, own, left=left, bare=self.bare)
         return msgspec.structs.replace(trial, settings=settings)
+
+    def span(self, config: C) -> int:
+        """Return how many of the framework's steps are one of a rehearsal."""
+        return 1
 
     def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
         """Return the settings of a rehearsal beside its trial's; its checkpoints go below `folder`."""

@@ -16,19 +16,15 @@ from autotune.launchers.frameworks.core.data import document, package_of
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects import flag_facts
 from autotune.launchers.frameworks.dialects.flags import (
-    arguments,
     bare,
     flags_of,
     printed_flags,
     printed_namespace,
-    shown,
     spelled,
 )
-from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts
-from autotune.policies.values.command import Command
+from autotune.launchers.frameworks.tabular.declared import Facts
+from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings
 from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import Part
 
@@ -86,7 +82,7 @@ def release(job: Job, package: str, releases: tuple[str, ...]) -> str:
     )
 
 
-class ArgparseSettings(DeclaredSettings):
+class ArgparseSettings(FlagSettings):
     """What a job's flags come to, under today's names; a value that argparse refuses counts as absent."""
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...], *, entry: str) -> None:
@@ -94,8 +90,8 @@ class ArgparseSettings(DeclaredSettings):
         self.known = flags(package, version)
         self.older = older(package, version)
         today = {before: name for name, before in self.older.items()}
-        written = flags_of(job.settings, negatable=_NONE).given
-        given = {today.get(name, name): value for name, value in written.items()}
+        self.flags = flags_of(job.settings, negatable=_NONE)
+        given = {today.get(name, name): value for name, value in self.flags.given.items()}
         facts = declared(package, version)
         super().__init__(job, package, (version,), entry=entry, declared=facts, given=given)
         read = {
@@ -125,7 +121,7 @@ class ArgparseSettings(DeclaredSettings):
 C = TypeVar("C", bound=ArgparseSettings)
 
 
-class ArgparseFramework(TabularFramework[C]):
+class ArgparseFramework(FlagFramework[C]):
     """Its folder holds `defaults.yaml` too; the program refuses flags that it does not know."""
 
     def bare(self, key: str) -> str:
@@ -141,33 +137,9 @@ class ArgparseFramework(TabularFramework[C]):
         """Return the flags of a known release."""
         return declared(package_of(self), version)
 
-    def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what the program would refuse."""
-        config = self.config(job)
-        found = [*flag_facts.problems_of(job.settings, config.known, program=self.name)]
-        found += self.refused(config)
-        if job.config is not None:
-            message = f"{self.name} takes flags, no file"
-            found.append(Problem(path=("config",), message=message, hint=self.no_file))
-        return tuple(found)
-
-    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt as the program with all flags, in the order in which the job writes them."""
-        changed = {**job.settings, **self.settings(job, knobs)}
-        config = self.config(job)
-        given = flags_of(changed, negatable=_NONE).given
-        own = self._named(config, self.started(config, job, run=run, resume=resume))
-        first, *rest = job.command or self.entry
-        named = job.python is not None and first in ("python", "python3")
-        return Command(
-            argv=("{python}" if named else first, *rest, *arguments({**given, **own}, negatable=_NONE)),
-            env={**self.env, **job.env},
-            cwd=job.workdir,
-        )
-
-    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as flags with their values."""
-        return shown(settings, negatable=_NONE)
+    def mistakes_of(self, config: C, key: str, value: Any) -> Iterator[Problem]:
+        """Yield that a flag is misspelt, or that its value is of no use."""
+        return flag_facts.problems_of(key, value, config.known, program=self.name)
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`, named as in the job's release."""

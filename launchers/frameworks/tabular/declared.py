@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cache, cached_property
@@ -13,6 +12,7 @@ import msgspec
 from packaging.version import Version
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, prefix, value_of
@@ -97,8 +97,7 @@ def similar(key: str, known: Iterable[str]) -> str:
     name = key.rpartition(".")[2]
     ordered = sorted(known)
     same = [other for other in ordered if other.rpartition(".")[2] == name]
-    close = difflib.get_close_matches(key, same or ordered, n=1, cutoff=0.6)
-    return close[0] if close else ""
+    return nearest(key, same or ordered)
 
 
 class DeclaredSettings(Settings, ABC):
@@ -145,6 +144,10 @@ class DeclaredSettings(Settings, ABC):
             hint = f"did you mean {near}? " if near else ""
             hint += f"{adds}{key} adds a key of your own"
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
+
+    def size(self, name: str) -> int:
+        """Return a size of the job: a property of its settings, or one of them; 0 where it is not known."""
+        return self.count(name) if "." in name else int(getattr(self, name) or 0)
 
     def key(self, name: str) -> str:
         """Return a setting as the job's own command line takes it."""

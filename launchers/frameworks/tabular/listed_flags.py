@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -12,26 +11,16 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import Words, document
+from autotune.launchers.frameworks.core.likeness import MISSPELT, nearest
 from autotune.launchers.frameworks.core.versions import Release
-from autotune.launchers.frameworks.dialects.flags import (
-    arguments,
-    bare,
-    flags_of,
-    parsed_value,
-    shown,
-    spelled,
-)
+from autotune.launchers.frameworks.dialects.flags import bare, flags_of, parsed_value, spelled
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular import rows
-from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts
-from autotune.policies.values.command import Command
+from autotune.launchers.frameworks.tabular.declared import Facts
+from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings, with_settings
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
-
-_PYTHONS = ("python", "python3")
-_NEAR = 0.84  # likeness above which an unknown name is taken for a misspelt one
 
 
 class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +43,7 @@ class FlagValues(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     choices: dict[str, tuple[str, ...]]
 
 
-class ListedFlagSettings(DeclaredSettings):
+class ListedFlagSettings(FlagSettings):
     """A job's flags by their bare names, over the declared defaults.
 
     A default tells the type of its flag: what is written for a switch or a number is read as one.
@@ -105,54 +94,47 @@ class ListedFlagSettings(DeclaredSettings):
 F = TypeVar("F", bound=ListedFlagSettings)
 
 
-class ListedFlagFramework(TabularFramework[F]):
-    """Its flags may be written with and without dashes; a null leaves one out."""
+class ListedFlagFramework(FlagFramework[F]):
+    """Its folder holds `values.yaml` too; its dialect says whether it refuses an unknown flag."""
 
     save_key: ClassVar[str]  # the flag of the folder of checkpoints, null in a job without any
-    dropped: ClassVar[tuple[str, ...]] = ()  # flags that no attempt gets
-    reads_declined = True
 
     @property
     @abstractmethod
     def dialect(self) -> FlagNames:
         """The flags that the framework takes."""
 
-    def entry_of(self, config: F) -> tuple[str, ...]:
-        """Return the program where the job names none."""
-        return self.entry
-
-    def variables(self, config: F, run: str) -> dict[str, str]:
-        """Return the environment of an attempt where the job does not say it."""
-        return {}
+    @property
+    def negatable(self) -> frozenset[str]:
+        """The flags that have a --no- form."""
+        return self.dialect.negatable
 
     def tried(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the flags of a trial beside those of `trial.yaml`."""
         return {self.steps_key: steps}
 
-    def unknown(self, config: F) -> Iterator[Problem]:
-        """Yield the flags that are misspelt, given twice, or gone."""
+    def mistakes_of(self, config: F, key: str, value: Any) -> Iterator[Problem]:
+        """Yield that a flag is misspelt or gone."""
         ignores, silently = ("refuse", "") if self.dialect.strict else ("ignore", " without a word")
-        seen: dict[str, str] = {}
-        for key in config.given:
-            flag, path = bare(key), ("settings", key)
-            if flag in seen:
-                message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
-                yield Problem(path=path, message=message)
-            seen[flag] = key
-            if flag in self.dialect.removed:
-                message = f"{self.name} {ignores}s --{flag}{silently}"
-                yield Problem(path=path, message=message, hint=self.dialect.removed[flag])
-            elif not self.dialect.knows(flag) and (meant := self._meant(flag)):
-                message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
-                yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
+        flag, path = bare(key), ("settings", key)
+        if flag in self.dialect.removed:
+            message = f"{self.name} {ignores}s --{flag}{silently}"
+            yield Problem(path=path, message=message, hint=self.dialect.removed[flag])
+        elif not self.dialect.knows(flag) and (meant := self._meant(flag)):
+            message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
+            yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
+
+    def mistakes(self, config: F) -> Iterator[Problem]:
+        """Yield names of no flag, then values of `values.yaml` that are no number or none of its words."""
+        yield from super().mistakes(config)
+        yield from self._misfits(config)
 
     def _meant(self, flag: str) -> str:
         """Return the flag that an unknown name is like; empty where there is none."""
         hyphens = flag.replace("_", "-")
         if self.dialect.knows(hyphens):
             return hyphens
-        near = difflib.get_close_matches(hyphens, self.declared("").types, n=1, cutoff=_NEAR)
-        return near[0] if near else ""
+        return nearest(hyphens, self.declared("").types, cutoff=MISSPELT)
 
     def _passed_on(self, job: Job, config: F) -> Iterator[str]:
         told = "refuses" if self.dialect.strict else "ignores without a word"
@@ -160,8 +142,7 @@ class ListedFlagFramework(TabularFramework[F]):
             if not self.dialect.knows(flag) and not self._meant(flag):
                 yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
 
-    def misfits(self, config: F) -> Iterator[Problem]:
-        """Yield the flags whose value is no number, or none of the words that they know: `values.yaml`."""
+    def _misfits(self, config: F) -> Iterator[Problem]:
         given = {flag: value for flag, value in config.flags.given.items() if value is not None}
         known = _values(self.tables[-1])
         for flag in filter(given.__contains__, known.numbers):
@@ -174,42 +155,14 @@ class ListedFlagFramework(TabularFramework[F]):
                 message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)
                 yield Problem(path=config.place(flag), message=message, hint=hint)
 
-    def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's flags."""
-        config = self.config(job)
-        found = [*self.unknown(config), *self.misfits(config), *self.refused(config)]
-        if job.config is not None:
-            hint = "write the flags under `settings:`"
-            found.append(Problem(path=("config",), message=f"{self.name} takes flags, no file", hint=hint))
-        return tuple(found)
-
-    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt as the program with all flags."""
-        config = self.config(_with(job, self.settings(job, knobs)))
-        given = {**config.flags.given, **self.started(config, job, run=run, resume=resume)}
-        given |= self.of_attempt(config, job, run=run, attempt=attempt)
-        kept = {name: value for name, value in given.items() if name not in self.dropped}
-        entry = self.entry_of(self.config(job))
-        if job.command:
-            first, *rest = job.command
-            interpreter = "{python}" if job.python is not None and first in _PYTHONS else first
-            entry = (interpreter, *(word for word in rest if bare(word) not in self.dropped))
-        environment = {**self.variables(config, run), **self.env, **job.env}
-        words = arguments(kept, negatable=self.dialect.negatable)
-        return Command(argv=(*entry, *words), env=environment, cwd=job.workdir)
-
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
 
         def again(found: Mapping[str, Any]) -> tuple[tuple[rows.Row, ...], F]:
-            config = self.config(_with(job, self._spelled(job, found)))
+            config = self.config(with_settings(job, self._spelled(job, found)))
             return self.known(config), config
 
         return self._spelled(job, rows.written_in_turn(again, knobs, self.readers, self.writers))
-
-    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as flags with their values."""
-        return shown(settings, negatable=self.dialect.negatable)
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`: no checkpoints and no trackers."""
@@ -221,24 +174,16 @@ class ListedFlagFramework(TabularFramework[F]):
         changes = self._spelled(job, own)
         if not config.has(self.save_key):
             changes[self.save_key] = None  # said, so that no checkpoint is added
-        return msgspec.structs.replace(_with(job, changes), resume=False)
-
-    def bare(self, key: str) -> str:
-        """Return a flag without its dashes."""
-        return bare(key)
+        return msgspec.structs.replace(with_settings(job, changes), resume=False)
 
     def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
         """Return the flags of a rehearsal beside its trial's, as the job writes them."""
         return self._spelled(job, {**additions, self.save_key: f"{folder}/checkpoints"})
 
     def _spelled(self, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-        return spelled(job.settings, changes, negatable=self.dialect.negatable)
+        return spelled(job.settings, changes, negatable=self.negatable)
 
 
 @cache
 def _values(package: str) -> FlagValues:
     return document(package, "values.yaml", FlagValues)
-
-
-def _with(job: Job, changes: Mapping[str, Any]) -> Job:
-    return msgspec.structs.replace(job, settings={**job.settings, **changes})

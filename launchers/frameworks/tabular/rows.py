@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 
+from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import rows, table
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.policies.values.failure import Phase
@@ -35,7 +37,9 @@ Writer = Callable[[Any, Knobs, Knobs], Mapping[str, Any]]
 class Conditional(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is true of some jobs only."""
 
-    when: str = ""  # the name of a predicate that is true of them; empty: all
+    # Predicates of the framework and properties of the job's settings, joined by `and`, each true or after a
+    # `not` false of them; empty: all.
+    when: str = ""
     where: dict[str, int | float | bool | str | None] = {}  # the values of settings; null: the job has none
 
 
@@ -70,11 +74,13 @@ class Row(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()
-    # A size of the job -> why the knob is not below it, not above it, or divides it; 0 binds nothing.
+    # A size of the job (a property of its settings, or one with a dot in its name) -> why the knob is not
+    # below it, not above it, or divides it, alone or times `tensor_parallel`; 0 binds nothing.
     # `{value}`: the size; `{config.x}`: another property of the job's settings.
     at_least: dict[str, str] = {}
     at_most: dict[str, str] = {}
     divides: dict[str, str] = {}
+    divides_with_tensor: dict[str, str] = {}
     needs: tuple[Needs, ...] = ()
     fixed: str = ""  # why it stays as it is once a checkpoint is there; empty: it may change
     stays: str = ""  # why it always stays as it is: it is read, for estimates, and never offered
@@ -131,10 +137,22 @@ def declined_rows(*packages: str) -> tuple[Declined, ...]:
     return _shared_rows(packages, "unsupported.yaml", Declined)
 
 
+@cache
+def terms(condition: str) -> tuple[tuple[str, bool], ...]:
+    """Return the names in a condition, each with whether it has to be true."""
+    words = condition.split(" and ") if condition else []
+    return tuple((word.removeprefix("not "), not word.startswith("not ")) for word in words)
+
+
 def holds(row: Conditional, settings: Settings, when: Mapping[str, Callable[[Any], bool]]) -> bool:
     """Return whether a row is true of a job, by the predicates of its framework and the job's settings."""
-    said = not row.when or when[row.when](settings)
-    return said and all(_is(settings, name, wanted) for name, wanted in row.where.items())
+
+    def said(name: str) -> bool:
+        return bool(when[name](settings) if name in when else getattr(settings, name))
+
+    return all(said(name) is wanted for name, wanted in terms(row.when)) and all(
+        _is(settings, name, wanted) for name, wanted in row.where.items()
+    )
 
 
 def known(every: Iterable[Row], holds: Holds) -> tuple[Row, ...]:
@@ -211,23 +229,28 @@ def offered(
 
 
 def bounds(
-    present: Iterable[Row], sizes: Callable[[str], float], config: Settings | None = None
+    present: Iterable[Row],
+    sizes: Callable[[str], float],
+    config: Settings | None = None,
+    supported: Mapping[str, Support] = MappingProxyType({}),
 ) -> Iterator[Constraint]:
     """Yield what binds the knobs beyond their grids; `sizes` returns the job's by name."""
+
+    def sized(reasons: Mapping[str, str]) -> Iterator[tuple[float, str]]:
+        for name, why in reasons.items():
+            if size := sizes(name):
+                yield size, why.format(value=size, config=config)
+
     for row in present:
-        for name, why in row.at_least.items():
-            if size := sizes(name):
-                yield AtLeast(knob=row.knob, value=size, why=why.format(value=size, config=config))
-        for name, why in row.at_most.items():
-            if size := sizes(name):
-                yield AtMost(knob=row.knob, value=size, why=why.format(value=size, config=config))
-        for name, why in row.divides.items():
-            if size := sizes(name):
-                yield Divides(knob=row.knob, of=int(size), why=why.format(value=size, config=config))
+        yield from (AtLeast(knob=row.knob, value=size, why=why) for size, why in sized(row.at_least))
+        yield from (AtMost(knob=row.knob, value=size, why=why) for size, why in sized(row.at_most))
+        yield from (Divides(knob=row.knob, of=int(size), why=why) for size, why in sized(row.divides))
         for need in row.needs:
             yield Requires(
                 knob=row.knob, value=need.value, other=need.other, values=need.values, why=need.why
             )
+        for size, why in sized(row.divides_with_tensor):
+            yield from splits.together(supported, row.knob, devices=int(size), why=why)
 
 
 def fixed(present: Iterable[Row]) -> tuple[FixedDuringRun, ...]:

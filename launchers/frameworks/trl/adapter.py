@@ -21,7 +21,6 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     arguments,
 )
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.launchers.frameworks.trl.config import (
     READ,
     RELEASES,
@@ -58,14 +57,6 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     ),
     "sleeps": lambda config: config.on("vllm_enable_sleep_mode"),
     "has_no_deepspeed": lambda config: not config.sharding.startswith("zero"),
-    "keeps_weights_whole": lambda config: not config.is_sharded,
-    "has_the_older_switch": lambda config: not config.has_newer_switch,
-    "has_the_newer_switch": lambda config: config.has_newer_switch,
-    "has_the_older_variable": lambda config: not config.has_newer_variable,
-    "has_the_newer_variable": lambda config: config.has_newer_variable,
-    "hides_its_batch": lambda config: config.hides_its_batch,
-    "leaves_an_unknown_loss": lambda config: config.leaves_an_unknown_loss,
-    "normalises_by_the_pass": lambda config: config.normalises_by_pass,
     "averages_entropy_by_pass": lambda config: (
         bool(config.get("entropy_coef")) or config.on("use_adaptive_entropy")
     ),
@@ -81,7 +72,6 @@ class Trl(HuggingFaceTrainer[Config]):
     title = "TRL"
     reported_as = "trl"
     help_command = "trl grpo --help"
-    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "trl"
     releases = RELEASES
     modules = ("trl",)

@@ -15,7 +15,6 @@ from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.lines import lines
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, TOP, Config
 from autotune.launchers.frameworks.verl.knobs import (
@@ -33,7 +32,7 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Constraint, Grid, Placement
+from autotune.policies.values.profile import Grid, Placement
 
 _SECTIONS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward")
 _SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
@@ -50,7 +49,6 @@ class Verl(TabularFramework[Config]):
     saves_by_time = False
     announces_end = False
     loss = "actor/pg_loss"
-    traces: tuple[str, ...] = lines(__package__).traces
     distribution = "verl"
     version_file = "verl/version/version"
     modules = ("verl",)
@@ -63,7 +61,6 @@ class Verl(TabularFramework[Config]):
     unread_in = "0.9.1"
     program = Program(sections=_SECTIONS, top=TOP, entry="main_ppo")
     top = TOP
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}
     engine_nodes = tuple(
         f"{node}.engine_kwargs.{{engine}}" for node in (ROLLOUT, "reward.reward_model.rollout")
     )
@@ -132,12 +129,6 @@ class Verl(TabularFramework[Config]):
             "tokens_per_microbatch": () if config.critic else elsewhere,
             "entropy_chunking": () if config.entropy else (Phase.LOG_PROB, Phase.NONE),
         }
-
-    def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield what binds Megatron's sizes to each other."""
-        offered = rows.offered(self.present(config), self.sizes(config, config.shape))
-        why = f"tensor x context parallelism divides the trainer's {config.world} GPUs"
-        yield from splits.together(offered, "context_parallel", devices=config.stage, why=why)
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
-from autotune.launchers.frameworks.core.cuda_graphs import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
+from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.splits import divisors
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer
-from autotune.launchers.frameworks.verl.config import ACTOR, CRITIC_UPDATE, FSDP, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, CRITIC_UPDATE, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.policies.values.knobs import Knobs
 
@@ -27,40 +27,18 @@ Found = dict[str, Any]
 
 # The predicates that the rows of the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_megatron": lambda config: config.megatron,
-    "is_fsdp": lambda config: not config.megatron,
     "is_another_trainer": lambda config: config.text(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"),
     "is_vllm": lambda config: config.engine == "vllm",
-    "is_not_vllm": lambda config: config.engine != "vllm",
     "sends_single_tensors": lambda config: _sends_single_tensors(config),
     "is_another_engine": lambda config: config.engine not in ("vllm", "sglang"),
-    "prefills_whole": lambda config: (
-        config.engine == "vllm" and not config.flag(f"{ROLLOUT}.enable_chunked_prefill")
-    ),
-    "fills_by_tokens": lambda config: config.dynamic,
-    "counts_sequences": lambda config: not config.dynamic,
     "names_no_size": lambda config: not config.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-    "pads": lambda config: not config.flag(f"{MODEL}.use_remove_padding"),
-    "sums_squares": lambda config: config.flag(f"{ACTOR}.calculate_sum_pi_squared"),
-    "fuses_kernels": lambda config: config.flag(f"{MODEL}.use_fused_kernels"),
-    "updates_without_entropy": lambda config: not config.entropy,
-    "offloads_natively": lambda config: not config.megatron and config.flag(f"{FSDP}.offload_policy"),
-    "trains_critic": lambda config: config.critic,
-    "trains_critic_by_fsdp": lambda config: config.critic and not config.megatron,
-    # Where micro-batches are counted in sequences, the critic's configuration demands their size.
-    "critic_counts_tokens": lambda config: config.critic and config.dynamic,
-    "trainer_is_v1": lambda config: config.flag("trainer.use_v1"),
     "is_unknown_trainer": lambda config: config.model_engine not in (*ENGINES, "veomni", "torchtitan"),
     "is_unknown_engine": lambda config: config.engine not in ("vllm", "sglang", "trtllm"),
     "shares_no_card": lambda config: not 0 < config.share(f"{ROLLOUT}.gpu_memory_utilization") <= 1,
-    "resumes_others": lambda config: config.text("trainer.resume_mode") == "resume_path",
     "is_unknown_resume_mode": lambda config: (
         config.text("trainer.resume_mode") not in ("auto", "disable", "resume_path")
     ),
     "saves_below_a_tilde": lambda config: config.text("trainer.default_local_dir").startswith("~"),
-    "never_resumes": lambda config: not config.resumes,
-    "keeps_one_checkpoint": lambda config: config.get("trainer.max_actor_ckpt_to_keep") == 1,
-    "saves_in_the_background": lambda config: config.flag(f"{ACTOR}.checkpoint.async_save"),
     "leaves_context_to_vllm": lambda config: (
         config.engine == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None
     ),
@@ -68,7 +46,6 @@ WHEN: dict[str, Callable[[Config], bool]] = {
         "expandable_segments" in value for value in config.env.values()
     ),
     "summons_whole_model": lambda config: config.summons_whole and config.world > 1,
-    "engine_never_sleeps": lambda config: config.colocated and not config.sleeps and bool(config.engine),
 }
 
 

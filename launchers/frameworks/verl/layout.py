@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.failure import Phase
 
 _FP32 = 4
 _OPTIMIZER = f"{ACTOR}.optim"
-_TRAINING = (
-    Phase.INIT,
-    Phase.LOG_PROB,
-    Phase.FORWARD,
-    Phase.BACKWARD,
-    Phase.OPTIMIZER,
-    Phase.COMM,
-    Phase.CHECKPOINT,
-)
-_GENERATION = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
 
 
-def resident(config: Config) -> dict[str, tuple[str, ...]]:
+def resident(config: Config) -> dict[str, residency.Held]:
     """Return the components that hold device memory in each phase.
 
     In the synchronous trainer the engine sleeps from the end of generation to the weight sync: weights and
     pool are given back, captured graphs stay. It does not exist yet while the trainer is built.
     """
-    trainers: tuple[str, ...] = (Component.TRAINER.value,)
-    if config.critic:
-        trainers += (Component.CRITIC.value,)
-    if config.reference and config.megatron:
-        trainers += (Component.REF.value,)  # FSDP's reference is in host memory outside its own pass
-    rollout = (Component.ROLLOUT.value,)
-    shared = config.colocated
-    awake = rollout if shared and not config.sleeps else ()
-    result = {phase.value: (*trainers, *awake) for phase in _TRAINING}
-    result[Phase.INIT.value] = trainers
-    if config.reference:
-        result[Phase.LOG_PROB.value] = (*result[Phase.LOG_PROB.value], Component.REF.value)
-    result |= {phase.value: (*trainers, *rollout) if shared else rollout for phase in _GENERATION}
-    result[Phase.WEIGHT_SYNC.value] = (*trainers, *rollout)
-    return {phase: tuple(dict.fromkeys(parts)) for phase, parts in result.items()}
+    # FSDP's reference is in host memory outside its own pass.
+    trainers = residency.models(reference=config.reference and config.megatron, critic=config.critic)
+    scored = residency.models(reference=config.reference, critic=config.critic)
+    awake = (residency.ROLLOUT,) if config.colocated and not config.sleeps else ()
+    return residency.resident(
+        (*trainers, *awake),
+        init=trainers,
+        log_prob=(*scored, *awake),
+        rollout=(*(trainers if config.colocated else ()), residency.ROLLOUT),
+        weight_sync=(*trainers, residency.ROLLOUT),
+        further=(Phase.COMM,),
+    )
 
 
 def layout(config: Config) -> Layout:

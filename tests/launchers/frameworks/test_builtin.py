@@ -1,5 +1,6 @@
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.builtin.adapter import Builtin
@@ -85,6 +86,15 @@ def test_a_first_attempt_never_continues_a_checkpoint_that_may_be_foreign(own, r
     job = Job(name="j", framework="builtin", settings=JOB.settings | own)
     command = FRAMEWORK.command(job, Knobs(), run="r", attempt=1, resume=resume)
     assert yaml.safe_load(command.files[0].text)["resume"] == mode
+
+
+@pytest.mark.parametrize(
+    ("own", "folder"),
+    [({}, "/home/me/checkpoints"), ({"checkpoint_dir": "./ck/"}, "/home/me/ck"), (NAMED, "/ck")],
+    ids=["not named", "below the job's folder", "absolute"],
+)
+def test_the_folder_of_checkpoints_is_absolute(own, folder) -> None:
+    assert FRAMEWORK.checkpoint_folder(replace(JOB, workdir="/home/me", settings=own)) == folder
 
 
 def test_mistakes_are_found_before_anything_starts() -> None:

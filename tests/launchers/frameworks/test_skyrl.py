@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from autotune.launchers.frameworks.skyrl.adapter import WHEN, SkyRL
-from autotune.launchers.frameworks.tabular.rows import declined_rows, knob_rows
+from autotune.launchers.frameworks.skyrl.adapter import SkyRL
 from autotune.policies.remedies.legality import completed, objections
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS, Knobs
@@ -64,11 +63,6 @@ def test_what_a_change_writes_reads_back_as_the_change(each):
             after = msgspec.structs.replace(each, settings={**each.settings, **settings})
             assert FRAMEWORK.check(after) == (), (name, value, settings)
             assert getattr(profile(after).knobs, name, value) in (value, None), (name, value, settings)
-
-
-def test_every_predicate_is_named_and_every_name_is_one():
-    named = {row.when for row in (*knob_rows(PACKAGE), *declined_rows(PACKAGE))}
-    assert named - {""} == set(WHEN)
 
 
 @pytest.mark.parametrize(

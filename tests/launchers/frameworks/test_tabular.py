@@ -19,6 +19,7 @@ from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTraine
 from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import Facts
+from autotune.launchers.frameworks.tabular.flags import FlagFramework
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
     Conditional,
@@ -31,12 +32,14 @@ from autotune.launchers.frameworks.tabular.rows import (
     offered,
     read,
     refusals,
+    terms,
     unread,
     warnings,
     written,
     written_in_turn,
 )
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.observation import PhaseEnded, StepDone, UpdateDone
 from autotune.policies.values.profile import AtLeast, AtMost, Divides, Grid, Requires, Support
@@ -46,6 +49,11 @@ WITH_LINES = [
     each for each in TABULAR if not isinstance(each, HuggingFaceTrainer)
 ]  # the entry's lines are ours
 every = pytest.mark.parametrize("framework", TABULAR, ids=lambda framework: framework.name)
+of_flags = pytest.mark.parametrize(
+    "framework",
+    [framework for framework in TABULAR if isinstance(framework, FlagFramework)],
+    ids=lambda framework: framework.name,
+)
 every_with_lines = pytest.mark.parametrize("framework", WITH_LINES, ids=lambda framework: framework.name)
 ROWS = (
     Row(knob="cuda_graphs", setting="engine.eager", modes={"full": False, "off": True}),
@@ -85,7 +93,11 @@ def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_name
             named |= {row.when for row in read_rows(*framework.tables)}
     if framework.unread_in:
         named |= {setting.when for setting in unread(framework.tables[-1]).values()}
-    assert named - {""} == set(framework.when)
+    names = {name for condition in named for name, _ in terms(condition)}
+    assert set(framework.when) <= names
+    config = framework.config(Job(name="q", framework=framework.name))
+    for name in names - set(framework.when):
+        assert hasattr(config, name) and not callable(getattr(config, name)), name
     assert {row.read for row in rows} - {""} == set(framework.readers)
     assert {row.write for row in rows} - {""} == set(framework.writers)
 
@@ -215,6 +227,27 @@ def test_rows_hold_by_predicates_and_by_the_values_of_settings() -> None:
     assert not holds(
         Conditional(when="small", where={"on": True}), Settings({"size": 8, "on": True}, {}), when
     )
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_true"),
+    [
+        ("dynamic", True),
+        ("not dynamic", False),
+        ("not budget", True),
+        ("dynamic and not budget", True),
+        ("dynamic and budget", False),
+        ("not dynamic and not budget", False),
+        ("small and dynamic", True),
+        ("not small and dynamic", False),
+    ],
+)
+def test_a_condition_joins_predicates_and_properties_of_the_settings(condition: str, is_true: bool) -> None:
+    class Sized(Settings):
+        dynamic, budget = True, 0
+
+    when = {"small": lambda of: of.count("size") < 8}
+    assert holds(Conditional(when=condition), Sized({"size": 4}, {}), when) is is_true
 
 
 def test_rows_of_a_dialect_come_before_those_that_it_shares() -> None:
@@ -359,3 +392,38 @@ def test_names_below_a_free_setting_and_sections_are_known() -> None:
 
 def test_sections_become_dotted_keys() -> None:
     assert flat({"a": {"b": {"c": 1}, "d": {}}, "e.f": 2}) == {"a.b.c": 1, "a.d": {}, "e.f": 2}
+
+
+@of_flags
+@pytest.mark.parametrize(
+    ("python", "program"), [("/venv/bin/python", "{python}"), (None, "python")], ids=["named", "its own"]
+)
+def test_a_program_of_flags_runs_under_the_jobs_interpreter(
+    framework: FlagFramework[Any], python: str | None, program: str
+) -> None:
+    written = Job(name="q", framework=framework.name, python=python, command=("python", "mine.py", "-u"))
+    command = framework.command(written, Knobs(), run="r1", attempt=1, resume=False)
+    assert command.argv[:3] == (program, "mine.py", "-u")
+    assert command.env["RAY_DEDUP_LOGS"] == "0"
+
+
+@of_flags
+def test_a_framework_of_flags_takes_each_once_and_no_file(framework: FlagFramework[Any]) -> None:
+    name = framework.model_key
+    twice = Job(name="q", framework=framework.name, config="x.yaml", settings={name: "a", f"--{name}": "b"})
+    found = {problem.path: problem for problem in framework.check(twice)}
+    assert found["settings", f"--{name}"].message.endswith("they are one flag")
+    assert found["config",].hint == "write the flags under `settings:`"
+
+
+def test_a_knob_may_have_to_fit_the_devices_together_with_tensor_parallelism() -> None:
+    row = Row(knob="context_parallel", setting="c", divides_with_tensor={"devices": "{value} GPUs"})
+    sizes = Grid(values=(1, 2, 4))
+    both = {knob: Support(setting=knob, grid=sizes) for knob in ("context_parallel", "tensor_parallel")}
+    found = tuple(bounds((row,), {"devices": 4}.__getitem__, supported=both))
+    assert found == (
+        Requires(knob="context_parallel", value=2, other="tensor_parallel", values=(1, 2), why="4 GPUs"),
+        Requires(knob="context_parallel", value=4, other="tensor_parallel", values=(1,), why="4 GPUs"),
+    )
+    assert not tuple(bounds((row,), {"devices": 0}.__getitem__, supported=both))
+    assert not tuple(bounds((row,), {"devices": 4}.__getitem__))

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from autotune.launchers.frameworks import find
 from autotune.launchers.frameworks.hugging_face import entry
 from autotune.launchers.frameworks.hugging_face.at_import import AtImport
+from autotune.launchers.frameworks.hugging_face.settings import TrainerSettings
 from autotune.launchers.frameworks.trl.adapter import Trl
 from autotune.policies.diagnosis.job_records import record_of
 from autotune.policies.remedies.legality import objections
@@ -541,3 +542,11 @@ def test_a_failure_of_the_budget_is_a_record(tmp_path: Path, *, other: bool) -> 
     assert record is not None
     assert (record.cause, record.phase, record.step) == ("gpu-oom", Phase.BACKWARD, 4)
     assert (record.facts.device, record.facts.requested_bytes) == ("cpu-budget", 4096)
+
+
+def test_the_settings_of_a_trainer_say_how_it_is_spread() -> None:
+    class Silent(TrainerSettings):
+        longest = None
+
+    with pytest.raises(TypeError, match=r"is_fsdp.*is_sharded.*processes"):
+        Silent(job(), "autotune.launchers.frameworks.trl", ("1.16.0",))  # type: ignore[abstract]

@@ -1,8 +1,12 @@
-"""The defaults of an SGLang engine that depend on the memory of the GPU."""
+"""Inference engines: limited CUDA graphs, and SGLang's defaults by the GPU's memory."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+# The batch sizes that an engine still captures where its CUDA graphs are limited, by verl's guide.
+LIMITED_BATCHES = (1, 2, 4, 8, 16, 32)
+LARGEST_LIMITED_BATCH = LIMITED_BATCHES[-1]  # SGLang captures up to 512 on large cards
 
 _MIB = 1 << 20
 _LARGE_MIB = 60 * 1024  # cards from here on reserve at least 10 GiB

@@ -1,0 +1,104 @@
+"""Frameworks of data files whose settings are the flags of a command line."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.dialects.flags import Flags, arguments, bare, shown
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
+
+
+class FlagSettings(DeclaredSettings):
+    """A job's flags by their bare names."""
+
+    job: Job
+    flags: Flags  # as the job names them
+
+    def named(self, name: str) -> str:
+        """Return the name that the job's release has for a flag, without dashes."""
+        return name
+
+
+F = TypeVar("F", bound=FlagSettings)
+
+
+class FlagFramework(TabularFramework[F]):
+    """Its flags may be written with and without dashes; a null leaves one out."""
+
+    no_file = "write the flags under `settings:`"
+    dropped: ClassVar[tuple[str, ...]] = ()  # flags that no attempt gets
+    reads_declined = True
+
+    @property
+    def negatable(self) -> frozenset[str]:
+        """The flags that have a --no- form."""
+        return frozenset()
+
+    @abstractmethod
+    def mistakes_of(self, config: F, key: str, value: Any) -> Iterator[Problem]:
+        """Yield what is wrong with one flag of the job, written as `key`."""
+
+    def mistakes(self, config: F) -> Iterator[Problem]:
+        """Yield what is wrong with the job's flags, whatever the others say."""
+        seen: dict[str, str] = {}
+        for key, value in config.job.settings.items():
+            if (flag := bare(key)) in seen:
+                message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
+                yield Problem(path=("settings", key), message=message)
+            seen[flag] = key
+            yield from self.mistakes_of(config, key, value)
+
+    def check(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's flags."""
+        config = self.config(job)
+        found = [*self.mistakes(config), *self.refused(config)]
+        if job.config is not None:
+            message = f"{self.name} takes flags, no file"
+            found.append(Problem(path=("config",), message=message, hint=self.no_file))
+        return tuple(found)
+
+    def bare(self, key: str) -> str:
+        """Return a flag without its dashes."""
+        return bare(key)
+
+    def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as flags with their values."""
+        return shown(settings, negatable=self.negatable)
+
+    def entry_of(self, config: F) -> tuple[str, ...]:
+        """Return the program where the job names none."""
+        return self.entry
+
+    def variables(self, config: F, run: str) -> Mapping[str, str]:
+        """Return the environment of an attempt where the job does not say it."""
+        return {}
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt as the program with all flags, in the order in which the job writes them."""
+        config = self.config(with_settings(job, self.settings(job, knobs)))
+        own = self.started(config, job, run=run, resume=resume)
+        own |= self.of_attempt(config, job, run=run, attempt=attempt)
+        given = config.flags.given | {config.named(name): value for name, value in own.items()}
+        kept = {name: value for name, value in given.items() if name not in self.dropped}
+        first, *rest = job.command or self.entry_of(config)
+        interpreter = "{python}" if job.python is not None and first in ("python", "python3") else first
+        program = (word for word in rest if bare(word) not in self.dropped)
+        return Command(
+            argv=(interpreter, *program, *arguments(kept, negatable=self.negatable)),
+            env={**self.variables(config, run), **self.env, **job.env},
+            cwd=job.workdir,
+        )
+
+
+def with_settings(job: Job, changes: Mapping[str, Any]) -> Job:
+    """Return a job with other values of some settings."""
+    return msgspec.structs.replace(job, settings={**job.settings, **changes})
