@@ -1,8 +1,15 @@
-"""Which lines have been read often enough to know that their like says nothing: a log repeats itself."""
+"""Which lines need no reading: those whose like has said nothing, those that plainly show no rule."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
+
+from autotune.policies.diagnosis.log_blocks import Cursor
+from autotune.policies.diagnosis.log_prefixes import Line, parsed
+from autotune.policies.diagnosis.phase_patterns import STAGE_LITERALS, is_frame
+from autotune.policies.diagnosis.rules.catalogue import matching
+from autotune.policies.diagnosis.survived_failures import NEEDLES
 
 # Numbers that a rule, or what tells a rule's line from a harmless one, gives a meaning; all others are alike.
 TELLING_NUMBERS = (
@@ -13,11 +20,18 @@ LONG_NUMBER = 9  # digits; a rule may tell a size that no memory has by its leng
 _TELLING = "|".join(f"(?<={one[0]}){one[1:]}(?!\\d)" for one in TELLING_NUMBERS)
 # It begins with a digit, which is what makes the search for it fast.
 _ALIKE = re.compile(
-    rf"\d(?<!\d\d)(?:(?<=\.\d)|(?!{_TELLING}))\d{{0,{LONG_NUMBER - 2}}}(?!\d)".encode(), re.ASCII
+    rf"\d(?<!\d\d)(?:(?<=\.\d)|(?<=\d:\d)|(?<=\d-\d)|(?!{_TELLING}))\d{{0,{LONG_NUMBER - 2}}}(?!\d)".encode(),
+    re.ASCII,
 )
 _ENOUGH = 8  # of one shape, each read together with the row below it
 _KEPT = 4096  # shapes; a log of ever new text starts anew
 _LONGEST = 1024  # bytes of a line that is remembered
+WIDEST = 500  # characters of a row
+_WRAPPED = 60  # and more: it may go on in the next one
+_LINE_END = ord("\n")
+# A line that marks a phase, a stage or an end holds one of them.
+MARKING = ("builtin: ", *STAGE_LITERALS, *NEEDLES)
+_MARK = re.compile("|".join(map(re.escape, MARKING)))
 _NEVER = -(1 << 40)
 
 
@@ -46,3 +60,54 @@ class Familiar:
         """Take note that lines of a shape may say something: they are always read."""
         if shape:
             self._seen[shape] = _NEVER
+
+
+class Row(NamedTuple):
+    """A line that may be the first part of one."""
+
+    number: int
+    line: Line
+    shape: bytes  # empty: not known
+
+    def joined(self, line: Line, number: int) -> tuple[str, ...]:
+        """Return the row and a line as one, with and without a space; empty where they are two."""
+        if number - self.number > 1 or not self.line.tag.startswith(line.tag) or len(line.text) > WIDEST:
+            return ()
+        return f"{self.line.bare} {line.bare.lstrip()}", f"{self.line.bare}{line.bare}"
+
+
+def row_of(line: Line, number: int, shape: bytes = b"") -> Row | None:
+    """Return a line as the first part of one; None if its length or kind says that it is none."""
+    wrapped = _WRAPPED <= len(line.text) <= WIDEST and not is_frame(line.bare)
+    return Row(number, line, shape) if wrapped else None
+
+
+class Passed(NamedTuple):
+    """A line that shows no rule, alone or with the one below it; each as the first part of another."""
+
+    number: int
+    rows: tuple[Row | None, Row | None]
+
+
+def passed(cursor: Cursor, start: int, stop: int) -> Passed | None:
+    """Return the line of a piece that need not be read, since nothing would follow; None where it must be."""
+    block, number = cursor.block, cursor.number
+    if (start and block[start - 1] != _LINE_END) or block[stop : stop + 1] != b"\n":
+        return None
+    end = block.find(b"\n", stop + 1)
+    both = block[start:end]
+    if end < 0 or b"\\n" in both:
+        return None
+    above, _, below = both.decode("utf-8", "replace").partition("\n")
+    line, following = parsed(above), parsed(below.rstrip("\r").rpartition("\r")[2])
+    if matching(line.bare) is not None or _MARK.search(above) is not None:
+        return None
+    # Escapes may have hidden what no search through the bytes has found.
+    if b"\x1b" in both and (
+        matching(following.bare) is not None or _MARK.search(f"{line.text}\n{following.text}") is not None
+    ):
+        return None
+    row = row_of(line, number)
+    if row is not None and any(map(matching, row.joined(following, number + 1))):
+        return None
+    return Passed(number, (row, row_of(following, number + 1)))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
-from autotune.policies.diagnosis import survived_failures
-from autotune.policies.diagnosis.familiar_lines import Familiar, shape_of
+from autotune.policies.diagnosis import familiar_lines, survived_failures
+from autotune.policies.diagnosis.familiar_lines import WIDEST, Familiar, Passed, Row, row_of, shape_of
 from autotune.policies.diagnosis.findings import Place, completed, found
 from autotune.policies.diagnosis.job_records import mark_of
 from autotune.policies.diagnosis.literal_search import Ends, Matcher, Search, minimal
@@ -19,7 +18,7 @@ from autotune.policies.diagnosis.log_context import Waiting, below, follows, unt
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, segments
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled, refined
-from autotune.policies.diagnosis.phase_patterns import STAGE_LITERALS, is_frame, is_stage
+from autotune.policies.diagnosis.phase_patterns import is_stage
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, harmless, matching
 from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
@@ -33,27 +32,13 @@ _BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
 _AHEAD = 40  # lines of context after it
 _WAITING = 8  # findings that may wait for it at once
 _OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
-_WRAPPED, _WIDEST = 60, 500  # characters of a row that may go on in the next one
 
-# A line that marks a phase, a stage or an end holds one of them.
-_MARKING = ("builtin: ", *STAGE_LITERALS, *survived_failures.NEEDLES)
 # A line that does so, or that any rule but a harmless one matches, holds one of them.
 SEARCHED = minimal(
-    [
-        *_MARKING,
-        *(literal for rule in RULES if not rule.harmless for literal in rule.literals),
-    ]
+    [*familiar_lines.MARKING, *(literal for rule in RULES if not rule.harmless for literal in rule.literals)]
 )
 _search = Search(SEARCHED, WRONG)
 _needles, _wrong = Search(SEARCHED, ()), Search((), WRONG)
-
-
-class _Row(NamedTuple):
-    """A line that may be the first part of one."""
-
-    number: int
-    line: Parsed
-    shape: bytes  # empty: not known
 
 
 class Scanner:
@@ -70,7 +55,8 @@ class Scanner:
         self._step: int | None = None
         self._lines = 0
         self._ahead: dict[int, Waiting] = {}  # finding -> its context after the message
-        self._open: _Row | None = None  # a line that may go on in the next one
+        self._open: Row | None = None  # a line that may go on in the next one
+        self._passed: Passed | None = None  # the last line that needed no reading
         self._until = 0  # the line up to which every line is read
         self._read = 0  # bytes before the block at hand
         self._at = 0  # bytes before the piece at hand
@@ -129,7 +115,8 @@ class Scanner:
             start, stop = cursor.piece_of(end - 1)
             cursor.pass_to(start)
             shape = shape_of(block[start:stop])
-            if shape not in self._familiar or self._expects(cursor.number):
+            self._recall(cursor.number)
+            if self._expects(cursor.number) or not self._pass_over(shape, (cursor, start, stop)):
                 examined.append(end)
                 findings.extend(self._tempted(shape, (cursor, start, stop), source, before))
             cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
@@ -174,6 +161,22 @@ class Scanner:
             or (self._open is not None and number - self._open.number <= 1)
         )
 
+    def _pass_over(self, shape: bytes, piece: tuple[Cursor, int, int]) -> bool:
+        """Return whether a piece that holds a needle need not be read."""
+        if shape not in self._familiar:
+            self._passed = familiar_lines.passed(*piece)
+            if self._passed is None:
+                return False
+            self._familiar.dull(shape)
+        return True
+
+    def _recall(self, number: int) -> None:
+        """Take a line that was passed over, or the one below it, as read where a line may continue it."""
+        if self._passed is not None and 0 < (distance := number - self._passed.number) <= 2:
+            self._open = self._passed.rows[distance - 1]
+            self._until = max(self._until, self._passed.number + 1)
+        self._passed = None
+
     def _tempted(
         self,
         shape: bytes,
@@ -205,7 +208,7 @@ class Scanner:
         self._at = self._read + start
         self._going_on.advance(block, start)
         text = block[start:stop].decode("utf-8", "replace")
-        if any(mark in text for mark in _MARKING):
+        if any(mark in text for mark in familiar_lines.MARKING):
             self._said = True
             self._going_on.hear(text)
         findings = self.examine(text, number=number, source=source, before=partial(before, start))
@@ -293,15 +296,11 @@ class Scanner:
 
     def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
         """Return the line with the one that it continues, where only both together say what happened."""
-        first, self._open = self._open, None
-        if _WRAPPED <= len(line.text) <= _WIDEST and not is_frame(line.bare):
-            self._open = _Row(number, line, self._shape)
-        if first is None or number - first.number > 1 or not first.line.tag.startswith(line.tag):
-            return number, line, rule
-        if len(line.text) > _WIDEST:
+        first, self._open = self._open, row_of(line, number, self._shape)
+        if first is None:
             return number, line, rule
         above = first.line.bare
-        for whole in (f"{above} {line.bare.lstrip()}", f"{above}{line.bare}"):
+        for whole in first.joined(line, number):
             together = matching(whole)
             if together is None or together.weak or matching(above) is together:
                 continue
@@ -329,7 +328,7 @@ class Scanner:
 
     def _look_ahead(self, line: Parsed, number: int) -> None:
         """Complete findings whose frames or figures come after their message."""
-        consequence = follows(line.bare[:_WIDEST])
+        consequence = follows(line.bare[:WIDEST])
         for index, waiting in list(self._ahead.items()):
             finding = self._findings[index]
             distance = number - finding.line.line
@@ -347,7 +346,7 @@ class Scanner:
                 room
                 and (finding.phase in _OPEN or waiting.guessed)
                 and waiting.wider(line)
-                and below(line.bare[:_WIDEST], distance=distance)
+                and below(line.bare[:WIDEST], distance=distance)
                 and not consequence
             ):
                 waiting.context.append(line.bare[:500])

@@ -12,7 +12,7 @@ from autotune.policies.diagnosis.rules.host import HOST
 from autotune.policies.diagnosis.rules.job import JOB
 from autotune.policies.diagnosis.rules.own import OWN
 from autotune.policies.diagnosis.rules.pool import HARMLESS, POOL
-from autotune.policies.diagnosis.rules.rule import Rule
+from autotune.policies.diagnosis.rules.rule import Rule, compiled
 
 # The first row that matches a line wins: harmless and special wordings stand before general ones.
 RULES: tuple[Rule, ...] = (*OWN, *BUILTIN, *HARMLESS, *POOL, *HOST, *DEVICE, *JOB)
@@ -32,12 +32,24 @@ _SPEAKS_FOR = tuple(_ROWS.values())
 
 def matching(line: str) -> Rule | None:
     """Return the first rule that a line, without its prefixes, shows."""
-    named = frozenset(_NAMING.named(line))
-    for at in sorted({at for literal in named for at in _SPEAKS_FOR[literal]}):
-        for needs, pattern in _branches(at):
-            if needs <= named and pattern.search(line) is not None:
-                return RULES[at]
+    for rule, branch in _candidates(frozenset(_NAMING.named(line))):
+        for words in branch.words:
+            for word in words:
+                if word in line:
+                    break
+            else:
+                break
+        else:
+            if compiled(branch.signature).search(line) is not None:
+                return rule
     return None
+
+
+@functools.lru_cache(4096)  # most lines hold one of a few words
+def _candidates(named: frozenset[int]) -> tuple[tuple[Rule, Branch], ...]:
+    """Return the alternatives that a line with some of the literals may show, by rule."""
+    rows = sorted({at for literal in named for at in _SPEAKS_FOR[literal]})
+    return tuple((RULES[at], branch) for at in rows for branch in _branches(at) if branch.needs <= named)
 
 
 @functools.cache

@@ -33,7 +33,7 @@ class Rule(Value, frozen=True, kw_only=True):
     @property
     def pattern(self) -> re.Pattern[str]:
         """The signature; it is compiled when it is first asked for."""
-        return _compiled(self.signature)
+        return compiled(self.signature)
 
     def matches(self, line: str) -> bool:
         """Return whether the line shows this signature."""
@@ -41,7 +41,8 @@ class Rule(Value, frozen=True, kw_only=True):
 
 
 @functools.cache
-def _compiled(signature: str) -> re.Pattern[str]:
+def compiled(signature: str) -> re.Pattern[str]:
+    """Return a signature, or a part of one, as a pattern."""
     return re.compile(signature)
 
 

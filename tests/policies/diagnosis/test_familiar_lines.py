@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from re import _constants as op
@@ -13,6 +14,7 @@ import pytest
 from autotune.policies.diagnosis import familiar_lines
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.familiar_lines import LONG_NUMBER, TELLING_NUMBERS, Familiar, shape_of
+from autotune.policies.diagnosis.log_blocks import Cursor
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.failure import Cause
@@ -86,6 +88,12 @@ def test_a_shape_keeps_what_a_rule_may_tell_apart():
     assert shape_of(b"x" * 5000) == b""
 
 
+def test_the_numbers_of_a_clock_or_a_date_are_alike():
+    assert shape_of(b"2026-11-12 10:28:50 late") == shape_of(b"2025-10-03 10:07:41 late")
+    plain = [re.sub(r"\[[^\]]*\]", "x", rule.signature) for rule in RULES]
+    assert not [one for one in plain if re.search(r"(?:\d|\\d\+?)[:-]\d", one)]
+
+
 def test_a_shape_is_familiar_once_it_was_read_often_enough():
     familiar = Familiar()
     for _ in range(familiar_lines._ENOUGH):
@@ -137,3 +145,68 @@ def test_the_same_is_found_as_without_memory_of_shapes(monkeypatch, texts: float
     found = scan([log])
     monkeypatch.setattr(familiar_lines, "_ENOUGH", 1 << 40)
     assert scan([log]) == found
+
+
+WORDS = (
+    "the", "a", "of", "process", "node", "worker", "value", "for", "with", "and", "GPU", "memory", "out",
+    "error:", "Error", "failed", "(pid=3)", "137", "-9", "exit", "28",
+)  # fmt: skip
+PREFIXES = (
+    "", "", "(A pid=1, ip=10.0.0.3) ", "(A pid=2) ", "[rank1]: ", "2026-11-21 10:00:01,123 - x - INFO - ",
+    "\x1b[36m(A pid=4)\x1b[0m ", "{'a': \"", "> ", "12%|##\r", "back\\nslash ", "é ",
+)  # fmt: skip
+LITERALS = [
+    *(literal for rule in RULES for literal in rule.literals),
+    "raining completed", "fired up and ready", "Load weight begin", "builtin: step 3/9", "Capturing cuda",
+    "out \x1b[0mof memory",
+]  # fmt: skip
+
+
+def text_of_rules(chance: random.Random) -> bytes:
+    """Return lines with the rules' own words, whole messages, and messages that a terminal has cut."""
+    share = chance.choice((0.1, 0.3, 1.0))
+    rows: list[str] = []
+    for _ in range(chance.choice((5, 20, 60))):
+        words = chance.choices(WORDS, k=chance.randrange(25))
+        kind = chance.random() / share
+        if kind < 0.6:
+            for _ in range(chance.choice((1, 1, 2, 3))):
+                words.insert(chance.randrange(len(words) + 1), chance.choice(LITERALS))
+        message = " ".join(words)
+        if 0.6 < kind < 0.8:
+            example = chance.choice(RULES).example
+            at = chance.randrange(len(example) + 1)
+            message += f" {example[:at].rstrip()}\n{chance.choice(PREFIXES)}{example[at:].lstrip()}"
+        rows.append(chance.choice(PREFIXES) + message)
+    return "\n".join(rows).encode() + b"\n"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_is_found_where_every_line_is_read(monkeypatch, seed: int):
+    chance = random.Random(seed)
+    logs = [text_of_rules(chance) for _ in range(3)]
+    skipped = 0
+    passed = familiar_lines.passed
+
+    def counted(*piece: Any) -> Any:
+        nonlocal skipped
+        line = passed(*piece)
+        skipped += line is not None
+        return line
+
+    monkeypatch.setattr(familiar_lines, "passed", counted)
+    found = [scan([log]) for log in logs]
+    monkeypatch.setattr(familiar_lines, "passed", lambda *_: None)
+    assert [scan([log]) for log in logs] == found
+    assert skipped
+
+
+@pytest.mark.parametrize("below", ["below", "(A pid=1) below", "x\rbelow", ""])
+def test_a_line_that_shows_no_rule_is_not_read(below: str):
+    def passed(text: str) -> bool:
+        return familiar_lines.passed(Cursor(text.encode(), number=1), 0, text.index("\n")) is not None
+
+    assert passed(f"(A pid=1) an answer in which a process was Killed by a sentence about it\n{below}\n")
+    assert not passed(f"(A pid=1) {OOM}\n{below}\n")
+    assert not passed(f"a line that says Killed before training completed\n{below}\n")
+    assert not passed("the row below has not come, and the process was Killed\n")
