@@ -81,10 +81,8 @@ test-lowest: install  ## the fast tests of the core on the lower bounds of its d
 ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray; 25 minutes on a busy machine
 	$(BIN)/python -m tests.launchers.runners.ray_versions
 
-# Ray starts its workers at niceness 15: an engine beside other tests would start too late for its own.
 e2e: install  ## real Ray, SGLang and out-of-memory failures
-	$(PYTEST) $(SHARED) -m e2e tests/contracts
-	$(PYTEST) -m e2e --ignore tests/contracts tests
+	$(PYTEST) $(SHARED) -m e2e tests
 
 e2e-long: install  ## the same, minutes each
 	$(PYTEST) -m e2e_long --timeout 3600 tests
