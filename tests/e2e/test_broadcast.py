@@ -46,7 +46,7 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
     return [completion.tokens for completion in completions]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_broadcast_gives_the_same_engine_as_the_weights_on_disk(cluster, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for seed, folder in enumerate((old, new)):

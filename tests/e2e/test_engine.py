@@ -28,7 +28,7 @@ pytestmark = [
 
 MIB = 1 << 20
 SHAPE = ModelShape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=1024, vocab=2048)
-START_S = 180
+START_S = 400
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def gap(model: Path, prompt: list[int], completion) -> float:
     return float((expected - torch.tensor(completion.logprobs)).abs().max())
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1000)
 def test_samples_repeat_and_weights_arrive(logs, models, options) -> None:
     from safetensors.torch import load_file
 
@@ -181,7 +181,7 @@ def test_samples_repeat_and_weights_arrive(logs, models, options) -> None:
 
     processes = family(actor)
     ray.get(actor.shutdown.remote())
-    assert eventually(lambda: gone(processes[1:]), within_s=5)
+    assert eventually(lambda: gone(processes[1:]), within_s=15)
     ray.kill(actor)
 
     # ... and the same after a restart, with another pool and another limit on what runs at once.
@@ -192,14 +192,14 @@ def test_samples_repeat_and_weights_arrive(logs, models, options) -> None:
     processes = family(again)
     assert any("sglang" in process.name() for process in processes)
     os.kill(processes[0].pid, signal.SIGKILL)
-    assert eventually(lambda: gone(processes), within_s=10)
+    assert eventually(lambda: gone(processes), within_s=30)
     assert records(logs) == []
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 def test_a_caller_killed_during_the_start_leaves_nothing(logs, options) -> None:
     actor = start_rollout_actor("sglang", options)
-    assert eventually(lambda: bool(schedulers()), within_s=60)
+    assert eventually(lambda: bool(schedulers()), within_s=180)
     (scheduler,) = schedulers()
     processes = [scheduler, *scheduler.parent().children(recursive=True)]
     scheduler.parent().kill()
@@ -208,7 +208,7 @@ def test_a_caller_killed_during_the_start_leaves_nothing(logs, options) -> None:
         ray.get(actor.ready.remote(), timeout=START_S)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(("fraction", "cause"), [(0.995, "gpu-oom"), (0.03, "pool-too-small")])
 def test_a_wrong_fraction_fails_in_rollout_init(logs, options, fraction: float, cause: str) -> None:
     before = len(records(logs))
@@ -226,7 +226,7 @@ def test_a_wrong_fraction_fails_in_rollout_init(logs, options, fraction: float, 
     assert record.budget_bytes == 320 * MIB
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_batch_beyond_the_budget_fails_in_rollout_and_less_of_anything_cures_it(logs, options) -> None:
     before = len(records(logs))
     tight = msgspec.structs.replace(options, memory_fraction=0.9)
@@ -241,7 +241,7 @@ def test_a_batch_beyond_the_budget_fails_in_rollout_and_less_of_anything_cures_i
     assert record.requested_bytes is not None
     assert record.used_bytes is not None
     assert record.used_bytes + record.requested_bytes >= 320 * MIB
-    assert eventually(lambda: gone(processes), within_s=10)
+    assert eventually(lambda: gone(processes), within_s=30)
 
     for cure in ({"concurrency": 16}, {"memory_fraction": 0.6}):
         cured = start_rollout_actor("sglang", msgspec.structs.replace(tight, **cure))

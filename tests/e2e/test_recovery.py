@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -79,7 +79,7 @@ def autotune(
         env={**os.environ, "HOME": str(home), "AUTOTUNE_POLICY": policy, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=1100,
+        timeout=2200,
     )
     return Told(folder, result)
 

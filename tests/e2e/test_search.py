@@ -18,7 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 JOB = {
     "name": "timid",
@@ -90,7 +90,7 @@ def test_a_search_that_was_killed_goes_on_and_ends(tmp_path: Path) -> None:
     assert before
 
     driver = begun(tmp_path, "resume", run.name)
-    shown, _ = driver.communicate(timeout=600)
+    shown, _ = driver.communicate(timeout=1800)
     story = (tmp_path / "story.txt").read_text()
     assert driver.returncode == 0, story
     assert shown.strip().endswith("stable.yaml"), story
