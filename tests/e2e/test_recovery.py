@@ -103,6 +103,15 @@ def launch(
     return autotune(folder, "launch", "job.yaml", env=env)
 
 
+def shorter(source: Path, target: Path) -> str:
+    """Write a job that is stable after two steps and ends after three; returns its file."""
+    job = yaml.safe_load(source.read_text())
+    job["settings"]["steps"] = 3
+    job["goal"]["steps"] = 2
+    target.write_text(yaml.safe_dump(job))
+    return str(target)
+
+
 def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path) -> None:
     told = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"))
     assert told.result.returncode == 0, told.story
@@ -122,12 +131,13 @@ def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path)
         told.result.stdout.strip()
     )
 
-    again = autotune(tmp_path, "launch", str(stable))
+    again = autotune(tmp_path, "launch", shorter(stable, tmp_path / "again.yaml"))
     assert again.result.returncode == 0, again.story
     assert again.failures == []
     assert len(again.of("started")) == 1
 
-    sized = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"), policy="estimate")
+    job = shorter(ROOT / "configs/builtin-cpu.yaml", tmp_path / "sized.yaml")
+    sized = autotune(tmp_path, "launch", job, policy="estimate")
     assert sized.result.returncode == 0, sized.story
     assert len(sized.of("started")) < len(told.of("started")), sized.story
     assert [event["marginal"] for event in sized.of("goal_reached")] == [False], sized.story

@@ -125,7 +125,7 @@ def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path,
     events = list(head.events())
     (diagnosed,) = [event for event in events if event["type"] == "diagnosed"]
     assert (diagnosed["cause"], diagnosed["phase"]) == ("gpu-oom", "forward")
-    assert diagnosed["facts"]["requested_bytes"] > BUDGET
+    assert diagnosed["facts"]["capacity_bytes"] == BUDGET
     first, second = [event for event in events if event["type"] == "started"]
     micro = second["knobs"]["microbatch_size"]
     assert micro < first["knobs"]["microbatch_size"] == SAMPLES // 2
