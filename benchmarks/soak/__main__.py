@@ -334,21 +334,23 @@ def _supervisor(head: Head) -> int:
     raise RuntimeError("no supervisor is seen")
 
 
-def _recorded(folder: Path) -> int:
-    """Return the lines of the job's workers that the driver has recorded, in compressed parts too."""
-    count = 0
+def _lines(folder: Path) -> Iterator[bytes]:
+    """Yield the recorded lines of the attempt, those of compressed parts too."""
     for path in (_run(folder) / "attempts" / "0001").glob("run.log*"):
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            count += sum(line.startswith(b"[@worker-") for line in file)
-    return count
+            yield from file
+
+
+def _recorded(folder: Path) -> int:
+    """Return the lines of the job's workers that the driver has recorded, in compressed parts too."""
+    return sum(line.startswith(b"[@worker-") for line in _lines(folder))
 
 
 def _written(folder: Path) -> tuple[int, int, float]:
     """Return what the job says that it wrote: bytes, lines, seconds."""
-    said = re.compile(rb"^written (\d+) bytes, (\d+) lines in ([\d.]+) s$", re.MULTILINE)
-    for path in (_run(folder) / "attempts" / "0001").glob("run.log"):
-        found = said.search(path.read_bytes())
-        if found:
+    said = re.compile(rb"written (\d+) bytes, (\d+) lines in ([\d.]+) s$")
+    for line in _lines(folder):
+        if found := said.match(line):
             return int(found[1]), int(found[2]), float(found[3])
     raise RuntimeError(f"the job did not end: {(folder / 'driver.txt').read_text()[-2000:]}")
 

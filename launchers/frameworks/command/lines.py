@@ -34,12 +34,13 @@ _RESUMED = re.compile(
     r"\bresum(?:ed|ing) (?:training )?(?:from|at) (?:global )?step\s+(\d+)",
     re.IGNORECASE,
 )
-_NEEDLES = re.compile(r"step|iter|train_runtime", re.IGNORECASE)
+_NEEDLES = ("step", "iter", "train_runtime")
 
 
 def marker(line: str) -> Marker | None:
     """Return what a line says about progress, None where it may mean something else."""
-    if _NEEDLES.search(line) is None:
+    lower = line.lower()
+    if not any([needle in lower for needle in _NEEDLES]):
         return None
     if saved := _SAVED.search(line):
         return Saved(step=_first(saved))
