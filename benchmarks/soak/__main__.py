@@ -343,7 +343,11 @@ def _lines(folder: Path) -> Iterator[bytes]:
 
 def _recorded(folder: Path) -> int:
     """Return the lines of the job's workers that the driver has recorded, in compressed parts too."""
-    return sum(line.startswith(b"[@worker-") for line in _lines(folder))
+    while True:
+        try:
+            return sum(line.startswith(b"[@worker-") for line in _lines(folder))
+        except FileNotFoundError:  # the driver has compressed a part meanwhile
+            continue
 
 
 def _written(folder: Path) -> tuple[int, int, float]:
