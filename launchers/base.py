@@ -145,6 +145,10 @@ class Framework(Protocol):
     def marker(self, line: str) -> Marker | None:
         """Return the progress that a log line reports, if any."""
 
+    def marks(self, text: str) -> bool:
+        """Return whether any line of a text may report progress; false saves reading its lines one by one."""
+        return True
+
     def last_step(self, job: Job) -> int | None:
         """Return the step that completes the training, where the settings name it."""
         return None

@@ -234,11 +234,13 @@ class AttemptMonitor:
         """Take the markers of lines that hold nothing else; false where each line has to be read."""
         if lines.source == OWN_SOURCE or b"\r" in lines.data or not self._suspicions.quiet:
             return False
-        texts = lines.data.decode("utf-8", "replace").split("\n")
-        if not self._scanner.skip(texts, lines.data, number=lines.number, source=lines.source):
+        text = lines.data.decode("utf-8", "replace")
+        if not self._scanner.skip(
+            texts := text.split("\n"), lines.data, number=lines.number, source=lines.source
+        ):
             return False
-        for text in texts:
-            self._take_marker(self._framework.marker(text), events, now)
+        for line in texts if self._framework.marks(text) else ():
+            self._take_marker(self._framework.marker(line), events, now)
         return True
 
     def _scanned(self, lines: LogLines, events: list[Event], now: float) -> None:

@@ -15,7 +15,7 @@ from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.lengths import with_lengths
-from autotune.launchers.frameworks.dialects.own_lines import own_marker
+from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
 from autotune.launchers.frameworks.tabular import rows
 from autotune.policies.certificate.contents import Training
 from autotune.policies.remedies.permissions import denial
@@ -209,6 +209,10 @@ class Builtin(Framework):
         saves = self._document(job, run="rehearsal")["save_every"] > 0
         own = rehearsals.additions(__package__, validation=False) if saves else {}
         return msgspec.structs.replace(trial, settings={**trial.settings, **own}, resume=False)
+
+    def marks(self, text: str) -> bool:
+        """Return whether a text holds one of the job's own lines."""
+        return own_marks(text, program=self.name)
 
     def marker(self, line: str) -> Marker | None:
         """Return what one of the job's own lines says."""

@@ -104,6 +104,10 @@ class AnyCommand(Framework):
             if getattr(knobs, name) is not None and getattr(knobs, name) != value
         }
 
+    def marks(self, text: str) -> bool:
+        """Return whether any line of a text may say something about progress."""
+        return lines.marks(text)
+
     def marker(self, line: str) -> Marker | None:
         """Return what a line says about progress, where it says so beyond doubt."""
         return lines.marker(line)

@@ -37,10 +37,15 @@ _RESUMED = re.compile(
 _NEEDLES = ("step", "iter", "train_runtime")
 
 
+def marks(text: str) -> bool:
+    """Return whether any line of a text may say something about progress."""
+    lower = text.lower()
+    return any(needle in lower for needle in _NEEDLES)
+
+
 def marker(line: str) -> Marker | None:
     """Return what a line says about progress, None where it may mean something else."""
-    lower = line.lower()
-    if not any([needle in lower for needle in _NEEDLES]):
+    if not marks(line):
         return None
     if saved := _SAVED.search(line):
         return Saved(step=_first(saved))

@@ -21,6 +21,11 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 _STEP = re.compile(r"\s+(\d+)/(\d+)")
 
 
+def own_marks(text: str, *, program: str) -> bool:
+    """Return whether a text holds a line of the named program."""
+    return f"{program}: " in text
+
+
 def own_marker(line: str, *, program: str) -> Marker | None:
     """Return what a line of the named program says, None for every other line and for a torn one."""
     at = line.find(f"{program}: ")

@@ -17,7 +17,7 @@ from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
-from autotune.launchers.frameworks.dialects.own_lines import own_marker
+from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
 from autotune.launchers.frameworks.hugging_face.layout import placement
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
@@ -223,6 +223,10 @@ class HuggingFaceTrainer(TabularFramework[C]):
             if match is not None and not misfit(types[name], value := parsed_value(match[1].rstrip("."))):
                 found[name] = value
         return found
+
+    def marks(self, text: str) -> bool:
+        """Return whether a text holds a line of the entry."""
+        return own_marks(text, program=self.reported_as)
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the entry says."""
