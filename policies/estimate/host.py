@@ -50,7 +50,11 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     outside = fixed + np.minimum(load.workers, 64) * constant("worker")
     batch = load.step_sequences * load.replicas * load.sequence * constant("token_row")
     whole = parameters(model).total
-    parked = np.where(load.param_offload, state.weights, 0.0)
+    asleep = np.where(load.param_offload, 0.0, state.weights * layout.weights_sleep)
+    # Megatron's buffers keep their copy when they wake (param_and_grad_buffer.py, offload_to_cpu).
+    copied = asleep * (layout.strategy == "megatron")
+    parked = np.where(load.param_offload, state.weights, copied)
+    resting_weights = node.trainers * (asleep - copied)
     frozen = layout.reference and layout.reference_offload and not layout.lora_rank
     reference = (
         frozen
@@ -89,8 +93,8 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     return {
         "init": resting + loading,
         "rollout_init": resting
-        + instant(n, weights=node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
-        "rollout": resting,
+        + instant(n, weights=resting_weights + node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
+        "rollout": resting + instant(n, weights=resting_weights),
         "log_prob": resting + instant(n, weights=sleeping),
         "forward": training,
         "backward": training,

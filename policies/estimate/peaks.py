@@ -86,13 +86,14 @@ def estimates(
     doubtful = state_of(model, with_doubt)
     state = of_first(doubtful, n)
     shared = profile.placement is Placement.COLOCATED
-    idle = resting(load, state)
+    idle, away = resting(load, state), np.zeros(n, dtype=np.bool_)
     if Component.TRAINER not in profile.resident.get(Phase.ROLLOUT.value, (Component.TRAINER,)):
         # The whole trainer leaves the device; where it sleeps, only as long as a configuration lets it.
-        leaves = load.param_offload | (not profile.layout.trainer_sleeps)
-        idle = np.where(leaves, instant(n, outside=state.outside), idle)
+        away = load.param_offload | (not profile.layout.trainer_sleeps)
+        masters = state.optimizer * (profile.layout.masters * profile.layout.masters_stay)
+        idle = np.where(away, instant(n, optimizer=masters, outside=state.outside), idle)
     at_start = idle.copy()
-    at_start[PARTS.index("optimizer")] *= _before_first_step(profile.layout)
+    at_start[PARTS.index("optimizer")] *= np.where(away, 1.0, _before_first_step(profile.layout))
     engine = engine_of(
         model,
         load,
@@ -155,9 +156,6 @@ def _trainer_phases(model: Model, with_doubt: Load, state: State, n: int) -> tup
     return {phase: parts[:, :n] for phase, parts in found.items()}, lengths
 
 
-_MOMENTS = 8  # bytes per parameter of Adam's two averages in fp32
-
-
 def _before_first_step(layout: Layout) -> float:
     """Return the share of the optimizer's state that exists before its first step.
 
@@ -165,10 +163,7 @@ def _before_first_step(layout: Layout) -> float:
     (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups), DeepSpeed's all of it
     (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, initialize_optimizer_states).
     """
-    if layout.reduce_bucket_bytes:
-        return 1.0
-    masters = max(0, layout.optimizer_bytes - _MOMENTS) if layout.strategy == "megatron" else 0
-    return masters / max(1, layout.optimizer_bytes)
+    return 1.0 if layout.reduce_bucket_bytes else layout.masters
 
 
 def _zero(layout: Layout) -> bool:

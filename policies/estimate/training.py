@@ -262,10 +262,11 @@ def _updated_gradients(load: Load, state: State, gradients: Gradients) -> Floats
 
 def resting(load: Load, state: State) -> Floats:
     """Return what a trainer rank keeps on its device while the engines run."""
+    sleeping = load.param_offload | load.layout.weights_sleep
     parts = instant(
         load.count,
-        weights=np.where(load.param_offload, 0.0, state.weights) + state.reference + state.critic,
-        gradients=_idle_gradients(load, state),
+        weights=np.where(sleeping, 0.0, state.weights) + state.reference + state.critic,
+        gradients=np.where(load.layout.weights_sleep, 0.0, _idle_gradients(load, state)),
         optimizer=state.optimizer * (1.0 - load.optimizer_away),
     )
     parts[OUTSIDE] += state.outside

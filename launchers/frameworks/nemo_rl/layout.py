@@ -30,6 +30,7 @@ def layout(config: Config) -> Layout:
     megatron = config.megatron
     optimizer = f"{MEGATRON}.optimizer"
     on_host = megatron and config.flag(f"{optimizer}.optimizer_cpu_offload")
+    precise = config.flag(f"{optimizer}.use_precision_aware_optimizer")
     stored = 2 if megatron else 4  # the workers load fp32 and shard it by FSDP2
     engine = "sglang_cfg.dtype" if config.engine == "sglang" else "vllm_cfg.precision"
     precision = config.text(f"{GENERATION}.{engine}")
@@ -49,7 +50,7 @@ def layout(config: Config) -> Layout:
         optimizer_bytes=megatron_state_bytes(
             config.text(f"{optimizer}.optimizer") or "adam",
             parameter_bytes=stored,
-            precise=config.flag(f"{optimizer}.use_precision_aware_optimizer"),
+            precise=precise,
             on_host=on_host,
         )
         if megatron
@@ -61,6 +62,10 @@ def layout(config: Config) -> Layout:
         lora_rank=config.lora_rank,
         engine_sleeps=config.colocated,
         engine_weights_on_host=False,
+        weights_sleep=config.colocated,
+        # The workers move the optimizer's state, where only the precision-aware one has its copy of
+        # the weights (megatron_policy_worker.py, move_optimizer; Megatron's distrib_optimizer.py).
+        masters_stay=config.colocated and megatron and not (precise or on_host),
         sequence_parallel=config.flag(f"{MEGATRON if megatron else DTENSOR}.sequence_parallel"),
         optimizer_stays_offloaded=on_host,
         parameters_stay_offloaded=not megatron,

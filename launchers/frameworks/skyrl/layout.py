@@ -17,12 +17,15 @@ def placement(config: Config) -> Placement:
 def resident(config: Config) -> dict[str, residency.Held]:
     """Return who holds device memory in a phase.
 
-    Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate;
-    reference and critic come to the card for their own passes.
+    Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate,
+    but for FSDP's optimizer without `offload_after_step`; reference and critic come to the card for their own
+    passes.
     """
     trainer, rollout = residency.models(), (residency.ROLLOUT,)
-    away = config.flag(f"{POLICY}.fsdp_config.cpu_offload") or config.flag(
-        f"{POLICY}.optimizer_config.offload_after_step"
+    away = (
+        config.megatron
+        or config.flag(f"{POLICY}.fsdp_config.cpu_offload")
+        or config.flag(f"{POLICY}.optimizer_config.offload_after_step")
     )
     return residency.resident(
         residency.models(critic=config.critic),
@@ -70,7 +73,10 @@ def layout(config: Config) -> Layout:
         engine_sleeps=config.colocated,
         engine_weights_on_host=config.lora_rank > 0,
         expandable_segments=config.flag("trainer.use_expandable_segments"),
-        trainer_sleeps=config.colocated,
+        # Weights leave the card by no setting, and Megatron's optimizer with them (fsdp_strategy.py and
+        # megatron_strategy.py, offload_to_cpu).
+        weights_sleep=config.colocated,
+        trainer_sleeps=config.colocated and not megatron,
         optimizer_stays_offloaded=on_host,
         parameters_stay_offloaded=not megatron,
         tokens_before_split=True,

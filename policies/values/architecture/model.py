@@ -76,6 +76,9 @@ class Model(Value, frozen=True, kw_only=True):
     unknown: str = ""  # what of the model nothing here counts, in words
 
 
+_MOMENTS = 8  # bytes per parameter of Adam's two averages in fp32
+
+
 class Layout(Value, frozen=True, kw_only=True):
     """How a job is spread and what it holds: what an estimate needs beyond the knobs.
 
@@ -126,6 +129,8 @@ class Layout(Value, frozen=True, kw_only=True):
     )
     expandable_segments: bool = False  # the framework switches them on for the trainer by itself
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
+    weights_sleep: bool = False  # ... the weights do, whatever the knobs say
+    masters_stay: bool = False  # ... but the optimizer's copy of the weights stays on the device
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     # Offloaded weights are gathered layer by layer in a pass; gradients and optimizer are beside them.
     parameters_stay_offloaded: bool = False
@@ -154,6 +159,12 @@ class Layout(Value, frozen=True, kw_only=True):
     response_tokens: int = 0  # longest, of all turns together
     prompt_mean: float = 0.0  # tokens; 0: unknown
     response_mean: float = 0.0
+
+    @property
+    def masters(self) -> float:
+        """Share of the optimizer's state that is Megatron's fp32 copy of the weights."""
+        masters = max(0, self.optimizer_bytes - _MOMENTS) if self.strategy == "megatron" else 0
+        return masters / max(1, self.optimizer_bytes)
 
     @property
     def parts_gradients(self) -> bool:
