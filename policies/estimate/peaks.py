@@ -15,7 +15,7 @@ from autotune.policies.estimate.load import Load, by_length, load_of
 from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant, of_first
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
-from autotune.policies.estimate.training import State, resting, state_of, trainer_phases
+from autotune.policies.estimate.training import State, fullest, resting, states_of, trainer_phases
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Cluster, Goal
@@ -83,8 +83,8 @@ def estimates(
     trainer_capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes)
     engine_capacity = float(profile.engine_budget_bytes or cluster.gpu_memory_bytes)
     with_doubt = by_length(load)
-    doubtful = state_of(model, with_doubt)
-    state = of_first(doubtful, n)
+    doubtful = states_of(model, with_doubt)
+    state = of_first(fullest(doubtful), n)
     shared = profile.placement is Placement.COLOCATED
     idle, away = resting(load, state), np.zeros(n, dtype=np.bool_)
     if Component.TRAINER not in profile.resident.get(Phase.ROLLOUT.value, (Component.TRAINER,)):
@@ -145,9 +145,11 @@ def estimates(
     )
 
 
-def _trainer_phases(model: Model, with_doubt: Load, state: State, n: int) -> tuple[dict[str, Floats], Floats]:
+def _trainer_phases(
+    model: Model, with_doubt: Load, states: Sequence[State], n: int
+) -> tuple[dict[str, Floats], Floats]:
     """Return the trainer's phases, and what one standard deviation of the mean length adds to each peak."""
-    found = trainer_phases(model, with_doubt, state)
+    found = trainer_phases(model, with_doubt, states)
     lengths = np.zeros((len(PHASES), n))
     for place, phase in enumerate(PHASES):
         if phase in OF_PASSES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes
+from autotune.launchers.frameworks.core.stages import with_stages
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -32,7 +33,7 @@ def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
     expert_tensor = config.count("expert-tensor-parallel-size") or config.tensor  # Megatron's default
     expert_copies = config.trainer_gpus // (expert_tensor * config.expert * config.pipeline)
-    return Layout(
+    spread = Layout(
         strategy="megatron",
         ranks=config.trainer_gpus,
         shards=config.data_parallel * config.context,
@@ -66,6 +67,24 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.prompt,
         response_tokens=config.response,
     )
+    return with_stages(spread, lambda field: _field(config, field))
+
+
+# Flags of fields of TransformerConfig that have another name; those of switches have their own.
+_COUNTS = {
+    "num_layers_in_first_pipeline_stage": ("decoder-first-pipeline-num-layers",),
+    "num_layers_in_last_pipeline_stage": ("decoder-last-pipeline-num-layers",),
+    "microbatch_group_size_per_vp_stage": (
+        "microbatch-group-size-per-virtual-pipeline-stage",
+        "microbatch-group-size-per-vp-stage",
+    ),
+}
+
+
+def _field(config: Config, name: str) -> int | bool:
+    if name in _COUNTS:
+        return max(config.count(flag) for flag in _COUNTS[name])
+    return config.flag(name.replace("_", "-"))
 
 
 def _pipeline_chunks(config: Config) -> int:

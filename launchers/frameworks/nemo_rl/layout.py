@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.core.stages import with_stages
 from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
@@ -37,7 +38,7 @@ def layout(config: Config) -> Layout:
     # By default prompt and answer share policy.max_total_sequence_length as they like.
     prompt = max(config.longest - config.count(f"{GENERATION}.max_new_tokens"), config.longest // 8)
     name = config.text("policy.optimizer.name").rpartition(".")[2] or "AdamW"
-    return Layout(
+    spread = Layout(
         strategy="megatron" if megatron else "fsdp2",
         ranks=config.world,
         shards=config.world // (config.ranks("tensor") * config.ranks("pipeline")),
@@ -76,3 +77,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=prompt,
         response_tokens=config.longest - prompt,
     )
+    return with_stages(spread, lambda field: config.get(f"{MEGATRON}.{field}")) if megatron else spread

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, Config
+from autotune.launchers.frameworks.core.stages import with_stages
+from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, TRANSFORMER, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
 
@@ -43,7 +44,7 @@ def layout(config: Config) -> Layout:
     group = config.count(f"{POLICY}.fsdp_config.fsdp_size")
     model = config.ranks("tensor_model") * config.ranks("pipeline_model")
     sequences = config.count("trainer.train_batch_size") * config.samples
-    return Layout(
+    spread = Layout(
         strategy="megatron" if megatron else "fsdp2",
         ranks=config.world,
         shards=config.world // model if megatron else (group if 0 < group < config.world else config.world),
@@ -88,3 +89,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.longest - config.answer,
         response_tokens=config.answer,
     )
+    return with_stages(spread, config.inside(TRANSFORMER).get) if megatron else spread

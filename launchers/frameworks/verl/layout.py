@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.core.stages import with_stages
 from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
@@ -40,7 +41,8 @@ def layout(config: Config) -> Layout:
     stored = width(config.text(f"{MEGATRON}.dtype" if config.megatron else f"{FSDP}.model_dtype"))
     mixed = config.inside(f"{FSDP}.mixed_precision")
     apart, temporary = _temporaries(config, stored)
-    return Layout(
+    transformer = config.inside(f"{MEGATRON}.override_transformer_config") if config.megatron else {}
+    spread = Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
         shards=_shards(config),
@@ -94,6 +96,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
+    return with_stages(spread, transformer.get)
 
 
 def _gradient_bytes(config: Config, stored: int) -> int:

@@ -96,6 +96,12 @@ class Layout(Value, frozen=True, kw_only=True):
     update_parameters: int = 0  # of a rank, that one update takes at once (ZeRO-3's sub_group_size); 0: all
     pipeline_parallel: int = 1
     pipeline_chunks: int = 1  # of layers, into which a stage is cut where stages are interleaved
+    pipeline_group: int = 0  # micro-batches that a chunk takes in a row; 0: as many as there are stages
+    pipeline_ahead: int = 0  # further chunks that go forward before the first goes backward
+    first_stage_layers: int = 0  # 0: as many as the others have
+    last_stage_layers: int = 0
+    embedding_is_layer: bool = False  # where layers are spread evenly: the first stage has one less
+    loss_is_layer: bool = False  # ... and the last
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
     expert_shards: int = 0  # ranks over which a distributed optimizer spreads the experts; 0: as all else

@@ -209,6 +209,31 @@ def test_a_layout_follows_the_flags(framework) -> None:
     assert (layout.prompt_tokens, layout.response_tokens) == (1024, 7168)
 
 
+def test_uneven_stages_follow_the_flags() -> None:
+    flags = {
+        "decoder-first-pipeline-num-layers": 5,
+        "decoder-last-pipeline-num-layers": 6,
+        "account-for-embedding-in-pipeline-split": True,
+        "account-for-loss-in-pipeline-split": True,
+        "microbatch-group-size-per-virtual-pipeline-stage": 3,
+        "overlap-moe-expert-parallel-comm": True,
+    }
+    for framework in EVERY:
+        plain, found = (
+            framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
+            for settings in ({}, flags)
+        )
+        assert found == msgspec.structs.replace(
+            plain,
+            first_stage_layers=5,
+            last_stage_layers=6,
+            embedding_is_layer=True,
+            loss_is_layer=True,
+            pipeline_group=3,
+            pipeline_ahead=1,
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "chunks"),
     [
