@@ -83,7 +83,8 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         buffers=batch,
         outside=outside,
     )
-    training = resting + instant(n, activations=node.trainers * run.offloaded, weights=sleeping)
+    passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.second)
+    training = passing + instant(n, activations=node.trainers * run.offloaded)
     full_copy = np.full(n, whole * layout.compute_bytes)
     # FSDP reads the whole model on a node; a rank of Megatron reads its own part.
     read = node.trainers * state.local if layout.strategy == "megatron" else np.full(n, whole)
@@ -95,10 +96,10 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         "rollout_init": resting
         + instant(n, weights=resting_weights + node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
         "rollout": resting + instant(n, weights=resting_weights),
-        "log_prob": resting + instant(n, weights=sleeping),
+        "log_prob": passing,
         "forward": training,
         "backward": training,
-        "optimizer": resting + instant(n, weights=sleeping),
+        "optimizer": passing,
         "weight_sync": resting + instant(n, buffers=np.where(load.disk, full_copy, 0.0)),
         "checkpoint": resting + instant(n, buffers=node.trainers * (state.weights + state.optimizer) * 0.5),
     }

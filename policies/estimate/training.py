@@ -24,6 +24,7 @@ class State:
     """A trainer rank's sizes in bytes, each as an array over the configurations."""
 
     weights: Floats  # resident part
+    second: Floats  # ZeRO++'s copy of them
     reference: Floats
     critic: Floats
     gradients: Floats
@@ -96,6 +97,10 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     critic = critic * (layout.critic and not layout.critic_offload)
     return State(
         weights=weights,
+        second=local
+        / max(1, layout.secondary_shards)
+        * layout.parameter_bytes
+        * (layout.secondary_shards > 0),
         reference=local
         / weight_shards
         * (layout.reference_bytes or layout.compute_bytes)
@@ -142,6 +147,7 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
     layout = load.layout
     weights = np.where(load.from_host, 0.0, state.weights)
     weights = weights + state.reference + state.critic
+    passing = weights + np.where(load.from_host, 0.0, state.second)
     moments = state.optimizer * (1.0 - load.optimizer_away)
     updating = state.optimizer * (1.0 - load.host_update)
     idle, standing = _idle_gradients(load, state), _standing(load, state)
@@ -163,10 +169,10 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
         return largest(load.count, (sizes,), of_equal_sizes)
 
     def scoring(gathered: Floats, **sizes: Floats) -> dict[str, Floats]:
-        return {"weights": weights + gathered, "gradients": idle, "optimizer": moments, **sizes}
+        return {"weights": passing + gathered, "gradients": idle, "optimizer": moments, **sizes}
 
     def training(instants: Instants, *, reducing: Floats) -> Floats:
-        resident = ((weights + sizes.pop("gathered", 0.0), sizes) for sizes in instants)
+        resident = ((passing + sizes.pop("gathered", 0.0), sizes) for sizes in instants)
         sizes = (
             {"weights": held, "optimizer": updating, **rest, "gradients": rest["gradients"] + reducing}
             for held, rest in resident
@@ -202,7 +208,7 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
         "forward": training(forward(load, gathers, run, logits, gradients), reducing=standing),
         "backward": training(backward, reducing=np.maximum(standing, layout.reduce_bucket_bytes)),
         "optimizer": at(
-            weights=weights,
+            weights=passing,
             gradients=_updated_gradients(load, state, gradients) + standing,
             optimizer=updating,
             buffers=state.temporaries * _temporaries_on_device(load),

@@ -93,6 +93,8 @@ class Layout(Value, frozen=True, kw_only=True):
     # DeepSpeed's buffers for gradients on their way: alive in backward, with ZeRO-3 always; 0: no DeepSpeed
     reduce_bucket_bytes: float = 0
     gradients_stay: bool = False  # in a buffer that exists between steps too, as Megatron's does
+    # ZeRO++: ranks that share a second copy of the weights, from a step's first pass to its update; 0: none
+    secondary_shards: int = 0
     update_parameters: int = 0  # of a rank, that one update takes at once (ZeRO-3's sub_group_size); 0: all
     pipeline_parallel: int = 1
     pipeline_chunks: int = 1  # of layers, into which a stage is cut where stages are interleaved
