@@ -85,7 +85,7 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     after = last_matrix(model) / (layout.expert_parallel * load.tensor)
     lowest = stage.first * counts.embedding if counts.head or not alone else 0
     last = np.maximum(0.0, layer - after) + lowest / load.tensor
-    temporary: Floats | float = trained / load.shards
+    temporary: Floats | float = owned
     if layout.update_parameters:
         temporary = np.minimum(temporary, layout.update_parameters)
     if layout.per_tensor_optimizer:

@@ -51,6 +51,15 @@ def megatron_state_bytes(
     return masters + sum(widths[: _MOMENTS.get(optimizer.lower(), _ADAM)])
 
 
+def megatron_temporary_bytes(gradient_bytes: int, *, precise: bool = False) -> int:
+    """Return the bytes per parameter that Megatron's optimizer needs while it runs.
+
+    Its Adam is fused and works in place. Gradients that are no fp32 are copied into fp32 first, unless the
+    precision-aware optimizer reads them as they are (distrib_optimizer.py, _copy_model_grads_to_main_grads).
+    """
+    return 0 if precise or gradient_bytes == _FP32 else _FP32
+
+
 def torch_state_bytes(
     optimizer: str, *, parameter_bytes: int, arguments: Mapping[str, Any] | None = None
 ) -> int:

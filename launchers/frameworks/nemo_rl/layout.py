@@ -48,6 +48,9 @@ def layout(config: Config) -> Layout:
         parameter_bytes=stored,
         gradient_bytes=4,
         reduce_bytes=0 if megatron else 4,
+        optimizer_temporary_bytes=0
+        if megatron
+        else 4,  # Megatron's Adam is fused, and its gradients are fp32
         optimizer_bytes=megatron_state_bytes(
             config.text(f"{optimizer}.optimizer") or "adam",
             parameter_bytes=stored,

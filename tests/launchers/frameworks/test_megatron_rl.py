@@ -264,6 +264,20 @@ def test_the_optimizers_types_follow_the_flags(settings, optimizer) -> None:
         assert layout.optimizer_bytes == optimizer
 
 
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, 0),
+        ({"grad-reduce-in-bf16": True}, 4),
+        ({"grad-reduce-in-bf16": True, "use-precision-aware-optimizer": True}, 0),
+    ],
+)
+def test_gradients_in_16_bits_are_copied_for_the_update(settings, size) -> None:
+    for framework in EVERY:
+        layout = framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
+        assert layout.optimizer_temporary_bytes == size
+
+
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_flags_describe_the_model_where_no_config_does(framework) -> None:
     written = parse((CONFIGS[0].parent / f"{framework.name}-colocated.yaml").read_text())

@@ -484,6 +484,13 @@ def test_the_layout_counts_the_layers_of_uneven_stages() -> None:
     assert not found.embedding_is_layer
 
 
+def test_megatrons_adam_needs_room_only_for_gradients_in_16_bits() -> None:
+    narrow = {f"+{ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32": False}
+    for changes, size in (({}, 0), (narrow, 4)):
+        layout = profile(with_settings(JOBS["megatron"], changes)).layout
+        assert layout.optimizer_temporary_bytes == size
+
+
 def test_the_layout_says_how_fsdp_wraps_reduces_and_computes_the_loss() -> None:
     layout = profile(JOBS["fsdp2-reference"]).layout
     assert (
