@@ -54,7 +54,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     # Megatron's buffers keep their copy when they wake (param_and_grad_buffer.py, offload_to_cpu).
     copied = asleep * (layout.strategy == "megatron")
     parked = np.where(load.param_offload, state.weights, copied)
-    resting_weights = node.trainers * (asleep - copied)
+    until_woken = node.trainers * (asleep - copied)
     frozen = layout.reference and layout.reference_offload and not layout.lora_rank
     reference = (
         frozen
@@ -83,7 +83,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         buffers=batch,
         outside=outside,
     )
-    passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.second)
+    passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.copies)
     training = passing + instant(n, activations=node.trainers * run.offloaded)
     full_copy = np.full(n, whole * layout.compute_bytes)
     # FSDP reads the whole model on a node; a rank of Megatron reads its own part.
@@ -94,8 +94,8 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     return {
         "init": resting + loading,
         "rollout_init": resting
-        + instant(n, weights=resting_weights + node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
-        "rollout": resting + instant(n, weights=resting_weights),
+        + instant(n, weights=until_woken + node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
+        "rollout": resting + instant(n, weights=until_woken),
         "log_prob": passing,
         "forward": training,
         "backward": training,

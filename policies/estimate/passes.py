@@ -40,8 +40,9 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     size = load.layout.compute_bytes
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
-    kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=megatron)
-    fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=True)
+    fp8 = load.layout.fp8
+    kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=megatron, fp8=fp8)
+    fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=True, fp8=fp8)
     mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
     # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
     # gathers a product's input again in backward; DTensor's keeps the gathered one.

@@ -24,7 +24,7 @@ class State:
     """A trainer rank's sizes in bytes, each as an array over the configurations."""
 
     weights: Floats  # resident part
-    second: Floats  # ZeRO++'s copy of them
+    copies: Floats  # of them, that passes make: ZeRO++'s, and those in fp8
     reference: Floats
     critic: Floats
     gradients: Floats
@@ -97,10 +97,9 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     critic = critic * (layout.critic and not layout.critic_offload)
     return State(
         weights=weights,
-        second=local
-        / max(1, layout.secondary_shards)
-        * layout.parameter_bytes
-        * (layout.secondary_shards > 0),
+        copies=_copies(
+            layout, local, layers * (counts.attention + counts.mlp) / load.tensor + layers * experts
+        ),
         reference=local
         / weight_shards
         * (layout.reference_bytes or layout.compute_bytes)
@@ -118,6 +117,20 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
         outside=processes + np.zeros(load.count),
         stage=stage,
     )
+
+
+_FP8_COPIES = 2  # bytes: one for forward, one transposed for backward
+
+
+def _copies(layout: Layout, local: Floats, matrices: Floats) -> Floats:
+    """Return the copies of weights that a step's passes make: ZeRO++'s of all, those in fp8 of matrices.
+
+    Transformer Engine keeps the latter from the first micro-batch on (pytorch/module/linear.py,
+    is_first_microbatch).
+    """
+    shared = layout.parameter_bytes / layout.secondary_shards if layout.secondary_shards else 0.0
+    found: Floats = local * shared + matrices * (_FP8_COPIES * (layout.fp8 and not layout.fp8_weights))
+    return found
 
 
 def _communicators(load: Load) -> Floats:
@@ -147,7 +160,7 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
     layout = load.layout
     weights = np.where(load.from_host, 0.0, state.weights)
     weights = weights + state.reference + state.critic
-    passing = weights + np.where(load.from_host, 0.0, state.second)
+    passing = weights + np.where(load.from_host, 0.0, state.copies)
     moments = state.optimizer * (1.0 - load.optimizer_away)
     updating = state.optimizer * (1.0 - load.host_update)
     idle, standing = _idle_gradients(load, state), _standing(load, state)

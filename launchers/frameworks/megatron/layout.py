@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, megatron_temporary_bytes
-from autotune.launchers.frameworks.core.stages import with_stages
+from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -68,7 +68,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.prompt,
         response_tokens=config.response,
     )
-    return with_stages(spread, lambda field: _field(config, field))
+    return with_transformer(spread, lambda field: _field(config, field))
 
 
 # Flags of fields of TransformerConfig that have another name; those of switches have their own.
@@ -82,7 +82,11 @@ _COUNTS = {
 }
 
 
-def _field(config: Config, name: str) -> int | bool:
+def _field(config: Config, name: str) -> int | bool | str:
+    if name == "fp8":
+        return config.text("fp8-format")
+    if name == "fp8_param":
+        return config.flag("fp8-param-gather")
     if name in _COUNTS:
         return max(config.count(flag) for flag in _COUNTS[name])
     return config.flag(name.replace("_", "-"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.core.stages import with_stages
+from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
@@ -80,4 +80,13 @@ def layout(config: Config) -> Layout:
         prompt_tokens=prompt,
         response_tokens=config.longest - prompt,
     )
-    return with_stages(spread, lambda field: config.get(f"{MEGATRON}.{field}")) if megatron else spread
+    return with_transformer(spread, lambda field: _field(config, field)) if megatron else spread
+
+
+def _field(config: Config, name: str) -> object:
+    section = MEGATRON
+    if name.startswith("fp8"):
+        section = f"{MEGATRON}.fp8_cfg"
+        if not config.flag(f"{section}.enabled"):
+            return None
+    return config.get(f"{section}.{name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.core.stages import with_stages
+from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, TRANSFORMER, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
@@ -92,4 +92,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.longest - config.answer,
         response_tokens=config.answer,
     )
-    return with_stages(spread, config.inside(TRANSFORMER).get) if megatron else spread
+    return with_transformer(spread, config.inside(TRANSFORMER).get) if megatron else spread

@@ -9,7 +9,7 @@ from autotune.launchers.frameworks.core.optimizer_state import (
     torch_state_bytes,
     width,
 )
-from autotune.launchers.frameworks.core.stages import with_stages
+from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
@@ -101,7 +101,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
-    return with_stages(spread, transformer.get)
+    return with_transformer(spread, transformer.get)
 
 
 def _gradient_bytes(config: Config, stored: int) -> int:

@@ -113,6 +113,8 @@ class Layout(Value, frozen=True, kw_only=True):
     gradient_bytes: int = 4  # per parameter
     reduce_bytes: int = 0  # per parameter in a reduce-scatter's input; 0: as gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
+    fp8: bool = False  # Transformer Engine computes the products of the layers in fp8
+    fp8_weights: bool = False  # ... and has their weights in fp8 alone, once for each direction
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine
     kv_bytes: float = 2  # per element of the engine's cache

@@ -209,7 +209,7 @@ def test_a_layout_follows_the_flags(framework) -> None:
     assert (layout.prompt_tokens, layout.response_tokens) == (1024, 7168)
 
 
-def test_uneven_stages_follow_the_flags() -> None:
+def test_uneven_stages_and_fp8_follow_the_flags() -> None:
     flags = {
         "decoder-first-pipeline-num-layers": 5,
         "decoder-last-pipeline-num-layers": 6,
@@ -217,6 +217,8 @@ def test_uneven_stages_follow_the_flags() -> None:
         "account-for-loss-in-pipeline-split": True,
         "microbatch-group-size-per-virtual-pipeline-stage": 3,
         "overlap-moe-expert-parallel-comm": True,
+        "fp8-format": "hybrid",
+        "fp8-param-gather": True,
     }
     for framework in EVERY:
         plain, found = (
@@ -231,6 +233,8 @@ def test_uneven_stages_follow_the_flags() -> None:
             loss_is_layer=True,
             pipeline_group=3,
             pipeline_ahead=1,
+            fp8=True,
+            fp8_weights=True,
         )
 
 

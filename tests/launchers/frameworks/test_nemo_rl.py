@@ -333,3 +333,11 @@ def test_a_colocated_trainer_sleeps_in_host_memory_but_for_megatrons_plain_copy_
     ):
         found = profile(job(settings)).layout
         assert (found.weights_sleep, found.masters_stay) == (weights, masters)
+
+
+def test_products_in_fp8_follow_their_own_section():
+    section = "policy.megatron_cfg.fp8_cfg"
+    named = {**JOBS["megatron"].settings, f"{section}.fp8": "hybrid", f"{section}.fp8_param": False}
+    for enabled in (False, True):
+        found = profile(job({**named, f"{section}.enabled": enabled})).layout
+        assert (found.fp8, found.fp8_weights) == (enabled, False)

@@ -1,4 +1,4 @@
-"""A pipeline's stages, by the names of Megatron's TransformerConfig."""
+"""A pipeline's stages and the type of its products, by the names of Megatron's TransformerConfig."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from msgspec.structs import replace
 
 from autotune.policies.values.architecture.model import Layout
 
+_FP8 = ("e4m3", "hybrid")
 
-def with_stages(layout: Layout, value_of: Callable[[str], object]) -> Layout:
-    """Return a layout with the stages that a job's settings describe.
+
+def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layout:
+    """Return a layout with the stages and the type of the products that a job's settings describe.
 
     `value_of` returns the value of a field of TransformerConfig, None where the job leaves it out; what is no
     number or no switch counts as left out.
@@ -29,4 +31,6 @@ def with_stages(layout: Layout, value_of: Callable[[str], object]) -> Layout:
         last_stage_layers=count("num_layers_in_last_pipeline_stage"),
         embedding_is_layer=value_of("account_for_embedding_in_pipeline_split") is True,
         loss_is_layer=value_of("account_for_loss_in_pipeline_split") is True,
+        fp8=value_of("fp8") in _FP8,
+        fp8_weights=value_of("fp8_param") is True,
     )
