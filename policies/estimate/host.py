@@ -50,7 +50,11 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     outside = fixed + np.minimum(load.workers, 64) * constant("worker")
     batch = load.step_sequences * load.replicas * load.sequence * constant("token_row")
     whole = parameters(model).total
-    parked = np.where(load.param_offload, state.weights, 0.0)
+    asleep = np.where(load.param_offload, 0.0, state.weights * layout.weights_sleep)
+    # Megatron's buffers keep their copy when they wake (param_and_grad_buffer.py, offload_to_cpu).
+    copied = asleep * (layout.strategy == "megatron")
+    parked = np.where(load.param_offload, state.weights, copied)
+    until_woken = node.trainers * (asleep - copied)
     frozen = layout.reference and layout.reference_offload and not layout.lora_rank
     reference = (
         frozen
@@ -79,7 +83,8 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         buffers=batch,
         outside=outside,
     )
-    training = resting + instant(n, activations=node.trainers * run.offloaded, weights=sleeping)
+    passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.copies)
+    training = passing + instant(n, activations=node.trainers * run.offloaded)
     full_copy = np.full(n, whole * layout.compute_bytes)
     # FSDP reads the whole model on a node; a rank of Megatron reads its own part.
     read = node.trainers * state.local if layout.strategy == "megatron" else np.full(n, whole)
@@ -89,12 +94,12 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     return {
         "init": resting + loading,
         "rollout_init": resting
-        + instant(n, weights=node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
-        "rollout": resting,
-        "log_prob": resting + instant(n, weights=sleeping),
+        + instant(n, weights=until_woken + node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
+        "rollout": resting + instant(n, weights=until_woken),
+        "log_prob": passing,
         "forward": training,
         "backward": training,
-        "optimizer": resting + instant(n, weights=sleeping),
+        "optimizer": passing,
         "weight_sync": resting + instant(n, buffers=np.where(load.disk, full_copy, 0.0)),
         "checkpoint": resting + instant(n, buffers=node.trainers * (state.weights + state.optimizer) * 0.5),
     }

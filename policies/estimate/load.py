@@ -142,6 +142,7 @@ def load_of(
     from_host = columns.flag("param_offload") & layout.parameters_stay_offloaded
     offloaded = np.maximum(offloaded, from_host)
     moved, with_state = columns.flag("grad_offload"), layout.grad_offload_takes_optimizer
+    movable = 1.0 - layout.masters * layout.masters_stay
     default_fraction = constant("vllm_fraction" if profile.engine == "vllm" else "engine_fraction")
     gpus = cluster.gpus_per_node > 0 or cluster.gpu_memory_bytes > 0
     chunk = constant("engine_prefill" if gpus else "engine_prefill_cpu")
@@ -175,7 +176,7 @@ def load_of(
         from_host=from_host,
         optimizer_offload=offloaded,
         host_update=np.where(from_host, 1.0, offloaded * layout.optimizer_stays_offloaded),
-        optimizer_away=np.maximum(offloaded, moved & with_state),
+        optimizer_away=np.maximum(offloaded, moved & with_state) * movable,
         streamed=from_host
         | (moved & layout.optimizer_stays_offloaded & (not with_state))
         | ((offloaded > 0) & layout.parts_gradients),

@@ -11,6 +11,7 @@ from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.shapes import FP32, gradient_set, kept_at_the_end, kept_by_layer, working_set
+from autotune.policies.estimate.stages import Stage, in_flight, stages_of
 from autotune.policies.values.architecture.model import Model
 
 
@@ -30,16 +31,18 @@ class Pass:
     offloaded: Floats  # of `kept`, in host memory
 
 
-def pass_of(model: Model, load: Load, *, tokens: Floats, last_stage: bool = False) -> Pass:
+def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = None) -> Pass:
     """Return what a pass of `tokens` per rank holds (after Korthikanti et al., 2205.05198).
 
-    It is of a pipeline's first stage, which has the most micro-batches in flight, or of its last.
+    It is of a stage of a pipeline, by default of the first, which has the most micro-batches in flight.
     """
+    stage = stage or stages_of(model, load.layout)[0]
     size = load.layout.compute_bytes
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
-    kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=megatron)
-    fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=True)
+    fp8 = load.layout.fp8
+    kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=megatron, fp8=fp8)
+    fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=True, fp8=fp8)
     mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
     # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
     # gathers a product's input again in backward; DTensor's keeps the gathered one.
@@ -51,10 +54,9 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, last_stage: bool = Fals
     layer = (whole + split + routed + size * mask) * tokens
     attention = size * model.heads * model.head_dim / load.tensor * tokens
     inputs = size * model.hidden / whole_split * tokens
-    stage_layers = -(-model.layers // load.layout.pipeline_parallel)
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
     per_layer = np.where(load.recompute_full, inputs, np.where(load.recompute_selective, selective, layer))
-    all_layers = per_layer * stage_layers * _in_flight(load, last_stage=last_stage)
+    all_layers = per_layer * stage.layers * in_flight(load, stage)
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = layer - inputs * (size == FP32)
@@ -74,25 +76,12 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, last_stage: bool = Fals
         again=again,
         kept=all_layers,
         shared=mask * tokens,
-        ends=at_end * tokens,
+        ends=at_end * tokens * stage.last,
         inputs=inputs,
         working=working * tokens,
         backward=backward * tokens,
         offloaded=streamed,
     )
-
-
-def _in_flight(load: Load, *, last_stage: bool) -> Floats:
-    """Return how many micro-batches have gone forward in a stage and not yet backward.
-
-    One, and one for each stage after it. Where stages are interleaved, in chunks: one, two for each stage
-    after it, and one of every stage for all chunks but the last (Megatron's pipeline_parallel/schedules.py).
-    """
-    stages, chunks = load.layout.pipeline_parallel, load.layout.pipeline_chunks
-    after = 0 if last_stage else stages - 1
-    held = after + 1 if chunks == 1 else 2 * after + (chunks - 1) * stages + 1
-    found: Floats = np.minimum(held, chunks * load.accumulated) / chunks
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

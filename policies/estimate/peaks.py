@@ -15,7 +15,7 @@ from autotune.policies.estimate.load import Load, by_length, load_of
 from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant, of_first
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
-from autotune.policies.estimate.training import State, resting, state_of, trainer_phases
+from autotune.policies.estimate.training import State, fullest, resting, states_of, trainer_phases
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Cluster, Goal
@@ -83,16 +83,17 @@ def estimates(
     trainer_capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes)
     engine_capacity = float(profile.engine_budget_bytes or cluster.gpu_memory_bytes)
     with_doubt = by_length(load)
-    doubtful = state_of(model, with_doubt)
-    state = of_first(doubtful, n)
+    doubtful = states_of(model, with_doubt)
+    state = of_first(fullest(doubtful), n)
     shared = profile.placement is Placement.COLOCATED
-    idle = resting(load, state)
+    idle, away = resting(load, state), np.zeros(n, dtype=np.bool_)
     if Component.TRAINER not in profile.resident.get(Phase.ROLLOUT.value, (Component.TRAINER,)):
         # The whole trainer leaves the device; where it sleeps, only as long as a configuration lets it.
-        leaves = load.param_offload | (not profile.layout.trainer_sleeps)
-        idle = np.where(leaves, instant(n, outside=state.outside), idle)
+        away = load.param_offload | (not profile.layout.trainer_sleeps)
+        masters = state.optimizer * (profile.layout.masters * profile.layout.masters_stay)
+        idle = np.where(away, instant(n, optimizer=masters, outside=state.outside), idle)
     at_start = idle.copy()
-    at_start[PARTS.index("optimizer")] *= _before_first_step(profile.layout)
+    at_start[PARTS.index("optimizer")] *= np.where(away, 1.0, _before_first_step(profile.layout))
     engine = engine_of(
         model,
         load,
@@ -144,18 +145,17 @@ def estimates(
     )
 
 
-def _trainer_phases(model: Model, with_doubt: Load, state: State, n: int) -> tuple[dict[str, Floats], Floats]:
+def _trainer_phases(
+    model: Model, with_doubt: Load, states: Sequence[State], n: int
+) -> tuple[dict[str, Floats], Floats]:
     """Return the trainer's phases, and what one standard deviation of the mean length adds to each peak."""
-    found = trainer_phases(model, with_doubt, state)
+    found = trainer_phases(model, with_doubt, states)
     lengths = np.zeros((len(PHASES), n))
     for place, phase in enumerate(PHASES):
         if phase in OF_PASSES:
             peaks = found[phase.value].sum(axis=0)
             lengths[place] = (peaks[n : 2 * n] - peaks[2 * n :]) / 2
     return {phase: parts[:, :n] for phase, parts in found.items()}, lengths
-
-
-_MOMENTS = 8  # bytes per parameter of Adam's two averages in fp32
 
 
 def _before_first_step(layout: Layout) -> float:
@@ -165,10 +165,7 @@ def _before_first_step(layout: Layout) -> float:
     (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups), DeepSpeed's all of it
     (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, initialize_optimizer_states).
     """
-    if layout.reduce_bucket_bytes:
-        return 1.0
-    masters = max(0, layout.optimizer_bytes - _MOMENTS) if layout.strategy == "megatron" else 0
-    return masters / max(1, layout.optimizer_bytes)
+    return 1.0 if layout.reduce_bucket_bytes else layout.masters
 
 
 def _zero(layout: Layout) -> bool:

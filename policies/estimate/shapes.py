@@ -8,6 +8,7 @@ from typing import NamedTuple
 from autotune.policies.values.architecture.model import Model
 
 FP32 = 4
+_FP8 = 1
 _MODELS = 64  # of which counts are kept: a job asks for the same ones with every estimate
 _RSQRT = 4  # bytes a norm keeps per row beside its tensors
 _CHUNK = (
@@ -157,7 +158,12 @@ class Kept(NamedTuple):
 
 @lru_cache(_MODELS)
 def kept_by_layer(
-    model: Model, *, element_bytes: int, repeated_kv: bool = False, fused: bool = False
+    model: Model,
+    *,
+    element_bytes: int,
+    repeated_kv: bool = False,
+    fused: bool = False,
+    fp8: bool = False,
 ) -> Kept:
     """Return what autograd saves in one layer of the model as transformers writes it.
 
@@ -166,6 +172,7 @@ def kept_by_layer(
     weight, a product of two tensors both, attention its operands, its result and one log-sum per head.
     `repeated_kv`: keys and values are repeated for grouped heads, as with a mask. `fused` is a model whose
     norms, gates and rotations are single kernels that keep their inputs alone (Liger, Transformer Engine).
+    `fp8`: a product keeps its input in fp8; what attention, norms and router keep stays as it is.
     """
     size, share = element_bytes, shares(model)
     hidden, wide, narrow = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -198,6 +205,16 @@ def kept_by_layer(
     if model.router_fp32 and not fused:
         whole += share.sparse * FP32 * hidden
     experts += share.sparse * 2 * FP32 * model.experts
+    if fp8:
+        saved = size - _FP8
+        whole -= saved * hidden * (share.attention + share.dense)
+        # Attention keeps its result for itself, and the product after it another one.
+        split += share.attention * _FP8 * model.heads * (model.value_head_dim or model.head_dim)
+        if model.gated:
+            split -= saved * (share.dense * model.intermediate + share.sparse * model.shared_intermediate)
+            experts -= (
+                share.sparse * seen * saved * ((model.expert_hidden or hidden) + model.expert_intermediate)
+            )
     return Kept(whole, split, experts)
 
 

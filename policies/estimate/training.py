@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
-from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, instant, largest, summed
-from autotune.policies.estimate.passes import Logits, Pass, logits_of, pass_of
+from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, largest, summed
+from autotune.policies.estimate.passes import Logits, logits_of, pass_of
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
 from autotune.policies.estimate.sharded.instants import Gradients, Instants, forward, sharded_backward
 from autotune.policies.estimate.sharded.instants import backward as plain_backward
+from autotune.policies.estimate.stages import Stage, stages_of
 from autotune.policies.values.architecture.model import Layout, Model
 
 
@@ -23,6 +24,7 @@ class State:
     """A trainer rank's sizes in bytes, each as an array over the configurations."""
 
     weights: Floats  # resident part
+    copies: Floats  # of them, that passes make: ZeRO++'s, and those in fp8
     reference: Floats
     critic: Floats
     gradients: Floats
@@ -35,23 +37,41 @@ class State:
     temporaries: Floats  # of the optimizer
     local: Floats  # parameters of this rank's part of the model, before sharding
     outside: Floats
+    stage: Stage  # of a pipeline, that the rank belongs to
 
 
-def state_of(model: Model, load: Load) -> State:
-    """Return what a trainer rank holds (ZeRO, 1910.02054; torch FSDP; Megatron's distributed optimizer)."""
+def states_of(model: Model, load: Load) -> tuple[State, ...]:
+    """Return what ranks of the stages that can be the fullest hold."""
+    return tuple(state_of(model, load, stage) for stage in stages_of(model, load.layout))
+
+
+def fullest(states: Sequence[State]) -> State:
+    """Return the state of the stage with the most parameters."""
+    return max(states, key=lambda state: float(state.local.sum()))
+
+
+def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
+    """Return what a trainer rank holds (ZeRO, 1910.02054; torch FSDP; Megatron's distributed optimizer).
+
+    It is of a stage of a pipeline, by default of the first.
+    """
     layout, counts = load.layout, parameters(model)
     sharded = layout.strategy.startswith("fsdp")
-    stages = layout.pipeline_parallel
-    layers = -(-model.layers // stages)
+    stage = stage or stages_of(model, layout)[0]
+    layers, alone = stage.layers, stage.first and stage.last
     apart = layout.expert_parallel * layout.expert_tensor_parallel
     experts = counts.experts if sharded else counts.experts / apart
     dense = counts.attention + counts.mlp + counts.norms
-    ends = counts.embedding + counts.head if stages == 1 else counts.embedding
-    local = (layers * dense + ends + counts.tower) / load.tensor + layers * experts
+    # Apart from its embedding, a stage has a head of its own.
+    head = counts.head if alone else counts.head or counts.embedding
+    ends = stage.first * (counts.embedding + counts.tower) + stage.last * head
+    local = (layers * dense + ends) / load.tensor + layers * experts
     layer = dense / load.tensor + experts
     weight_shards = load.shards if sharded else np.ones(load.count)
     trained = (
-        local if not layout.lora_rank else lora_parameters(model, layout.lora_rank) / stages / load.tensor
+        local
+        if not layout.lora_rank
+        else lora_parameters(model, layout.lora_rank) * layers / model.layers / load.tensor
     )
     routed = 0.0 if sharded or layout.lora_rank else layers * experts
     # Experts have fewer copies than the rest: expert parallelism takes its ranks from data parallelism.
@@ -61,10 +81,11 @@ def state_of(model: Model, load: Load) -> State:
     gradients = trained / gradient_shards * layout.gradient_bytes
     weights = local / weight_shards * layout.parameter_bytes
     gathers = gathers_of(model, load, counts)
-    tied = (0 if counts.head or layout.lora_rank else counts.embedding) / load.tensor
+    tied = (0 if counts.head or layout.lora_rank or not alone else counts.embedding) / load.tensor
     after = last_matrix(model) / (layout.expert_parallel * load.tensor)
-    last = np.maximum(0.0, layer - after) + (counts.embedding if counts.head else 0) / load.tensor
-    temporary: Floats | float = trained / load.shards
+    lowest = stage.first * counts.embedding if counts.head or not alone else 0
+    last = np.maximum(0.0, layer - after) + lowest / load.tensor
+    temporary: Floats | float = owned
     if layout.update_parameters:
         temporary = np.minimum(temporary, layout.update_parameters)
     if layout.per_tensor_optimizer:
@@ -76,6 +97,9 @@ def state_of(model: Model, load: Load) -> State:
     critic = critic * (layout.critic and not layout.critic_offload)
     return State(
         weights=weights,
+        copies=_copies(
+            layout, local, layers * (counts.attention + counts.mlp) / load.tensor + layers * experts
+        ),
         reference=local
         / weight_shards
         * (layout.reference_bytes or layout.compute_bytes)
@@ -91,7 +115,22 @@ def state_of(model: Model, load: Load) -> State:
         temporaries=temporary * layout.optimizer_temporary_bytes + np.zeros(load.count),
         local=local,
         outside=processes + np.zeros(load.count),
+        stage=stage,
     )
+
+
+_FP8_COPIES = 2  # bytes: one for forward, one transposed for backward
+
+
+def _copies(layout: Layout, local: Floats, matrices: Floats) -> Floats:
+    """Return the copies of weights that a step's passes make: ZeRO++'s of all, those in fp8 of matrices.
+
+    Transformer Engine keeps the latter from the first micro-batch on (pytorch/module/linear.py,
+    is_first_microbatch).
+    """
+    shared = layout.parameter_bytes / layout.secondary_shards if layout.secondary_shards else 0.0
+    found: Floats = local * shared + matrices * (_FP8_COPIES * (layout.fp8 and not layout.fp8_weights))
+    return found
 
 
 def _communicators(load: Load) -> Floats:
@@ -111,16 +150,25 @@ def _communicators(load: Load) -> Floats:
     return more * constant("communicator")
 
 
-def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
-    """Return the largest instant of each of the trainer's phases on its device."""
+def trainer_phases(model: Model, load: Load, states: Sequence[State]) -> dict[str, Floats]:
+    """Return the largest instant of each of the trainer's phases on the device of any of its stages."""
+    found = [_phases_of(model, load, state) for state in states]
+    return {phase: heaviest(*(each[phase] for each in found)) for phase in found[0]}
+
+
+def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
     layout = load.layout
     weights = np.where(load.from_host, 0.0, state.weights)
     weights = weights + state.reference + state.critic
+    passing = weights + np.where(load.from_host, 0.0, state.copies)
     moments = state.optimizer * (1.0 - load.optimizer_away)
     updating = state.optimizer * (1.0 - load.host_update)
     idle, standing = _idle_gradients(load, state), _standing(load, state)
-    score = pass_of(model, load, tokens=load.scored)
+    run = pass_of(model, load, tokens=load.tokens, stage=state.stage)
+    score = pass_of(model, load, tokens=load.scored, stage=state.stage)
     logits = logits_of(model, load, tokens=load.tokens, scored=load.scored)
+    if not state.stage.last:
+        logits = Logits(**dict.fromkeys(Logits.__slots__, np.zeros(load.count)))
 
     lost, lost_in_passes = _lost(load, constant("fragmentation")), _lost(load, _lost_in_passes(load))
 
@@ -134,10 +182,10 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
         return largest(load.count, (sizes,), of_equal_sizes)
 
     def scoring(gathered: Floats, **sizes: Floats) -> dict[str, Floats]:
-        return {"weights": weights + gathered, "gradients": idle, "optimizer": moments, **sizes}
+        return {"weights": passing + gathered, "gradients": idle, "optimizer": moments, **sizes}
 
     def training(instants: Instants, *, reducing: Floats) -> Floats:
-        resident = ((weights + sizes.pop("gathered", 0.0), sizes) for sizes in instants)
+        resident = ((passing + sizes.pop("gathered", 0.0), sizes) for sizes in instants)
         sizes = (
             {"weights": held, "optimizer": updating, **rest, "gradients": rest["gradients"] + reducing}
             for held, rest in resident
@@ -146,12 +194,10 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
 
     gathers = state.gathers
     gradients = _gradients(load, state)
-    stages = _stages(model, load, logits)
-    forwards = [forward(load, gathers, *stage, gradients) for stage in stages]
     if layout.strategy.startswith("fsdp"):
-        backwards = [sharded_backward(load, gathers, *stage, gradients) for stage in stages]
+        backward = sharded_backward(load, gathers, run, logits, gradients)
     else:
-        backwards = [plain_backward(load, *stage, gradients) for stage in stages]
+        backward = plain_backward(load, run, logits, gradients)
     built = weights + gathers.layers * 0.5
     if layout.loads_whole:
         # Built on the device and then sharded, beside the other models' shards (AReaL's fsdp_engine.py).
@@ -172,12 +218,10 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
             ),
             outside,
         ),
-        "forward": training(chain.from_iterable(forwards), reducing=standing),
-        "backward": training(
-            chain.from_iterable(backwards), reducing=np.maximum(standing, layout.reduce_bucket_bytes)
-        ),
+        "forward": training(forward(load, gathers, run, logits, gradients), reducing=standing),
+        "backward": training(backward, reducing=np.maximum(standing, layout.reduce_bucket_bytes)),
         "optimizer": at(
-            weights=weights,
+            weights=passing,
             gradients=_updated_gradients(load, state, gradients) + standing,
             optimizer=updating,
             buffers=state.temporaries * _temporaries_on_device(load),
@@ -190,16 +234,6 @@ def trainer_phases(model: Model, load: Load, state: State) -> dict[str, Floats]:
         ),
         "checkpoint": at(weights=weights, gradients=idle, optimizer=updating),
     }
-
-
-def _stages(model: Model, load: Load, logits: Logits) -> tuple[tuple[Pass, Logits], ...]:
-    """Return the passes that can be the largest: of a pipeline, those of its first and of its last stage."""
-    run = pass_of(model, load, tokens=load.tokens)
-    if load.layout.pipeline_parallel == 1:
-        return ((run, logits),)
-    none = np.zeros(load.count)
-    first = replace(run, ends=none), Logits(**dict.fromkeys(Logits.__slots__, none))
-    return first, (pass_of(model, load, tokens=load.tokens, last_stage=True), logits)
 
 
 def _gradients(load: Load, state: State) -> Gradients:
@@ -262,10 +296,11 @@ def _updated_gradients(load: Load, state: State, gradients: Gradients) -> Floats
 
 def resting(load: Load, state: State) -> Floats:
     """Return what a trainer rank keeps on its device while the engines run."""
+    sleeping = load.param_offload | load.layout.weights_sleep
     parts = instant(
         load.count,
-        weights=np.where(load.param_offload, 0.0, state.weights) + state.reference + state.critic,
-        gradients=_idle_gradients(load, state),
+        weights=np.where(sleeping, 0.0, state.weights) + state.reference + state.critic,
+        gradients=np.where(load.layout.weights_sleep, 0.0, _idle_gradients(load, state)),
         optimizer=state.optimizer * (1.0 - load.optimizer_away),
     )
     parts[OUTSIDE] += state.outside

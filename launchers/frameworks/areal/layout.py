@@ -5,7 +5,12 @@ from __future__ import annotations
 from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.core.optimizer_state import (
+    megatron_state_bytes,
+    megatron_temporary_bytes,
+    torch_state_bytes,
+    width,
+)
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
@@ -105,8 +110,8 @@ def layout_of(config: Config) -> Layout:
         selective_share=_selective_share(config),
         logits_share=1.0,
         chunked_head=False,
-        per_tensor_optimizer=kind == _HALVED,
-        optimizer_temporary_bytes=4 if kind == _HALVED else 0,  # AdamW is the fused one
+        per_tensor_optimizer=kind == _HALVED and not megatron,
+        optimizer_temporary_bytes=_temporary_bytes(config, compute),
         loads_whole=actor.engine == "fsdp",
         sync_buckets=2,  # of 1024 MiB: one is sent while the next is filled
         sequences=config.samples,
@@ -143,6 +148,17 @@ def _gradient_bytes(config: Config, compute: int) -> int:
     return 4 if config.flag("actor.megatron.ddp.grad_reduce_in_fp32") else compute
 
 
+def _temporary_bytes(config: Config, compute: int) -> int:
+    if config.trainer == "megatron":
+        return megatron_temporary_bytes(_gradient_bytes(config, compute), precise=_precise(config))
+    return 4 if config.text("actor.optimizer.type") == _HALVED else 0  # AdamW is the fused one
+
+
+def _precise(config: Config) -> bool:
+    halved = config.text("actor.optimizer.type") == _HALVED
+    return halved or config.flag("actor.megatron.use_precision_aware_optimizer")
+
+
 def _optimizer_bytes(config: Config, stored: int) -> int:
     kind = config.text("actor.optimizer.type")
     halved = kind == _HALVED
@@ -154,7 +170,7 @@ def _optimizer_bytes(config: Config, stored: int) -> int:
     return megatron_state_bytes(
         kind.removesuffix("_bf16"),
         parameter_bytes=stored,
-        precise=halved or config.flag(f"{place}use_precision_aware_optimizer"),
+        precise=_precise(config),
         master=config.text(f"{place}main_params_dtype"),
         moments=("bfloat16", "bfloat16") if halved else moments,
     )

@@ -51,6 +51,15 @@ def megatron_state_bytes(
     return masters + sum(widths[: _MOMENTS.get(optimizer.lower(), _ADAM)])
 
 
+def megatron_temporary_bytes(gradient_bytes: int, *, precise: bool = False) -> int:
+    """Return the bytes per parameter that Megatron's optimizer needs while it runs.
+
+    Its Adam is fused and works in place. Gradients that are no fp32 are copied into fp32 first, unless the
+    precision-aware optimizer reads them as they are (distrib_optimizer.py, _copy_model_grads_to_main_grads).
+    """
+    return 0 if precise or gradient_bytes == _FP32 else _FP32
+
+
 def torch_state_bytes(
     optimizer: str, *, parameter_bytes: int, arguments: Mapping[str, Any] | None = None
 ) -> int:
@@ -81,6 +90,7 @@ def with_zero(
     bucket: int = _ZERO_BUCKET,
     buckets: int = 1,
     accumulated: int = _HALF,
+    secondary: int = 1,
 ) -> Layout:
     """Return a layout as a stage of DeepSpeed's ZeRO spreads it over `ranks`, by default all; None: as it is.
 
@@ -88,8 +98,10 @@ def with_zero(
     all weights, from stage 1 on a rank's part. Its step turns their gradients into fp32, with stage 3 as many
     at once as sub_group_size says. A backward pass copies gradients into a buffer of `bucket` elements;
     `buckets` is 2 where communication overlaps. Gradients are summed in `accumulated` bytes. If those are
-    more than a weight's, stage 1 has a buffer for all of them; stage 3 always has one for a rank's part
-    (deepspeed/runtime/engine.py, bf16_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py).
+    more than a weight's, stage 1 has a buffer for all of them; stage 3 always has one for a rank's part.
+    Stage 3 spreads a second copy of the weights over groups of `secondary` ranks (zero_hpz_partition_size), 1
+    for none (deepspeed/runtime/engine.py, bf16_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py,
+    zero/partition_parameters.py).
     """
     if stage is None:
         return layout
@@ -111,5 +123,6 @@ def with_zero(
         parameters_stay_offloaded=parted,
         per_tensor_optimizer=False,
         optimizer_temporary_bytes=_FP32,
+        secondary_shards=secondary if parted and secondary > 1 else 0,
         update_parameters=_ZERO_SUB_GROUP if parted else 0,
     )

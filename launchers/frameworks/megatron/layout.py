@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes
+from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, megatron_temporary_bytes
+from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -32,7 +33,8 @@ def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
     expert_tensor = config.count("expert-tensor-parallel-size") or config.tensor  # Megatron's default
     expert_copies = config.trainer_gpus // (expert_tensor * config.expert * config.pipeline)
-    return Layout(
+    gradient_bytes = 2 if config.flag("grad-reduce-in-bf16") else 4
+    spread = Layout(
         strategy="megatron",
         ranks=config.trainer_gpus,
         shards=config.data_parallel * config.context,
@@ -43,7 +45,7 @@ def layout(config: Config) -> Layout:
         expert_shards=max(1, expert_copies),
         engine_ranks=config.engine_gpus,
         parameter_bytes=2,
-        gradient_bytes=2 if config.flag("grad-reduce-in-bf16") else 4,
+        gradient_bytes=gradient_bytes,
         optimizer_bytes=_optimizer_bytes(config),
         engine_bytes=_engine_bytes(config),
         kv_bytes=1 if config.text("sglang-kv-cache-dtype").startswith("fp8") else 2,
@@ -58,14 +60,36 @@ def layout(config: Config) -> Layout:
         trainer_sleeps=config.sleeps("train"),
         optimizer_stays_offloaded=True,
         padded=config.text("qkv-format") == "bshd",
-        # Adam runs fused and in place on the buffers of gradients and weights.
-        per_tensor_optimizer=True,
-        optimizer_temporary_bytes=0,
+        optimizer_temporary_bytes=megatron_temporary_bytes(
+            gradient_bytes, precise=config.flag("use-precision-aware-optimizer")
+        ),
         sequences=config.sequences,
         mini_batch=min(config.count("global-batch-size"), config.sequences),
         prompt_tokens=config.prompt,
         response_tokens=config.response,
     )
+    return with_transformer(spread, lambda field: _field(config, field))
+
+
+# Flags of fields of TransformerConfig that have another name; those of switches have their own.
+_COUNTS = {
+    "num_layers_in_first_pipeline_stage": ("decoder-first-pipeline-num-layers",),
+    "num_layers_in_last_pipeline_stage": ("decoder-last-pipeline-num-layers",),
+    "microbatch_group_size_per_vp_stage": (
+        "microbatch-group-size-per-virtual-pipeline-stage",
+        "microbatch-group-size-per-vp-stage",
+    ),
+}
+
+
+def _field(config: Config, name: str) -> int | bool | str:
+    if name == "fp8":
+        return config.text("fp8-format")
+    if name == "fp8_param":
+        return config.flag("fp8-param-gather")
+    if name in _COUNTS:
+        return max(config.count(flag) for flag in _COUNTS[name])
+    return config.flag(name.replace("_", "-"))
 
 
 def _pipeline_chunks(config: Config) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
@@ -30,13 +31,14 @@ def layout(config: Config) -> Layout:
     megatron = config.megatron
     optimizer = f"{MEGATRON}.optimizer"
     on_host = megatron and config.flag(f"{optimizer}.optimizer_cpu_offload")
+    precise = config.flag(f"{optimizer}.use_precision_aware_optimizer")
     stored = 2 if megatron else 4  # the workers load fp32 and shard it by FSDP2
     engine = "sglang_cfg.dtype" if config.engine == "sglang" else "vllm_cfg.precision"
     precision = config.text(f"{GENERATION}.{engine}")
     # By default prompt and answer share policy.max_total_sequence_length as they like.
     prompt = max(config.longest - config.count(f"{GENERATION}.max_new_tokens"), config.longest // 8)
     name = config.text("policy.optimizer.name").rpartition(".")[2] or "AdamW"
-    return Layout(
+    spread = Layout(
         strategy="megatron" if megatron else "fsdp2",
         ranks=config.world,
         shards=config.world // (config.ranks("tensor") * config.ranks("pipeline")),
@@ -46,10 +48,13 @@ def layout(config: Config) -> Layout:
         parameter_bytes=stored,
         gradient_bytes=4,
         reduce_bytes=0 if megatron else 4,
+        optimizer_temporary_bytes=0
+        if megatron
+        else 4,  # Megatron's Adam is fused, and its gradients are fp32
         optimizer_bytes=megatron_state_bytes(
             config.text(f"{optimizer}.optimizer") or "adam",
             parameter_bytes=stored,
-            precise=config.flag(f"{optimizer}.use_precision_aware_optimizer"),
+            precise=precise,
             on_host=on_host,
         )
         if megatron
@@ -61,6 +66,10 @@ def layout(config: Config) -> Layout:
         lora_rank=config.lora_rank,
         engine_sleeps=config.colocated,
         engine_weights_on_host=False,
+        weights_sleep=config.colocated,
+        # The workers move the optimizer's state, where only the precision-aware one has its copy of
+        # the weights (megatron_policy_worker.py, move_optimizer; Megatron's distrib_optimizer.py).
+        masters_stay=config.colocated and megatron and not (precise or on_host),
         sequence_parallel=config.flag(f"{MEGATRON if megatron else DTENSOR}.sequence_parallel"),
         optimizer_stays_offloaded=on_host,
         parameters_stay_offloaded=not megatron,
@@ -71,3 +80,13 @@ def layout(config: Config) -> Layout:
         prompt_tokens=prompt,
         response_tokens=config.longest - prompt,
     )
+    return with_transformer(spread, lambda field: _field(config, field)) if megatron else spread
+
+
+def _field(config: Config, name: str) -> object:
+    section = MEGATRON
+    if name.startswith("fp8"):
+        section = f"{MEGATRON}.fp8_cfg"
+        if not config.flag(f"{section}.enabled"):
+            return None
+    return config.get(f"{section}.{name}")

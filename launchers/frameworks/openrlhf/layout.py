@@ -51,4 +51,5 @@ def layout(config: Config) -> Layout:
         ranks=config.actors // config.tensor,
         buckets=2 if config.flag("ds.overlap_comm") else 1,
         accumulated=4 if in_fp32 else 2,
+        secondary=config.count("ds.zpg"),
     )

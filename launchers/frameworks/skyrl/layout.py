@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, Config
+from autotune.launchers.frameworks.core.transformer import with_transformer
+from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, TRANSFORMER, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.profile import Placement
 
@@ -17,12 +18,15 @@ def placement(config: Config) -> Placement:
 def resident(config: Config) -> dict[str, residency.Held]:
     """Return who holds device memory in a phase.
 
-    Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate;
-    reference and critic come to the card for their own passes.
+    Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate,
+    but for FSDP's optimizer without `offload_after_step`; reference and critic come to the card for their own
+    passes.
     """
     trainer, rollout = residency.models(), (residency.ROLLOUT,)
-    away = config.flag(f"{POLICY}.fsdp_config.cpu_offload") or config.flag(
-        f"{POLICY}.optimizer_config.offload_after_step"
+    away = (
+        config.megatron
+        or config.flag(f"{POLICY}.fsdp_config.cpu_offload")
+        or config.flag(f"{POLICY}.optimizer_config.offload_after_step")
     )
     return residency.resident(
         residency.models(critic=config.critic),
@@ -40,7 +44,7 @@ def layout(config: Config) -> Layout:
     group = config.count(f"{POLICY}.fsdp_config.fsdp_size")
     model = config.ranks("tensor_model") * config.ranks("pipeline_model")
     sequences = config.count("trainer.train_batch_size") * config.samples
-    return Layout(
+    spread = Layout(
         strategy="megatron" if megatron else "fsdp2",
         ranks=config.world,
         shards=config.world // model if megatron else (group if 0 < group < config.world else config.world),
@@ -50,6 +54,9 @@ def layout(config: Config) -> Layout:
         parameter_bytes=stored,
         gradient_bytes=4,
         reduce_bytes=0 if megatron else 4,
+        optimizer_temporary_bytes=0
+        if megatron
+        else 4,  # Megatron's Adam is fused, and its gradients are fp32
         optimizer_bytes=megatron_state_bytes(
             "adam",
             parameter_bytes=2,
@@ -70,7 +77,10 @@ def layout(config: Config) -> Layout:
         engine_sleeps=config.colocated,
         engine_weights_on_host=config.lora_rank > 0,
         expandable_segments=config.flag("trainer.use_expandable_segments"),
-        trainer_sleeps=config.colocated,
+        # Weights leave the card by no setting, and Megatron's optimizer with them (fsdp_strategy.py and
+        # megatron_strategy.py, offload_to_cpu).
+        weights_sleep=config.colocated,
+        trainer_sleeps=config.colocated and not megatron,
         optimizer_stays_offloaded=on_host,
         parameters_stay_offloaded=not megatron,
         tokens_before_split=True,
@@ -82,3 +92,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.longest - config.answer,
         response_tokens=config.answer,
     )
+    return with_transformer(spread, config.inside(TRANSFORMER).get) if megatron else spread

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.core.optimizer_state import (
+    megatron_state_bytes,
+    megatron_temporary_bytes,
+    torch_state_bytes,
+    width,
+)
+from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
@@ -40,7 +46,8 @@ def layout(config: Config) -> Layout:
     stored = width(config.text(f"{MEGATRON}.dtype" if config.megatron else f"{FSDP}.model_dtype"))
     mixed = config.inside(f"{FSDP}.mixed_precision")
     apart, temporary = _temporaries(config, stored)
-    return Layout(
+    transformer = config.inside(f"{MEGATRON}.override_transformer_config") if config.megatron else {}
+    spread = Layout(
         strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
         ranks=config.world,
         shards=_shards(config),
@@ -94,6 +101,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
+    return with_transformer(spread, transformer.get)
 
 
 def _gradient_bytes(config: Config, stored: int) -> int:
@@ -112,18 +120,27 @@ def _optimizer_bytes(config: Config, stored: int) -> int:
         return torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments)
 
     def chosen(name: str) -> str:
-        return str(arguments.get(name) or config.get(f"{_OPTIMIZER}.{name}") or "fp32")
+        return str(_chosen(config, name) or "fp32")
 
     return megatron_state_bytes(
         str(arguments.get("optimizer") or kind),
         parameter_bytes=stored,
-        # In fp16 verl switches it on by itself, with everything in fp32 (megatron/optimizer.py).
-        precise=chosen("use_precision_aware_optimizer") == "True"
-        and config.text(f"{MEGATRON}.dtype") in ("bf16", "bfloat16"),
+        precise=_precise(config),
         on_host=arguments.get("optimizer_cpu_offload") is True,
         master=chosen("main_params_dtype"),
         moments=(chosen("exp_avg_dtype"), chosen("exp_avg_sq_dtype")),
     )
+
+
+def _chosen(config: Config, name: str) -> object:
+    arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
+    return arguments.get(name) or config.get(f"{_OPTIMIZER}.{name}")
+
+
+def _precise(config: Config) -> bool:
+    # In fp16 verl switches it on by itself, with everything in fp32 (megatron/optimizer.py).
+    bf16 = config.text(f"{MEGATRON}.dtype") in ("bf16", "bfloat16")
+    return bf16 and str(_chosen(config, "use_precision_aware_optimizer")) == "True"
 
 
 def _temporaries(config: Config, width: int) -> tuple[bool, int]:
@@ -132,7 +149,7 @@ def _temporaries(config: Config, width: int) -> tuple[bool, int]:
     They have the type of the parameters: one where it takes all at once, none if one kernel does it all.
     """
     if config.megatron:
-        return False, 4
+        return False, megatron_temporary_bytes(_gradient_bytes(config, width), precise=_precise(config))
     options = f"{ACTOR}.optim.override_optimizer_config"
     if config.flag(f"{options}.fused"):
         return False, 0

@@ -76,6 +76,9 @@ class Model(Value, frozen=True, kw_only=True):
     unknown: str = ""  # what of the model nothing here counts, in words
 
 
+_MOMENTS = 8  # bytes per parameter of Adam's two averages in fp32
+
+
 class Layout(Value, frozen=True, kw_only=True):
     """How a job is spread and what it holds: what an estimate needs beyond the knobs.
 
@@ -90,9 +93,17 @@ class Layout(Value, frozen=True, kw_only=True):
     # DeepSpeed's buffers for gradients on their way: alive in backward, with ZeRO-3 always; 0: no DeepSpeed
     reduce_bucket_bytes: float = 0
     gradients_stay: bool = False  # in a buffer that exists between steps too, as Megatron's does
+    # ZeRO++: ranks that share a second copy of the weights, from a step's first pass to its update; 0: none
+    secondary_shards: int = 0
     update_parameters: int = 0  # of a rank, that one update takes at once (ZeRO-3's sub_group_size); 0: all
     pipeline_parallel: int = 1
     pipeline_chunks: int = 1  # of layers, into which a stage is cut where stages are interleaved
+    pipeline_group: int = 0  # micro-batches that a chunk takes in a row; 0: as many as there are stages
+    pipeline_ahead: int = 0  # further chunks that go forward before the first goes backward
+    first_stage_layers: int = 0  # 0: as many as the others have
+    last_stage_layers: int = 0
+    embedding_is_layer: bool = False  # where layers are spread evenly: the first stage has one less
+    loss_is_layer: bool = False  # ... and the last
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
     expert_shards: int = 0  # ranks over which a distributed optimizer spreads the experts; 0: as all else
@@ -102,6 +113,8 @@ class Layout(Value, frozen=True, kw_only=True):
     gradient_bytes: int = 4  # per parameter
     reduce_bytes: int = 0  # per parameter in a reduce-scatter's input; 0: as gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
+    fp8: bool = False  # Transformer Engine computes the products of the layers in fp8
+    fp8_weights: bool = False  # ... and has their weights in fp8 alone, once for each direction
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine
     kv_bytes: float = 2  # per element of the engine's cache
@@ -126,6 +139,8 @@ class Layout(Value, frozen=True, kw_only=True):
     )
     expandable_segments: bool = False  # the framework switches them on for the trainer by itself
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
+    weights_sleep: bool = False  # ... the weights do, whatever the knobs say
+    masters_stay: bool = False  # ... but the optimizer's copy of the weights stays on the device
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     # Offloaded weights are gathered layer by layer in a pass; gradients and optimizer are beside them.
     parameters_stay_offloaded: bool = False
@@ -154,6 +169,12 @@ class Layout(Value, frozen=True, kw_only=True):
     response_tokens: int = 0  # longest, of all turns together
     prompt_mean: float = 0.0  # tokens; 0: unknown
     response_mean: float = 0.0
+
+    @property
+    def masters(self) -> float:
+        """Share of the optimizer's state that is Megatron's fp32 copy of the weights."""
+        masters = max(0, self.optimizer_bytes - _MOMENTS) if self.strategy == "megatron" else 0
+        return masters / max(1, self.optimizer_bytes)
 
     @property
     def parts_gradients(self) -> bool:

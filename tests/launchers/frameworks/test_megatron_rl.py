@@ -209,6 +209,35 @@ def test_a_layout_follows_the_flags(framework) -> None:
     assert (layout.prompt_tokens, layout.response_tokens) == (1024, 7168)
 
 
+def test_uneven_stages_and_fp8_follow_the_flags() -> None:
+    flags = {
+        "decoder-first-pipeline-num-layers": 5,
+        "decoder-last-pipeline-num-layers": 6,
+        "account-for-embedding-in-pipeline-split": True,
+        "account-for-loss-in-pipeline-split": True,
+        "microbatch-group-size-per-virtual-pipeline-stage": 3,
+        "overlap-moe-expert-parallel-comm": True,
+        "fp8-format": "hybrid",
+        "fp8-param-gather": True,
+    }
+    for framework in EVERY:
+        plain, found = (
+            framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
+            for settings in ({}, flags)
+        )
+        assert found == msgspec.structs.replace(
+            plain,
+            first_stage_layers=5,
+            last_stage_layers=6,
+            embedding_is_layer=True,
+            loss_is_layer=True,
+            pipeline_group=3,
+            pipeline_ahead=1,
+            fp8=True,
+            fp8_weights=True,
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "chunks"),
     [
@@ -237,6 +266,20 @@ def test_the_optimizers_types_follow_the_flags(settings, optimizer) -> None:
     for framework in EVERY:
         layout = framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
         assert layout.optimizer_bytes == optimizer
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, 0),
+        ({"grad-reduce-in-bf16": True}, 4),
+        ({"grad-reduce-in-bf16": True, "use-precision-aware-optimizer": True}, 0),
+    ],
+)
+def test_gradients_in_16_bits_are_copied_for_the_update(settings, size) -> None:
+    for framework in EVERY:
+        layout = framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
+        assert layout.optimizer_temporary_bytes == size
 
 
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)

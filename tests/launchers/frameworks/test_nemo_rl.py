@@ -315,3 +315,29 @@ def test_the_final_configuration_is_read_where_a_log_shows_it():
 )
 def test_lines_are_read(line, marker):
     assert FRAMEWORK.marker(line) == marker
+
+
+def test_a_colocated_trainer_sleeps_in_host_memory_but_for_megatrons_plain_copy_of_the_weights():
+    precise = "policy.megatron_cfg.optimizer.use_precision_aware_optimizer"
+    megatron = JOBS["megatron"].settings
+    for settings, weights, masters in (
+        ({}, True, False),
+        (megatron, True, False),
+        ({**megatron, precise: False}, True, True),
+        (
+            {**megatron, precise: False, "policy.megatron_cfg.optimizer.optimizer_cpu_offload": True},
+            True,
+            False,
+        ),
+        (JOBS["apart"].settings, False, False),
+    ):
+        found = profile(job(settings)).layout
+        assert (found.weights_sleep, found.masters_stay) == (weights, masters)
+
+
+def test_products_in_fp8_follow_their_own_section():
+    section = "policy.megatron_cfg.fp8_cfg"
+    named = {**JOBS["megatron"].settings, f"{section}.fp8": "hybrid", f"{section}.fp8_param": False}
+    for enabled in (False, True):
+        found = profile(job({**named, f"{section}.enabled": enabled})).layout
+        assert (found.fp8, found.fp8_weights) == (enabled, False)

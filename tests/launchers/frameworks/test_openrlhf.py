@@ -418,3 +418,8 @@ def test_the_example_job_is_without_a_mistake() -> None:
     assert OPENRLHF.settings(written, profile.knobs) == {}
     for preset in OPENRLHF.presets.values():
         assert OPENRLHF.check(job({**PACKED, **preset})) == ()
+
+
+def test_a_second_copy_of_the_weights_is_shared_by_the_ranks_of_zpg() -> None:
+    shared = [OPENRLHF.profile(job({**PACKED, **zpg}), CLUSTER).layout for zpg in ({}, {"ds.zpg": 4})]
+    assert [layout.secondary_shards for layout in shared] == [0, 4]

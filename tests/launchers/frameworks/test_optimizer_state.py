@@ -2,7 +2,12 @@
 
 import pytest
 
-from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
+from autotune.launchers.frameworks.core.optimizer_state import (
+    megatron_state_bytes,
+    megatron_temporary_bytes,
+    torch_state_bytes,
+    width,
+)
 
 ANY_PRECISION = {"momentum_dtype": "bfloat16", "variance_dtype": "torch.float32"}
 
@@ -39,3 +44,8 @@ def test_a_master_is_kept_beside_half_precision_weights_only() -> None:
     assert megatron_state_bytes("adam", parameter_bytes=4) == 8
     assert megatron_state_bytes("sgd", parameter_bytes=4) == 4
     assert megatron_state_bytes("adam", parameter_bytes=2, precise=True, on_host=True) == 12
+
+
+@pytest.mark.parametrize(("gradients", "precise", "size"), [(4, False, 0), (2, False, 4), (2, True, 0)])
+def test_megatrons_optimizer_copies_gradients_that_are_no_fp32(gradients, precise, size):
+    assert megatron_temporary_bytes(gradients, precise=precise) == size

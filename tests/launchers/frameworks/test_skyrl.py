@@ -273,3 +273,23 @@ LOGGED = "\x1b[32m2026-09-03 10:03:02\x1b[0m | \x1b[1mINFO\x1b[0m | skyrl.train.
 )
 def test_lines_are_read(line, marker):
     assert FRAMEWORK.marker(line) == marker
+
+
+@pytest.mark.parametrize(
+    ("settings", "leaves"),
+    [
+        ({}, True),
+        ({"trainer.policy.optimizer_config.offload_after_step": False}, False),
+        (
+            {
+                "trainer.strategy": "megatron",
+                "trainer.policy.optimizer_config.offload_after_step": False,
+            },
+            True,
+        ),
+    ],
+)
+def test_only_fsdps_optimizer_can_stay_on_the_card_while_the_engines_generate(settings, leaves):
+    found = FRAMEWORK.profile(job(settings), CLUSTER)
+    assert ("trainer" not in found.resident[Phase.ROLLOUT.value]) is leaves
+    assert found.layout.weights_sleep

@@ -471,6 +471,26 @@ def test_the_layout_counts_the_chunks_of_interleaved_stages() -> None:
     assert profile(with_settings(JOBS["megatron"], chunks)).layout.pipeline_chunks == 4
 
 
+def test_the_layout_counts_the_layers_of_uneven_stages() -> None:
+    transformer = f"+{ACTOR}.megatron.override_transformer_config"
+    uneven = {
+        f"{transformer}.num_layers_in_first_pipeline_stage": 5,
+        f"{transformer}.num_layers_in_last_pipeline_stage": "many",
+        f"{transformer}.account_for_loss_in_pipeline_split": True,
+    }
+    found = profile(with_settings(JOBS["megatron"], uneven)).layout
+    assert (found.first_stage_layers, found.last_stage_layers) == (5, 0)
+    assert found.loss_is_layer
+    assert not found.embedding_is_layer
+
+
+def test_megatrons_adam_needs_room_only_for_gradients_in_16_bits() -> None:
+    narrow = {f"+{ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32": False}
+    for changes, size in (({}, 0), (narrow, 4)):
+        layout = profile(with_settings(JOBS["megatron"], changes)).layout
+        assert layout.optimizer_temporary_bytes == size
+
+
 def test_the_layout_says_how_fsdp_wraps_reduces_and_computes_the_loss() -> None:
     layout = profile(JOBS["fsdp2-reference"]).layout
     assert (

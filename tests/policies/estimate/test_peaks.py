@@ -126,6 +126,19 @@ def parts_of(layout, phase, part, *, host=False, **knobs):
 WHOLE = parameters(QWEN).total
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+def test_zero_plus_plus_shares_a_second_copy_of_the_weights_from_a_pass_to_the_update(on_host):
+    twice = {Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    for stage, secondary, each in ((3, 1, 0.0), (3, 4, 2 * WHOLE / 4), (2, 4, 0.0)):
+        for phase in PHASES:
+            second, without = (
+                parts_of(layout, phase, "weights", host=on_host, param_offload=on_host)
+                for layout in (zero(stage, secondary=secondary), zero(stage))
+            )
+            copies = (8 if on_host else 1) * each * (phase in twice)
+            assert second - without == pytest.approx(copies, rel=1e-5, abs=1.0)
+
+
 @pytest.mark.parametrize(
     ("layout", "resident", "updated"),
     [

@@ -1,0 +1,36 @@
+"""A pipeline's stages and the type of its products, by the names of Megatron's TransformerConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from autotune.policies.values.architecture.model import Layout
+
+_FP8 = ("e4m3", "hybrid")
+
+
+def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layout:
+    """Return a layout with the stages and the type of the products that a job's settings describe.
+
+    `value_of` returns the value of a field of TransformerConfig, None where the job leaves it out; what is no
+    number or no switch counts as left out.
+    """
+
+    def count(name: str) -> int:
+        value = value_of(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+    return replace(
+        layout,
+        pipeline_group=count("microbatch_group_size_per_vp_stage"),
+        # Interleaved experts' communication begins one micro-batch ahead (combined_1f1b).
+        pipeline_ahead=int(value_of("overlap_moe_expert_parallel_comm") is True),
+        first_stage_layers=count("num_layers_in_first_pipeline_stage"),
+        last_stage_layers=count("num_layers_in_last_pipeline_stage"),
+        embedding_is_layer=value_of("account_for_embedding_in_pipeline_split") is True,
+        loss_is_layer=value_of("account_for_loss_in_pipeline_split") is True,
+        fp8=value_of("fp8") in _FP8,
+        fp8_weights=value_of("fp8_param") is True,
+    )

@@ -1,0 +1,101 @@
+"""A pipeline's stages: their layers, and their chunks in flight."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from autotune.policies.estimate.load import load_of
+from autotune.policies.estimate.peaks import estimates
+from autotune.policies.estimate.shapes import parameters
+from autotune.policies.estimate.stages import in_flight, stages_of
+from autotune.policies.estimate.training import fullest, states_of
+from autotune.policies.values.knobs import Knobs
+
+from .test_peaks import CLUSTER, MEGATRON, QWEN, profile
+
+FOUR = replace(MEGATRON, pipeline_parallel=4, ranks=4, shards=1, mini_batch=512)
+TIED = replace(QWEN, tied=True)
+
+
+def loaded(layout):
+    return load_of(profile(layout, Knobs(microbatch_size=1)), CLUSTER, [Knobs()])
+
+
+@pytest.mark.parametrize(
+    ("uneven", "layers"),
+    [
+        ({}, (7, 7)),
+        ({"first_stage_layers": 4, "last_stage_layers": 6}, (4, 9, 6)),
+        ({"first_stage_layers": 10}, (10, 6)),
+        ({"last_stage_layers": 1}, (9, 1)),
+        ({"embedding_is_layer": True, "loss_is_layer": True, "pipeline_parallel": 5}, (5, 6, 5)),
+        ({"pipeline_parallel": 2, "first_stage_layers": 10, "last_stage_layers": 18}, (10, 18)),
+    ],
+)
+def test_layers_are_spread_as_megatron_spreads_them(uneven, layers):
+    found = stages_of(QWEN, replace(FOUR, **uneven))
+    assert tuple(stage.layers for stage in found) == layers
+    assert [stage.first for stage in found] == [True] + [False] * (len(layers) - 1)
+    assert [stage.last for stage in found] == [False] * (len(layers) - 1) + [True]
+
+
+def schedule(stage, *, stages, chunks, micro_batches, group, ahead):
+    """Return the most chunks in flight, by playing the schedule: a warm-up, then one forward, one back."""
+    total = micro_batches * chunks
+    warm_up = stages - stage - 1
+    if chunks > 1:
+        warm_up = 2 * warm_up + (chunks - 1) * group + ahead
+    events = [1] * min(warm_up, total) + [1, -1] * max(0, total - warm_up)
+    held = most = 0
+    for event in events:
+        held += event
+        most = max(most, held)
+    return most
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 8), st.integers(1, 6), st.integers(1, 40), st.integers(0, 4), st.sampled_from([0, 1]))
+def test_chunks_in_flight_are_those_of_the_schedule(stages, chunks, micro_batches, larger, ahead):
+    group = stages + larger
+    layout = replace(
+        FOUR,
+        pipeline_parallel=stages,
+        ranks=stages,
+        pipeline_chunks=chunks,
+        pipeline_group=group,
+        pipeline_ahead=ahead,
+        sequences=micro_batches,
+        mini_batch=micro_batches,
+    )
+    for stage in stages_of(QWEN, layout):
+        played = schedule(
+            stages - 1 - stage.after,
+            stages=stages,
+            chunks=chunks,
+            micro_batches=micro_batches,
+            group=group,
+            ahead=ahead,
+        )
+        assert in_flight(loaded(layout), stage)[0] * chunks == pytest.approx(played)
+
+
+@pytest.mark.parametrize("model", [QWEN, TIED], ids=["untied", "tied"])
+def test_the_first_stage_has_the_embedding_and_the_last_a_head_of_its_own(model):
+    counts = parameters(model)
+    layer = counts.attention + counts.mlp + counts.norms
+    layout = replace(FOUR, first_stage_layers=4, last_stage_layers=6)
+    first, second, last = (float(each.local[0]) for each in states_of(model, loaded(layout)))
+    assert first == pytest.approx(4 * layer + counts.embedding)
+    assert second == pytest.approx(9 * layer)
+    assert last == pytest.approx(6 * layer + counts.embedding)
+
+
+def test_between_updates_a_rank_of_the_fullest_stage_counts():
+    layout = replace(FOUR, first_stage_layers=1, last_stage_layers=3)
+    states = states_of(QWEN, loaded(layout))
+    assert fullest(states).stage.layers == 12
+
+
+def test_no_configuration_of_a_pipeline_needs_nothing():
+    assert estimates(profile(FOUR), CLUSTER, QWEN, []).gpu.shape[1] == 0
