@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from autotune.launchers.base import Framework, Status
-from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks import FRAMEWORKS, traces
 from autotune.launchers.frameworks.core import tool_spellings
+from autotune.launchers.frameworks.core.traces import Traces
 from autotune.orchestrator.config.public_models import find_by_numbers, find_public
 from autotune.orchestrator.explain.reader import Reading
 from autotune.policies.explain.advice import Cure, Known, prescribe
@@ -66,7 +68,8 @@ def context_of(
 ) -> Context:
     """Return what the log shows of its job."""
     text = "\n".join((reading.ends, *(line.text for line in diagnosis.evidence)))
-    found = FRAMEWORKS[framework] if framework else recognised(text, FRAMEWORKS.values())
+    name = framework or recognised(text, traces())
+    found = FRAMEWORKS[name] if name else None
     shape = model or printed_model(reading.head)
     tools = tool_spellings.seen(text, driven=found is not None)
     if found is None:
@@ -105,16 +108,15 @@ def context_of(
     )
 
 
-def recognised(text: str, frameworks: Iterable[Framework]) -> Framework | None:
+def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
     """Return the framework whose traces a text holds most often; None if it holds none.
 
     A framework inside another one is a library of it.
     """
-    counts = [(sum(text.count(trace) for trace in framework.traces), framework) for framework in frameworks]
-    inside = {name for count, framework in counts if count for name in framework.runs}
-    counts = [(count, framework) for count, framework in counts if framework.name not in inside]
-    count, best = max(counts, key=lambda pair: pair[0], default=(0, None))
-    return best if best is not None and count and not tool_spellings.runs_inside(best.name, text) else None
+    counts = {name: sum(map(text.count, told.traces)) for name, told in known.items()}
+    inside = {library for name, told in known.items() if counts[name] for library in told.runs}
+    best = max((name for name in counts if name not in inside), key=counts.__getitem__, default="")
+    return best if counts.get(best) and not tool_spellings.runs_inside(best, text) else None
 
 
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
@@ -266,6 +268,7 @@ def _bare(name: str) -> str:
     return name.lstrip("+-~").replace("_", "-")
 
 
+@cache
 def _advised(framework: Framework) -> dict[str, str]:
     """Return the settings that guides name for a knob and that work, where no preset uses them."""
     found: dict[str, str] = {}
@@ -276,6 +279,7 @@ def _advised(framework: Framework) -> dict[str, str]:
     return found
 
 
+@cache
 def _offers(framework: Framework) -> dict[str, Support]:
     """Return how the framework offers the knobs, in any job that its guides show."""
     found: dict[str, Support] = {}
