@@ -1,4 +1,4 @@
-"""How a log is told to be a framework's, by the `traces.yaml` of its folder: no module of the framework is needed."""
+"""How a log is told to be a framework's, by the `traces.yaml` of its folder."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ def test_a_framework_is_found_by_its_own_name_and_made_once(name: str) -> None:
 
 
 def test_names_and_traces_need_no_adapter_and_one_framework_not_the_others() -> None:
-    shown = subprocess.run([sys.executable, "-c", _IMPORTED], check=True, capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", _IMPORTED], check=True, capture_output=True, text=True
+    ).stdout
     of = "autotune.launchers.frameworks"
     assert shown == f"[] ['{of}.megatron.adapter', '{of}.slime.adapter', '{of}.tabular.adapter']\n"
 
