@@ -217,6 +217,5 @@ def test_a_line_that_is_tried_and_then_read_is_parsed_once():
     parsed.cache_clear()
     log = "the actor gave up: CUDA out of memory. Tried to allocate 2.00 GiB\nthe row below\nthe end\n"
     assert scan([log.encode()]).findings
-    assert (
-        parsed.cache_info().misses <= log.count("\n") < parsed.cache_info().hits + parsed.cache_info().misses
-    )
+    times = parsed.cache_info()
+    assert times.misses <= log.count("\n") < times.misses + times.hits
