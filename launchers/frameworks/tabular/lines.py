@@ -64,9 +64,14 @@ class _Read(NamedTuple):
     pattern: re.Pattern[str]
 
 
+def lines(package: str) -> tuple[Line, ...]:
+    """Return a framework's `lines.yaml`."""
+    return rows(package, "lines.yaml", Line)
+
+
 @cache
 def _rows(package: str) -> tuple[_Read, ...]:
-    return tuple(_Read(line, re.compile(line.pattern)) for line in rows(package, "lines.yaml", Line))
+    return tuple(_Read(line, re.compile(line.pattern)) for line in lines(package))
 
 
 def marker_of(package: str, text: str) -> Marker | None:
