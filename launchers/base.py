@@ -76,15 +76,9 @@ class Framework(Protocol):
     distribution: str = ""  # its package, by which an installed version is found
     version_file: str = ""  # in a checkout, the file that holds nothing but the version
     releases: tuple[str, ...] = ()  # whose settings are known; empty where one version stands for all
-    runs: tuple[str, ...] = ()  # other frameworks here that it is built of, whose traces its logs hold too
     modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
     builds_on: str = ""  # the key of its file of settings that names the files which that one extends
     loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
-
-    @property
-    def traces(self) -> tuple[str, ...]:
-        """Texts that only logs of this framework contain."""
-        return ()
 
     @property
     def advice(self) -> tuple[Advice, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import gc
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import click
@@ -55,7 +57,7 @@ class Commands(click.Group):
             return None
         if name in DRIVING and not ctx.resilient_parsing:
             outlive_terminal()  # before the seconds that imports take
-        module = importlib.import_module(f"autotune.orchestrator.cli.{BESIDE.get(name, name)}")
+        module = _imported(f"autotune.orchestrator.cli.{BESIDE.get(name, name)}")
         command: click.Command = getattr(module, name if name in BESIDE else "command")
         command.short_help = COMMANDS[name]
         # Without it click would put the command's name into the variables.
@@ -103,6 +105,16 @@ class Commands(click.Group):
                 traceback.print_exc()
                 click.echo("autotune: this is a bug in autotune; please report the lines above", err=True)
             ctx.exit(ExitCode.BUG)
+
+
+def _imported(name: str) -> ModuleType:
+    """Return a module; what importing it makes lives to the end, and no garbage collection looks at it."""
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _missing_extra(error: Exception, *, command: str | None) -> Failure | None:

@@ -22,14 +22,7 @@ from autotune.orchestrator.config.model_files import find_model, read_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import explain
 from autotune.orchestrator.explain.json_output import document
-from autotune.orchestrator.explain.reader import check, first_bytes, read
-from autotune.orchestrator.explain.rule_page import explain_rule
-from autotune.orchestrator.explain.snapshot import (
-    explain_snapshot,
-    is_snapshot,
-    snapshot_document,
-    snapshot_text,
-)
+from autotune.orchestrator.explain.reader import check, first_bytes, is_snapshot, read
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
 from autotune.policies.values.architecture.model import Model
@@ -62,9 +55,7 @@ def explain_logs(
     code = ExitCode.OK
     for index, name in enumerate(names):
         if is_snapshot(first_bytes(name, _MAGIC_BYTES)):
-            snapshot = explain_snapshot(Path(name))
-            text, line = snapshot_text(name, snapshot), snapshot_document(name, snapshot)
-            is_answer = bool(snapshot.devices)
+            text, line, is_answer = _explained_snapshot(name)
         else:
             explanation = explain(read(name), framework=wanted, model=shape)
             text, line = render_explanation(explanation, verbose=options.verbose > 0), document(explanation)
@@ -80,11 +71,24 @@ def explain_logs(
 
 def print_rule(name: str, *, options: Options) -> None:
     """Print what a rule or a cause means; raises Failure for an unknown one."""
+    from autotune.orchestrator.explain.rule_page import explain_rule  # no log needs it
+
     text = explain_rule(name, as_json=options.json)
     if options.json:
         _write(text.encode() + b"\n")
     else:
         echo(text, color=options.color)
+
+
+def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
+    from autotune.orchestrator.explain.snapshot import (  # no log needs it
+        explain_snapshot,
+        snapshot_document,
+        snapshot_text,
+    )
+
+    snapshot = explain_snapshot(Path(name))
+    return snapshot_text(name, snapshot), snapshot_document(name, snapshot), bool(snapshot.devices)
 
 
 def _framework(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.launchers.frameworks.core.tool_spellings import spellings
+from autotune.launchers.frameworks.core.tool_spellings import spellings, traces_in
 from autotune.orchestrator.explain.estimate_change import Prediction, predicted
 from autotune.orchestrator.explain.job_context import Context, Remedied, context_of, remedied
 from autotune.orchestrator.explain.reader import Reading
@@ -106,12 +106,11 @@ def _late(reading: Reading, diagnosis: Diagnosis, context: Context) -> str:
 
 
 def _ceilings(reading: Reading, diagnosis: Diagnosis) -> tuple[tuple[str, str], ...]:
-    text = reading.ends
+    traces = traces_in(reading.ends)
     return tuple(
         (ceiling.place, ceiling.words)
         for ceiling in spellings().ceilings
-        if diagnosis.cause in ceiling.causes
-        and (not ceiling.traces or any(trace in text for trace in ceiling.traces))
+        if diagnosis.cause in ceiling.causes and (not ceiling.traces or not traces.isdisjoint(ceiling.traces))
     )
 
 

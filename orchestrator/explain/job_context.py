@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from autotune.launchers.base import Framework, Status
-from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks import FRAMEWORKS, traces
 from autotune.launchers.frameworks.core import tool_spellings
+from autotune.launchers.frameworks.core.traces import Traces
 from autotune.orchestrator.config.public_models import find_by_numbers, find_public
 from autotune.orchestrator.explain.reader import Reading
+from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
 from autotune.policies.remedies.catalogue import spoken
@@ -43,6 +45,8 @@ class Context(Value, frozen=True, kw_only=True):
     tools: tuple[tool_spellings.Tool, ...] = ()
     known: Known = Known()
     model: Model | None = None
+    offers: dict[str, Support] = {}  # how the framework offers the knobs, in any job that its guides show
+    advised: dict[str, str] = {}  # settings that its guides name for a knob, where no preset uses them
     note: str = ""  # why the printed settings could not be used
 
     @property
@@ -66,7 +70,8 @@ def context_of(
 ) -> Context:
     """Return what the log shows of its job."""
     text = "\n".join((reading.ends, *(line.text for line in diagnosis.evidence)))
-    found = FRAMEWORKS[framework] if framework else recognised(text, FRAMEWORKS.values())
+    name = framework or recognised(text, traces())
+    found = FRAMEWORKS[name] if name else None
     shape = model or printed_model(reading.head)
     tools = tool_spellings.seen(text, driven=found is not None)
     if found is None:
@@ -77,8 +82,17 @@ def context_of(
     cluster = _cluster((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
     profile, why = _profile(found, job, cluster)
     note = note or (why if settings else "")
+    offers, advised = _offers(found), _advised(found)
     if profile is None:
-        return Context(framework=found, tools=tools, model=shape, known=_of_tools(tools, text), note=note)
+        return Context(
+            framework=found,
+            tools=tools,
+            known=_of_tools(tools, text),
+            model=shape,
+            offers=offers,
+            advised=advised,
+            note=note,
+        )
     if _knobs_in(settings, profile) < _FEWEST:
         settings = {}
     unseen = _SETTINGS_FILE.search(reading.head) is not None
@@ -90,7 +104,7 @@ def context_of(
         complete=bool(settings) and not unseen,
         job=job if shape is not None else None,
         cluster=cluster if cluster.gpu_memory_bytes else None,
-        offered=frozenset(_offers(found)) | _advised(found).keys(),
+        offered=frozenset((*offers, *advised)),
         fixed=frozenset() if settings else _fixed(tool_spellings.present(tools, text).knobs),
         engine=True,
         counts_tokens=True,
@@ -101,20 +115,22 @@ def context_of(
         tools=tools,
         known=known,
         model=shape or _named(found, settings) or _public(reading.head),
+        offers=offers,
+        advised=advised,
         note=note,
     )
 
 
-def recognised(text: str, frameworks: Iterable[Framework]) -> Framework | None:
+def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
     """Return the framework whose traces a text holds most often; None if it holds none.
 
     A framework inside another one is a library of it.
     """
-    counts = [(sum(text.count(trace) for trace in framework.traces), framework) for framework in frameworks]
-    inside = {name for count, framework in counts if count for name in framework.runs}
-    counts = [(count, framework) for count, framework in counts if framework.name not in inside]
-    count, best = max(counts, key=lambda pair: pair[0], default=(0, None))
-    return best if best is not None and count and not tool_spellings.runs_inside(best.name, text) else None
+    seen = Naming(trace for told in known.values() for trace in told.traces).counted(text)
+    counts = {name: sum(seen.get(trace, 0) for trace in told.traces) for name, told in known.items()}
+    inside = {library for name, told in known.items() if counts[name] for library in told.runs}
+    best = max((name for name in counts if name not in inside), key=counts.__getitem__, default="")
+    return best if counts.get(best) and not tool_spellings.runs_inside(best, text) else None
 
 
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
@@ -203,7 +219,7 @@ def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str,
     """Return the change as the framework's users type it; else the names of what to change."""
     if cure.exact and context.job is not None:
         return _said(framework, _own_settings(context, cure))
-    offers, advised = _offers(framework), _advised(framework)
+    offers, advised = context.offers, context.advised
     lines: list[str] = []
     for knob, direction in cure.changes.items():
         support = offers.get(knob)

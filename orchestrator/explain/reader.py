@@ -25,6 +25,8 @@ _TAIL_BYTES = 256 << 10
 _AHEAD = 2  # blocks that may wait to be looked at
 _MAGIC_BYTES = 4
 _POLL_S = 0.2  # how soon a thread ends that nothing is taken from any more
+_PROTOCOLS = (2, 3, 4, 5)
+_PICKLE = b"\x80"  # no text begins with it
 _T = TypeVar("_T")
 
 
@@ -111,6 +113,11 @@ def first_bytes(name: str, count: int) -> bytes:
             return file.read(count) or b""
     except OSError:
         return b""  # `read` raises the Failure
+
+
+def is_snapshot(head: bytes) -> bool:
+    """Return whether a file that starts with `head` is a pickle, not a log."""
+    return head[:1] == _PICKLE and len(head) > 1 and head[1] in _PROTOCOLS
 
 
 def read_from(file: BinaryIO, *, name: str) -> Reading:

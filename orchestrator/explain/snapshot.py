@@ -18,8 +18,6 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.value import Value
 
 _READER = "autotune.orchestrator.explain.unpickle"
-_PROTOCOLS = (2, 3, 4, 5)
-_PICKLE = b"\x80"  # no text begins with it
 _SITES = 10  # printed; the JSON document has more
 _LONGEST_S = 1800.0  # the reader's own limit grows with the file and is shorter
 _INDENT = " " * 6
@@ -28,11 +26,6 @@ _MOMENTS = {
     "peak": "at the peak of what was recorded",
     "state": "when it was taken; allocations were not recorded",
 }
-
-
-def is_snapshot(head: bytes) -> bool:
-    """Return whether a file that starts with `head` is a pickle, not a log."""
-    return head[:1] == _PICKLE and len(head) > 1 and head[1] in _PROTOCOLS
 
 
 class SnapshotFacts(Value, frozen=True, kw_only=True):

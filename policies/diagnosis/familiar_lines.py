@@ -40,6 +40,11 @@ def shape_of(line: bytes) -> bytes:
     return _ALIKE.sub(b"3", line) if len(line) <= _LONGEST else b""
 
 
+def marks(text: str) -> bool:
+    """Return whether a text may mark a phase, a stage or an end."""
+    return _MARK.search(text) is not None
+
+
 class Familiar:
     """Counts, for each shape of a line, how often it said nothing."""
 
@@ -100,12 +105,10 @@ def passed(cursor: Cursor, start: int, stop: int) -> Passed | None:
         return None
     above, _, below = both.decode("utf-8", "replace").partition("\n")
     line, following = parsed(above), parsed(below.rstrip("\r").rpartition("\r")[2])
-    if matching(line.bare) is not None or _MARK.search(above) is not None:
+    if matching(line.bare) is not None or marks(above):
         return None
     # Escapes may have hidden what no search through the bytes has found.
-    if b"\x1b" in both and (
-        matching(following.bare) is not None or _MARK.search(f"{line.text}\n{following.text}") is not None
-    ):
+    if b"\x1b" in both and (matching(following.bare) is not None or marks(f"{line.text}\n{following.text}")):
         return None
     row = row_of(line, number)
     if row is not None and any(map(matching, row.joined(following, number + 1))):

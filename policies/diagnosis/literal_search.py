@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -55,7 +56,7 @@ class Search:
 
 
 class Naming:
-    """Which of many fixed strings are in a short text."""
+    """Which of many fixed strings are in a text."""
 
     def __init__(self, literals: Iterable[str]) -> None:
         self._literals = tuple(literals)
@@ -74,8 +75,16 @@ class Naming:
         found: Iterable[int] = search(text)
         return found
 
+    def counted(self, text: str) -> dict[str, int]:
+        """Return the strings in a text of any length, each with the number of places where it stands."""
+        if hyperscan is None or _compiled((self._encoded,), numbered=True) is None:
+            data = text.encode("utf-8", "replace")
+            counts = {one: sum(1 for _ in _ends_of(one.encode(), data)) for one in self._literals}
+            return {one: count for one, count in counts.items() if count}
+        return {self._literals[number]: count for number, count in Counter(self.named(text)).items()}
+
     def plain(self, text: str) -> Iterable[int]:
-        """Return the same by the standard library: the text is walked once, not once for each string."""
+        """Return the numbers by the standard library: the text is walked once, not once for each string."""
         if len(text) > _WALKED:
             return {number for number, literal in enumerate(self._literals) if literal in text}
         found: set[int] = set()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
 LONGEST = 8192  # characters of a line that are kept
 _RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
+_RECENT = 64  # lines: one is asked for as the row below another, then for itself
 _PREFIXES = 8  # how many may stand before one message
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
@@ -61,6 +63,7 @@ class Line(NamedTuple):
     rank: int | None
 
 
+@functools.lru_cache(_RECENT)
 def parsed(text: str) -> Line:
     """Return a line apart from the prefixes of Ray, torchrun, containers, journals and loggers."""
     text = _ANSI.sub("", text[:LONGEST]) if "\x1b" in text else text[:LONGEST]

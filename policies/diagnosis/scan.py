@@ -208,7 +208,7 @@ class Scanner:
         self._at = self._read + start
         self._going_on.advance(block, start)
         text = block[start:stop].decode("utf-8", "replace")
-        if any(mark in text for mark in familiar_lines.MARKING):
+        if familiar_lines.marks(text):
             self._said = True
             self._going_on.hear(text)
         findings = self.examine(text, number=number, source=source, before=partial(before, start))

@@ -42,12 +42,6 @@ class Builtin(Framework):
     announces_end = True
     modules = ("torch", "transformers", "tokenizers", "safetensors", "autotune.launchers.builtin")
     loss = "loss"
-    traces: tuple[str, ...] = (
-        "builtin: phase ",
-        "builtin: step ",
-        "builtin: failure ",
-        "launchers.builtin",
-    )
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, cached_property
-from importlib import resources
+from pkgutil import get_data  # without the imports of importlib.resources
 from typing import Any, TypeVar
 
 import msgspec
@@ -82,7 +82,7 @@ def package_of(framework: Framework) -> str:
 
 
 def _root(package: str, file: str) -> Any:
-    loader = _LOADER(resources.files(package).joinpath(file).read_bytes())
+    loader = _LOADER(get_data(package, file) or b"")
     try:
         return loader.get_single_node()
     except yaml.YAMLError as error:

@@ -9,6 +9,7 @@ from functools import cache
 import msgspec
 
 from autotune.launchers.frameworks.core.data import document, rows
+from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile, Support
@@ -86,18 +87,33 @@ def seen(text: str, *, driven: bool = False) -> tuple[Tool, ...]:
 
     A framework that is not driven answers alone, unless the job is `driven` and that one is a library of it.
     """
+    traces = traces_in(text)
     if not driven:
         for framework in other_frameworks():
-            if any(trace in text for trace in framework.traces):
+            if not traces.isdisjoint(framework.traces):
                 return (framework,)
-    return tuple(tool for tool in spellings().tools if any(trace in text for trace in tool.traces))
+    return tuple(tool for tool in spellings().tools if not traces.isdisjoint(tool.traces))
 
 
 def runs_inside(framework: str, text: str) -> bool:
     """Return whether a text shows a framework that is built of this one."""
-    return any(
-        framework in tool.runs and any(trace in text for trace in tool.traces) for tool in other_frameworks()
-    )
+    traces = traces_in(text)
+    return any(framework in tool.runs and not traces.isdisjoint(tool.traces) for tool in other_frameworks())
+
+
+def traces_in(text: str) -> frozenset[str]:
+    """Return the traces of tools, undriven frameworks and places to run that a text holds."""
+    return frozenset(_traces().counted(text))
+
+
+@cache
+def _traces() -> Naming:
+    found: dict[str, None] = {}
+    for tool in (*other_frameworks(), *spellings().tools):
+        found |= dict.fromkeys(tool.traces)
+    for ceiling in spellings().ceilings:
+        found |= dict.fromkeys(ceiling.traces)
+    return Naming(found)
 
 
 def present(tools: tuple[Tool, ...], text: str) -> Profile:

@@ -6,7 +6,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
@@ -22,6 +22,9 @@ _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _LONGEST_DICT = 400_000  # characters; a printed configuration of verl has about 60 000
 
 
+Tagged: TypeAlias = tuple[str, str]  # the process that printed a line, and the line without it
+
+
 class Program(NamedTuple):
     """What a program's configuration and its command lines are told by."""
 
@@ -33,7 +36,7 @@ class Program(NamedTuple):
 def printed(text: str, program: Program) -> dict[str, Any]:
     """Return the settings shown, by their keys; overrides of a command line stand over the rest."""
     result: dict[str, Any] = {}
-    lines = [_ANSI.sub("", line) for line in text.splitlines()]
+    lines = [_untagged(_ANSI.sub("", line) if "\x1b" in line else line) for line in text.splitlines()]
     for tree in (*_dictionaries(lines, program), *_trees(lines, program)):
         own = flat(tree).items()
         result |= {key: value for key, value in own if value != {} and not key.endswith("_target_")}
@@ -42,16 +45,14 @@ def printed(text: str, program: Program) -> dict[str, Any]:
     return result
 
 
-def _dictionaries(lines: list[str], program: Program) -> Iterator[dict[str, Any]]:
+def _dictionaries(lines: list[Tagged], program: Program) -> Iterator[dict[str, Any]]:
     """Yield the dictionaries that pprint wrote, even where their end is missing."""
     begins = re.compile(rf"^\{{'(?:{'|'.join((*program.sections, *program.top))})'")
-    for index, line in enumerate(lines):
-        tag, bare_line = _untagged(line)
+    for index, (tag, bare_line) in enumerate(lines):
         if not begins.match(bare_line):
             continue
         own, size = [bare_line], 0
-        for other in lines[index + 1 :]:
-            other_tag, other_line = _untagged(other)
+        for other_tag, other_line in lines[index + 1 :]:
             if other_tag == tag and other_line.startswith(" "):
                 own.append(other_line)
                 size += len(other_line)
@@ -93,19 +94,19 @@ def _evaluated(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _trees(lines: list[str], program: Program) -> Iterator[dict[str, Any]]:
+def _trees(lines: list[Tagged], program: Program) -> Iterator[dict[str, Any]]:
     """Yield the trees of `key: value` lines."""
     begins = re.compile(rf"^(?:{'|'.join(program.sections)}):\s*$")
     index = 0
     while index < len(lines):
-        tag, line = _untagged(lines[index])
+        tag, line = lines[index]
         if not begins.match(line):
             index += 1
             continue
         own = [line]
         index += 1
         while index < len(lines):
-            other_tag, other = _untagged(lines[index])
+            other_tag, other = lines[index]
             if other_tag != tag or not _BRANCH.match(other):
                 break
             own.append(other)
@@ -118,11 +119,10 @@ def _trees(lines: list[str], program: Program) -> Iterator[dict[str, Any]]:
             yield tree
 
 
-def _commands(lines: list[str], program: Program) -> Iterator[list[str]]:
+def _commands(lines: list[Tagged], program: Program) -> Iterator[list[str]]:
     """Yield the words of command lines, and of Hydra's own list of overrides."""
     joined = ""
-    for line in lines:
-        _, bare_line = _untagged(line)
+    for _, bare_line in lines:
         if _ERROR in bare_line:
             try:
                 words = ast.literal_eval(bare_line.partition(_ERROR)[2].strip())
@@ -142,6 +142,6 @@ def _commands(lines: list[str], program: Program) -> Iterator[list[str]]:
             joined = ""
 
 
-def _untagged(line: str) -> tuple[str, str]:
-    match = _ACTOR.match(line)
+def _untagged(line: str) -> Tagged:
+    match = _ACTOR.match(line) if line.startswith("(") else None
     return (match[1], line[match.end() :]) if match else ("", line)

@@ -62,7 +62,6 @@ class MsSwift(HuggingFaceTrainer[Config]):
     title = "ms-swift"
     reported_as = "swift"
     help_command = "swift rlhf --help"
-    runs = ("trl",)
     distribution = "ms-swift"
     releases = RELEASES
     modules = ("swift",)

@@ -26,7 +26,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
-from autotune.launchers.frameworks.tabular.lines import lines, marker_of
+from autotune.launchers.frameworks.tabular.lines import marker_of
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
@@ -66,11 +66,6 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def tables(self) -> tuple[str, ...]:
         """The folders of its data files: its own, and last that which it shares with its dialects."""
         return (package_of(self),)
-
-    @cached_property
-    def traces(self) -> tuple[str, ...]:
-        """Texts that only logs of this framework contain, by its `lines.yaml`."""
-        return lines(package_of(self)).traces
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from typing import Literal, NamedTuple
 
-from autotune.launchers.frameworks.core.data import document
+from autotune.launchers.frameworks.core.data import rows
 from autotune.launchers.frameworks.dialects.printed_dicts import numbers_in
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.observation import (
@@ -59,27 +59,19 @@ class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics: Metrics | None = None  # of a step, or at the end of a phase
 
 
-class Lines(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a `lines.yaml` holds; `traces`: texts that only logs of the framework contain."""
-
-    traces: tuple[str, ...] = ()
-    lines: tuple[Line, ...] = ()
-
-
 class _Read(NamedTuple):
     line: Line
     pattern: re.Pattern[str]
 
 
-@cache
-def lines(package: str) -> Lines:
+def lines(package: str) -> tuple[Line, ...]:
     """Return a framework's `lines.yaml`."""
-    return document(package, "lines.yaml", Lines)
+    return rows(package, "lines.yaml", Line)
 
 
 @cache
 def _rows(package: str) -> tuple[_Read, ...]:
-    return tuple(_Read(line, re.compile(line.pattern)) for line in lines(package).lines)
+    return tuple(_Read(line, re.compile(line.pattern)) for line in lines(package))
 
 
 def marker_of(package: str, text: str) -> Marker | None:

@@ -38,7 +38,7 @@ def written(tmp_path, monkeypatch):
 
     def write(text: str) -> str:
         (tmp_path / "rows.yaml").write_text(text)
-        monkeypatch.setattr(data.resources, "files", lambda _: tmp_path)
+        monkeypatch.setattr(data, "get_data", lambda _, file: (tmp_path / file).read_bytes())
         return "rows.yaml"
 
     return write

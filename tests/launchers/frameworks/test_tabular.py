@@ -111,8 +111,8 @@ def test_counts_of_bytes_and_tokens_are_integers(framework: TabularFramework[Any
 
 @every_with_lines
 def test_every_line_has_the_groups_that_it_needs(framework: TabularFramework[Any]) -> None:
-    assert lines(framework.tables[-1]).lines
-    for line in lines(framework.tables[-1]).lines:
+    assert lines(framework.tables[-1])
+    for line in lines(framework.tables[-1]):
         assert "(?P<step>" in line.pattern or line.says not in ("step", "resumed"), line
         assert (line.phase is not None or bool(line.names)) == (line.says in ("starts", "ends")), line
         assert line.needle in line.pattern, line

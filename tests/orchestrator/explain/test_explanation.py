@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks import FRAMEWORKS, traces
 from autotune.launchers.frameworks.builtin.adapter import Builtin
+from autotune.launchers.frameworks.core.traces import Traces
 from autotune.orchestrator.config.model_files import read_model
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain import job_context
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.json_output import document
 from autotune.orchestrator.explain.reader import check, read, read_from
@@ -40,7 +42,6 @@ class Scripted(Builtin):
     """A framework whose logs print their settings."""
 
     name = "scripted"
-    traces = ("scripted/",)
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings of the line `settings {...}`."""
@@ -58,7 +59,9 @@ class Scripted(Builtin):
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FRAMEWORKS, "scripted", Scripted())
+    told = {**traces(), "scripted": Traces(traces=("scripted/",))}
+    monkeypatch.setattr(job_context, "FRAMEWORKS", {**FRAMEWORKS, "scripted": Scripted()})
+    monkeypatch.setattr(job_context, "traces", lambda: told)
 
 
 def of(log: str | bytes, **options: Any) -> Explanation:

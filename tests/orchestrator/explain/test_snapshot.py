@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.explain.reader import is_snapshot
 from autotune.orchestrator.explain.snapshot import (
     cause,
     explain_snapshot,
-    is_snapshot,
     snapshot_document,
     snapshot_text,
 )

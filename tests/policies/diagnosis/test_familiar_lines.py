@@ -15,6 +15,7 @@ from autotune.policies.diagnosis import familiar_lines
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.familiar_lines import LONG_NUMBER, TELLING_NUMBERS, Familiar, shape_of
 from autotune.policies.diagnosis.log_blocks import Cursor
+from autotune.policies.diagnosis.log_prefixes import parsed
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.failure import Cause
@@ -210,3 +211,11 @@ def test_a_line_that_shows_no_rule_is_not_read(below: str):
     assert not passed(f"(A pid=1) {OOM}\n{below}\n")
     assert not passed(f"a line that says Killed before training completed\n{below}\n")
     assert not passed("the row below has not come, and the process was Killed\n")
+
+
+def test_a_line_that_is_tried_and_then_read_is_parsed_once():
+    parsed.cache_clear()
+    log = "the actor gave up: CUDA out of memory. Tried to allocate 2.00 GiB\nthe row below\nthe end\n"
+    assert scan([log.encode()]).findings
+    times = parsed.cache_info()
+    assert times.misses <= log.count("\n") < times.misses + times.hits

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.policies.diagnosis.literal_search import Search
+from autotune.policies.diagnosis import literal_search
+from autotune.policies.diagnosis.literal_search import Naming, Search
 from autotune.policies.diagnosis.scan import SEARCHED
 from autotune.policies.diagnosis.unknown_errors import WRONG
 
@@ -29,6 +30,18 @@ def test_every_place_is_found(plain: bool, first: list[str], second: list[str], 
     block = text.encode()
     found = (search.plain() if plain else search.matcher())(block)
     assert found == (naive(first, block), naive(second, block))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@settings(max_examples=150, deadline=None)
+@given(WORDS, st.text(st.sampled_from("abA 1:é\n"), max_size=900))
+def test_every_place_is_counted(plain: bool, words: list[str], text: str):
+    with pytest.MonkeyPatch.context() as patch:
+        if plain:
+            patch.setattr(literal_search, "hyperscan", None)
+        found = Naming(words).counted(text)
+    counts = {word: len(naive([word], text.encode())) for word in words}
+    assert found == {word: count for word, count in counts.items() if count}
 
 
 @settings(max_examples=100, deadline=None)
