@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ _RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
 _RECENT = 64  # lines: one is asked for as the row below another, then for itself
 _PREFIXES = 8  # how many may stand before one message
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# Colours whose escape character a collector has spelled out or dropped; `[5m]` is a span of time.
+_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m(?!\])")
+_SPELLED = re.compile(rf"(?:#033|\^\[|\\x1b|\\u001b|\\033|\\e)?{_COLOUR.pattern}")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 # A process, which makes lines of one traceback belong together.
 _ACTOR = re.compile(r"^(?:([\w.\-]*)\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}?(?:\([^()\n]*\)[^()\n]*)?\))\s?")
@@ -19,13 +23,26 @@ _PRINTER = re.compile(
     r"\bpid=(\d{1,9})|raylet)(?:, ip=([^\s)]{1,60}))?\))"
 )
 _RANK = re.compile(
-    r"^\[?(?:rank|default)?(\d{1,6})\]?:(?=\s|\[|$)\s?|^\[rank[ \-]?(\d{1,6})\]:?\s?|"
-    r"^\[\d+,(\d{1,6})\]<std(?:err|out)>:\s?|^\[default(\d{1,6})\]:\s?"
+    r"^\[?(?:rank|default)?(\d{1,6})\]?:(?=\s|\[|$)\s?|^\[(?i:rank|gpu|r)[ \-:=]{0,2}(\d{1,6})\]:?\s?|"
+    r"^\[\d+,(?:mpirank:)?(\d{1,6})(?:,[\w\-]{1,60})?\]<std(?:err|out)>:\s?|^\[default(\d{1,6})\]:\s?"
 )
 _UNIT = re.compile(r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.\-]{1,80} ([\w.\-/]{1,60}\[\d+\]): ?")
 _CONTAINER = re.compile(
     r"^\[pod/([^\]\s]{1,120})\] |^([a-z][\w.\-]{0,60}-\d{1,4})\s*\| |^\[([a-z][\w\-]{0,20})\] {2,}(?=\S)|"
-    r"^([a-z][\w.\-]{0,60}): \[rank"
+    r"^([a-z][\w.\-]{0,60}): \[rank|"
+    # Docker Compose, SageMaker, TorchX, pdsh and the launchers that use it
+    r"^([a-z][\w.\-]{0,60})(?: {2,}|(?<=\d) )\| |^\[([a-z][\w\-]{0,40}-\d{1,4})\] (?=\S|  )|"
+    r"^([a-z][\w.\-]{0,40}/\d{1,4}) (?=\S|  )|"
+    r"^((?!step|epoch|iter)[a-z][a-z\-]{0,40}\d{1,6}(?:\.[\w.\-]{1,80})?): (?=\S|  )"
+)
+# The number of a line, which a tool put before it: grep, cat, GitHub, Kaggle, web consoles. Tracebacks are
+# indented by an even number of spaces; a rank such as `3: ` brings one of its own.
+_NUMBER = re.compile(
+    r"^\d{1,8}:(?=(?:  ){0,6}[^\s\d])|^[\w./\-]{1,120}\.(?:log|txt|out|err)[:\-](?:\d{1,8}[:\-])?(?! \d)|"
+    r"^\[\d{1,8}\] (?! *\d)"
+)
+_TABBED = re.compile(
+    r"^ {0,6}\d{1,8}\t|^\d{1,8}\.\ds\t\d{1,8}\t|^[^\t\n\"]{1,80}\t[^\t\n\"]{1,80}\t(?=\d{4}-\d\d-\d\dT)"
 )
 _TIME = (
     r"(?:\d{4}-\d\d-\d\d|\d\d-\d\d|\d{8})[T \-](?:\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+\-]\d\d:?\d\d)?|"
@@ -44,13 +61,22 @@ _LOGGER = re.compile(
     r"^\[?[\w/]{1,80}\.(?:py|cc|cpp):\d+(?::\w+)?\]\s?|^:[\w.]+:\w+: |"
     r"^[EFWI]\d{4} [\d:.]{8,18} +\d+ \S{1,80}\] |^\[ *\d+\.\d{6}\] |"
     r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] |"
-    r"^\[[\d\-/]{8,10}[T ][\d:.,]+Z?\]\s+"
+    r"^\[[\d\-/]{8,10}[T ][\d:.,]+Z?\]\s+|"
+    r"^\[NeMo [A-Z] [^\]\n]{8,80}\]\s*|^\[\d{1,9}/\w{1,60}/\d{1,9} \(pid \d{1,9}\)\] |"
+    r"^\[[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}\] "
 )
 _BOX = re.compile(r"^\s*[│┃║]\s?|^\s*\|\s?(?=(?:  )?File |Traceback )")
 _BOX_END = re.compile(r"\s*[│┃║]\s*$")
 _QUOTED = re.compile(r"^(?:>|E  ) ?(?=\S|\s{2})")
 # The last open string of an object, up to which everything is its envelope.
 _JSON_HEAD = re.compile(r"""^.*[{,]\s*(["'])\w+\1:\s*["'](?=(?:[^"'\\]|\\.)*$)""")
+_JSON_TAIL = re.compile(r"""["']\s*(?:,\s*["']\w+["']:.*)?[}\])]+\s*$""")
+# A structured log's record: its message, and what tells it from data that a job prints.
+_RECORD = re.compile(
+    r"""^\s*\{(?=.*"(?:level|levelname|severity|stream|ts|@?time(?:stamp)?|asctime|logger)":)"""
+    r"""(?!.*"(?:exc_\w+|exception|traceback|stack\w*|error)": ?")"""
+    r"""(?:.*?[{,]\s*)?"(?:message|msg|log|event|textPayload)":\s?("(?:[^"\\]|\\.)*")"""
+)
 _ESCAPED = re.compile(r"\\r?\\n|\\n")
 
 
@@ -67,19 +93,21 @@ class Line(NamedTuple):
 def parsed(text: str) -> Line:
     """Return a line apart from the prefixes of Ray, torchrun, containers, journals and loggers."""
     text = _ANSI.sub("", text[:LONGEST]) if "\x1b" in text else text[:LONGEST]
+    if _COLOUR.search(text):
+        text = _SPELLED.sub("", text)
     text = text.rstrip()
-    bare, tag, rank = text, "", None
+    bare, tag, rank = _message(text), "", None
     for _ in range(_PREFIXES):
         if (match := _ACTOR.match(bare)) and ("pid=" in match[2] or match[2].startswith("(raylet")):
             tag += (match[1] or "") + match[2].split(",")[0].rstrip(")")
-        elif match := _RANK.match(bare):
+        elif (match := _RANK.match(bare)) and not _NUMBER.match(bare):
             rank = int(next(group for group in match.groups() if group is not None))
             tag += f"[{rank}]"
         elif match := _UNIT.match(bare):
             tag += match[1]
         elif match := _CONTAINER.match(bare):
             tag += next(group for group in match.groups() if group is not None)
-        elif not (match := _LOGGER.match(bare) or _BOX.match(bare) or _QUOTED.match(bare)) or not match.end():
+        elif not (match := _first(bare)) or not match.end():
             break
         bare = bare[match.end() :]
     if "[repeated" in bare:
@@ -87,6 +115,23 @@ def parsed(text: str) -> Line:
     if bare.endswith(("│", "┃", "║")):
         bare = _BOX_END.sub("", bare)
     return Line(text=text, bare=bare, tag=tag, rank=rank)
+
+
+def _first(bare: str) -> re.Match[str] | None:
+    """Return what stands before a message and names no process."""
+    numbered = _NUMBER.match(bare) or (_TABBED.match(bare) if "\t" in bare else None)
+    return numbered or _LOGGER.match(bare) or _BOX.match(bare) or _QUOTED.match(bare)
+
+
+def _message(text: str) -> str:
+    """Return the message of a structured log's record, any other text as it is."""
+    record = _RECORD.match(text) if "{" in text[:8] else None
+    if record is None:
+        return text
+    try:
+        return str(json.loads(record[1], strict=False)).rstrip()
+    except ValueError:
+        return text
 
 
 class Printer(NamedTuple):
@@ -124,8 +169,10 @@ def segments(text: str) -> list[str]:
     for part in parts:
         if '"' in part or "'" in part:
             pieces = _ESCAPED.split(part)
-            pieces[0] = _JSON_HEAD.sub("", pieces[0]) or pieces[0]
-            pieces = [piece.replace('\\"', '"').replace("\\t", "\t") for piece in pieces]
+            message = _JSON_HEAD.sub("", pieces[0]) or pieces[0]
+            if message is not pieces[0]:
+                pieces[0], pieces[-1] = message, _JSON_TAIL.sub("", pieces[-1])
+            pieces = [piece.replace('\\"', '"').replace("\\'", "'").replace("\\t", "\t") for piece in pieces]
             found.extend(pieces)
         else:
             found.append(part)

@@ -148,7 +148,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"_initialize\w*|_allocate\w*|_create_\w+|create_kv\w*|"
                 r"alloc\w*_pools?|create_memory_pool\w*|calculate_pool_sizes|_?capture\w*|\w*autotune\w*|"
                 r"load(?!_(?:lora|adapter|batch|kv|cpu|image|video|audio))\w*|post_?load\w*|"
-                r"postprocess_weight\w*|\w*weights_iterator|_prepare_weights)\b|"
+                r"postprocess_weight\w*|\w*weights_iterator|_prepare_weights|\w+_repack)\b|"
                 # TensorRT-LLM in C++: what its constructors call
                 r"tensorrt_llm::\S*::(?:createBuffers|createExecutionContexts|createKvCacheManager|"
                 r"allocatePools|createDecoder|loadEngine|createModel|loadModel|initializeExecutionContext)\b|"
