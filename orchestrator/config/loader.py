@@ -14,9 +14,9 @@ from pydantic_core import ErrorDetails
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Problem
+from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.config.fields import suggestion
 from autotune.orchestrator.config.includes import with_document, with_shape
 from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
 from autotune.orchestrator.config.public_models import find_public
