@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from autotune.launchers.runners.cluster.metrics import ClusterMetrics
+from autotune.orchestrator.verdicts import shown
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -12,17 +13,9 @@ from autotune.policies.values.events import (
     Ended,
     Event,
     Finished,
-    GaveUp,
     GoalReached,
-    Infrastructure,
-    Interrupted,
-    NeedsHuman,
     Progressed,
-    Rehearsed,
-    Stable,
     Started,
-    TrainingCompleted,
-    Verdict,
 )
 
 
@@ -86,7 +79,7 @@ class Metrics:
             case Ended() | Decided() | Edited() if self._state is not State.SEARCHING:
                 self._state = State.STARTING if self._rehearses else State.RECOVERING
             case Finished(verdict=verdict):
-                self._state = _state(verdict)
+                self._state = State(shown(verdict).state)
             case _:
                 pass
 
@@ -121,19 +114,3 @@ class Metrics:
                 description="1 for the state that the run is in, 0 for the others.",
                 state=state.value,
             )
-
-
-def _state(verdict: Verdict) -> State:
-    match verdict:
-        case TrainingCompleted():
-            return State.COMPLETED
-        case Stable() | Rehearsed():
-            return State.STABLE
-        case GaveUp():
-            return State.GAVE_UP
-        case NeedsHuman():
-            return State.FAILED
-        case Infrastructure():
-            return State.LOST
-        case Interrupted():
-            return State.STOPPED

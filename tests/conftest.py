@@ -1,7 +1,9 @@
 """What every test shares."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a failure is always somebody's; `make fuzz` looks for new ones.
@@ -13,3 +15,11 @@ settings.load_profile("repeatable")
 
 # Output is as wide as a pipe's, wherever the tests run: pytest-xdist sets COLUMNS in its workers.
 os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="module")
+def normal_niceness() -> Iterator[None]:
+    """Let Ray's workers run at normal niceness: its own 15 starves a job beside other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import importlib
 import os
@@ -16,6 +15,7 @@ from typing import Any
 import click
 
 from autotune.launchers import packages
+from autotune.launchers.likeness import nearest
 from autotune.orchestrator.cli.shared.options import ENVIRONMENT_PREFIX, given, global_options
 from autotune.orchestrator.driver.signals import outlive_terminal
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking
@@ -76,10 +76,10 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], (*COMMANDS, *ALIASES), n=1, cutoff=0.5)
+            near = nearest(args[0], (*COMMANDS, *ALIASES), cutoff=0.5)
             if not near or "Did you mean" in error.format_message():
                 raise
-            message = f"{error.format_message().rstrip('.')}. Did you mean '{near[0]}'?"
+            message = f"{error.format_message().rstrip('.')}. Did you mean '{near}'?"
             raise click.UsageError(message, ctx=ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 
 import click
 
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.cli.shared.options import (
     Options,
     file_names,
@@ -94,8 +94,7 @@ def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
 def _framework(name: str) -> str:
     if name in FRAMEWORKS:
         return name
-    near = difflib.get_close_matches(name, FRAMEWORKS, n=1, cutoff=0.5)
-    hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(sorted(FRAMEWORKS))}"
+    hint = suggestion(name, FRAMEWORKS, cutoff=0.5) or f"one of {', '.join(sorted(FRAMEWORKS))}"
     raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
 
 

@@ -28,7 +28,7 @@ def command(context: click.Context, framework: str) -> None:
     import msgspec
 
     from autotune.launchers import frameworks
-    from autotune.orchestrator.config.fields import suggestion
+    from autotune.launchers.likeness import suggestion
     from autotune.orchestrator.errors import ExitCode, Failure
     from autotune.orchestrator.terminal import remedy_table
     from autotune.orchestrator.terminal.widgets import echo, width_of

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
-from autotune.orchestrator.cli.shared.verdicts import word
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.errors import Failure
@@ -24,6 +23,7 @@ from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.widgets import rendered
 from autotune.orchestrator.units import show_duration, show_gib
+from autotune.orchestrator.verdicts import shown
 from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import (
     Accepted,
@@ -331,7 +331,7 @@ def _attempt_status(rows: tuple[Event, ...], ended: Ended | None, *, rehearsal: 
 def _status(history: History, *, driven: bool) -> str:
     last = history[-1]
     if isinstance(last, Finished):
-        return word(last.verdict)
+        return shown(last.verdict).word
     if not driven:
         return "INTERRUPTED"
     started = [e for e in history if isinstance(e, Started)]

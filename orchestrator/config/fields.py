@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from autotune.launchers.likeness import suggestion
 from autotune.orchestrator import units
 from autotune.orchestrator.config.cards import CARDS, find_card
 from autotune.policies.remedies.ladder import LADDER
@@ -32,12 +32,6 @@ from autotune.policies.values.remedy import Effect
 _T = TypeVar("_T")
 
 UNFIT = "unfit"  # the type of every error raised here
-
-
-def suggestion(written: str, known: Iterable[str]) -> str:
-    """Return `did you mean ...?` for the nearest known name, or the empty string."""
-    near = difflib.get_close_matches(written, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{near[0]}`?" if near else ""
 
 
 def unfit(must: str, *, hint: str = "") -> PydanticCustomError:

@@ -10,7 +10,7 @@ import msgspec
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.runners.node.model_folder import find_folder
 from autotune.orchestrator.config.model_files import find_model
-from autotune.orchestrator.config.yaml_nodes import Document, scalar_1_1
+from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.errors import Failure
 from autotune.policies.values.architecture.model import Model, model_from_shape
 from autotune.policies.values.job import Job
@@ -49,12 +49,11 @@ class _ChainError(Exception):
 
 def _document(path: Path) -> tuple[Document | None, Problem | None]:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        return None, Problem(path=("config",), message="no such file", hint=f"looked for {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error.strerror).lower()
-        return None, Problem(path=("config",), message=f"cannot be read: {reason}", hint=str(path))
+        text = read_text(path)
+    except UnreadableError as error:
+        if error.absent:
+            return None, Problem(path=("config",), message="no such file", hint=f"looked for {path}")
+        return None, Problem(path=("config",), message=f"cannot be read: {error.reason}", hint=str(path))
     document = Document(text, str(path), read=scalar_1_1)
     if not document.complaints and not isinstance(document.value, dict):
         return None, Problem(path=("config",), message="holds no mapping of settings", hint=str(path))

@@ -14,16 +14,16 @@ from pydantic_core import ErrorDetails
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Problem
-from autotune.orchestrator.config import secrets
+from autotune.launchers.likeness import suggestion
+from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.config.fields import suggestion
 from autotune.orchestrator.config.includes import with_document, with_shape
 from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
-from autotune.orchestrator.config.yaml_nodes import Document, Place
+from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
-from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.policies.values.job import Cluster, Job
 
 
@@ -50,21 +50,13 @@ def parse_elsewhere(
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a job file, or fail saying why it cannot be read."""
+    """Return the text of a job file; raises Failure with the reason."""
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise JobErrors(
-            (Complaint(message=f"not UTF-8 text (byte {error.start})", file=str(path)),)
-        ) from None
-    except OSError as error:
-        hint = (
-            "`autotune init` creates a job file from a script or command"
-            if isinstance(error, FileNotFoundError)
-            else ""
-        )
-        reason = (error.strerror or str(error)).lower()
-        raise Failure(f"cannot read job file `{path}`: {reason}", hint=hint, code=ExitCode.USAGE) from None
+        return yaml_nodes.read_text(path)
+    except UnreadableError as error:
+        hint = "`autotune init` creates a job file from a script or command" if error.absent else ""
+        message = f"cannot read job file `{path}`: {error.reason}"
+        raise Failure(message, hint=hint, code=ExitCode.USAGE) from None
 
 
 def parse(text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get) -> Job:

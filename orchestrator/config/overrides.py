@@ -8,8 +8,8 @@ import msgspec
 from pydantic import ValidationError
 
 from autotune.launchers import frameworks
+from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.config import knob_reference
-from autotune.orchestrator.config.fields import suggestion
 from autotune.orchestrator.config.loader import assumed
 from autotune.orchestrator.config.schema import JobFile, values_of
 from autotune.orchestrator.config.yaml_edit import Edit, with_values

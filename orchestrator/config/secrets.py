@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from autotune.orchestrator.config import schema
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited, with_values
-from autotune.orchestrator.config.yaml_nodes import Document, Path
+from autotune.orchestrator.config.yaml_nodes import Document, Path, UnreadableError, read_text
 from autotune.policies.explain.secrets import has_shape, is_secret_setting, is_secret_variable
 from autotune.policies.explain.secrets import masked as masked_text
 from autotune.policies.values.command import Command, File
@@ -186,8 +185,8 @@ def masked(job: Job) -> Job:
 def of_file(path: str) -> dict[str, str]:
     """Return the secrets that are written out in a job file, by the variables that stand for them."""
     try:
-        text = FilePath(path).read_bytes().decode("utf-8-sig") if path else ""
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path) if path else ""
+    except UnreadableError:
         return {}
     values = Document(text, "", literal=LITERAL).value
     values = values if isinstance(values, dict) else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
@@ -16,7 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import BaseResolver
 
-from autotune.orchestrator.errors import Complaint
+from autotune.orchestrator.errors import Complaint, ExitCode, Failure
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -88,6 +89,26 @@ class _TextResolver(BaseResolver):
 
 
 _TextResolver.add_implicit_resolver_base(_MERGE, re.compile(r"<<\Z"), ["<"])
+
+
+class UnreadableError(Failure):
+    """A file that the user names is absent or no text."""
+
+    def __init__(self, path: str | FilePath, reason: str, *, absent: bool = False) -> None:
+        super().__init__(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE)
+        self.reason = reason
+        self.absent = absent
+
+
+def read_text(path: str | FilePath) -> str:
+    """Return the text of a UTF-8 file without its byte order mark; raises UnreadableError."""
+    try:
+        return FilePath(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(path, f"not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UnreadableError(path, reason, absent=isinstance(error, FileNotFoundError)) from None
 
 
 def round_trip() -> YAML:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 
 import msgspec
 
+from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.json_output import SCHEMA
 from autotune.orchestrator.explain.sanitize import plain
@@ -62,8 +62,7 @@ def explain_rule(name: str, *, as_json: bool) -> str:
         cause = Cause(name)
         return _cause_json(cause) if as_json else _cause_text(cause)
     known = [*(cause.value for cause in Cause), *BY_NAME]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean `{near[0]}`?" if near else f"the causes are {', '.join(c.value for c in Cause)}"
+    hint = suggestion(name, known, cutoff=0.5) or f"the causes are {', '.join(c.value for c in Cause)}"
     raise Failure(f"unknown rule `{plain(name)}`", hint=hint, code=ExitCode.USAGE)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.orchestrator.config.yaml_nodes import Document, scalar_1_1
+from autotune.orchestrator.config.yaml_nodes import Document, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.orchestrator.init.entry_points import Program
@@ -59,17 +59,6 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(document.value, dict):
         raise Failure(f"`{path}` is no mapping of settings", code=ExitCode.USAGE)
     return document.value
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file, a byte order mark left out; raises Failure with the reason."""
-    try:
-        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        reason = f"not UTF-8 text (byte {error.start})"
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-    raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE)
 
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

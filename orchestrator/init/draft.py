@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init.bash.reader import read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
@@ -18,7 +19,6 @@ from autotune.orchestrator.init.documents import (
     document_of,
     flat,
     read_document,
-    read_text,
     readable_document,
     repository_of,
 )
@@ -93,7 +93,7 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
 def _of_script(
     path: Path, arguments: list[str], *, cwd: str, environment: Mapping[str, str], now: float
 ) -> Draft:
-    place, text = Path(cwd, path), read_text(path)
+    place, text = Path(cwd, path), read_text(path).replace("\r\n", "\n")
     if not text.strip():
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import assert_never
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
@@ -17,13 +16,10 @@ from autotune.policies.values.events import (
     GoalReached,
     History,
     Infrastructure,
-    Interrupted,
     NeedsHuman,
     Progressed,
     Rehearsed,
-    Stable,
     Started,
-    TrainingCompleted,
     Verdict,
 )
 from autotune.policies.values.failure import Cause, Phase
@@ -76,23 +72,6 @@ class Notification(Value, frozen=True, kw_only=True):
     headroom: float | None  # smallest free share over phases
     tokens_per_second: float | None
     next: str  # the command that goes on
-
-
-def occasion_of(verdict: Verdict) -> Occasion | None:
-    """Return what the end of a run is to a person; None: the user ended it."""
-    match verdict:
-        case TrainingCompleted() | Stable() | Rehearsed():
-            return Occasion.FINISHED
-        case GaveUp():
-            return Occasion.GAVE_UP
-        case NeedsHuman():
-            return Occasion.FAILED
-        case Infrastructure():
-            return Occasion.INFRASTRUCTURE
-        case Interrupted():
-            return None
-        case _:
-            assert_never(verdict)
 
 
 def notification(run: directory.Run, history: History, due: Due, *, at: str) -> Notification:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.orchestrator.notify.document import Due, occasion_of
+from autotune.orchestrator.notify.document import Due
+from autotune.orchestrator.verdicts import shown
 from autotune.policies.values.events import Finished, GoalReached, History, Notified, Started
 from autotune.policies.values.history import settled
 from autotune.policies.values.job import Occasion
@@ -27,7 +28,7 @@ def due(history: History, notified: Sequence[Notified]) -> tuple[Due, ...]:
     ]
     last = history[-1] if history else None
     if isinstance(last, Finished) and last.at not in known:
-        occasion = occasion_of(last.verdict)
+        occasion = shown(last.verdict).occasion
         if occasion is not None:
             news.append(Due(occasion=occasion, about=last))
     return tuple(news)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 from pathlib import Path
-from typing import assert_never
 
 import msgspec
 
@@ -16,6 +15,7 @@ from autotune.orchestrator.report.document import Change, Conclusion, Fact, Spen
 from autotune.orchestrator.report.evidence import path_text
 from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.units import show_setting
+from autotune.orchestrator.verdicts import shown
 from autotune.policies.search import trials
 from autotune.policies.values.events import (
     Accepted,
@@ -28,7 +28,6 @@ from autotune.policies.values.events import (
     Infrastructure,
     Interrupted,
     NeedsHuman,
-    Rehearsed,
     Stable,
     Started,
     TrainingCompleted,
@@ -49,10 +48,11 @@ def conclusion_of(run: directory.Run, history: History, framework: Framework) ->
     verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
     attempts = sum(isinstance(e, Started) for e in history)
     seconds = max(0.0, seconds_of(history[-1].at) - seconds_of(accepted.at))
-    status, tone = _status(verdict)
     if verdict is None:
+        status, tone = "unfinished", "warn"
         headline = f"Not finished: {attempts} attempt{'' if attempts == 1 else 's'} on record"
     else:
+        status, tone = str(verdict.__struct_config__.tag), shown(verdict).tone
         text = messages.verdict(verdict, attempts=attempts, seconds=seconds)
         headline = text[:1].upper() + text[1:]
     knobs, changes_of = _knobs(history)
@@ -70,28 +70,6 @@ def conclusion_of(run: directory.Run, history: History, framework: Framework) ->
         spent=spent(history),
         gpus=accepted.cluster.nodes * accepted.cluster.gpus_per_node,
     )
-
-
-def _status(verdict: Verdict | None) -> tuple[str, str]:
-    match verdict:
-        case None:
-            return "unfinished", "warn"
-        case TrainingCompleted(marginal=marginal):
-            return "completed", "warn" if marginal else "good"
-        case Stable(marginal=marginal):
-            return "stable", "warn" if marginal else "good"
-        case Rehearsed():
-            return "rehearsed", "good"
-        case GaveUp():
-            return "gave_up", "bad"
-        case NeedsHuman():
-            return "needs_human", "bad"
-        case Infrastructure():
-            return "infrastructure", "bad"
-        case Interrupted():
-            return "interrupted", "warn"
-        case _:
-            assert_never(verdict)
 
 
 def _details(verdict: Verdict | None) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
+_ID_BYTES = 4
+_TRIES = 16
+
 
 def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
     """Write a whole file that only its owner can read, atomically."""
@@ -122,11 +125,14 @@ class Run:
 
 
 def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> Run:
-    """Return a new run's folder with its job.yaml; the id is new in `root`."""
+    """Return a new run's folder with its job.yaml; the id is new in `root`.
+
+    Other places know a run by its id alone: the checkpoints below the job's `workdir`, the cluster's actors.
+    """
     _make(root, private=False)
     refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs
-    for digits in (2, 2, 2, 2, 2, 2, 2, 2, 3, 4, 8):
-        path = root / secrets.token_hex(digits)
+    for _ in range(_TRIES):
+        path = root / secrets.token_hex(_ID_BYTES)
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:

@@ -31,6 +31,7 @@ from autotune.orchestrator.terminal.widgets import (
     wants_color,
 )
 from autotune.orchestrator.units import show_duration
+from autotune.orchestrator.verdicts import shown
 from autotune.policies.recovery.worst_case import cautions
 from autotune.policies.values.events import (
     Accepted,
@@ -65,6 +66,7 @@ from autotune.policies.values.remedy import Remedy
 
 _HEARTBEAT_S = 60.0
 _STEP_LINES_S = 10.0
+_TONES = {"good": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}  # mark and style
 
 
 class Console(Observer):
@@ -98,8 +100,7 @@ class Console(Observer):
         self._knobs: Knobs | None = None
         self._number = self._attempt = 0
         self._view = LiveView()
-        self._accepted_at = 0.0
-        self._gpus = 0
+        self._accepted_at, self._gpus = 0.0, 0
         self._tells, self._has_steps = True, False
         self._printed_at = self._step_printed_at = 0.0
 
@@ -305,19 +306,19 @@ class Console(Observer):
         seconds = max(0.0, seconds_of(event.at) - self._accepted_at)
         text = messages.verdict(event.verdict, attempts=self._number, seconds=seconds)
         self._line(Text(""))
+        mark, style = _TONES[shown(event.verdict).tone]
         match event.verdict:
-            case TrainingCompleted(marginal=marginal) | Stable(marginal=marginal):
+            case TrainingCompleted() | Stable():
                 hours = f" ({self._gpus * seconds / 3600:.1f} GPU-hours)" if self._gpus else ""
-                mark, style = ("!", "yellow") if marginal else ("✓", "green")
                 self._line(Text(f"{mark} {text}{hours}.", style=style))
                 self._offer(event.verdict.faster)
             case Rehearsed():
-                self._line(Text(f"✓ {text}", style="green"))
+                self._line(Text(f"{mark} {text}", style=style))
             case Interrupted():
-                self._line(Text(f"! {text}", style="yellow"))
+                self._line(Text(f"{mark} {text}", style=style))
                 self._line(self._resume_hint(f"continues at attempt #{self._number + 1}"))
             case GaveUp() | NeedsHuman() | Infrastructure():
-                self._line(Text(f"✗ {text}", style="red"), error=True)
+                self._line(Text(f"{mark} {text}", style=style), error=True)
                 for line in self._failure_details(event.verdict):
                     self._line(line, error=True)
             case _:

@@ -85,7 +85,7 @@ def _host_has_room(cluster: Cluster) -> bool:
 
 
 def undoes_offload(run: Run, remedy: Remedy) -> bool:
-    """Return whether a remedy brings back to the devices what the last change moved to the host."""
+    """Return whether a remedy reverts an offload to the host that the last relaunch introduced."""
     before = run.attempts[-2].knobs if len(run.attempts) > 1 else run.accepted.profile.knobs
     last = run.attempts[-1].knobs
     return any(

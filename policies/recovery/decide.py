@@ -122,7 +122,10 @@ def _while_running(run: Run, last: Attempt) -> Action:
 
 
 def _after_loss(run: Run, last: Attempt) -> Action:
-    """Return what follows a loss: the same knobs, later each time, out of a budget of its own."""
+    """Return the action after a loss: a relaunch with the same knobs, later after each loss.
+
+    These relaunches have their own budget, `recovery.infrastructure_retries`.
+    """
     lost = [a for a in run.since_resumed if a.infrastructure]
     reason = _loss(last)
     if _killed(last) and any(_killed(a) and a.step == last.step for a in lost[:-1]):
@@ -180,9 +183,9 @@ def _spent(run: Run) -> str:
 
 
 def _after_forecast(run: Run, last: Attempt) -> Launch:
-    """Return what follows a stop in good health: the remedy, or the same knobs where it is gone meanwhile.
+    """Return the relaunch after a stop for a forecast: with the remedy, else with the same knobs.
 
-    No verdict follows from a failure that never happened; `forewarned` bounds how often a run is stopped so.
+    A forecast failure never ends the run; `forewarned` limits how often one stops it.
     """
     follows = None if last.diagnosis is None else _after_failure(run, last, last.diagnosis)
     if isinstance(follows, Launch):

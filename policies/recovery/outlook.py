@@ -117,7 +117,11 @@ def with_host_and_pool(
     margin: float,
     host_share: float = HOST_LIMIT,
 ) -> Floats:
-    """Return what does not fit, host and pool included, with a margin of so many standard deviations."""
+    """Return the excess of configurations with that of host memory and of the engine's pool added.
+
+    `over` and the result are shares of the limits, of shape (configurations,), and 0 fits; the pool adds
+    0.1 for each standard deviation that it lacks. `margin` is in standard deviations of the error.
+    """
     limit = host_share * estimate.host_capacity
     over = over + np.maximum(0.0, (prediction.host + margin * prediction.host_error) / limit - 1).max(axis=0)
     return over + 0.1 * np.maximum(0.0, margin - np.maximum(-20.0, prediction.pool))

@@ -117,7 +117,7 @@ def _failure(attempt: Attempt) -> tuple[Cause, Phase] | None:
 
 
 def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
-    """Return whether a remedy moves again what one of `climbed` moved."""
+    """Return whether a remedy of the same name in `climbed` already changed all its knobs."""
     return any(
         remedy.name == other.name and remedy.changes.keys() <= other.changes.keys() for other in climbed
     )

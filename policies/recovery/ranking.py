@@ -269,7 +269,11 @@ def _score(view: Outlook, times: StepTimes) -> Score:
 
 
 def _misses(view: Outlook, estimate: Estimates, prediction: Prediction) -> Floats:
-    """Return by what share the fullest phase exceeds what leaves the goal's headroom; negative fits."""
+    """Return each configuration's excess over the goal's memory limit, as a share of it.
+
+    The limit is the capacity less the headroom of the goal, the excess that of the fullest phase; shape
+    (configurations,); at most 0 where every phase fits.
+    """
     capacity = estimate.gpu_capacity * (1 - view.run.accepted.job.goal.headroom)
     misses: Floats = (prediction.gpu / capacity).max(axis=0) - 1
     return misses

@@ -22,14 +22,14 @@ _SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
 
 
 def missing_bytes(facts: Facts) -> int | None:
-    """Return by how much the failed request exceeded what was free; None if the message does not say."""
+    """Return the bytes of the failed request that were not free; None if the message lacks a figure."""
     if facts.requested_bytes is None or facts.free_bytes is None:
         return None
     return max(0, facts.requested_bytes - facts.free_bytes)
 
 
 def needed_bytes(facts: Facts) -> int | None:
-    """Return what the device would have had to hold for the failed request; None if it does not say."""
+    """Return the bytes in use plus those of the failed request; None if the message lacks a figure."""
     used = _used_bytes(facts)
     return None if used is None or facts.requested_bytes is None else used + facts.requested_bytes
 

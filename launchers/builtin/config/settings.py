@@ -1,6 +1,5 @@
 """settings.yaml of the built-in job, checked as a whole before anything starts."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_type_hints
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.likeness import nearest
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -222,10 +222,10 @@ def _per_rank(budgets: tuple[int | None, ...], ranks: int) -> tuple[int | None, 
 
 
 def _unknown(key: str, known: tuple[str, ...]) -> ConfigError:
-    close = difflib.get_close_matches(key, known, n=1)
+    near = nearest(key, known)
     hint = (
-        f"did you mean {close[0]}?"
-        if close
+        f"did you mean {near}?"
+        if near
         else "see the fields of autotune.launchers.builtin.config.settings.Settings"
     )
     return ConfigError(key, "unknown key", hint)

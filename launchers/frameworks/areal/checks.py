@@ -17,9 +17,9 @@ from autotune.launchers.frameworks.areal.backend import (
 )
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core.data import table
-from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
+from autotune.launchers.likeness import nearest, suggestion
 from autotune.policies.values.value import Value
 
 SHARED_SILENTLY = "AReaL's local scheduler then puts two workers on one card without a word"
@@ -111,8 +111,8 @@ def _suggestion(name: str, facts: Facts) -> str:
     siblings = [other for other in facts.kinds if section and other.rpartition(".")[0] == section]
     alike = [other for other in facts.kinds if section and other.rpartition(".")[2] == last]
     for names, cutoff in ((facts.kinds, 0.85), (siblings, 0.75), (alike, 0.0)):
-        if near := nearest(name, names, cutoff=cutoff):
-            return f"did you mean `{near}`?"
+        if hint := suggestion(name, names, cutoff=cutoff):
+            return hint
     return ""
 
 

@@ -24,8 +24,8 @@ from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.lengths import with_lengths
-from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.likeness import nearest, suggestion
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
@@ -264,8 +264,8 @@ def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
         yield from _special(path, name, written)
         return
     if name not in KNOBS:
-        near = nearest(name, (*KNOBS, *_special_settings()))
-        hint = f"did you mean `{near}`?" if near else "the script's own arguments belong into `command`"
+        hint = suggestion(name, (*KNOBS, *_special_settings()))
+        hint = hint or "the script's own arguments belong into `command`"
         yield Problem(path=path, message=f"unknown setting `{name}`", hint=hint)
         return
     if name not in named:
@@ -301,8 +301,7 @@ def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[P
     if fits and name == "layout":
         unknown = [key for key in written if key not in Layout.__struct_fields__]
         for key in unknown:
-            near = nearest(str(key), Layout.__struct_fields__)
-            hint = f"did you mean `{near}`?" if near else ""
+            hint = suggestion(str(key), Layout.__struct_fields__)
             yield Problem(path=(*path, str(key)), message=f"unknown key `{key}`", hint=hint)
         try:
             msgspec.convert(written, type=Layout)

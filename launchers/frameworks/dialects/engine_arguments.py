@@ -13,8 +13,8 @@ from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import versions
-from autotune.launchers.frameworks.core.likeness import MISSPELT, nearest
 from autotune.launchers.frameworks.core.types import misfit
+from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 

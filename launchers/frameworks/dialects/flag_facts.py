@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core.likeness import MISSPELT, nearest
 from autotune.launchers.frameworks.dialects.flags import bare, is_on, parsed_value
+from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.value import Value
 
 _KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}

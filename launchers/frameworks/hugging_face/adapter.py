@@ -14,7 +14,6 @@ from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.core import trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import package_of
-from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
@@ -30,6 +29,7 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
+from autotune.launchers.likeness import suggestion
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
@@ -111,8 +111,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         known = config.keys.union(ENVIRONMENT, (self.section,))
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name in (name for name in values if name not in known):
-                near = nearest(str(name), config.keys)
-                hint = f"did you mean `{near}`?" if near else f"`{self.help_command}` lists what there is"
+                hint = suggestion(str(name), config.keys) or f"`{self.help_command}` lists what there is"
                 message = f"{self.title} {config.release.version} has no setting `{name}`"
                 yield Problem(path=(place, name), message=message, hint=hint)
 

@@ -12,11 +12,11 @@ import msgspec
 from packaging.version import Version
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core.likeness import nearest
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, prefix, value_of
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
+from autotune.launchers.likeness import nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 

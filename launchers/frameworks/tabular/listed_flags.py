@@ -11,13 +11,13 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import Words, document
-from autotune.launchers.frameworks.core.likeness import MISSPELT, nearest
 from autotune.launchers.frameworks.core.versions import Release
 from autotune.launchers.frameworks.dialects.flags import bare, flags_of, parsed_value, spelled
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings, with_settings
+from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value

@@ -18,7 +18,6 @@ from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
 from autotune.orchestrator.cli.shared.options import Options
-from autotune.orchestrator.cli.shared.verdicts import exit_code
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
@@ -35,6 +34,7 @@ from autotune.orchestrator.run.full_disk import PATIENCE_S
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.views import Views
+from autotune.orchestrator.verdicts import shown
 from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
     Edited,
@@ -113,7 +113,7 @@ def drive(
             told = bool(journal.history())
     finally:
         views.close()
-    code = exit_code(verdict)
+    code = shown(verdict).exit_code
     with listening(hung_up=views.hang_up) as after:
         name = export.REHEARSED if isinstance(verdict, Rehearsed) else export.STABLE
         if code is ExitCode.OK and not options.json and (run.path / name).exists():
@@ -163,9 +163,9 @@ def _drive(
     history = journal.history()
     finished = history[-1] if history else None
     if isinstance(finished, Finished) and edit is None:
-        if exit_code(finished.verdict) is ExitCode.OK:
+        if shown(finished.verdict).exit_code is ExitCode.OK:
             return finished.verdict
-        if exit_code(finished.verdict) is ExitCode.NO and not fixed:
+        if shown(finished.verdict).exit_code is ExitCode.NO and not fixed:
             views.show_end(finished, hint=how_to_go_on(run))
             return finished.verdict
     require(f"run {run.id}", *NEEDED[run.request.mode])
@@ -344,7 +344,7 @@ def _certify(run: directory.Run) -> None:
 
 def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> None:
     """Write the stable configuration of a run that succeeded, and say what changed."""
-    if exit_code(verdict) is not ExitCode.OK:
+    if shown(verdict).exit_code is not ExitCode.OK:
         return
     views.export()
     history = run.history()

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from tree_sitter import Node
 
+from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.init.bash import conditions
 from autotune.orchestrator.init.bash.state import State, is_unknown, unknown
 from autotune.orchestrator.init.bash.syntax import first_line, parse, text_of
@@ -75,8 +76,8 @@ def _source(shell: Shell, node: Node, call: Call) -> bool | None:
     path = next((place for place in places if not is_unknown(name) and place.is_file()), None)
     if text is None and path is not None:
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError):
+            text = read_text(path).replace("\r\n", "\n")
+        except UnreadableError:
             text = None
     if text is None or shell.depth >= _DEPTH:
         shell.state.note(node, f"file not found or not readable: `{first_line(text_of(node))}`")

@@ -146,14 +146,14 @@ def _shown(pace: Pace, some: Offered) -> Offered:
 
 
 def _covariance(one: Offered, other: Offered, usual_s: float) -> Floats:
-    """Return how what is not known of each of one and each of the other configurations moves together."""
+    """Return the prior covariance of the step times' errors in s², shape (len(one), len(other))."""
     rows = Offered(rows=one.rows[:, None, :], codes=one.codes[:, None, :])
     columns = Offered(rows=other.rows[None, :, :], codes=other.codes[None, :, :])
     return _together(rows, columns, usual_s)
 
 
 def _together(one: Offered, other: Offered, usual_s: float) -> Floats:
-    """Return the same for configurations in pairs."""
+    """Return the prior covariance in s² of configurations, pair by pair."""
     apart = ((one.codes - other.codes) / _LENGTH) ** 2
     found = _FACTOR_ERROR**2 * (one.rows * other.rows).sum(axis=-1) + (_CONSTANT_ERROR * usual_s) ** 2
     alone, far = np.exp(-0.5 * apart).sum(axis=-1), apart.sum(axis=-1)
@@ -162,7 +162,7 @@ def _together(one: Offered, other: Offered, usual_s: float) -> Floats:
 
 
 def _factors(rows: Floats, target: Floats, usual_s: float) -> Floats:
-    """Return the factors of the parts where generation hides training or the other way round."""
+    """Return the measured factors of the parts of a step in which generation and training overlap."""
     prior = np.ones(rows.shape[1])
     mean: Floats = prior
     for _ in range(_ROUNDS):
@@ -178,7 +178,7 @@ def _factors(rows: Floats, target: Floats, usual_s: float) -> Floats:
 
 
 def _active(rows: Floats, factors: Floats, *, overlapped: bool) -> Floats:
-    """Return the rows with what another part hides left out."""
+    """Return the seconds of the parts, 0 for a part that a longer one hides."""
     if not overlapped:
         return rows
     generating = rows[:, 0] * factors[0]

@@ -64,7 +64,10 @@ class StepTimes:
         return taken
 
     def gain(self, knobs: Sequence[Knobs], others: Sequence[Knobs]) -> tuple[Floats, Floats]:
-        """Return by what share of its seconds each of some configurations beats its other, and the error."""
+        """Return how much faster each configuration is than its counterpart, and the error.
+
+        Both are shares of the counterpart's seconds per step, of shape (len(knobs),); negative is slower.
+        """
         here = self._offered(self.view.estimates(others), others)
         more, error = slower(self.pace, self._offered(self.view.estimates(knobs), knobs), here)
         return -more, error

@@ -18,7 +18,7 @@ _OUTSIDE_SHARE = 0.25  # of a card held by others before they are named as the r
 
 
 def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose what was moved to host memory goes back to the devices, the phase's own first."""
+    """Propose to move state from host memory back to the devices, that of the failed phase first."""
     first = {
         Phase.OPTIMIZER: "optimizer_offload",
         Phase.WEIGHT_SYNC: "param_offload",

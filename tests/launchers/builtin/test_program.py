@@ -28,10 +28,9 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster(normal_niceness: None) -> Iterator[str]:
     # A socket's path is limited to 107 characters; pytest's folders are too deep.
-    with tempfile.TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")  # Ray's 15 starves a job beside other tests
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
         context = ray.init(
             num_cpus=2,
             include_dashboard=False,

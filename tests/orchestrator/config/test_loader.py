@@ -300,7 +300,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="is a directory"):
         load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
-    with pytest.raises(JobErrors, match="not UTF-8"):
+    with pytest.raises(Failure, match=r"cannot read job file `.*`: not UTF-8 text \(byte 9\)"):
         load(tmp_path / "latin.yaml")
     (tmp_path / "bom.yaml").write_text("\ufeff" + HEAD)
     assert load(tmp_path / "bom.yaml").name == "j"
