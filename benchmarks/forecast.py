@@ -1,11 +1,14 @@
-"""`python -m benchmarks.forecast`: failures that are forewarned and false alarms, drawn and recorded."""
+"""`python -m benchmarks.forecast`: failures that are forewarned and false alarms, drawn and recorded.
+
+Series `seen` were looked at while the forecast was written; those `held out` had no part in it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -21,7 +24,11 @@ from benchmarks.simulation.cluster import reported
 from benchmarks.simulation.jobs import undecided
 from benchmarks.simulation.world import Stratum
 
-RECORDED = Path(__file__).parent / "measurements" / "builtin-steps.jsonl"
+_MEASUREMENTS = Path(__file__).parent / "measurements"
+RECORDED = _MEASUREMENTS / "builtin-steps.jsonl"
+WITH_LENGTHS = _MEASUREMENTS / "builtin-lengths.jsonl"  # by benchmarks.record_steps
+SEEN, HELD_OUT = (0,), (1,)  # seeds of the recorded runs
+_LEAST_SLOPE = 0.1  # relative growth of memory for one of lengths, below which it does not follow them
 AHEAD = 5  # steps between the word and the failure that make it a warning in time
 _CAPACITY = 1 << 36
 _FIRST, _LAST = 18, 400  # steps between which a drift makes a job fail
@@ -37,6 +44,7 @@ class Series(NamedTuple):
     used: list[float]  # share of the device, by step from the first
     fails: int | None  # step at which it runs out; None: never
     of: int
+    lengths: Mapping[str, Sequence[float]] = {}  # of the responses, by step
 
 
 class Outcome(NamedTuple):
@@ -61,18 +69,14 @@ def main() -> None:
     parser.add_argument(
         "--jobs", type=int, default=24, help="simulated jobs whose peaks the series start from"
     )
+    parser.add_argument("--only", choices=SETS, nargs="+", default=list(SETS))
     options = parser.parse_args()
-    recorded = [*recorded_bases()]
-    for where, every in (
-        (
-            "simulated",
-            [*drawn_series([*simulated_bases(options.jobs, options.seed)], options.series, options.seed)],
-        ),
-        ("recorded", [*injected_series(recorded, options.series, options.seed)]),
-    ):
-        told = {name: [watched(series, method) for series in every] for name, method in METHODS.items()}
-        print("\n".join(_table(where, told["forecast"])))
-        print("\n".join(compared(where, told)), flush=True)
+    for name in options.only:
+        every = [*SETS[name](options.jobs, options.series, options.seed)]
+        methods = METHODS | (WITHOUT_LENGTHS if any(series.lengths for series in every) else {})
+        told = {title: [watched(series, method) for series in every] for title, method in methods.items()}
+        print("\n".join(_table(name, told["forecast"])))
+        print("\n".join(compared(name, told)), flush=True)
 
 
 # --------------------------------------------------------------------- series
@@ -83,6 +87,7 @@ class Base(NamedTuple):
 
     phase: str
     noise: list[float]  # around 1
+    lengths: Mapping[str, Sequence[float]] = {}
 
 
 def simulated_bases(jobs: int, seed: int) -> Iterator[Base]:
@@ -103,13 +108,16 @@ def _on_larger_cards(accepted: Accepted) -> Accepted:
     return msgspec.structs.replace(accepted, cluster=cluster)
 
 
-def recorded_bases() -> Iterator[Base]:
-    """Yield the phases of runs of the built-in job on a CPU."""
-    for line in RECORDED.read_text().splitlines():
+def recorded_bases(path: Path = RECORDED, *, seeds: Sequence[int | None] = (None,)) -> Iterator[Base]:
+    """Yield the phases of runs of the built-in job on a CPU, those with one of these seeds."""
+    for line in path.read_text().splitlines():
         row = msgspec.json.decode(line)
+        if row.get("seed") not in seeds:
+            continue
         for phase, used in row["peaks"].items():
             usual = statistics.median(used[2:])
-            yield Base(phase=phase, noise=[each / usual for each in used])
+            noise = [each / usual for each in used]
+            yield Base(phase=phase, noise=noise, lengths=row.get("lengths", {}))
 
 
 def _noisy(rng: Random, base: Base, steps: int) -> list[float]:
@@ -248,13 +256,57 @@ def injected_series(bases: Sequence[Base], each: int, seed: int) -> Iterator[Ser
                 grown, rise = shape(rng, steps), (limit - level) * steps / about
                 used = [level * own + rise * g for own, g in zip(base.noise, grown, strict=True)]
                 fails = next((step + 1 for step, share in enumerate(used) if share > limit), None)
-            yield Series(kind=kind, phase=base.phase, used=used[: fails - 1], fails=fails, of=2 * steps)
+            lengths = base.lengths
+            if shape is _slowing:
+                lengths = _lengthened(base, [rise * g / level for g in grown])
+            yield Series(kind, base.phase, used[: fails - 1], fails, 2 * steps, lengths)
     for number, base in enumerate(bases):
         rng = Random(f"{seed} recorded {number}")
         for _ in range(5):
             level = rng.uniform(0.7, 0.97) / max(base.noise)
             used = [level * own for own in base.noise]
-            yield Series("as recorded", base.phase, used, None, rng.choice((1, 2, 5)) * len(used))
+            of = rng.choice((1, 2, 5)) * len(used)
+            yield Series("as recorded", base.phase, used, None, of, base.lengths)
+
+
+def _lengthened(base: Base, more: Sequence[float]) -> dict[str, list[float]]:
+    """Return the lengths that need so much more memory, as shares of the usual one.
+
+    The slope is that of the recorded steps; where their memory does not follow the lengths, it is taken as
+    proportional to them.
+    """
+    found = {}
+    for name, lengths in base.lengths.items():
+        usual = statistics.fmean(lengths)
+        longer = np.diff(lengths[WARM_UP:]) / usual
+        slope = float(np.diff(base.noise[WARM_UP:]) @ longer) / float(longer @ longer)
+        share = slope if slope > _LEAST_SLOPE else 1.0
+        found[name] = [own + usual * grown / share for own, grown in zip(lengths, more, strict=True)]
+    return found
+
+
+def _simulated(jobs: int, each: int, seed: int) -> list[Series]:
+    return [*drawn_series([*simulated_bases(jobs, seed)], each, seed)]
+
+
+def _recorded(jobs: int, each: int, seed: int) -> list[Series]:
+    return [*injected_series([*recorded_bases()], each, seed)]
+
+
+def _seen(jobs: int, each: int, seed: int) -> list[Series]:
+    return [*injected_series([*recorded_bases(WITH_LENGTHS, seeds=SEEN)], each, seed)]
+
+
+def _held_out(jobs: int, each: int, seed: int) -> list[Series]:
+    return [*injected_series([*recorded_bases(WITH_LENGTHS, seeds=HELD_OUT)], each, seed)]
+
+
+SETS: dict[str, Callable[[int, int, int], list[Series]]] = {
+    "simulated": _simulated,
+    "recorded": _recorded,
+    "recorded with lengths, seen": _seen,
+    "recorded with lengths, held out": _held_out,
+}
 
 
 # --------------------------------------------------------------------- what is said
@@ -265,7 +317,8 @@ def watched(series: Series, says: Method) -> Outcome:
     rows: list[Measured] = []
     for number, share in enumerate(series.used):
         peak = Peak(used_bytes=int(share * _CAPACITY), capacity_bytes=_CAPACITY)
-        rows.append(Measured(step=number + 1, peaks={series.phase: peak}))
+        lengths = {name: values[number] for name, values in series.lengths.items()}
+        rows.append(Measured(step=number + 1, peaks={series.phase: peak}, lengths=lengths))
         if says(rows, series.phase, series.of):
             return Outcome(series.kind, series.fails, number + 1)
     return Outcome(series.kind, series.fails, None)
@@ -273,6 +326,10 @@ def watched(series: Series, says: Method) -> Outcome:
 
 def _forecast(rows: Sequence[Measured], phase: str, of: int) -> bool:
     return bool(foresee(rows, said={}, of=of))
+
+
+def _without_lengths(rows: Sequence[Measured], phase: str, of: int) -> bool:
+    return _forecast([msgspec.structs.replace(row, lengths={}) for row in rows], phase, of)
 
 
 def _without_fit(rows: Sequence[Measured], phase: str, of: int) -> bool:
@@ -294,6 +351,7 @@ METHODS: dict[str, Method] = {
     "without the fit: 95 % in use": _without_fit,
     "a line through all steps": _through_all,
 }
+WITHOUT_LENGTHS: dict[str, Method] = {"forecast, lengths unknown": _without_lengths}
 
 
 def compared(where: str, told: dict[str, list[Outcome]]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import count
 from random import Random
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Crashed, Peak
 from autotune.policies.values.rehearsing import SAVED_AT, STEPS, Part, Rehearsal
 from benchmarks.simulation.cluster import Failure, diagnosis, holds, reported, run
-from benchmarks.simulation.columns import columns
+from benchmarks.simulation.columns import Column, Columns, columns
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.oracle import configurations, leanest
 from benchmarks.simulation.truth import PHASES, device_peaks, late_bytes
@@ -50,13 +51,14 @@ class Kind(StrEnum):
 
 LATE = tuple(Kind)[:6]
 CALM = tuple(Kind)[6:]
-_PLACES = {  # where it runs out, and the phase of the simulation that holds as much without it
+_PLACES = {  # where it runs out, and the phase of the simulation that holds what is there without it
     Kind.OPTIMIZER: (Phase.OPTIMIZER, Phase.OPTIMIZER),
-    Kind.SAVE: (Phase.CHECKPOINT, Phase.OPTIMIZER),
+    Kind.SAVE: (Phase.CHECKPOINT, Phase.LOG_PROB),
     Kind.VALIDATION: (Phase.ROLLOUT, Phase.ROLLOUT),
-    Kind.RELOAD: (Phase.INIT, Phase.OPTIMIZER),
+    Kind.RELOAD: (Phase.INIT, Phase.LOG_PROB),
     Kind.WAKE_UP: (Phase.WEIGHT_SYNC, Phase.WEIGHT_SYNC),
 }
+_OUTSIDE = frozenset({Kind.SAVE, Kind.RELOAD})  # of a pass: only what the device holds for longer is there
 
 
 class Case(NamedTuple):
@@ -64,7 +66,7 @@ class Case(NamedTuple):
 
     world: World
     kind: Kind
-    times: float  # the phase's usual peak, that the event needs
+    more: float  # bytes that the event takes beside what is there
     longest: float  # times the usual short-lived memory of a pass, at full length
     at: int  # the step of the full-length batch
     shown: bool  # a record or frames of the failure show its phase
@@ -81,7 +83,6 @@ class Outcome(NamedTuple):
 
     kind: Kind
     forces: bool
-    curable: bool  # some legal configuration gets through the training
     met: bool  # the failure appeared in it
     changed: bool  # the training begins with other knobs
     holds: bool  # the training gets through, one reload included
@@ -95,15 +96,23 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=50, help="of each kind")
     parser.add_argument("--seed", type=int, default=20261123)
     options = parser.parse_args()
-    print("\n".join(table([rehearsed(case) for case in cases(options.jobs, options.seed)])))
+    drawn_cases = [drawn for kind in Kind for drawn in cases(kind, options.jobs, options.seed)]
+    print("\n".join(table([rehearsed(case) for case, _ in drawn_cases])))
+    print("\n".join(incurable(drawn_cases)))
 
 
-def cases(jobs: int, seed: int) -> Iterator[Case]:
-    """Yield so many jobs of each kind."""
+def cases(kind: Kind, jobs: int, seed: int) -> Iterator[tuple[Case, int]]:
+    """Yield jobs whose event some configuration gets through, and how many draws before each have none."""
     strata = (Stratum.NEAR, Stratum.FAR)
-    for kind in Kind:
-        for number in range(jobs):
-            yield drawn_case(kind, strata[number % 2], seed=seed * 1009 + number)
+    seeds = count(seed * 1009)
+    for number in range(jobs):
+        left_out = 0
+        while True:
+            case = drawn_case(kind, strata[number % 2], seed=next(seeds))
+            if kind in CALM or curable(case):
+                break
+            left_out += 1
+        yield case, left_out
 
 
 def drawn_case(kind: Kind, stratum: Stratum, *, seed: int) -> Case:
@@ -118,14 +127,14 @@ def drawn_case(kind: Kind, stratum: Stratum, *, seed: int) -> Case:
     case = Case(
         world=world,
         kind=kind,
-        times=1.0,
+        more=0.0,
         longest=1.0,
         at=rng.randint(20, _STEPS),
         shown=profile.framework in _RECORDING or Random(f"shown {kind.value} {seed}").random() < _SHOWN,
     )
     capacity, over = accepted.cluster.gpu_memory_bytes, rng.uniform(1.01, 1.15)
     if kind in _PLACES:
-        return case._replace(times=capacity * over / _usual(case, best.knobs, 2)[_PLACES[kind][1]])
+        return case._replace(more=capacity * over - float(_there(case, columns(world, (best.knobs,)))[0]))
     short = float(device_peaks(world, columns(world, (best.knobs,)))[Phase.BACKWARD][1][0])
     spare = capacity - max(_usual(case, best.knobs, 2)[phase] for phase in _PASSES)
     if kind is Kind.HOLDS:
@@ -135,11 +144,6 @@ def drawn_case(kind: Kind, stratum: Stratum, *, seed: int) -> Case:
 
 def rehearsed(case: Case) -> Outcome:
     """Return what the rehearsal of a job shows and cures, by the decisions of `launch --rehearse`."""
-    found = _rehearsed(case)
-    return found if found.holds else found._replace(curable=_curable(case))
-
-
-def _rehearsed(case: Case) -> Outcome:
     world = case.world
     rehearsal = Rehearsal(forces=case.forces, reloads=True, steps=_STEPS)
     events: list[Event] = [msgspec.structs.replace(world.accepted, rehearsal=rehearsal)]
@@ -148,7 +152,7 @@ def _rehearsed(case: Case) -> Outcome:
     while True:
         action = decide(tuple(events))
         if not isinstance(action, Launch) or starts > _MOST:
-            return Outcome(case.kind, case.forces, True, met, True, False, starts, steps)
+            return Outcome(case.kind, case.forces, met, True, False, starts, steps)
         if action.rehearsal is None:
             break
         starts += 1
@@ -186,10 +190,19 @@ def _rehearsed(case: Case) -> Outcome:
         met = met or failed is not None
     holds = _trains(case, action.knobs)
     changed = action.knobs != world.accepted.profile.knobs
-    return Outcome(case.kind, case.forces, True, met, changed, holds, starts, steps)
+    return Outcome(case.kind, case.forces, met, changed, holds, starts, steps)
 
 
-def _curable(case: Case) -> bool:
+def _there(case: Case, c: Columns) -> Column:
+    """Return what a device holds when the event comes, without what that takes itself."""
+    phase = _PLACES[case.kind][1]
+    long, short = device_peaks(case.world, c)[phase]
+    if case.kind in _OUTSIDE:
+        return long
+    return long + short + late_bytes(case.world, c, phase, 2, short=short)
+
+
+def curable(case: Case) -> bool:
     """Return whether a legal configuration gets through: one of the oracle's grid, or a leaner one."""
     grid = configurations(case.world)
     profile, extras = case.world.accepted.profile, leanest(case.world)
@@ -207,11 +220,11 @@ def _holding(case: Case, configurations: Sequence[Knobs]) -> list[Knobs]:
     """Return the configurations that hold for a day and through the late event."""
     world, c = case.world, columns(case.world, configurations)
     capacity, fits = world.accepted.cluster.gpu_memory_bytes, holds(world, c)
+    if case.kind in _PLACES:
+        fits &= _there(case, c) + case.more <= capacity
     for phase, (long, short) in device_peaks(world, c).items():
-        late = late_bytes(world, c, phase, 2, short=short)
-        if case.kind in _PLACES and phase is _PLACES[case.kind][1]:
-            fits &= (long + short + late) * case.times <= capacity
         if case.kind is Kind.LENGTH and phase in _PASSES:
+            late = late_bytes(world, c, phase, 2, short=short)
             fits &= long + short * case.longest + late <= capacity
     return [knobs for knobs, fit in zip(configurations, fits.tolist(), strict=True) if fit]
 
@@ -324,8 +337,8 @@ def _failure(
     }
     demands = list(_peaks(case, knobs, step, longest=longest).items())
     if happens.get(case.kind, False):
-        phase, same = _PLACES[case.kind]
-        event = (phase, _usual(case, knobs, step)[same] * case.times)
+        there = float(_there(case, columns(case.world, (knobs,)))[0])
+        event = (_PLACES[case.kind][0], there + case.more)
         demands = [event, *demands] if loads and case.kind is Kind.RELOAD else [*demands, event]
     for phase, peak in demands:
         if peak > capacity:
@@ -350,10 +363,21 @@ def _peaks(case: Case, knobs: Knobs, step: int, *, longest: bool) -> dict[Phase,
     return found
 
 
+def incurable(drawn_cases: Sequence[tuple[Case, int]]) -> Iterator[str]:
+    """Yield the table of the draws whose event needs more than any configuration frees."""
+    yield "| event | draws | no configuration gets through |"
+    yield "|---|---|---|"
+    for kind in LATE:
+        own = [left_out for case, left_out in drawn_cases if case.kind is kind]
+        if own:
+            draws = len(own) + sum(own)
+            yield f"| {kind.value} | {draws} | {sum(own) / draws:.1%} |"
+
+
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the table by kind."""
-    head = ("simulated jobs", "jobs", "appears in the rehearsal", "some configuration holds")
-    head += ("of those, the training holds", "changed", "starts, mean (most)", "steps, mean (most)")
+    head = ("simulated jobs", "jobs", "appears in the rehearsal", "the training holds", "changed")
+    head += ("starts, mean (most)", "steps, mean (most)")
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     groups: list[tuple[str, list[Outcome]]] = []
@@ -373,13 +397,11 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _row(name: str, own: Sequence[Outcome]) -> str:
     starts, steps = [each.starts for each in own], [each.steps for each in own]
-    met, curable, changed = (
-        statistics.fmean(values) for values in zip(*((e.met, e.curable, e.changed) for e in own), strict=True)
+    met, held, changed = (
+        statistics.fmean(values) for values in zip(*((e.met, e.holds, e.changed) for e in own), strict=True)
     )
-    held = [each.holds for each in own if each.curable]
-    holds = f"{statistics.fmean(held):.1%}" if held else ""
     return (
-        f"| {name} | {len(own)} | {met:.1%} | {curable:.1%} | {holds} | {changed:.1%} "
+        f"| {name} | {len(own)} | {met:.1%} | {held:.1%} | {changed:.1%} "
         f"| {statistics.fmean(starts):.1f} ({max(starts)}) | {statistics.fmean(steps):.1f} ({max(steps)}) |"
     )
 

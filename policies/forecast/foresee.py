@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from autotune.policies.estimate.belief.gaussian import Floats
+from autotune.policies.forecast.beside_lengths import FOLLOWS, adjusted
 from autotune.policies.forecast.crossing import AHEAD, Crossing, crossing
 from autotune.policies.forecast.trend import FEWEST, slope_of, trend
 from autotune.policies.values.events import HOST, SURE, Foreseen
@@ -25,7 +26,6 @@ _HEADROOM = 0.01  # share of a device that no peak shows: an allocator fails bef
 _MOVED = 0.25  # of the steps that were left, by which the expected step moves before it is said again
 _FASTER = 2.0  # times what all steps so far differ by
 _KNOWN = 0.9  # share of the steps whose lengths must be known
-_EXPLAINS = 3.0  # standard errors by which peaks follow lengths
 
 
 class Measured(Value, frozen=True, kw_only=True):
@@ -132,12 +132,16 @@ def _expected(
     used = np.array([peak.used_bytes * (last.capacity_bytes / peak.capacity_bytes) for _, peak in rows])
     if limit - used.max() > _FASTER * AHEAD * np.ptp(used):
         return None  # growth as fast as any that was seen would not do
+    each = [one for one, _ in rows]
     found = trend(steps, used)
-    if found is None:
-        return None
-    by_length, explained = _by_length([each for each, _ in rows], steps, used, limit, of=of, longest=longest)
-    crosses = by_length if explained else crossing(found, limit, last=of)
-    if crosses is None:
+    crosses, explained = None, False
+    if found is not None:
+        crosses, explained = _by_length(each, steps, used, limit, of=of, longest=longest)
+    if not explained:
+        follows = adjusted(steps, used, _lengths(each))
+        found = found if follows is None else follows.trend() or found
+        crosses = None if found is None else crossing(found, limit, last=of)
+    if crosses is None or found is None:
         return None
     return Foreseen(
         cause=Cause.HOST_OOM if name == HOST else Cause.GPU_OOM,
@@ -159,6 +163,13 @@ def _expected(
     )
 
 
+def _lengths(measured: Sequence[Measured]) -> dict[str, Floats]:
+    """Return the lengths by step, NaN where one is missing; a name that is missing often is left out."""
+    names = dict.fromkeys(name for one in measured[-FEWEST:] for name in one.lengths)
+    found = {name: np.array([one.lengths.get(name, np.nan) for one in measured]) for name in names}
+    return {name: values for name, values in found.items() if np.mean(~np.isnan(values)) >= _KNOWN}
+
+
 def _by_length(
     measured: Sequence[Measured],
     steps: Floats,
@@ -173,17 +184,15 @@ def _by_length(
     They do where peaks follow lengths and nothing of their trend is left without them. Lengths end at the
     longest that the job allows.
     """
-    for name in dict.fromkeys(name for one in measured[-FEWEST:] for name in one.lengths):
-        known = np.array([name in one.lengths for one in measured])
-        if known.mean() < _KNOWN:
-            continue
-        lengths = np.array([one.lengths[name] for one in measured if name in one.lengths])
+    for values in _lengths(measured).values():
+        known = ~np.isnan(values)
+        lengths = values[known]
         grows = trend(steps[known], lengths)
         if grows is None:
             continue
         slope, error = slope_of(lengths, used[known])
         rest = used[known] - slope * lengths
-        if slope <= _EXPLAINS * error or trend(steps[known], rest) is not None:
+        if slope <= FOLLOWS * error or trend(steps[known], rest) is not None:
             continue
         fixed = float(np.median(rest))
         most = (limit - fixed) / slope

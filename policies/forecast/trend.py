@@ -75,7 +75,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
         if apart < 0:  # a geometric series: each half adds the same share of the one before
             decay = late / early
             rate *= math.sqrt(decay)  # from the middle of the latest half to its end
-    spread = max(_spread(residuals), _FLOOR * level)
+    spread = max(spread_of(residuals), _FLOOR * level)
     return Trend(
         since=float(steps[0]),
         now=float(steps[-1]),
@@ -112,13 +112,13 @@ def _slope(steps: Floats, values: Floats) -> tuple[float, float, Floats]:
     places = np.clip([middle - pairs, middle + pairs], 0, rises.size - 1)
     low, high = np.interp(places, np.arange(rises.size), rises)
     # Few pairs end before one standard error does: what the residuals say is the least.
-    own = _spread(residuals) * _widened(residuals) / (float(np.std(steps)) * math.sqrt(count))
+    own = spread_of(residuals) * _widened(residuals) / (float(np.std(steps)) * math.sqrt(count))
     return slope, max((high - low) / 2, own), residuals
 
 
 def _widened(residuals: Floats) -> float:
     """Return by what factor an error grows because a residual resembles the one before."""
-    clipped = np.clip(residuals, -3 * _spread(residuals), 3 * _spread(residuals))
+    clipped = np.clip(residuals, -3 * spread_of(residuals), 3 * spread_of(residuals))
     power = float(clipped @ clipped)
     if power <= 0.0:
         return 1.0
@@ -126,7 +126,7 @@ def _widened(residuals: Floats) -> float:
     return math.sqrt((1 + follows) / (1 - follows))
 
 
-def _spread(residuals: Floats) -> float:
+def spread_of(residuals: Floats) -> float:
     """Return the standard deviation of residuals that their upper side shows, single peaks left out."""
     usual = _MEDIAN_TO_SIGMA * float(np.median(np.abs(residuals - np.median(residuals))))
     return max(usual, float(np.quantile(residuals, _TAIL)) / _TAIL_SIGMAS if len(residuals) >= 20 else 0.0)

@@ -7,9 +7,14 @@ import pytest
 from benchmarks.forecast import (
     CALM,
     DRIFTS,
+    HELD_OUT,
     METHODS,
+    SEEN,
+    WITH_LENGTHS,
+    WITHOUT_LENGTHS,
     Base,
     Outcome,
+    Series,
     compared,
     drawn_series,
     injected_series,
@@ -45,6 +50,34 @@ def test_recorded_steps_are_there_and_drifts_are_put_on_them() -> None:
     assert bases and all(len(base.noise) >= 60 for base in bases)
     kinds = {series.kind for series in injected_series(bases, 1, seed=1)}
     assert kinds == {*DRIFTS, "as recorded"}
+
+
+def test_runs_with_lengths_are_split_into_seen_and_held_out() -> None:
+    for seeds in (SEEN, HELD_OUT):
+        bases = [*recorded_bases(WITH_LENGTHS, seeds=seeds)]
+        assert bases
+        for base in bases:
+            assert {len(values) for values in base.lengths.values()} == {len(base.noise)}
+
+
+def test_growing_lengths_are_injected_with_the_memory_that_they_need() -> None:
+    lengths = [100.0 + 40.0 * (step % 3) for step in range(60)]
+    follows = Base(
+        phase="backward", noise=[0.5 + length / 280 for length in lengths], lengths={"max": lengths}
+    )
+    every = [*injected_series([follows], 2, seed=1)]
+    for series in every:
+        ratio = series.lengths["max"][30] / lengths[30]
+        assert (ratio > 1.0) is series.kind.startswith("lengths")
+
+
+def test_a_leak_under_varying_lengths_is_told_earlier_with_them() -> None:
+    lengths = [100.0 + 40.0 * (step * 7 % 11) / 11 for step in range(90)]
+    used = [0.3 + 0.002 * length + 0.004 * step for step, length in enumerate(lengths)]
+    series = Series("leak", "backward", used, 91, 180, {"response_length/max": lengths})
+    told = watched(series, METHODS["forecast"]).said
+    without = watched(series, WITHOUT_LENGTHS["forecast, lengths unknown"]).said
+    assert told is not None and (without is None or told < without)
 
 
 @pytest.mark.parametrize(("said", "share"), [(95, "100.0%"), (96, "0.0%"), (None, "0.0%")])
