@@ -139,8 +139,8 @@ class Framework(Protocol):
     def marker(self, line: str) -> Marker | None:
         """Return the progress that a log line reports, if any."""
 
-    def marks(self, text: str) -> bool:
-        """Return whether any line of a text may report progress; false saves reading its lines one by one."""
+    def marks(self, text: bytes) -> bool:
+        """Return whether any line of a text in UTF-8 may report progress; false saves reading its lines."""
         return True
 
     def last_step(self, job: Job) -> int | None:

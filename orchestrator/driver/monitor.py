@@ -234,13 +234,11 @@ class AttemptMonitor:
         """Take the markers of lines that hold nothing else; false where each line has to be read."""
         if lines.source == OWN_SOURCE or b"\r" in lines.data or not self._suspicions.quiet:
             return False
-        text = lines.data.decode("utf-8", "replace")
-        if not self._scanner.skip(
-            texts := text.split("\n"), lines.data, number=lines.number, source=lines.source
-        ):
+        rows = lines.data.decode("utf-8", "replace").split("\n")
+        if not self._scanner.skip(rows, lines.data, number=lines.number, source=lines.source):
             return False
-        for line in texts if self._framework.marks(text) else ():
-            self._take_marker(self._framework.marker(line), events, now)
+        for row in rows if self._framework.marks(lines.data) else ():
+            self._take_marker(self._framework.marker(row), events, now)
         return True
 
     def _scanned(self, lines: LogLines, events: list[Event], now: float) -> None:

@@ -204,7 +204,7 @@ class Builtin(Framework):
         own = rehearsals.additions(__package__, validation=False) if saves else {}
         return msgspec.structs.replace(trial, settings={**trial.settings, **own}, resume=False)
 
-    def marks(self, text: str) -> bool:
+    def marks(self, text: bytes) -> bool:
         """Return whether a text holds one of the job's own lines."""
         return own_marks(text, program=self.name)
 

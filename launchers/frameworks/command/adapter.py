@@ -104,7 +104,7 @@ class AnyCommand(Framework):
             if getattr(knobs, name) is not None and getattr(knobs, name) != value
         }
 
-    def marks(self, text: str) -> bool:
+    def marks(self, text: bytes) -> bool:
         """Return whether any line of a text may say something about progress."""
         return lines.marks(text)
 

@@ -34,10 +34,10 @@ _RESUMED = re.compile(
     r"\bresum(?:ed|ing) (?:training )?(?:from|at) (?:global )?step\s+(\d+)",
     re.IGNORECASE,
 )
-_NEEDLES = ("step", "iter", "train_runtime")
+_NEEDLES = (b"step", b"iter", b"train_runtime")
 
 
-def marks(text: str) -> bool:
+def marks(text: bytes) -> bool:
     """Return whether any line of a text may say something about progress."""
     lower = text.lower()
     return any(needle in lower for needle in _NEEDLES)
@@ -45,7 +45,7 @@ def marks(text: str) -> bool:
 
 def marker(line: str) -> Marker | None:
     """Return what a line says about progress, None where it may mean something else."""
-    if not marks(line):
+    if not marks(line.encode("utf-8", "replace")):
         return None
     if saved := _SAVED.search(line):
         return Saved(step=_first(saved))

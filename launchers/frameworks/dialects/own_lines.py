@@ -21,9 +21,9 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 _STEP = re.compile(r"\s+(\d+)/(\d+)")
 
 
-def own_marks(text: str, *, program: str) -> bool:
+def own_marks(text: bytes, *, program: str) -> bool:
     """Return whether a text holds a line of the named program."""
-    return f"{program}: " in text
+    return f"{program}: ".encode() in text
 
 
 def own_marker(line: str, *, program: str) -> Marker | None:

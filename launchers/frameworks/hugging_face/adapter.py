@@ -223,7 +223,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
                 found[name] = value
         return found
 
-    def marks(self, text: str) -> bool:
+    def marks(self, text: bytes) -> bool:
         """Return whether a text holds a line of the entry."""
         return own_marks(text, program=self.reported_as)
 
