@@ -45,7 +45,8 @@ def marks(text: bytes) -> bool:
 
 def marker(line: str) -> Marker | None:
     """Return what a line says about progress, None where it may mean something else."""
-    if not marks(line.encode("utf-8", "replace")):
+    lower = line.lower()
+    if "step" not in lower and "iter" not in lower and "train_runtime" not in lower:
         return None
     if saved := _SAVED.search(line):
         return Saved(step=_first(saved))

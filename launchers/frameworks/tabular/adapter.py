@@ -26,7 +26,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
-from autotune.launchers.frameworks.tabular.lines import marker_of
+from autotune.launchers.frameworks.tabular.lines import marker_of, marks_of
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
@@ -327,6 +327,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
         if self.program is not None:
             return printed(text, self.program)
         return printed_overrides(text, self.declared(self.releases[-1]).types)
+
+    def marks(self, text: bytes) -> bool:
+        """Return whether any line of a text may say something about progress."""
+        return marks_of(self.tables[-1], text)
 
     def marker(self, line: str) -> Marker | None:
         """Return what a line of the log says about progress."""

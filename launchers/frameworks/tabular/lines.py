@@ -50,8 +50,8 @@ class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     says: Literal["starts", "ends", "step", "update", "tokens", "resumed", "saved", "saved_last", "done"]
     pattern: str
+    needle: str  # a text of every such line: the pattern is not tried on others
     offset: int = 0  # added to the number of a step: 1 where they are counted from 0
-    needle: str = ""  # a text of every such line: the pattern is not tried on others
     phase: Phase | None = None  # that starts or ends
     names: dict[str, Phase] = {}  # ... by what the group `name` holds
     components: dict[str, Component] = {}  # whose memory it is, by the same group; else the trainer's
@@ -72,6 +72,16 @@ def lines(package: str) -> tuple[Line, ...]:
 @cache
 def _rows(package: str) -> tuple[_Read, ...]:
     return tuple(_Read(line, re.compile(line.pattern)) for line in lines(package))
+
+
+@cache
+def _needles(package: str) -> tuple[bytes, ...]:
+    return tuple({line.needle.encode() for line in lines(package)})
+
+
+def marks_of(package: str, text: bytes) -> bool:
+    """Return whether a text holds a needle of a framework's rows."""
+    return any(needle in text for needle in _needles(package))
 
 
 def marker_of(package: str, text: str) -> Marker | None:

@@ -28,6 +28,6 @@ def test_a_line_with_a_marker_is_never_passed_over(name: str) -> None:
     assert all(framework.marks(line.encode()) for line in marked)
 
 
-@pytest.mark.parametrize("name", ["builtin", "command", "trl", "ms-swift"])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_block_without_progress_is_passed_over(name: str) -> None:
     assert not FRAMEWORKS[name].marks(b"INFO: POST /generate 200 OK\nloss 0.4213, gradient norm 1.8\n")
