@@ -202,7 +202,7 @@ LADDER: tuple[Rung, ...] = (
     # Captured graphs beside training, some even while their engine sleeps.
     *_rungs(
         _GPU,
-        (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT),
+        (Phase.RESUME, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT),
         engine.disable_cuda_graph,
         components=_TRAINING,
         placements=_SHARED,
