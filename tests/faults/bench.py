@@ -161,6 +161,8 @@ class Bench:
         self.fault_at: float | None = None
         self.noticed_s: float | None = None
         self.clock = self.folder / "clock"
+        self.grace_s: float | None = None
+        """Seconds that a job is given to end after SIGTERM; None: as the product has them, shortened."""
         self._undo: list[Callable[[], object]] = []
 
     def __enter__(self) -> Self:
@@ -216,11 +218,13 @@ class Bench:
         own = ["-m", "tests.faults.product", str(self.scale)]
         plain = ["-m", "autotune.orchestrator.cli"]
         shifted = self.clock.exists()
-        argv = [sys.executable, *(own if shifted or self.scale != 1.0 else plain)]
+        as_users_start_it = not shifted and self.grace_s is None and self.scale == 1.0
+        argv = [sys.executable, *(plain if as_users_start_it else own)]
         env = {name: text for name, text in os.environ.items() if not name.startswith("AUTOTUNE_")}
         paths = (str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH", ""))
         env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HOME": str(self.folder)}
         env |= {"FAULTS_CLOCK": str(self.clock)} if shifted else {}
+        env |= {"FAULTS_GRACE": str(self.grace_s)} if self.grace_s is not None else {}
         driver = Driver(
             [*argv, "--runs-dir", str(self.runs), "--color", "never", *arguments],
             cwd=self.folder,

@@ -2,7 +2,8 @@
 
 Every constant of the driver and the runner that is a wait is multiplied by SCALE, none below what a busy
 machine of two cores needs; only the wait before a relaunch may become as short as half a second. The wall
-clock of this process runs ahead by the number of seconds in the file that FAULTS_CLOCK names.
+clock of this process runs ahead by the number of seconds in the file that FAULTS_CLOCK names. FAULTS_GRACE is
+the seconds that a job is given to end after SIGTERM.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ if __name__ == "__main__":
         shift_clock(Path(os.environ["FAULTS_CLOCK"]))
     if factor != 1.0:
         shorten(factor)
+    if "FAULTS_GRACE" in os.environ:
+        from autotune.orchestrator.driver import attempt
+
+        attempt.STOP_GRACE_S = float(os.environ["FAULTS_GRACE"])
     from autotune.orchestrator.cli import main
 
     main(prog_name="autotune")
