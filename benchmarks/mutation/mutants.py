@@ -1,9 +1,9 @@
 """The sample of mutants: which there are, in which order they are tried.
 
-Cosmic Ray finds them; it leaves strings, and so docstrings and messages, as they are. Two sorts are left out,
-because no test could notice them or every import would: operators within annotations, which these modules do
-not evaluate, and changes that are no Python, such as another operator in the place of the `*` before
-keyword-only parameters.
+Cosmic Ray finds them; it leaves strings, and so docstrings and messages, as they are. Three sorts are left
+out, because no test could notice them or every import would: operators within annotations, which these
+modules do not evaluate; changes of form alone (`essence`), such as a decorator that keeps results; and
+changes that are no Python.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
+from benchmarks.mutation.essence import essence
 from benchmarks.mutation.regions import annotations
 
 ROOMS = ("recovery", "estimate", "diagnosis")
@@ -83,13 +84,13 @@ def _mutants(root: Path, room: str) -> Iterator[Mutant]:
 
 
 def _changed(source: str, mutant: Mutant) -> str | None:
-    """Return the text of the changed module; None where it is the same or no Python."""
+    """Return the text of the changed module; None where it does the same or is no Python."""
     try:
-        changed: str | None = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
-        compile(changed or "", mutant.module, "exec")
+        changed = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence) or source
+        compile(changed, mutant.module, "exec")
     except (AttributeError, SyntaxError):  # it cannot replace an exception with a dotted name
         return None
-    return changed if changed != source else None
+    return changed if essence(changed) != essence(source) else None
 
 
 def difference(source: str, changed: str) -> str:

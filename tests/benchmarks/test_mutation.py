@@ -7,7 +7,10 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from benchmarks.mutation.coverage_map import CoverageMap
+from benchmarks.mutation.essence import essence
 from benchmarks.mutation.regions import annotations, statement
 from benchmarks.mutation.trials import functions_by_code, swaps
 
@@ -104,6 +107,27 @@ def test_annotations_are_found_in_signatures_and_assignments() -> None:
     lines = _SOURCE.splitlines()
     found = [lines[a[0] - 1][a[1] : b[1]] for a, b in annotations(ast.parse(_SOURCE))]
     assert sorted(found) == ["bool", "int", "int", "int", "int", "int", "list[int]"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "differs"),
+    [
+        (
+            "@dataclass(frozen=True, slots=True)\nclass A: x: int = 1",
+            "@dataclass()\nclass A: x: int = 1",
+            False,
+        ),
+        ("class A(Struct, frozen=True): x: int = 1", "class A(Struct, frozen=False): x: int = 1", False),
+        ("class A(Struct, tag=True): x: int = 1", "class A(Struct, tag=False): x: int = 1", True),
+        ("@cache\ndef f(): pass", "def f(): pass", False),
+        ("@functools.lru_cache(1024)\ndef f(): pass", "def f(): pass", False),
+        ("@property\ndef f(): pass", "def f(): pass", True),
+        ("def f(a, *, b=1): pass", "def f(a, /, b=1): pass", False),
+        ("def f(a, *, b=1): pass", "def f(a, *, b=2): pass", True),
+    ],
+)
+def test_only_changes_of_form_are_left_out(before: str, after: str, *, differs: bool) -> None:
+    assert (essence(before) != essence(after)) is differs
 
 
 def _imported(path: Path) -> ModuleType:
