@@ -28,8 +28,8 @@ READ = frozenset(row.setting for row in knob_rows(__package__) if row.setting no
 class Config(TrainerSettings):
     """The effective values of a job's settings."""
 
-    def __init__(self, job: Job, changes: Mapping[str, Any] | None = None) -> None:
-        super().__init__(job, __package__, RELEASES, changes)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, __package__, RELEASES)
         section = self.written.pop("ENV", None)  # variables of the file
         own = section if isinstance(section, Mapping) else {}
         self.env = {**{name: str(value) for name, value in own.items()}, **job.env}
