@@ -43,7 +43,7 @@ class TrainerSettings(DeclaredSettings):
         self.keys = frozenset(self.facts.types)
         Settings.__init__(self, self.written, self.facts.defaults)
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return a setting's value, the default where the job is silent or says null."""
         if key in ALLOCATORS:
             return (

@@ -34,7 +34,7 @@ class Config(TrainerSettings):
         own = section if isinstance(section, Mapping) else {}
         self.env = {**{name: str(value) for name, value in own.items()}, **job.env}
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return a setting's value as `swift rlhf` fills it in."""
         value = super().get(key)
         if key == "eval_strategy" and (value is None or not self._has_validation_data):

@@ -63,7 +63,7 @@ class ListedFlagSettings(FlagSettings):
         """Return whether the job gives the flag, be it a switch turned off."""
         return self._values.get(key) is not None
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return the value of a flag: the job's, else the default."""
         default = self._defaults.get(key)
         if isinstance(default, bool):
