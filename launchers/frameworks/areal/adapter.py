@@ -66,6 +66,7 @@ class Areal(TabularFramework[Config]):
     """
 
     name = "areal"
+    settings_class = Config
     saves_by_time = True
     announces_end = True
     distribution = "areal"
@@ -76,10 +77,6 @@ class Areal(TabularFramework[Config]):
     writers = WRITERS
     reads_declined = True
     model_key = "actor.path"
-
-    def config(self, job: Job) -> Config:
-        """Return what a job's YAML and overrides come to."""
-        return Config(job)
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""

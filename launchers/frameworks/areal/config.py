@@ -58,7 +58,7 @@ class Config(DeclaredSettings):
 
     # ----------------------------------------------------------------------- values
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return a setting's value, AReaL's default where the job is silent, None if that is null."""
         place = self._place(key)
         written = self._written.get(place, _SILENT)
@@ -110,10 +110,11 @@ class Config(DeclaredSettings):
         if isinstance(value, dict):
             return {name: self._followed(key, each) for name, each in value.items()}
         if isinstance(value, str):
-            return resolved(key, lambda name: value if name == key else self._raw(name))
+            return resolved(key, lambda name: value if name == key else self.raw(name))
         return value
 
-    def _raw(self, key: str) -> Any:
+    def raw(self, key: str) -> Any:
+        """Return what is written for a setting, the default where the job is silent."""
         place = self._place(key)
         value = self._written.get(place, _SILENT)
         return self.facts.defaults.get(place) if value == _SILENT else value

@@ -10,67 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from autotune.policies.values.value import Value
-
 _DUMPED = re.compile(r"^.*?\s\s(?P<name>[a-z]\w*) \.{2,} (?P<value>.*)$")
 _TRACED = re.compile(r"^(?:\([^()]*\)\s*)?\++\s.*?\s--(?=[a-z])")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Flags(Value, frozen=True, kw_only=True):
-    """The flags of a job by their bare names; what is absent has the framework's default."""
-
-    given: dict[str, Any]
-
-    def number(self, name: str, default: float = 0) -> float:
-        """Return a number, the default where the flag is absent or no number."""
-        value = self.given.get(name)
-        if isinstance(value, str):
-            value = parsed_value(value)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
-
-    def count(self, name: str, default: int = 0) -> int:
-        """Return a whole number, the default where the flag is absent or no number."""
-        return int(self.number(name, default))
-
-    def text(self, name: str, default: str = "") -> str:
-        """Return a word, the default where the flag is absent."""
-        value = self.given.get(name)
-        return default if value is None else str(value)
-
-    def on(self, name: str, *, default: bool = False) -> bool:
-        """Return whether a switch is on."""
-        value = self.given.get(name)
-        return default if value is None else is_on(value)
-
-    def has(self, name: str) -> bool:
-        """Return whether the job gives the flag, be it a switch turned off."""
-        return self.given.get(name) is not None
-
-    def document(self, name: str) -> dict[str, Any]:
-        """Return a flag that holds JSON; empty if it is absent or no object."""
-        value = self.given.get(name)
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                return {}
-        return value if isinstance(value, dict) else {}
-
-    def with_entries(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a flag that holds JSON, as the job writes it, with changes, of which None removes an entry.
-
-        Empty where it would hold nothing and the job does not give it.
-        """
-        present = self.given.get(name)
-        merged = {**self.document(name), **changes}
-        kept = {key: value for key, value in merged.items() if value is not None}
-        if not kept and present is None:
-            return {}
-        return {name: json.dumps(kept) if isinstance(present, str) or present is None else kept}
-
-
-def flags_of(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> Flags:
+def flags_of(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> dict[str, Any]:
     """Return the settings by bare names; `no-x` of a negatable flag is `x` turned off."""
     given: dict[str, Any] = {}
     for key, value in settings.items():
@@ -79,7 +24,7 @@ def flags_of(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> Flags
             given[name[3:]] = not is_on(value)
         else:
             given[name] = value
-    return Flags(given=given)
+    return given
 
 
 def bare(key: str) -> str:

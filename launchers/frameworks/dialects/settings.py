@@ -32,13 +32,19 @@ class Settings:
         """Return whether the job itself sets a key."""
         return key in self._values
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
-        """Return the value of a key: the job's, else the framework's."""
-        value = self._values[key] if key in self._values else self._defaults.get(key)
-        reference = _REFERENCE.match(value) if isinstance(value, str) else None
-        if reference is None or depth >= _DEEPEST:
-            return value
-        return self.get(reference[1], depth=depth + 1)
+    def raw(self, key: str) -> Any:
+        """Return what is written for a key, by the job or else by the framework."""
+        return self._values[key] if key in self._values else self._defaults.get(key)
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key, that of another one where a reference is written."""
+        value = self.raw(key)
+        for _ in range(_DEEPEST):
+            reference = _REFERENCE.match(value) if isinstance(value, str) else None
+            if reference is None:
+                break
+            value = self.raw(reference[1])
+        return value
 
     def followed(self, key: str) -> str:
         """Return the key whose value a key takes because the job does not set it; empty if none."""

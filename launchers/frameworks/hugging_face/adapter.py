@@ -17,7 +17,6 @@ from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
-from autotune.launchers.frameworks.hugging_face.layout import placement
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ENVIRONMENT,
@@ -26,16 +25,15 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     TrainerSettings,
     said,
 )
-from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
+from autotune.launchers.frameworks.tabular.flags import with_settings
 from autotune.launchers.likeness import suggestion
-from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Placement, Profile
+from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import SAVED_AT
 
 ENTRY = "{attempt}/entry.py"
@@ -68,6 +66,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
     saves_by_time = False
     announces_end = True
     done_is_final = True  # a callback may end the training before max_steps, and the entry says so
+    reads_declined = True
     steps_key = "max_steps"
     entry: ClassVar[tuple[str, ...]] = ()
     env: ClassVar[dict[str, str]] = {}
@@ -90,17 +89,25 @@ class HuggingFaceTrainer(TabularFramework[C]):
             message = f"a generation of {samples} samples is no multiple of num_generations {group}"
             yield Problem(path=place, message=message)
 
-    def spread(self, config: C) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement and every size; who is on a card follows from the placement."""
-        return placement(config), {}, self.layout(config)
-
     @abstractmethod
-    def layout(self, config: C) -> Layout:
-        """Return every size that an estimate needs."""
+    def launch(self, config: C, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the launcher of an attempt, the words of its `entry`, the program and its settings.
 
-    def attempt(self, job: Job, *argv: str, env: dict[str, str]) -> Command:
-        """Return the command of an attempt, with the entry's files beside it."""
-        return Command(argv=argv, env=env, cwd=job.workdir, files=self.files, ray_native=False)
+        `own`: the settings that the attempt needs beside those of the job.
+        """
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt: the program inside the entry, whose files lie beside it."""
+        config = self.config(with_settings(job, self.settings(job, knobs)))
+        own = self.started(config, job, run=run, resume=resume)
+        entry = (ENTRY, run, self.mode(job, resume=resume))
+        return Command(
+            argv=self.launch(config, own, entry),
+            env=self.environment(config, job, run),
+            cwd=job.workdir,
+            files=self.files,
+            ray_native=False,
+        )
 
     def knows_processes(self, config: C) -> bool:
         """Return whether the job itself says how many processes train."""
@@ -143,11 +150,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
             gpus_per_node=cluster.gpus_per_node or job.cluster.gpus_per_node,
             nodes=max(cluster.nodes, job.cluster.nodes),
         )
-        job = msgspec.structs.replace(job, cluster=measured)
-        config = self.config(job)
-        every = self.known(config)
-        # A knob that the job does not offer has a value all the same, which estimates need.
-        return msgspec.structs.replace(super().profile(job, cluster), knobs=rows.read(every, config))
+        return super().profile(msgspec.structs.replace(job, cluster=measured), cluster)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the settings that differ from the job as written."""

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.hugging_face.settings import TrainerSettings
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.profile import Placement
-
-
-def placement(config: TrainerSettings) -> Placement:
-    """Return whether vLLM shares the trainer's cards; without it the trainer generates itself."""
-    shared = not config.on("use_vllm") or config.colocated
-    return residency.placement(shared=shared, ahead=config.on("async_generate"))
 
 
 def layout(config: TrainerSettings, *, stored: int, **own: Any) -> Layout:

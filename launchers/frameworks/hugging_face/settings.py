@@ -9,12 +9,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core import host_allocators, residency
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
 from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 SPREAD, WHOLE = "steps_per_generation", "generation_batch_size"
@@ -32,19 +33,17 @@ class TrainerSettings(DeclaredSettings):
 
     router_by_default: ClassVar[bool] = False  # whether a loss has the router's term where no setting says so
 
-    def __init__(
-        self, job: Job, package: str, releases: tuple[str, ...], changes: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, job: Job, package: str, releases: tuple[str, ...]) -> None:
         self.job = job
         self.release = choose(job.framework_version, releases)
         self.facts = facts(package, self.release.version)
         self.given = dict(job.settings)
-        self.written = {**job.document, **job.settings, **(changes or {})}
+        self.written = {**job.document, **job.settings}
         self.is_own = True
         self.keys = frozenset(self.facts.types)
         Settings.__init__(self, self.written, self.facts.defaults)
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return a setting's value, the default where the job is silent or says null."""
         if key in ALLOCATORS:
             return (
@@ -115,6 +114,12 @@ class TrainerSettings(DeclaredSettings):
             and bool(shape.experts)
             and bool(self.router_by_default if factor is None else factor)
         )
+
+    @property
+    def placement(self) -> Placement:
+        """Whether vLLM shares the trainer's cards; without it the trainer generates itself."""
+        shared = not self.on("use_vllm") or self.colocated
+        return residency.placement(shared=shared, ahead=self.on("async_generate"))
 
     @property
     def resumes(self) -> bool:

@@ -70,7 +70,7 @@ class MegatronRl(ListedFlagFramework[Config]):
 
     def shape(self, job: Job) -> Model | None:
         """Return the shape that Megatron's flags describe, where no config tells it."""
-        return job.shape or model_of(self.config(job).flags)
+        return job.shape or model_of(self.config(job))
 
     def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
         """Return the placement, who holds device memory in which phase, and every size of an estimate."""
@@ -173,14 +173,14 @@ class MegatronRl(ListedFlagFramework[Config]):
         # Before the first attempt saved anything a job that continues may begin elsewhere; afterwards not.
         begins = config.saves and config.continues and attempt == 1 and config.start
         own: dict[str, Any] = {"load": begins} if begins else {}
-        on = config.flags.on("use-tensorboard", default="use-tensorboard" in self.dialect.negatable)
+        on = config.flag("use-tensorboard", "use-tensorboard" in self.dialect.negatable)
         if on and config.has("tb-project-name") and not config.has("tb-experiment-name"):
             own["tb-experiment-name"] = f"{job.name}-{run}"
         return own
 
     def of_validation(self, config: Config) -> tuple[str, ...]:
         """Return the flags of an engine of evaluations."""
-        return tuple(flag for flag in config.flags.given if flag.startswith(self.dialect.prefixes))
+        return tuple(flag for flag in config.flags if flag.startswith(self.dialect.prefixes))
 
     def tried(self, config: Config, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the steps of a trial, its start and folders of its own."""

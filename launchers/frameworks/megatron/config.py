@@ -35,7 +35,7 @@ class Config(ListedFlagSettings):
         self.tensor, self.pipeline, self.context, self.expert = (
             max(1, self.count(f"{kind}-parallel-size")) for kind in _SPLITS
         )
-        roles = self.flags.document("resource")  # of Relax, which speaks before the single counts
+        roles = self.document("resource")  # of Relax, which speaks before the single counts
         sizes = {name: size for name, size in roles.items() if isinstance(size, list | tuple)}
         cards = {name: size[1] for name, size in sizes.items() if len(size) == 2 and isinstance(size[1], int)}
         nodes, each = map(self.count, _CARDS)
@@ -58,7 +58,7 @@ class Config(ListedFlagSettings):
     def _find_batch(self) -> None:
         shape = self.job.shape
         self.heads = shape.heads if shape else self.count("num-attention-heads")
-        self.kv_heads = shape.kv_heads if shape else self.flags.count("num-query-groups", self.heads)
+        self.kv_heads = shape.kv_heads if shape else self.count("num-query-groups", self.heads)
         self.layers = shape.layers if shape else self.count("num-layers")
         self.critic = self.text("advantage-estimator") == "ppo"
         self.reference = self.flag("use-kl-loss") or self.share("kl-coef") != 0  # a frozen copy is scored
@@ -91,7 +91,7 @@ class Config(ListedFlagSettings):
 
     def _find_checkpoints(self) -> None:
         save, load = self.text("save"), self.text("load")
-        self.saves = self.resumes = "save" not in self.flags.given or bool(self.flags.given["save"])
+        self.saves = self.resumes = "save" not in self.flags or bool(self.flags["save"])
         # The folder below which files of the job's runs go.
         self.root = absolute(self.job, save or "checkpoints").rstrip("/")
         # Whether the job says to go on with the folder that it names.
@@ -106,5 +106,5 @@ class Config(ListedFlagSettings):
 
     def sleeps(self, side: str) -> bool:
         """Return whether the memory of `train` or `rollout` is given up while the other side works."""
-        asleep = self.flags.on(f"offload-{side}", default=self.colocated or self.flag("offload"))
+        asleep = self.flag(f"offload-{side}", self.colocated or self.flag("offload"))
         return asleep or (side == "train" and (self.critic or self.flag("release-train")))

@@ -51,7 +51,7 @@ WHEN: dict[str, Callable[[Config], bool]] = {
 
 def _chunk(config: Config) -> int:
     default = tier(config.job.cluster.gpu_memory_bytes or 0).chunk
-    written = config.flags.count("sglang-chunked-prefill-size", default)
+    written = config.count("sglang-chunked-prefill-size", default)
     return written if written > 0 else config.count("sglang-max-prefill-tokens")
 
 
@@ -92,7 +92,7 @@ def _recompute(config: Config) -> str:
 
 
 def _allocator(config: Config) -> str:
-    environment = config.flags.document(_ENVIRONMENT)
+    environment = config.document(_ENVIRONMENT)
     said = any("expandable_segments:True" in str(environment.get(name, "")) for name in _ALLOCATORS)
     own = config.dialect.expandable.items()
     return "expandable" if said or all(str(environment.get(k, "")) == v for k, v in own) else "default"
@@ -112,7 +112,7 @@ READERS: dict[str, Reader] = {
     "tensor": lambda config: config.tensor,
     "chunks": lambda config: max(0, config.count("log-probs-chunk-size")) or None,
     "host_allocator": lambda config: host_allocators.preloaded(
-        str(config.flags.document(_ENVIRONMENT).get("LD_PRELOAD", ""))
+        str(config.document(_ENVIRONMENT).get("LD_PRELOAD", ""))
     ),
     "allocator": _allocator,
 }
@@ -155,13 +155,13 @@ def _write_tensor(_: Config, __: Knobs, after: Knobs) -> Found:
 
 def _write_preload(config: Config, _: Knobs, after: Knobs) -> Found:
     own = {"LD_PRELOAD": host_allocators.SONAMES.get(str(after.host_allocator))}
-    return config.flags.with_entries(_ENVIRONMENT, own)
+    return config.with_entries(_ENVIRONMENT, own)
 
 
 def _write_allocator(config: Config, _: Knobs, after: Knobs) -> Found:
     own = config.dialect.expandable
     changes = own if after.allocator == "expandable" else dict.fromkeys((*_ALLOCATORS, *own))
-    return config.flags.with_entries(_ENVIRONMENT, changes)
+    return config.with_entries(_ENVIRONMENT, changes)
 
 
 WRITERS: dict[str, Writer] = {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.hugging_face import adapter as shared
-from autotune.launchers.frameworks.hugging_face.adapter import ENTRY, HuggingFaceTrainer
+from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ALLOCATORS,
@@ -21,9 +21,8 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, PROCESSES, READ, RELEASES, Config
 from autotune.launchers.frameworks.ms_swift.layout import layout
 from autotune.policies.values.architecture.model import Layout, Model
-from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Placement
 
 _MODULE = "swift.cli.rlhf"
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
@@ -59,6 +58,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     """Attempts run the module behind `swift rlhf` as it would, with its file's settings as flags."""
 
     name = "ms-swift"
+    settings_class = Config
     title = "ms-swift"
     reported_as = "swift"
     help_command = "swift rlhf --help"
@@ -71,10 +71,6 @@ class MsSwift(HuggingFaceTrainer[Config]):
     section = "ENV"
     factor = f"--{ACCUMULATION} up by the same factor"
     model_key = "model"
-
-    def config(self, job: Job) -> Config:
-        """Return what a job's file and settings come to."""
-        return Config(job)
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what ms-swift refuses: of the command, of variables, of settings."""
@@ -91,19 +87,19 @@ class MsSwift(HuggingFaceTrainer[Config]):
         engines = head_sizes(divisors(config.processes), shape)
         return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
 
-    def layout(self, config: Config) -> Layout:
-        """Return every size that an estimate needs."""
-        return layout(config)
+    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return the placement, from which follows who is on a card, and every size."""
+        return config.placement, {}, layout(config)
 
-    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render the module inside the entry, under torchrun where the job asks for processes."""
-        changed = self.settings(job, knobs)
-        config = Config(job, changed)
-        own = {**self.started(config, job, run=run, resume=resume), "add_version": False}
-        launch = [name for name in LAUNCH_VARIABLES if name in config.env]
-        torchrun = [word for name in launch for word in (f"--{name.lower()}", config.env[name])]
-        words = {name: value for name, value in {**config.written, **own}.items() if name not in ENVIRONMENT}
-        mode = self.mode(job, resume=resume)
+    def launch(self, config: Config, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the module inside the entry, under torchrun where the job asks for processes."""
+        given = [name for name in LAUNCH_VARIABLES if name in config.env]
+        torchrun = [word for name in given for word in (f"--{name.lower()}", config.env[name])]
         launcher = (*_TORCHRUN, *torchrun) if {PROCESSES, "NNODES"} & config.env.keys() else ("{python}",)
-        env = {**config.env, **self.environment(config, job, run)}
-        return self.attempt(job, *launcher, ENTRY, run, mode, _MODULE, *arguments(words), env=env)
+        every = {**config.written, **own, "add_version": False}
+        words = {name: value for name, value in every.items() if name not in ENVIRONMENT}
+        return (*launcher, *entry, _MODULE, *arguments(words))
+
+    def environment(self, config: Config, job: Job, run: str) -> dict[str, str]:
+        """Return an attempt's variables, those of the job's file among them."""
+        return {**config.env, **super().environment(config, job, run)}

@@ -28,13 +28,13 @@ READ = frozenset(row.setting for row in knob_rows(__package__) if row.setting no
 class Config(TrainerSettings):
     """The effective values of a job's settings."""
 
-    def __init__(self, job: Job, changes: Mapping[str, Any] | None = None) -> None:
-        super().__init__(job, __package__, RELEASES, changes)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, __package__, RELEASES)
         section = self.written.pop("ENV", None)  # variables of the file
         own = section if isinstance(section, Mapping) else {}
         self.env = {**{name: str(value) for name, value in own.items()}, **job.env}
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return a setting's value as `swift rlhf` fills it in."""
         value = super().get(key)
         if key == "eval_strategy" and (value is None or not self._has_validation_data):

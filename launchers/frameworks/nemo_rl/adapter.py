@@ -62,6 +62,7 @@ class NemoRL(TabularFramework[Config]):
     """NeMo-RL's GRPO scripts: a YAML file, or their own, under Hydra's overrides."""
 
     name = "nemo-rl"
+    settings_class = Config
     saves_by_time = False
     announces_end = False  # an end by grpo.max_num_epochs is silent
     done_is_final = True  # the step of its line is the last one
@@ -74,10 +75,6 @@ class NemoRL(TabularFramework[Config]):
     entry = ("uv", "run", "examples/run_grpo.py")
     model_key = "policy.model_name"
     steps_key = "grpo.max_num_steps"
-
-    def config(self, job: Job) -> Config:
-        """Return what a job's file and overrides come to."""
-        return Config(job)
 
     def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie and how often they come: what lies there is always continued from."""

@@ -25,9 +25,9 @@ class Config(DeclaredSettings):
         filled = {f"{backend}.{ALLOCATOR}": "" for backend in (DTENSOR, MEGATRON)}
         super().__init__(job, __package__, RELEASES, entry="run_grpo", document=job.document, filled=filled)
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return the value of a key, references and NeMo-RL's resolvers followed."""
-        return resolved(key, lambda name: self._values.get(name, self._defaults.get(name)))
+        return resolved(key, self.raw)
 
     @property
     def megatron(self) -> bool:

@@ -61,6 +61,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     """The dotted flags of `openrlhf.cli.train_ppo_ray`, which refuses what it does not know."""
 
     name = "openrlhf"
+    settings_class = Config
     saves_by_time = False
     announces_end = False
     distribution = "openrlhf"
@@ -83,10 +84,6 @@ class OpenRlhf(ArgparseFramework[Config]):
         "engine_size": _write_engine_size,
         "microbatch_size": _write_microbatch_size,
     }
-
-    def config(self, job: Job) -> Config:
-        """Return what a job's flags come to."""
-        return Config(job)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the parallel sizes that the job's GPUs allow."""

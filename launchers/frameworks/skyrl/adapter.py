@@ -44,6 +44,7 @@ class SkyRL(TabularFramework[Config]):
     """SkyRL's own trainer, or an entry point that takes its settings; they are OmegaConf's `key=value`."""
 
     name = "skyrl"
+    settings_class = Config
     saves_by_time = False
     announces_end = True
     done_is_final = True  # filtered batches end a training below the total of its bar
@@ -61,10 +62,6 @@ class SkyRL(TabularFramework[Config]):
         "generator.sampling_params.additional_kwargs.ignore_eos": True
     }
     no_file = "write its settings under `settings:`, such as trainer.strategy: fsdp"
-
-    def config(self, job: Job) -> Config:
-        """Return what a job's overrides come to."""
-        return Config(job)
 
     def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, how often they come, and whether the attempt continues from one."""

@@ -45,6 +45,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     And refused, warnings and unread, unless its adapter tells them.
     """
 
+    settings_class: Callable[[Job], C]  # what a job's settings come to
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
     env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
@@ -74,9 +75,9 @@ class TabularFramework(GuidedFramework, Generic[C]):
             row for package in reversed(self.tables) for row in data_rows(package, "advice.yaml", Advice)
         )
 
-    @abstractmethod
     def config(self, job: Job) -> C:
         """Return what a job's settings come to."""
+        return self.settings_class(job)
 
     def refused(self, config: C) -> Iterator[Problem]:
         """Yield what the framework refuses at its start: the rows of `refused.yaml`."""

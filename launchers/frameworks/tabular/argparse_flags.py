@@ -91,7 +91,7 @@ class ArgparseSettings(FlagSettings):
         self.older = older(package, version)
         today = {before: name for name, before in self.older.items()}
         self.flags = flags_of(job.settings, negatable=_NONE)
-        given = {today.get(name, name): value for name, value in self.flags.given.items()}
+        given = {today.get(name, name): value for name, value in self.flags.items()}
         facts = declared(package, version)
         super().__init__(job, package, (version,), entry=entry, declared=facts, given=given)
         read = {

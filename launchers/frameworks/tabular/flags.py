@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.dialects.flags import Flags, arguments, bare, shown
+from autotune.launchers.frameworks.dialects.flags import arguments, bare, shown
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.command import Command
@@ -21,7 +21,7 @@ class FlagSettings(DeclaredSettings):
     """A job's flags by their bare names."""
 
     job: Job
-    flags: Flags  # as the job names them
+    flags: Mapping[str, Any]  # as the job names them
 
     def named(self, name: str) -> str:
         """Return the name that the job's release has for a flag, without dashes."""
@@ -87,7 +87,7 @@ class FlagFramework(TabularFramework[F]):
         config = self.config(with_settings(job, self.settings(job, knobs)))
         own = self.started(config, job, run=run, resume=resume)
         own |= self.of_attempt(config, job, run=run, attempt=attempt)
-        given = config.flags.given | {config.named(name): value for name, value in own.items()}
+        given = {**config.flags, **{config.named(name): value for name, value in own.items()}}
         kept = {name: value for name, value in given.items() if name not in self.dropped}
         first, *rest = job.command or self.entry_of(config)
         interpreter = "{python}" if job.python is not None and first in ("python", "python3") else first

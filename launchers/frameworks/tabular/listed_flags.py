@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -12,7 +13,7 @@ import msgspec
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import Words, document
 from autotune.launchers.frameworks.core.versions import Release
-from autotune.launchers.frameworks.dialects.flags import bare, flags_of, parsed_value, spelled
+from autotune.launchers.frameworks.dialects.flags import bare, flags_of, is_on, parsed_value, spelled
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
@@ -56,34 +57,63 @@ class ListedFlagSettings(FlagSettings):
         self.given = dict(job.settings)
         self.is_own = True
         self.keys = frozenset(facts.types)
-        Settings.__init__(self, self.flags.given, facts.defaults)
+        Settings.__init__(self, self.flags, facts.defaults)
 
     def has(self, key: str) -> bool:
         """Return whether the job gives the flag, be it a switch turned off."""
-        return self.flags.has(key)
+        return self._values.get(key) is not None
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
+    def get(self, key: str) -> Any:
         """Return the value of a flag: the job's, else the default."""
         default = self._defaults.get(key)
         if isinstance(default, bool):
-            return self.flags.on(key, default=default)
+            return self.flag(key)
         if isinstance(default, int):
-            return self.flags.count(key, default)
+            return self.count(key)
         if isinstance(default, float):
-            return self.flags.number(key, default)
-        return self.flags.given[key] if self.has(key) else default
+            return self.share(key)
+        return self._values[key] if self.has(key) else default
 
-    def flag(self, key: str) -> bool:
-        """Return whether a switch is on."""
-        return self.flags.on(key, default=self._defaults.get(key) is True)
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return whether a switch is on; `default` stands for the declared one."""
+        if self.has(key):
+            return is_on(self._values[key])
+        return self._defaults.get(key) is True if default is None else default
 
-    def count(self, key: str) -> int:
-        """Return a whole number, the default where it is none."""
-        return self.flags.count(key, self._defaults.get(key, 0))
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number, the default where it is none; `default` stands for the declared one."""
+        return int(self.share(key, default))
 
-    def share(self, key: str) -> float:
-        """Return a number, the default where it is none."""
-        return self.flags.number(key, self._defaults.get(key, 0))
+    def share(self, key: str, default: float | None = None) -> float:
+        """Return a number, the default where it is none; `default` stands for the declared one."""
+        value = self._values.get(key)
+        if isinstance(value, str):
+            value = parsed_value(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        return self._defaults.get(key, 0) if default is None else default
+
+    def document(self, key: str) -> dict[str, Any]:
+        """Return a flag that holds JSON; empty if it is absent or no object."""
+        value = self._values.get(key)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return {}
+        return value if isinstance(value, dict) else {}
+
+    def with_entries(self, key: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a flag that holds JSON, as the job writes it, with changes, of which None removes an entry.
+
+        Empty where it would hold nothing and the job does not give it.
+        """
+        present = self._values.get(key)
+        merged = {**self.document(key), **changes}
+        kept = {name: value for name, value in merged.items() if value is not None}
+        if not kept and present is None:
+            return {}
+        return {key: json.dumps(kept) if isinstance(present, str) or present is None else kept}
 
     def place(self, name: str) -> tuple[str, ...]:
         """Return where in the job a complaint of a flag points to: all settings where it is absent."""
@@ -143,7 +173,7 @@ class ListedFlagFramework(FlagFramework[F]):
                 yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
 
     def _misfits(self, config: F) -> Iterator[Problem]:
-        given = {flag: value for flag, value in config.flags.given.items() if value is not None}
+        given = {flag: value for flag, value in config.flags.items() if value is not None}
         known = _values(self.tables[-1])
         for flag in filter(given.__contains__, known.numbers):
             value = given[flag]

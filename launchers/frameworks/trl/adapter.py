@@ -35,7 +35,7 @@ from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Profile
+from autotune.policies.values.profile import Placement, Profile
 
 _MODULE = "trl.scripts.grpo"
 _RESUMED = "resume_from_checkpoint"
@@ -69,6 +69,7 @@ class Trl(HuggingFaceTrainer[Config]):
     """Attempts run TRL's own script or the user's under the launcher of the job."""
 
     name = "trl"
+    settings_class = Config
     title = "TRL"
     reported_as = "trl"
     help_command = "trl grpo --help"
@@ -87,10 +88,6 @@ class Trl(HuggingFaceTrainer[Config]):
     sizes_batch = frozenset({WHOLE, "num_generations"})
     factor = f"{ACCUMULATION} and {SPREAD} up by the same factor"
     model_key = "model_name_or_path"
-
-    def config(self, job: Job) -> Config:
-        """Return what a job's file and settings come to."""
-        return Config(job)
 
     def unknown(self, config: Config) -> Iterator[Problem]:
         """Yield every setting that `trl grpo` does not take; a script may have arguments of its own."""
@@ -119,28 +116,32 @@ class Trl(HuggingFaceTrainer[Config]):
         engines = tuple(2**n for n in range(8) if config.processes % 2**n == 0)
         return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
 
-    def layout(self, config: Config) -> Layout:
-        """Return every size that an estimate needs."""
-        return layout(config)
+    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
+        """Return the placement, from which follows who is on a card, and every size."""
+        return config.placement, {}, layout(config)
 
-    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render the script inside the entry, under the launcher of the job."""
-        changed = self.settings(job, knobs)
-        config = Config(job, changed)
-        settings = {**job.settings, **changed, **self.started(config, job, run=run, resume=resume)}
-        mode = self.mode(job, resume=resume)
-        if job.settings.get(_RESUMED, "") is None:  # it takes away what the file says
-            mode = f"fresh-{mode}" if resume else "fresh"
-        launcher, script, rest = _parts(job)
-        flags = {**job.document, **settings}
+    def launch(self, config: Config, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the script inside the entry, under the launcher of the job; its file goes behind it."""
+        launcher, script, rest = _parts(config.job)
+        settings = {**config.given, **own}
+        flags = {**config.written, **own}
         if script != _MODULE:  # accelerate does not know the files that TRL ships by name
             flags = {} if not _takes_flags(launcher) else {**flags, "accelerate_config": None}
         launch = (*launcher, *_typed(flags, launch=True))
-        file = () if job.config is None else ("--config", job.config)
-        words = (*launch, ENTRY, run, mode, script, *rest, *file, *_typed(settings, launch=False))
-        return self.attempt(
-            job, *words, env={**self.environment(config, job, run), **self._in_place(job, knobs)}
-        )
+        file = () if config.job.config is None else ("--config", config.job.config)
+        return (*launch, *entry, script, *rest, *file, *_typed(settings, launch=False))
+
+    def mode(self, job: Job, *, resume: bool) -> str:
+        """Return which checkpoints the entry may continue; a null takes away the one of the job's file."""
+        mode = super().mode(job, resume=resume)
+        if job.settings.get(_RESUMED, "") is None:
+            return f"fresh-{mode}" if resume else "fresh"
+        return mode
+
+    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
+        """Render an attempt, which may cure itself where the job permits it."""
+        command = super().command(job, knobs, run=run, attempt=attempt, resume=resume)
+        return msgspec.structs.replace(command, env={**command.env, **self._in_place(job, knobs)})
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps, which is of its own configuration and never cures itself."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
@@ -69,8 +67,8 @@ class Config(TrainerSettings):
 
     router_by_default = True
 
-    def __init__(self, job: Job, changes: Mapping[str, Any] | None = None) -> None:
-        super().__init__(job, __package__, RELEASES, changes)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, __package__, RELEASES)
 
     @property
     def longest(self) -> None:

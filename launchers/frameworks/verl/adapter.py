@@ -46,6 +46,7 @@ class Verl(TabularFramework[Config]):
     """verl's own trainer, or a recipe that takes its settings; settings are Hydra overrides."""
 
     name = "verl"
+    settings_class = Config
     saves_by_time = False
     announces_end = False
     loss = "actor/pg_loss"
@@ -68,10 +69,6 @@ class Verl(TabularFramework[Config]):
     steps_key = "trainer.total_training_steps"
     forces_longest: ClassVar[Mapping[str, Any]] = {f"{ROLLOUT}.ignore_eos": True}
     no_file = "write its settings under `settings:` as flat keys, such as trainer.nnodes: 1"
-
-    def config(self, job: Job) -> Config:
-        """Return what a job's overrides come to."""
-        return Config(job)
 
     def declared(self, version: str) -> keys.Keys:
         """Return the settings of a known release, those of both model engines."""

@@ -52,9 +52,9 @@ class Config(DeclaredSettings):
         """Return whether the job itself sets a key, be it by the name that its release has."""
         return super().has(self.known.older.get(key, key))
 
-    def get(self, key: str, *, depth: int = 0) -> Any:
-        """Return the value of a key, by the name that the job's release has."""
-        return super().get(self.known.older.get(key, key), depth=depth)
+    def raw(self, key: str) -> Any:
+        """Return what is written for a key, by the name that the job's release has."""
+        return super().raw(self.known.older.get(key, key))
 
     @property
     def engine(self) -> str:

@@ -11,7 +11,7 @@ from autotune.launchers.frameworks.areal.config import Config, known
 from autotune.policies.remedies.legality import completed, lowest, objections
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Recovery
-from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import (
     Peak,
     PhaseEnded,
@@ -78,20 +78,6 @@ def legal_changes(of):
 
 
 @every_job
-def test_every_example_job_is_one_that_areal_takes(each):
-    assert FRAMEWORK.check(each) == ()
-
-
-@every_job
-def test_every_knob_is_offered_or_declined_with_a_reason(each):
-    found = profile(each)
-    assert set(found.supported) | set(found.unsupported) == set(KNOBS)
-    assert not set(found.supported) & set(found.unsupported)
-    assert all(found.unsupported.values())
-    assert all(support.setting for support in found.supported.values())
-
-
-@every_job
 def test_knobs_survive_the_way_to_settings_and_back(each):
     found = profile(each)
     for name, value, knobs in legal_changes(found):
@@ -108,12 +94,6 @@ def test_no_change_touches_what_is_trained(each):
         for name in FRAMEWORK.settings(each, knobs):
             assert name in known()
             assert name.rpartition(".")[2] not in THE_USERS
-
-
-@every_job
-def test_the_job_as_written_needs_no_settings(each):
-    assert FRAMEWORK.settings(each, profile(each).knobs) == {}
-    assert FRAMEWORK.settings(each, Knobs()) == {}
 
 
 # --------------------------------------------------------------------------- the profile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def written(tmp_path, monkeypatch):
 
     def write(text: str) -> str:
         (tmp_path / "rows.yaml").write_text(text)
-        monkeypatch.setattr(data, "get_data", lambda _, file: (tmp_path / file).read_bytes())
+        monkeypatch.setattr(data, "import_module", lambda _: SimpleNamespace(__path__=[str(tmp_path)]))
         return "rows.yaml"
 
     return write

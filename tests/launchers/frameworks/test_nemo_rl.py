@@ -7,9 +7,9 @@ import yaml
 from autotune.launchers.frameworks.dialects.interpolation import resolved
 from autotune.launchers.frameworks.nemo_rl.adapter import NemoRL
 from autotune.orchestrator.config.loader import JobErrors, load
-from autotune.policies.remedies.legality import completed, objections
+from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import PhaseStarted, Resumed, Saved, StepDone, TrainingDone
 from autotune.policies.values.profile import Placement
 
@@ -17,7 +17,6 @@ from .nemo_rl_jobs import CLUSTER, JOBS, job
 
 FRAMEWORK = NemoRL()
 PACKAGE = "autotune.launchers.frameworks.nemo_rl"
-every_job = pytest.mark.parametrize("each", JOBS.values(), ids=JOBS.keys())
 PACKING, GENERATION = "policy.sequence_packing", "policy.generation"
 
 
@@ -32,36 +31,6 @@ def changed(of, **changes):
 def words(of, knobs=None, **how):
     how = {"run": "7c1e", "attempt": 1, "resume": False, **how}
     return FRAMEWORK.command(of, knobs or Knobs(), **how).argv
-
-
-@every_job
-def test_every_knob_is_offered_or_declined_with_a_reason(each):
-    found = profile(each)
-    assert set(found.supported) | set(found.unsupported) == set(KNOBS)
-    assert not set(found.supported) & set(found.unsupported)
-    assert all(found.unsupported.values())
-
-
-@every_job
-def test_a_job_as_written_needs_no_setting(each):
-    assert FRAMEWORK.check(each) == ()
-    assert FRAMEWORK.settings(each, profile(each).knobs) == {}
-    assert FRAMEWORK.settings(each, Knobs()) == {}
-
-
-@every_job
-def test_what_a_change_writes_reads_back_as_the_change(each):
-    found = profile(each)
-    for name, support in found.supported.items():
-        for value in support.grid.values:
-            changes = completed(found, found.knobs, {name: value})
-            knobs = msgspec.structs.replace(found.knobs, **changes)
-            if not changes or objections(found, found.knobs, knobs, started=False):
-                continue
-            settings = FRAMEWORK.settings(each, knobs)
-            after = msgspec.structs.replace(each, settings={**each.settings, **settings})
-            assert FRAMEWORK.check(after) == (), (name, value, settings)
-            assert getattr(profile(after).knobs, name) == value, (name, value, settings)
 
 
 @pytest.mark.parametrize(

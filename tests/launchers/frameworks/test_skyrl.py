@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from autotune.launchers.frameworks.skyrl.adapter import SkyRL
-from autotune.policies.remedies.legality import completed, objections
+from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import (
     PhaseEnded,
     PhaseStarted,
@@ -21,7 +21,6 @@ from .skyrl_jobs import CLUSTER, JOBS, job
 
 FRAMEWORK = SkyRL()
 PACKAGE = "autotune.launchers.frameworks.skyrl"
-every_job = pytest.mark.parametrize("each", JOBS.values(), ids=JOBS.keys())
 TRAIN, SCORE = "trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"
 ENGINE = "generator.inference_engine"
 
@@ -33,36 +32,6 @@ def profile(of):
 def changed(of, **changes):
     found = profile(of)
     return FRAMEWORK.settings(of, msgspec.structs.replace(found.knobs, **changes))
-
-
-@every_job
-def test_every_knob_is_offered_or_declined_with_a_reason(each):
-    found = profile(each)
-    assert set(found.supported) | set(found.unsupported) == set(KNOBS)
-    assert not set(found.supported) & set(found.unsupported)
-    assert all(found.unsupported.values())
-
-
-@every_job
-def test_a_job_as_written_needs_no_setting(each):
-    assert FRAMEWORK.check(each) == ()
-    assert FRAMEWORK.settings(each, profile(each).knobs) == {}
-    assert FRAMEWORK.settings(each, Knobs()) == {}
-
-
-@every_job
-def test_what_a_change_writes_reads_back_as_the_change(each):
-    found = profile(each)
-    for name, support in found.supported.items():
-        for value in support.grid.values:
-            changes = completed(found, found.knobs, {name: value})
-            knobs = msgspec.structs.replace(found.knobs, **changes)
-            if not changes or objections(found, found.knobs, knobs, started=False):
-                continue
-            settings = FRAMEWORK.settings(each, knobs)
-            after = msgspec.structs.replace(each, settings={**each.settings, **settings})
-            assert FRAMEWORK.check(after) == (), (name, value, settings)
-            assert getattr(profile(after).knobs, name, value) in (value, None), (name, value, settings)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from autotune.launchers.frameworks.verl.config import Config
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.profile import Placement
 
 from .verl_jobs import (
@@ -36,14 +35,6 @@ USERS = re.compile(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_knob_is_offered_or_declined_with_a_reason(name) -> None:
-    own = profile(ALL[name])
-    assert set(own.supported) | set(own.unsupported) == set(KNOBS)
-    assert not set(own.supported) & set(own.unsupported)
-    assert all(own.unsupported.values())
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_a_jobs_settings_for_a_knob_give_the_knob_back(name) -> None:
     of = ALL[name]
     seen = set()
@@ -53,14 +44,6 @@ def test_a_jobs_settings_for_a_knob_give_the_knob_back(name) -> None:
         assert not any(USERS.search(key) for key in settings), settings
         seen.add(knob)
     assert seen >= set(profile(of).supported) - {"dynamic_batching"}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_knobs_of_a_job_need_no_settings(name) -> None:
-    of = ALL[name]
-    assert VERL.settings(of, profile(of).knobs) == {}
-    assert VERL.settings(of, Knobs()) == {}
-    assert VERL.check(of) == ()
 
 
 def changed(of: Job, **knobs) -> dict:

@@ -1,0 +1,62 @@
+"""Every framework of data files both ways: a job becomes knobs, and what a knob writes reads back as it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from autotune.launchers.frameworks import find
+from autotune.policies.remedies.legality import completed, objections
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.profile import Profile
+
+from . import areal_jobs, nemo_rl_jobs, skyrl_jobs, verl_jobs
+
+CLUSTER = Cluster(
+    address="local", nodes=1, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
+)
+LISTED = (nemo_rl_jobs.JOBS, skyrl_jobs.JOBS)  # their knobs have grids of listed values
+JOBS = (areal_jobs.JOBS, verl_jobs.JOBS, verl_jobs.written_jobs(), *LISTED)
+
+
+def each(*tables: dict[str, Job]) -> pytest.MarkDecorator:
+    every = [(job, f"{job.framework}-{name}") for table in tables for name, job in table.items()]
+    return pytest.mark.parametrize("job", [job for job, _ in every], ids=[name for _, name in every])
+
+
+def profile(job: Job) -> Profile:
+    return find(job.framework).profile(job, CLUSTER)
+
+
+@each(*JOBS)
+def test_every_knob_is_offered_or_declined_with_a_reason(job: Job) -> None:
+    found = profile(job)
+    assert set(found.supported) | set(found.unsupported) == set(KNOBS)
+    assert not set(found.supported) & set(found.unsupported)
+    assert all(found.unsupported.values())
+    assert all(support.setting for support in found.supported.values())
+
+
+@each(*JOBS)
+def test_a_job_as_written_needs_no_setting(job: Job) -> None:
+    framework = find(job.framework)
+    assert framework.check(job) == ()
+    assert framework.settings(job, profile(job).knobs) == {}
+    assert framework.settings(job, Knobs()) == {}
+
+
+@each(*LISTED)
+def test_what_a_change_writes_reads_back_as_the_change(job: Job) -> None:
+    framework, found = find(job.framework), profile(job)
+    for name, support in found.supported.items():
+        for value in support.grid.values:
+            changes = completed(found, found.knobs, {name: value})
+            knobs = msgspec.structs.replace(found.knobs, **changes)
+            if not changes or objections(found, found.knobs, knobs, started=False):
+                continue
+            settings = framework.settings(job, knobs)
+            after = msgspec.structs.replace(job, settings={**job.settings, **settings})
+            again = profile(after)
+            assert framework.check(after) == (), (name, value, settings)
+            assert name not in again.supported or getattr(again.knobs, name) == value, (name, value, settings)
