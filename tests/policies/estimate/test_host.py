@@ -1,0 +1,225 @@
+"""Host memory of a node, counted by hand for the toy: four ranks with a quarter of 1,696 parameters each."""
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.estimate.host import Node, node_of
+from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.profile import Placement
+
+from .toy import CPU, GIB, LAYOUT, LOCAL, MEGATRON, NODE, WHOLE, by_phase, found, load
+
+ALWAYS = frozenset(PHASES)
+LOADING = {Phase.INIT}
+ENGINE = {Phase.ROLLOUT_INIT, Phase.ROLLOUT}
+PASSES = {Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+TRAINING = {Phase.FORWARD, Phase.BACKWARD}
+SYNC, SAVE = {Phase.WEIGHT_SYNC}, {Phase.CHECKPOINT}
+DDP = replace(LAYOUT, strategy="ddp", shards=1)
+ON_CPU = replace(MEGATRON, optimizer_stays_offloaded=True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "placement", "gpus", "trainers", "engines"),
+    [
+        ({}, Placement.COLOCATED, 4, 4, 4),
+        ({"engine_ranks": 0}, Placement.COLOCATED, 4, 4, 4),  # the trainer's own devices
+        ({"engine_ranks": 2}, Placement.COLOCATED, 4, 4, 2),
+        ({"ranks": 16, "engine_ranks": 16}, Placement.COLOCATED, 8, 8, 8),
+        ({"ranks": 2, "engine_ranks": 2}, Placement.COLOCATED, 8, 2, 2),
+        ({}, Placement.SEPARATE, 8, 4, 4),
+        ({}, Placement.SEPARATE, 6, 4, 2),  # nodes are filled one after the other
+        ({}, Placement.SEPARATE, 4, 4, 4),  # the trainer fills its node, engines have another
+        ({"ranks": 8, "engine_ranks": 2}, Placement.ASYNCHRONOUS, 4, 4, 2),
+        ({"ranks": 1, "engine_ranks": 1}, Placement.SEPARATE, 8, 1, 1),
+        ({"engine_ranks": 0}, Placement.SEPARATE, 8, 4, 0),
+        ({"ranks": 2, "engine_ranks": 1}, Placement.COLOCATED, 0, 2, 1),  # without devices: processes
+    ],
+)
+def test_processes_on_one_node(layout, placement, gpus, trainers, engines):
+    cluster = replace(NODE, gpus_per_node=gpus) if gpus else CPU
+    job = load(replace(LAYOUT, **layout), placement=placement, cluster=cluster)
+    assert node_of(job, cluster) == Node(trainers=trainers, engines=engines)
+
+
+def differs(part, layout, knobs, base=LAYOUT, **job):
+    """Return what settings add to one part on the host, by phase, where it is anything."""
+    with_it, without = found(layout, **job, **knobs), found(base, **job)
+    after, before = by_phase(with_it, part, host=True), by_phase(without, part, host=True)
+    return {phase: after[phase] - before[phase] for phase in PHASES if after[phase] != before[phase]}
+
+
+@pytest.mark.parametrize(
+    ("part", "layout", "knobs", "size", "phases"),
+    [
+        # A critic as large as the policy: fp32 weights and two moments, of all four ranks.
+        ("weights", {"critic": True, "critic_offload": True}, {}, 12 * LOCAL, ALWAYS),
+        ("weights", {"critic": True}, {}, 0, ()),
+        ("weights", {"critic_offload": True}, {}, 0, ()),
+        ("weights", {"critic": True, "critic_follows": True}, {"optimizer_offload": True}, 8 * LOCAL, ALWAYS),
+        ("weights", {"critic_follows": True}, {"optimizer_offload": True}, 0, ()),
+        # A frozen copy in bf16, spread over the ranks; adapters have the policy itself for one.
+        ("weights", {"reference": True, "reference_offload": True}, {}, 2 * LOCAL, ALWAYS),
+        (
+            "weights",
+            {"reference": True, "reference_offload": True, "reference_bytes": 4},
+            {},
+            4 * LOCAL,
+            ALWAYS,
+        ),
+        ("weights", {"reference": True}, {}, 0, ()),
+        ("weights", {"reference_offload": True}, {}, 0, ()),
+        ("weights", {}, {"weights_backup": True}, 4 * 2 * LOCAL, ALWAYS),  # each rank has all of it
+        ("weights", {}, {"param_offload": True}, 4 * LOCAL, ALWAYS),
+        ("weights", {"weights_sleep": True}, {}, 4 * LOCAL, ENGINE),
+        ("weights", {"weights_sleep": True}, {"param_offload": True}, 4 * LOCAL, ALWAYS),
+        ("gradients", {}, {"grad_offload": True}, 4 * LOCAL, ALWAYS),
+        ("gradients", {"trainer_sleeps": True}, {"param_offload": True}, 4 * LOCAL, ALWAYS),
+        ("gradients", {}, {"param_offload": True}, 0, ()),
+        ("optimizer", {}, {"optimizer_offload": True}, 8 * LOCAL, ALWAYS),
+        (
+            "optimizer",
+            {},
+            {"optimizer_offload": True, "optimizer_offload_fraction": 0.25},
+            2 * LOCAL,
+            ALWAYS,
+        ),
+        (
+            "optimizer",
+            {},
+            {"optimizer_offload": True, "optimizer_offload_fraction": 0.0},
+            8 * LOCAL,
+            ALWAYS,
+        ),
+        ("optimizer", {}, {"optimizer_offload_fraction": 0.25}, 0, ()),
+        ("optimizer", {"trainer_sleeps": True}, {"param_offload": True}, 8 * LOCAL, ALWAYS),
+        ("optimizer", {"trainer_sleeps": True}, {}, 0, ()),
+        ("optimizer", {"grad_offload_takes_optimizer": True}, {"grad_offload": True}, 8 * LOCAL, ALWAYS),
+        ("buffers", {}, {"sync_mode": "disk"}, 2 * WHOLE, SYNC),  # one copy of the model on its way
+        ("outside", {}, {"dataloader_workers": 3}, 3 * 0.7 * GIB, ALWAYS),
+        ("outside", {}, {"dataloader_workers": 500}, 64 * 0.7 * GIB, ALWAYS),
+    ],
+)
+def test_what_is_moved_to_a_nodes_host(part, layout, knobs, size, phases):
+    changed = differs(part, replace(LAYOUT, **layout), knobs)
+    assert changed == pytest.approx(dict.fromkeys(phases, size))
+
+
+@pytest.mark.parametrize(
+    ("part", "base", "layout", "knobs", "size", "phases"),
+    [
+        # Without sharding each of four ranks has the whole reference; an adapter's policy is its own.
+        ("weights", DDP, {"reference": True, "reference_offload": True}, {}, 4 * 2 * LOCAL, ALWAYS),
+        (
+            "weights",
+            replace(LAYOUT, lora_rank=1),
+            {"reference": True, "reference_offload": True},
+            {},
+            0,
+            (),
+        ),
+        # Megatron's buffers keep their copy when they wake.
+        ("weights", MEGATRON, {"weights_sleep": True}, {}, 4 * 2 * LOCAL, ALWAYS),
+        # A CPU Adam has fp32 gradients of its own part.
+        ("gradients", MEGATRON, {}, {"optimizer_offload": True}, 0, ()),
+        ("gradients", ON_CPU, {}, {"optimizer_offload": True}, 4 * LOCAL, ALWAYS),
+        (
+            "gradients",
+            ON_CPU,
+            {},
+            {"optimizer_offload": True, "optimizer_offload_fraction": 0.5},
+            2 * LOCAL,
+            ALWAYS,
+        ),
+        (
+            "gradients",
+            replace(LAYOUT, optimizer_stays_offloaded=True),
+            {},
+            {"optimizer_offload": True},
+            0,
+            (),
+        ),
+    ],
+)
+def test_what_a_strategy_moves_to_a_nodes_host(part, base, layout, knobs, size, phases):
+    changed = differs(part, replace(base, **layout), knobs, base=base)
+    assert changed == pytest.approx(dict.fromkeys(phases, size))
+
+
+@pytest.mark.parametrize(
+    ("layout", "placement", "tensor", "size"),
+    [
+        ({}, Placement.COLOCATED, 1, 4 * 2 * WHOLE),  # four engines, each with all of it in bf16
+        ({}, Placement.COLOCATED, 2, 2 * 2 * WHOLE),  # two of two ranks each
+        ({"engine_bytes": 1}, Placement.COLOCATED, 1, 4 * WHOLE),
+        ({"engine_weights_on_host": False}, Placement.COLOCATED, 1, 0),
+        ({}, Placement.SEPARATE, 1, 0),
+    ],
+)
+def test_a_sleeping_engine_keeps_its_weights_on_the_host_while_the_trainer_works(
+    layout, placement, tensor, size
+):
+    asleep = replace(LAYOUT, engine_sleeps=True, **layout)
+    job = {"placement": placement, "engine": "sglang"}
+    knobs = {"rollout_tensor_parallel": tensor}
+    awake = replace(asleep, engine_sleeps=False)
+    before = by_phase(found(awake, **job, **knobs), "weights", host=True)
+    after = by_phase(found(asleep, **job, **knobs), "weights", host=True)
+    added = {phase: after[phase] - before[phase] for phase in PHASES if after[phase] != before[phase]}
+    assert added == pytest.approx(dict.fromkeys(PASSES, size) if size else {})
+
+
+@pytest.mark.parametrize(
+    ("layout", "knobs", "loaded"),
+    [
+        (LAYOUT, {}, 4 * WHOLE),  # FSDP reads the model once on a node, in fp32
+        (replace(LAYOUT, parameter_bytes=2), {}, 2 * WHOLE),
+        (replace(LAYOUT, parameter_bytes=1), {}, 2 * WHOLE),  # in the type of the passes at least
+        (MEGATRON, {}, 4 * 2 * LOCAL),  # a rank of Megatron reads its own part
+        (MEGATRON, {"tensor_parallel": 2}, 4 * 2 * LOCAL / 2),
+        (replace(LAYOUT, loads_whole=True), {"memory_efficient_load": True}, 6 * WHOLE),
+        (replace(LAYOUT, loads_whole=True), {}, 4 * WHOLE),
+        (LAYOUT, {"memory_efficient_load": True}, 4 * WHOLE),
+    ],
+)
+def test_a_model_passes_through_the_host_when_it_is_loaded(layout, knobs, loaded):
+    assert by_phase(found(layout, **knobs), "weights", host=True)[Phase.INIT] == pytest.approx(loaded)
+
+
+@pytest.mark.parametrize(("tensor", "engines"), [(1, 4), (2, 2), (4, 1)])
+def test_an_engine_that_starts_has_a_gib_of_its_own(tensor, engines):
+    weights = by_phase(found(rollout_tensor_parallel=tensor), "weights", host=True)
+    assert weights[Phase.ROLLOUT_INIT] - weights[Phase.ROLLOUT] == pytest.approx(engines * GIB)
+
+
+def test_half_of_weights_and_state_is_on_its_way_into_a_checkpoint():
+    buffers = by_phase(found(), "buffers", host=True)
+    assert buffers[Phase.CHECKPOINT] - buffers[Phase.OPTIMIZER] == pytest.approx((4 + 8) * LOCAL / 2)
+    # The batch of a step: four sequences of 32 tokens of 64 bytes.
+    assert buffers[Phase.OPTIMIZER] == 4 * 32 * 64
+
+
+def test_processes_of_a_node_by_where_they_run():
+    for cluster, size in ((NODE, 4 * 3.5 + 4 * 4.0 + 6.0), (CPU, 4 * 0.6 + 4 * 1.8 + 1.5)):
+        outside = by_phase(found(cluster=cluster), "outside", host=True)
+        assert outside == pytest.approx(dict.fromkeys(PHASES, size * GIB))
+
+
+def test_weights_gathered_from_the_host_are_copied_there_by_zero_plus_plus_alone():
+    layout = replace(LAYOUT, parameters_stay_offloaded=True)
+    second = replace(layout, secondary_shards=2)
+    before, after = (
+        by_phase(found(each, param_offload=True), "weights", host=True) for each in (layout, second)
+    )
+    added = {phase: after[phase] - before[phase] for phase in PHASES if after[phase] != before[phase]}
+    assert added == pytest.approx(dict.fromkeys(PASSES, 4 * 4 * LOCAL / 2))
+
+
+def test_offloaded_activations_of_all_ranks_are_on_the_host_in_a_training_pass():
+    one = differs("activations", LAYOUT, {"activation_offload": True})
+    assert set(one) == TRAINING
+    both = differs(
+        "activations", replace(LAYOUT, sequences=8), {"activation_offload": True, "microbatch_size": 2}
+    )
+    assert both == pytest.approx({phase: 2 * size for phase, size in one.items()})

@@ -1,0 +1,156 @@
+"""What single attempts show: which phases they passed, what they held, and what they say nothing of."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.estimate.belief.calibration import calibrated, learned, predicted
+from autotune.policies.estimate.belief.prior import INDEX, prior
+from autotune.policies.estimate.lengths import Assumption
+from autotune.policies.estimate.parts import PARTS
+from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.values.events import Ended, Started
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import fold
+from autotune.policies.values.observation import Cancelled
+from autotune.policies.values.profile import Placement
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LONGEST, MODEL, accepted, fails, profile
+
+from .test_calibration import about, steps
+
+WIDE = replace(KNOBS, tokens_per_microbatch=24_576, logprob_tokens=LONGEST)
+SAVED = (accepted(), Started(knobs=KNOBS), Ended(outcome=Cancelled(by="user"), saved=3))
+
+
+@pytest.mark.parametrize(("longest", "least"), [(None, 1), (LONGEST, LONGEST)])
+def test_a_pool_needs_room_for_the_longest_sequence(longest, least):
+    job = accepted(replace(profile(), longest_sequence=longest))
+    assert calibrated(fold((job,)), MODEL).pool_tokens == least
+
+
+@pytest.mark.parametrize(("resume", "moved"), [(False, {}), (True, {2: Phase.FORWARD})])
+def test_forward_is_suspected_where_a_resumed_optimizer_leaves_it_too_little(resume, moved):
+    run = fold((*SAVED, Started(knobs=WIDE, resume=resume), *fails(Phase.CHECKPOINT)))
+    assert calibrated(run, MODEL).moved == moved
+
+
+def test_an_engine_whose_device_is_unknown_hides_no_other_phase():
+    apart = replace(profile(), placement=Placement.SEPARATE, trainer_budget_bytes=CLUSTER.gpu_memory_bytes)
+    unknown = replace(CLUSTER, gpu_memory_bytes=0)
+    wider = replace(WIDE, tokens_per_microbatch=49_152)
+    for cluster in (CLUSTER, unknown):
+        job = accepted(apart, cluster=cluster)
+        run = fold((job, Started(knobs=wider), *fails(Phase.CHECKPOINT)))
+        assert calibrated(run, MODEL).moved == {1: Phase.FORWARD}
+
+
+@pytest.mark.parametrize(
+    ("failed", "passed"), [(Phase.WEIGHT_SYNC, False), (Phase.CHECKPOINT, True), (Phase.OPTIMIZER, True)]
+)
+def test_weights_that_fail_to_be_sent_may_precede_the_step(failed, passed):
+    full = replace(KNOBS, tokens_per_microbatch=65_536)
+    history = (accepted(), Started(knobs=full), *fails(failed, shown=True))
+    before, after = about([accepted()], Phase.BACKWARD, full)[0], about(history, Phase.BACKWARD, full)[0]
+    capacity = CLUSTER.gpu_memory_bytes
+    assert before > 1.2 * capacity
+    assert (after < 1.02 * capacity) is passed
+    assert (after > 0.97 * before) is not passed
+
+
+def test_steps_without_growth_leave_what_is_believed_of_growth():
+    job = accepted()
+    usual = about([job], Phase.BACKWARD)[0]
+    run = fold((job, Started(knobs=KNOBS), *steps(4, backward=usual * 1.2)))
+    late = INDEX["backward.late"]
+    before = prior(estimates(job.profile, job.cluster, MODEL, (KNOBS,)), None)
+    after = calibrated(run, MODEL).belief
+    assert after.mean[late] == before.mean[late]
+    assert after.covariance[late, late] == before.covariance[late, late]
+
+
+@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT])
+def test_a_step_after_the_first_holds_the_optimizer(phase):
+    job = accepted()
+    usual = about([job], phase)[0]
+    run = fold((job, Started(knobs=KNOBS), *steps(3, **{phase.value: usual * 1.1})))
+    group = {Phase.BACKWARD: "train", Phase.OPTIMIZER: "update", Phase.CHECKPOINT: "start"}[phase]
+    assert calibrated(run, MODEL).belief.mean[INDEX[f"{group}.optimizer"]] > 0
+
+
+def test_steps_that_held_without_a_figure_were_below_the_capacity():
+    full = replace(KNOBS, tokens_per_microbatch=65_536)
+    before = about([accepted()], Phase.BACKWARD, full)[0]
+    after = about([accepted(), Started(knobs=full), *steps(3)], Phase.BACKWARD, full)[0]
+    assert after < 1.02 * CLUSTER.gpu_memory_bytes < before
+
+
+@pytest.mark.parametrize("longest", [False, True])
+def test_the_largest_peak_is_a_floor_among_attempts_with_answers_of_one_length(longest):
+    job = accepted()
+    assumption = Assumption.LONGEST if longest else Assumption.EXPECTED
+    found = estimates(job.profile, job.cluster, MODEL, (KNOBS,), assumption=assumption)
+    place = PHASES.index(Phase.BACKWARD)
+    usual = float(found.gpu[place, 0]) * 0.8
+    first = (Started(knobs=KNOBS), *steps(4, backward=usual * 1.2), Ended(outcome=Cancelled(by="user")))
+    run = fold((job, *first, Started(knobs=KNOBS), *steps(4, backward=usual)))
+    run = replace(run, attempts=tuple(replace(each, longest=longest) for each in run.attempts))
+    mean = predicted(calibrated(run, MODEL), found, late=False).gpu[place, 0]
+    assert mean == pytest.approx(usual * 1.2, rel=0.02)
+
+
+def test_a_peak_of_forced_long_answers_is_no_floor_of_usual_ones():
+    job = accepted()
+    usual = about([job], Phase.BACKWARD)[0] * 0.6
+    history = (
+        job,
+        Started(knobs=KNOBS),
+        *steps(4, backward=usual * 1.5),
+        Ended(outcome=Cancelled(by="user")),
+    )
+    run = fold((*history, Started(knobs=KNOBS), *steps(4, backward=usual)))
+    found = estimates(job.profile, job.cluster, MODEL, (KNOBS,))
+    place = PHASES.index(Phase.BACKWARD)
+
+    def believed(*longest):
+        marked = tuple(replace(each, longest=on) for each, on in zip(run.attempts, longest, strict=True))
+        known = calibrated(replace(run, attempts=marked), MODEL)
+        return float(predicted(known, found, late=False).gpu[place, 0])
+
+    assert believed(False, False) == pytest.approx(usual * 1.5, rel=0.02)
+    assert believed(True, False) < usual * 1.25
+
+
+def test_a_run_teaches_parts_alone_and_only_those_that_it_narrowed():
+    job = accepted()
+    nothing = learned(fold((job,)))
+    assert nothing is not None and nothing.factors == {}
+    shown = about([job], Phase.BACKWARD)[0] * 1.1
+    taught = learned(fold((job, Started(knobs=KNOBS), *steps(3, backward=shown))))
+    assert taught is not None and taught.factors
+    assert {name.partition(".")[2] for name in taught.factors} <= set(PARTS)
+    before = prior(estimates(job.profile, job.cluster, MODEL, (KNOBS,)), None).covariance
+    for name, factor in taught.factors.items():
+        assert factor.error < 0.9 * np.sqrt(before[INDEX[name], INDEX[name]]) + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("refusals", "margin"),
+    [(1, 0.1), (2, 0.2), (3, 0.4)],  # each refusal doubles what is added
+)
+def test_refused_pools_ask_for_more_and_more(refusals, margin):
+    tiny = replace(KNOBS, memory_fraction=0.3)
+    job = accepted()
+    pool = float(estimates(job.profile, job.cluster, MODEL, (tiny,)).pool_tokens[0])
+    once = (Started(knobs=tiny), *fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL))
+    known = calibrated(fold((job, *once * refusals)), MODEL)
+    assert pool > LONGEST
+    assert known.pool_tokens == pytest.approx(pool * (1 + margin))
+
+
+@pytest.mark.parametrize("missing", [GIB, 8 * GIB])
+def test_an_overflow_is_bounded_by_what_was_asked_for_beyond_what_was_free(missing):
+    history = [accepted(), Started(knobs=KNOBS), *steps(2)]
+    failed = fails(Phase.LOG_PROB, requested=missing + GIB, free=GIB, shown=True)
+    bound = CLUSTER.gpu_memory_bytes + missing
+    mean, error = about([*history, *failed], Phase.LOG_PROB)
+    assert mean + error > bound
