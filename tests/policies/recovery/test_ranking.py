@@ -317,7 +317,11 @@ def test_giving_up_says_what_misses_by_how_much_and_what_would_fit():
     assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
     assert "GPU memory short in " in action.verdict.nearest and "GiB" in action.verdict.nearest
     assert any("times the GPUs (predicted" in text for text in action.verdict.would_help)
-    assert any("billion parameters" in text for text in action.verdict.would_help)
+    # One of each kind, and of that the least.
+    kinds = ("times the GPUs (predicted", "responses of ", "LoRA of rank", "billion parameters")
+    for kind in kinds:
+        assert sum(kind in text for text in action.verdict.would_help) <= 1
+    assert any(kinds[3] in text for text in action.verdict.would_help)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +329,8 @@ def test_giving_up_says_what_misses_by_how_much_and_what_would_fit():
     [
         ({"shards": 8}, {}, {"shards": 16}),
         ({"shards": 4}, {}, {"shards": 4}),  # hybrid sharding: more groups of four
+        ({"shards": 8, "expert_shards": 4}, {}, {"shards": 16, "expert_shards": 8}),
+        ({"shards": 4, "expert_shards": 2}, {}, {}),
         ({"shards": 4}, {"tensor_parallel": 2}, {"shards": 8}),
         ({"strategy": "ddp", "shards": 1}, {}, {"shards": 1}),
         ({"strategy": "ddp", "shards": 8}, {}, {"shards": 16}),  # ZeRO-1
@@ -390,6 +396,14 @@ def test_a_cure_leaves_the_goals_headroom_where_exact_changes_can(phase: Phase, 
     found = launch(start, Started(knobs=KNOBS), *fails(phase, requested=3 * GIB, free=2 * GIB))
     assert max(found.remedy.predicted.values()) <= (1 - headroom) * CLUSTER.gpu_memory_bytes
     assert found.remedy.effect is Effect.EXACT
+
+
+def test_a_numeric_change_that_fits_is_taken_even_where_the_goals_headroom_is_out_of_reach():
+    only = {"fused_kernels": SUPPORTED["fused_kernels"]}
+    for headroom in (0.0, 0.6):
+        start = accepted(profile(TOO_MUCH, supported=only), goal=Goal(headroom=headroom))
+        found = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
+        assert found.remedy.changes == {"fused_kernels": True} and found.remedy.predicted
 
 
 def test_a_climb_leaves_the_goals_headroom():

@@ -105,6 +105,21 @@ def test_a_job_that_starts_over_blames_no_change():
     assert isinstance(after_a_cure().fails(row).verdict(), NeedsHuman)
 
 
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.ROLLOUT, Phase.LOG_PROB])
+def test_memory_that_runs_out_earlier_after_a_change_is_a_failure_of_its_own(phase: Phase):
+    story = after_a_cure()
+    row = refusal("CUDA out of memory with tokens_per_microbatch", cause=Cause.GPU_OOM, phase=phase)
+    launch = story.fails(row).launch()
+    assert "refused" not in launch.reason
+    assert launch.knobs.tokens_per_microbatch <= 4096  # the cure stays
+
+
+def test_a_full_disk_blames_no_change():
+    row = refusal("No space left on device", cause=Cause.DISK, phase=Phase.INIT)
+    verdict = after_a_cure().fails(row).verdict()
+    assert isinstance(verdict, NeedsHuman) and verdict.diagnosis.cause is Cause.DISK
+
+
 def test_refusals_count_as_relaunches():
     story = Story(accepted(recovery=Recovery(relaunches=2)))
     story.launch()

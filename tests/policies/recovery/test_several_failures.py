@@ -1,0 +1,122 @@
+"""What counts of several failures where the ladder decides: which were in a row, which would come back."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.recovery.combination import joined
+from autotune.policies.recovery.permissions import relapse_of
+from autotune.policies.values.events import Ended, Started
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.history import fold
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Crashed, Lost
+from autotune.policies.values.profile import Placement
+from autotune.policies.values.remedy import Remedy
+from tests.policies.stories import KNOBS, Story, accepted, diagnosed, profile, support
+
+PATIENT = Recovery(relaunches=99)
+BACKWARD = diagnosed(phase=Phase.BACKWARD)
+SYNC = diagnosed(phase=Phase.WEIGHT_SYNC)
+HOST = diagnosed(Cause.HOST_OOM, Phase.BACKWARD)
+SMALL_POOL = diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT)
+FULL_ENGINE = diagnosed(phase=Phase.ROLLOUT_INIT, component=Component.ROLLOUT)
+RANKS = profile().supported | {"rollout_tensor_parallel": support("rollout_tensor_parallel", 1, 2, 4, 8)}
+
+
+def begun(**changes) -> Story:
+    story = Story(accepted(recovery=PATIENT, **changes))
+    story.launch()
+    return story
+
+
+def after(*rows, lost: int | None = None) -> Knobs:
+    """Return what follows these failures; before that of the number `lost`, the node is lost once."""
+    story = begun(of=profile(replace(KNOBS, dataloader_workers=4)))
+    for number, row in enumerate(rows):
+        if number == lost:
+            story.ends(Lost(reason="node gone")).launch()
+        story.fails(row).launch()
+    return story.knobs
+
+
+def test_a_failure_of_other_savers_ends_the_row():
+    assert after(BACKWARD, BACKWARD).activation_offload is True
+    for between in (SYNC, HOST):
+        assert after(BACKWARD, between, BACKWARD).activation_offload is False
+
+
+def test_a_lost_node_does_not_end_the_row():
+    assert after(BACKWARD, BACKWARD, lost=1) == after(BACKWARD, BACKWARD)
+
+
+def test_a_step_that_no_attempt_had_reached_ends_the_row():
+    story = begun()
+    for number in (1, 2):
+        story.steps(number).fails(replace(BACKWARD, step=number)).launch()
+    assert story.knobs.activation_offload is False
+    stuck = begun()
+    for _ in range(2):
+        stuck.steps(1).fails(replace(BACKWARD, step=1)).launch()
+    assert stuck.knobs.activation_offload is True
+
+
+def test_an_engine_whose_pool_was_too_small_for_the_third_time_gets_the_trainers_room():
+    of = profile(
+        replace(KNOBS, memory_fraction=0.5, rollout_tensor_parallel=1),
+        supported=RANKS,
+        placement=Placement.COLOCATED,
+    )
+    in_a_row, apart = begun(of=of), begun(of=of)
+    for small, full in ((in_a_row, False), (apart, True)):
+        for _ in range(2):
+            remedy = small.fails(SMALL_POOL).launch().remedy
+            assert "optimizer_offload" not in remedy.changes
+            if full:
+                small.fails(FULL_ENGINE).launch()  # its share is lowered again
+        assert small.fails(SMALL_POOL).launch().knobs.optimizer_offload is True
+
+
+@pytest.mark.parametrize("lost", [None, 1, 2])
+def test_a_share_that_failed_before_a_lost_node_is_not_tried_again_from_below(lost: int | None):
+    story = begun()
+    shares = []
+    for number, row in enumerate((FULL_ENGINE, SMALL_POOL, SMALL_POOL)):
+        if number == lost:
+            story.ends(Lost(reason="node gone")).launch()
+        story.fails(row).launch()
+        shares.append((story.knobs.memory_fraction, story.knobs.concurrency))
+    assert shares[:2] == [(0.7, 64), (0.75, 64)]
+    share, requests = shares[2]
+    assert share >= 0.8 and requests < 64  # 0.8 failed with 64 requests
+
+
+def test_a_planned_restart_that_failed_too_is_no_cure():
+    story = begun()
+    story.then(Ended(outcome=Crashed(exit_code=1)), BACKWARD)
+    restarts = replace(story.knobs, restart_every=50)
+    assert relapse_of(fold(tuple(story.events)), restarts) is None
+    failed = (Ended(outcome=Crashed(exit_code=1)), BACKWARD)
+    story.then(Started(knobs=restarts), *failed, Started(knobs=KNOBS), *failed)
+    run = fold(tuple(story.events))
+    assert relapse_of(run, restarts) is run.attempts[1]
+    assert relapse_of(run, replace(restarts, restart_every=25)) is None
+
+
+def test_a_remedy_of_a_knob_that_is_moved_already_keeps_no_other_from_joining():
+    moves = [
+        ("reduce_tokens_per_mb", "tokens_per_microbatch", 4096),
+        ("reduce_micro_batch", "tokens_per_microbatch", 2048),
+        ("offload_params", "param_offload", True),
+        ("recompute", "recompute", "full"),
+    ]
+    remedies = [Remedy(name=name, changes={knob: value}, reason=name) for name, knob, value in moves]
+    names = frozenset({"reduce_tokens_per_mb", "reduce_micro_batch", "recompute"})
+    together = joined(remedies, 0, names, lambda _: True)
+    assert together.changes == {"tokens_per_microbatch": 4096, "recompute": "full"}
+    assert together.reason == "reduce_tokens_per_mb; recompute"
+    unlike = joined(remedies, 0, names, lambda remedy: "recompute" not in remedy.changes)
+    assert unlike == remedies[0]
+    assert joined(remedies, 2, names, lambda _: True) == remedies[2]
