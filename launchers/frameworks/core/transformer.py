@@ -1,7 +1,8 @@
-"""A pipeline's stages and the type of its products, by the names of Megatron's TransformerConfig."""
+"""A pipeline's stages, its experts and the type of its products, by names of Megatron's TransformerConfig."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -9,10 +10,11 @@ from msgspec.structs import replace
 from autotune.policies.values.architecture.model import Layout
 
 _FP8 = ("e4m3", "hybrid")
+_DISPATCHERS = ("alltoall", "allgather", "flex")
 
 
 def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layout:
-    """Return a layout with the stages and the type of the products that a job's settings describe.
+    """Return a layout with the stages, the experts and the type of the products that a job's settings say.
 
     `value_of` returns the value of a field of TransformerConfig, None where the job leaves it out; what is no
     number or no switch counts as left out.
@@ -22,8 +24,11 @@ def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layou
         value = value_of(name)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
+    dispatcher = value_of("moe_token_dispatcher_type")
     return replace(
         layout,
+        dispatcher=dispatcher if dispatcher in _DISPATCHERS else layout.dispatcher,
+        recompute_modules=_modules(value_of("recompute_modules")),
         pipeline_group=count("microbatch_group_size_per_vp_stage"),
         # Interleaved experts' communication begins one micro-batch ahead (combined_1f1b).
         pipeline_ahead=int(value_of("overlap_moe_expert_parallel_comm") is True),
@@ -34,3 +39,9 @@ def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layou
         fp8=value_of("fp8") in _FP8,
         fp8_weights=value_of("fp8_param") is True,
     )
+
+
+def _modules(written: object) -> tuple[str, ...]:
+    """Return the modules that a list, or the words of a flag, name."""
+    words = written if isinstance(written, list) else [written]
+    return tuple(name for word in words if isinstance(word, str) for name in re.findall(r"\w+", word))

@@ -82,11 +82,16 @@ _COUNTS = {
 }
 
 
-def _field(config: Config, name: str) -> int | bool | str:
+_WRITTEN = ("moe_token_dispatcher_type", "recompute_modules")
+
+
+def _field(config: Config, name: str) -> object:
     if name == "fp8":
         return config.text("fp8-format")
     if name == "fp8_param":
         return config.flag("fp8-param-gather")
+    if name in _WRITTEN:
+        return config.flags.given.get(name.replace("_", "-"))
     if name in _COUNTS:
         return max(config.count(flag) for flag in _COUNTS[name])
     return config.flag(name.replace("_", "-"))

@@ -219,6 +219,8 @@ def test_uneven_stages_and_fp8_follow_the_flags() -> None:
         "overlap-moe-expert-parallel-comm": True,
         "fp8-format": "hybrid",
         "fp8-param-gather": True,
+        "moe-token-dispatcher-type": "flex",
+        "recompute-modules": "moe layernorm",
     }
     for framework in EVERY:
         plain, found = (
@@ -235,6 +237,8 @@ def test_uneven_stages_and_fp8_follow_the_flags() -> None:
             pipeline_ahead=1,
             fp8=True,
             fp8_weights=True,
+            dispatcher="flex",
+            recompute_modules=("moe", "layernorm"),
         )
 
 
