@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,10 @@ class Pass:
     backward: Floats  # one layer's transient gradients
     moving: Floats  # rows on their way to experts and back, in forward, beside what a layer keeps
     offloaded: Floats  # of `kept`, in host memory
+
+
+# Of multi-token prediction: what three norms and the product of two rows that are joined keep.
+_JOINED_ROWS = 5
 
 
 def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = None) -> Pass:
@@ -65,7 +69,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
         module_bytes = (gone.whole / whole_split + spread / load.tensor) * tokens
         selective = layer - module_bytes - attention * ("core_attn" in modules)
     per_layer = np.where(load.recompute_full, inputs, np.where(load.recompute_selective, selective, layer))
-    all_layers = per_layer * stage.layers * in_flight(load, stage)
+    all_layers = per_layer * (stage.layers + stage.predicting) * in_flight(load, stage)
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = np.where(load.recompute_full, layer - inputs * (size == FP32), 0.0)
@@ -90,7 +94,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
         again=again,
         kept=all_layers,
         shared=mask * tokens,
-        ends=at_end * tokens * stage.last,
+        ends=at_end * tokens * stage.last + _JOINED_ROWS * stage.predicting * inputs,
         inputs=inputs,
         working=working * tokens,
         backward=backward * tokens,
@@ -156,6 +160,20 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
         ),
         head_gradient=chosen(loss.head_gradient, fused_backward),
     )
+
+
+def with_predicting(logits: Logits, model: Model, load: Load, *, tokens: Floats) -> Logits:
+    """Return the logits with the fp32 softmax that each layer of multi-token prediction keeps for its loss.
+
+    It is computed before the model's own and goes after it (Megatron's multi_token_prediction.py,
+    tensor_parallel/cross_entropy.py).
+    """
+    layout = load.layout
+    if not layout.predicting_loss:
+        return logits
+    kept = layout.predicting_layers * FP32 * model.vocab / load.tensor * tokens
+    more = {name: getattr(logits, name) + kept for name in ("forward", "kept", "backward", "head")}
+    return replace(logits, head_gradient=logits.head_gradient + kept, **more)
 
 
 def _softmax(load: Load, rows: Floats, score_rows: Floats) -> _Loss:

@@ -102,6 +102,10 @@ class Layout(Value, frozen=True, kw_only=True):
     pipeline_ahead: int = 0  # further chunks that go forward before the first goes backward
     first_stage_layers: int = 0  # 0: as many as the others have
     last_stage_layers: int = 0
+    stage_layers: tuple[int, ...] = ()  # of each stage, where the job writes them one by one
+    predicting_layers: int = 0  # of multi-token prediction, beside the model's own
+    predicting_after: int = 0  # stages after the one that has them
+    predicting_loss: bool = False  # their logits and loss are computed
     embedding_is_layer: bool = False  # where layers are spread evenly: the first stage has one less
     loss_is_layer: bool = False  # ... and the last
     expert_parallel: int = 1

@@ -221,6 +221,8 @@ def test_uneven_stages_and_fp8_follow_the_flags() -> None:
         "fp8-param-gather": True,
         "moe-token-dispatcher-type": "flex",
         "recompute-modules": "moe layernorm",
+        "mtp-num-layers": 1,
+        "enable-mtp-training": True,
     }
     for framework in EVERY:
         plain, found = (
@@ -239,6 +241,8 @@ def test_uneven_stages_and_fp8_follow_the_flags() -> None:
             fp8_weights=True,
             dispatcher="flex",
             recompute_modules=("moe", "layernorm"),
+            predicting_layers=1,
+            predicting_loss=True,
         )
 
 

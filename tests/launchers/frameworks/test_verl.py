@@ -484,6 +484,23 @@ def test_the_layout_counts_the_layers_of_uneven_stages() -> None:
     assert not found.embedding_is_layer
 
 
+def test_the_layout_counts_layers_of_multi_token_prediction_and_written_stages() -> None:
+    mtp = "actor_rollout_ref.model.mtp"
+    for changes, found in (
+        ({}, (0, False)),
+        ({f"{mtp}.enable": True}, (1, False)),
+        ({f"{mtp}.enable": True, f"{mtp}.enable_train": True}, (1, True)),
+    ):
+        layout = profile(with_settings(JOBS["megatron"], changes)).layout
+        assert (layout.predicting_layers, layout.predicting_loss) == found
+    transformer = f"+{ACTOR}.megatron.override_transformer_config"
+    stages = {
+        f"{ACTOR}.megatron.pipeline_model_parallel_size": 2,
+        f"{transformer}.pipeline_model_parallel_layout": "Et*13|t*15L",
+    }
+    assert profile(with_settings(JOBS["megatron"], stages)).layout.stage_layers == (13, 15)
+
+
 def test_the_layout_says_how_tokens_reach_their_experts_and_what_is_computed_again() -> None:
     transformer = f"+{ACTOR}.megatron.override_transformer_config"
     plain = profile(JOBS["megatron"]).layout
