@@ -98,7 +98,7 @@ def recomputed(model: Model, layout: Layout) -> Kept:
         whole += share.dense * narrow * model.hidden
     if "layernorm" in modules:
         # A norm of its own: before experts, and before latent attention's projections.
-        whole += size * model.hidden * share.sparse * ("moe" not in modules)
+        whole += size * model.hidden * share.sparse
         whole += narrow * model.hidden * share.attention * bool(model.kv_lora_rank)
     if "mla_up_proj" in modules and model.kv_lora_rank:
         heads = model.heads * (2 * model.head_dim + (model.value_head_dim or model.head_dim))

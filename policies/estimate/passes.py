@@ -63,7 +63,8 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     attention = size * model.heads * model.head_dim / load.tensor * tokens
     inputs = size * model.hidden / whole_split * tokens
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
-    if modules := load.layout.recompute_modules:
+    modules = load.layout.recompute_modules if megatron else ()
+    if modules:
         gone = recomputed(model, load.layout)
         spread = gone.split + gone.experts + gone.rows * (copies - 1.0)
         module_bytes = (gone.whole / whole_split + spread / load.tensor) * tokens
@@ -73,7 +74,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = np.where(load.recompute_full, layer - inputs * (size == FP32), 0.0)
-    if load.layout.recompute_modules:
+    if modules:
         again = np.where(load.recompute_selective, layer - selective, again)
     gradients, rows = gradient_set(model, element_bytes=size), size * model.hidden
     # Of the widest instants four rows, and two of their gradients, are of the residual stream.
@@ -172,8 +173,8 @@ def with_predicting(logits: Logits, model: Model, load: Load, *, tokens: Floats)
     if not layout.predicting_loss:
         return logits
     kept = layout.predicting_layers * FP32 * model.vocab / load.tensor * tokens
-    more = {name: getattr(logits, name) + kept for name in ("forward", "kept", "backward", "head")}
-    return replace(logits, head_gradient=logits.head_gradient + kept, **more)
+    training = ("forward", "kept", "backward", "head", "head_gradient")
+    return replace(logits, **{name: getattr(logits, name) + kept for name in training})
 
 
 def _softmax(load: Load, rows: Floats, score_rows: Floats) -> _Loss:

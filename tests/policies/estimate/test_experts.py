@@ -118,7 +118,7 @@ def test_a_layer_that_is_computed_again_moves_its_rows_again():
         (("layernorm",), HIDDEN),
         (("moe_act", "layernorm"), TOP * INNER + HIDDEN),
         (("moe",), TOP * (HIDDEN + 3 * INNER) + 2 * 2 * EXPERTS),
-        (("moe", "layernorm", "moe_act"), TOP * (HIDDEN + 3 * INNER) + 2 * 2 * EXPERTS),
+        (("moe", "layernorm", "moe_act"), HIDDEN + TOP * (HIDDEN + 3 * INNER) + 2 * 2 * EXPERTS),
         (("mlp", "shared_experts", "mla_up_proj"), 0),
     ],
 )
