@@ -2,9 +2,9 @@
 
 Each job's allocations are recorded once on fake tensors (FSDP2, transformers' own model, torch's log_softmax
 or, as a fused loss leaves them, few logits) and replayed at other lengths, sizes being lines in the tokens.
-First stages of pipelines follow, in Megatron's order of micro-batches. About a minute a job on one core, no
-GPU. Exits 1 where the median of a kind is further from the estimate's constant than 0.03, or that of
-pipelines above it by more.
+First stages of pipelines follow, in Megatron's order of micro-batches, whole and cut into interleaved chunks.
+About a minute a job on one core, no GPU. Exits 1 where the median of a kind is further from the estimate's
+constant than 0.03, or that of pipelines above it by more.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ _CASES = (
     ("Qwen2.5-14B", 24),
 )
 _COLUMNS = ("reserved", "needed", "reserved, expandable", "needed, expandable")
+_CHUNKS = (2, 5)
+_CHUNK_LAYERS = 2
+_INTERLEAVED = 4  # stages
 _STAGE_CASES = (("Qwen2.5-7B", 7), ("Llama-3.1-8B", 8))
 
 
@@ -44,8 +47,8 @@ def jobs() -> tuple[Job, ...]:
     )
 
 
-def stages() -> tuple[Job, ...]:
-    """Return first stages of pipelines, whole and in the type that they compute in."""
+def stages(cases: tuple[tuple[str, int], ...] = _STAGE_CASES) -> tuple[Job, ...]:
+    """Return first stages of pipelines, or chunks of them, whole and in the type that they compute in."""
     kinds = ((4096, True), (16384, True), (4096, False), (16384, False))
     return tuple(
         Job(
@@ -57,7 +60,7 @@ def stages() -> tuple[Job, ...]:
             wrapping="stage",
             parameter_bytes=2,
         )
-        for name, layers in _STAGE_CASES
+        for name, layers in cases
         for tokens, recompute in kinds
     )
 
@@ -66,15 +69,19 @@ def main() -> int:
     """Print a row per job and per first stage, and the medians of each kind beside the constant used."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.allocator", description=__doc__)
     parser.add_argument("--models", nargs="*", choices=sorted(MODELS), help="only these")
-    parser.add_argument("--part", choices=("jobs", "stages"), help="only this table")
+    parser.add_argument("--part", choices=("jobs", "stages", "chunks"), help="only this table")
     options = parser.parse_args()
     chosen = set(options.models or MODELS)
     off = False
-    if options.part != "stages":
+    if options.part in (None, "jobs"):
         found = _medians(_replayed(job for job in jobs() if job.name in chosen))
         off = any(abs(middle - used) > _BOUND for used, middle in found)
-    if options.part != "jobs":
+    if options.part in (None, "stages"):
         found = _medians(_staged(job for job in stages() if job.name in chosen))
+        off = off or any(middle - used > _BOUND for used, middle in found)
+    if options.part in (None, "chunks"):
+        cut = tuple((name, _CHUNK_LAYERS) for name, _ in _STAGE_CASES)
+        found = _medians(_interleaved(job for job in stages(cut) if job.name in chosen))
         off = off or any(middle - used > _BOUND for used, middle in found)
     return int(off and not options.models)
 
@@ -105,6 +112,22 @@ def _staged(chosen: Iterable[Job]) -> _Shares:
                 _row(found, _title(job), count, "varied" if varied else "equal")
                 if count > 1:
                     _note(kinds, job, found, varied=varied)
+    return kinds
+
+
+def _interleaved(chosen: Iterable[Job]) -> _Shares:
+    """Print a row per first stage of chunks, and what each kind of them needs; the trace is of one chunk."""
+    kinds: _Shares = defaultdict(list)
+    _head("chunk", "chunks", "lengths", *_COLUMNS)
+    for job in chosen:
+        trace = trace_of(job)
+        for count in _CHUNKS:
+            for varied in (False, True):
+                tokens = lengths(job.tokens, varied=varied, micro_batches=_PIPELINE_MICRO_BATCHES)
+                events = pipeline_steps(trace, tokens, _INTERLEAVED, count)
+                found = loss(resident(trace, gradients=True), events)
+                _row(found, _title(job), count, "varied" if varied else "equal")
+                _note(kinds, job, found, varied=varied)
     return kinds
 
 

@@ -62,23 +62,40 @@ def steps(trace: Trace, tokens: Sequence[Sequence[int]]) -> Iterator[Event]:
         yield from trace.events("update", 0, own)  # it ends the gradients that the first pass made
 
 
-def pipeline_steps(trace: Trace, tokens: Sequence[Sequence[int]], stages: int) -> Iterator[Event]:
+def pipeline_steps(
+    trace: Trace, tokens: Sequence[Sequence[int]], stages: int, chunks: int = 1
+) -> Iterator[Event]:
     """Yield the events of whole steps of a pipeline's first stage, whose gradients are resident.
 
-    The order is that of Megatron's schedule 1F1B (pipeline_parallel/schedules.py): a forward pass for each
-    later stage, then one forward and one backward pass in turn. The optimizer's step, which works in buffers
-    that are resident, is left out.
+    The order is that of Megatron's schedules (pipeline_parallel/schedules.py): forward passes to fill the
+    stages, then one forward and one backward pass in turn. Where the stage is cut into interleaved chunks,
+    the trace is of one of them, each takes as many micro-batches in a row as there are stages, and backward
+    goes through the chunks from the last to the first. The optimizer's step, which works in buffers that are
+    resident, is left out.
     """
     first = 2 * _TENSORS
+    group = stages if chunks > 1 else 1
+    ahead = 2 * (stages - 1) + (chunks - 1) * group if chunks > 1 else stages - 1
     for step in tokens:
         for count in step:
-            yield from trace.events("scoring", count, first)
-            first += _TENSORS
-        for number in range(len(step) + stages - 1):
-            for part, micro_batch in (("forward", number), ("backward", number - stages + 1)):
-                if 0 <= micro_batch < len(step):
-                    yield from trace.events(part, step[micro_batch], first + micro_batch * _TENSORS)
-        first += len(step) * _TENSORS
+            for _ in range(chunks):
+                yield from trace.events("scoring", count, first)
+                first += _TENSORS
+        order = [
+            (number, chunk)
+            for begin in range(0, len(step), group)
+            for chunk in range(chunks)
+            for number in range(begin, min(begin + group, len(step)))
+        ]
+        for place in range(len(order) + ahead):
+            if place < len(order):
+                number, chunk = order[place]
+                yield from trace.events("forward", step[number], first + (number * chunks + chunk) * _TENSORS)
+            if ahead <= place:
+                number, chunk = order[place - ahead]
+                own = first + (number * chunks + chunks - 1 - chunk) * _TENSORS
+                yield from trace.events("backward", step[number], own)
+        first += len(step) * chunks * _TENSORS
 
 
 def loss(kept: Iterable[Event], played: Iterable[Event]) -> Loss:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.experts import gathered_rows, moving, recomputed
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.shapes import FP32, gradient_set, kept_at_the_end, kept_by_layer, working_set
@@ -21,14 +22,19 @@ class Pass:
 
     layer: Floats  # what one layer keeps without recomputation
     kept_layer: Floats  # the same with recomputation
-    again: Floats  # what recomputing one layer adds to its input
+    again: Floats  # what recomputing one layer adds to what it keeps
     kept: Floats  # what all layers keep, with recomputation and before offloading
     shared: Floats  # between all layers: an attention mask
     ends: Floats  # final norm and the head's input
     inputs: Floats  # of one layer
     working: Floats  # one layer's transient without gradients
     backward: Floats  # one layer's transient gradients
+    moving: Floats  # rows on their way to experts and back, in forward, beside what a layer keeps
     offloaded: Floats  # of `kept`, in host memory
+
+
+# Of multi-token prediction: what three norms and the product of two rows that are joined keep.
+_JOINED_ROWS = 5
 
 
 def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = None) -> Pass:
@@ -51,15 +57,25 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     whole = products + (np.where(load.fused, fused.whole, kept.whole) - products) / whole_split
     split = np.where(load.fused, fused.split, kept.split) / load.tensor
     routed = np.where(load.fused, fused.experts, kept.experts) / load.tensor
+    copies = gathered_rows(load.layout, load.tensor) if megatron else np.ones(load.count)
+    routed = routed + np.where(load.fused, fused.rows, kept.rows) * (copies - 1.0) / load.tensor
     layer = (whole + split + routed + size * mask) * tokens
     attention = size * model.heads * model.head_dim / load.tensor * tokens
     inputs = size * model.hidden / whole_split * tokens
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
+    modules = load.layout.recompute_modules if megatron else ()
+    if modules:
+        gone = recomputed(model, load.layout)
+        spread = gone.split + gone.experts + gone.rows * (copies - 1.0)
+        module_bytes = (gone.whole / whole_split + spread / load.tensor) * tokens
+        selective = layer - module_bytes - attention * ("core_attn" in modules)
     per_layer = np.where(load.recompute_full, inputs, np.where(load.recompute_selective, selective, layer))
-    all_layers = per_layer * stage.layers * in_flight(load, stage)
+    all_layers = per_layer * (stage.layers + stage.predicting) * in_flight(load, stage)
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
-    again = layer - inputs * (size == FP32)
+    again = np.where(load.recompute_full, layer - inputs * (size == FP32), 0.0)
+    if modules:
+        again = np.where(load.recompute_selective, layer - selective, again)
     gradients, rows = gradient_set(model, element_bytes=size), size * model.hidden
     # Of the widest instants four rows, and two of their gradients, are of the residual stream.
     working = (working_set(model, element_bytes=size) - 4.0 * rows) / load.tensor + 4.0 * rows / whole_split
@@ -68,6 +84,9 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
         # While an MLP's result is scattered: its input, this rank's part and a copy in the scatter's order.
         scattering = 3.0 * rows + (2.5 * rows + size * model.intermediate) / load.tensor
         working = np.where(load.tensor > 1, np.maximum(working, scattering), working)
+    routing = moving(model, load)
+    working = np.maximum(working, routing.scored + 4.0 * rows / whole_split)
+    backward = np.maximum(backward, routing.backward + 2.0 * rows / whole_split)
     last = 0.0 if megatron else size * model.hidden  # the head's input
     at_end = last + (kept_at_the_end(model, element_bytes=size, fused=megatron) - last) / whole_split
     return Pass(
@@ -76,10 +95,11 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
         again=again,
         kept=all_layers,
         shared=mask * tokens,
-        ends=at_end * tokens * stage.last,
+        ends=at_end * tokens * stage.last + _JOINED_ROWS * stage.predicting * inputs,
         inputs=inputs,
         working=working * tokens,
         backward=backward * tokens,
+        moving=routing.forward * tokens,
         offloaded=streamed,
     )
 
@@ -141,6 +161,20 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
         ),
         head_gradient=chosen(loss.head_gradient, fused_backward),
     )
+
+
+def with_predicting(logits: Logits, model: Model, load: Load, *, tokens: Floats) -> Logits:
+    """Return the logits with the fp32 softmax that each layer of multi-token prediction keeps for its loss.
+
+    It is computed before the model's own and goes after it (Megatron's multi_token_prediction.py,
+    tensor_parallel/cross_entropy.py).
+    """
+    layout = load.layout
+    if not layout.predicting_loss:
+        return logits
+    kept = layout.predicting_layers * FP32 * model.vocab / load.tensor * tokens
+    training = ("forward", "kept", "backward", "head", "head_gradient")
+    return replace(logits, **{name: getattr(logits, name) + kept for name in training})
 
 
 def _softmax(load: Load, rows: Floats, score_rows: Floats) -> _Loss:

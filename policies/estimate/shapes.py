@@ -154,6 +154,7 @@ class Kept(NamedTuple):
     whole: float  # on every tensor-parallel rank; split by Megatron's sequence parallelism
     split: float  # divided by tensor parallelism
     experts: float  # of routed tokens
+    rows: float = 0.0  # of `experts`, the rows that the experts' first product keeps
 
 
 @lru_cache(_MODELS)
@@ -198,10 +199,9 @@ def kept_by_layer(
     # Megatron weighs the experts' rows inside of them, so their results are not kept (moe/experts.py).
     seen = model.experts if model.all_experts and not fused else model.experts_per_token
     stepwise = 3 if model.clamped_gate and not fused else 0
-    rows = (1 if fused else 2) * (model.expert_hidden or hidden) + (
-        tensors + stepwise
-    ) * model.expert_intermediate
-    experts = share.sparse * seen * size * rows
+    entering = share.sparse * seen * size * (model.expert_hidden or hidden)
+    inner = (tensors + stepwise) * model.expert_intermediate
+    experts = (1 if fused else 2) * entering + share.sparse * seen * size * inner
     if model.router_fp32 and not fused:
         whole += share.sparse * FP32 * hidden
     experts += share.sparse * 2 * FP32 * model.experts
@@ -212,10 +212,11 @@ def kept_by_layer(
         split += share.attention * _FP8 * model.heads * (model.value_head_dim or model.head_dim)
         if model.gated:
             split -= saved * (share.dense * model.intermediate + share.sparse * model.shared_intermediate)
+            entering -= share.sparse * seen * saved * (model.expert_hidden or hidden)
             experts -= (
                 share.sparse * seen * saved * ((model.expert_hidden or hidden) + model.expert_intermediate)
             )
-    return Kept(whole, split, experts)
+    return Kept(whole, split, experts, entering)
 
 
 def _kept_by_heads(model: Model, *, size: int, repeated_kv: bool, fused: bool) -> float:

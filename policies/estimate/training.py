@@ -10,7 +10,7 @@ import numpy as np
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, largest, summed
-from autotune.policies.estimate.passes import Logits, logits_of, pass_of
+from autotune.policies.estimate.passes import Logits, logits_of, pass_of, with_predicting
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
 from autotune.policies.estimate.sharded.instants import Gradients, Instants, forward, sharded_backward
@@ -58,13 +58,18 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     layout, counts = load.layout, parameters(model)
     sharded = layout.strategy.startswith("fsdp")
     stage = stage or stages_of(model, layout)[0]
-    layers, alone = stage.layers, stage.first and stage.last
+    layers, alone = stage.layers + stage.predicting, stage.first and stage.last
     apart = layout.expert_parallel * layout.expert_tensor_parallel
     experts = counts.experts if sharded else counts.experts / apart
     dense = counts.attention + counts.mlp + counts.norms
     # Apart from its embedding, a stage has a head of its own.
     head = counts.head if alone else counts.head or counts.embedding
     ends = stage.first * (counts.embedding + counts.tower) + stage.last * head
+    if stage.predicting:
+        # Each joins two normalised rows by a product; apart from the first stage they embed tokens themselves
+        # (Megatron's multi_token_prediction.py).
+        ends = ends + stage.predicting * (2 * model.hidden + 3) * model.hidden
+        ends = ends + counts.embedding * (not stage.first)
     local = (layers * dense + ends) / load.tensor + layers * experts
     layer = dense / load.tensor + experts
     weight_shards = load.shards if sharded else np.ones(load.count)
@@ -166,7 +171,9 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
     idle, standing = _idle_gradients(load, state), _standing(load, state)
     run = pass_of(model, load, tokens=load.tokens, stage=state.stage)
     score = pass_of(model, load, tokens=load.scored, stage=state.stage)
-    logits = logits_of(model, load, tokens=load.tokens, scored=load.scored)
+    logits = with_predicting(
+        logits_of(model, load, tokens=load.tokens, scored=load.scored), model, load, tokens=load.tokens
+    )
     if not state.stage.last:
         logits = Logits(**dict.fromkeys(Logits.__slots__, np.zeros(load.count)))
 

@@ -93,6 +93,7 @@ TRACE = Trace(
         "update": (Size(_GRADIENT, 0.0, 0.0, ends=True),),
     },
 )
+_BETWEEN = 1 << 20  # numbers of one pass's tensors
 PASS = sum(size.per_token for size in _KEPT)  # bytes per token
 
 
@@ -116,6 +117,39 @@ def test_a_first_stage_keeps_a_micro_batch_for_itself_and_one_for_each_later_sta
     allocator.play(pipeline_steps(TRACE, tokens, stages))
     assert allocator.most_allocated - before == in_flight * PASS * 1024
     assert allocator.allocated == before  # every forward pass had its backward
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "micro_batches", "in_flight"),
+    [(2, 3, 8, 7), (4, 2, 8, 11), (4, 2, 4, 8), (2, 2, 3, 5)],
+)
+def test_a_stage_of_interleaved_chunks_keeps_those_of_its_warm_up_and_one(
+    stages: int, chunks: int, micro_batches: int, in_flight: int
+) -> None:
+    allocator = CachingAllocator()
+    allocator.play(resident(TRACE, gradients=True))
+    before = allocator.allocated
+    tokens = lengths(1024, varied=False, micro_batches=micro_batches)
+    allocator.play(pipeline_steps(TRACE, tokens, stages, chunks))
+    assert allocator.most_allocated - before == in_flight * PASS * 1024
+    assert allocator.allocated == before
+
+
+def test_chunks_go_backward_in_the_reverse_order_of_their_forward_passes() -> None:
+    chunks = [chunk for chunk, _ in _passes(stages=2, chunks=2, micro_batches=4)]
+    assert chunks == [0, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0, 1, 1, 0, 0]
+
+
+def _passes(*, stages: int, chunks: int, micro_batches: int) -> list[tuple[int, bool]]:
+    """Return the chunk of every pass of a step, and whether it is a forward one."""
+    begin = Size(1, 1.0, 0.0, ends=False)
+    once = Trace((), {"scoring": (), "forward": (begin,), "backward": (begin._replace(ends=True),)})
+    found = [
+        (event.tensor, event.size > 0)
+        for event in pipeline_steps(once, [[1] * micro_batches], stages, chunks)
+    ]
+    lowest = min(number for number, _ in found)
+    return [((number - lowest) // _BETWEEN % chunks, began) for number, began in found]
 
 
 def test_gradients_that_stay_are_no_part_of_a_pass() -> None:

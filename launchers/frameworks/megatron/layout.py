@@ -59,6 +59,7 @@ def layout(config: Config) -> Layout:
         engine_weights_on_host=config.flag("sglang-enable-weights-cpu-backup"),
         trainer_sleeps=config.sleeps("train"),
         optimizer_stays_offloaded=True,
+        predicting_loss=config.flag("enable-mtp-training"),
         padded=config.text("qkv-format") == "bshd",
         optimizer_temporary_bytes=megatron_temporary_bytes(
             gradient_bytes, precise=config.flag("use-precision-aware-optimizer")
@@ -73,6 +74,7 @@ def layout(config: Config) -> Layout:
 
 # Flags of fields of TransformerConfig that have another name; those of switches have their own.
 _COUNTS = {
+    "mtp_num_layers": ("mtp-num-layers",),
     "num_layers_in_first_pipeline_stage": ("decoder-first-pipeline-num-layers",),
     "num_layers_in_last_pipeline_stage": ("decoder-last-pipeline-num-layers",),
     "microbatch_group_size_per_vp_stage": (
@@ -82,11 +84,16 @@ _COUNTS = {
 }
 
 
-def _field(config: Config, name: str) -> int | bool | str:
+_WRITTEN = ("moe_token_dispatcher_type", "recompute_modules", "pipeline_model_parallel_layout")
+
+
+def _field(config: Config, name: str) -> object:
     if name == "fp8":
         return config.text("fp8-format")
     if name == "fp8_param":
         return config.flag("fp8-param-gather")
+    if name in _WRITTEN:
+        return config.flags.given.get(name.replace("_", "-"))
     if name in _COUNTS:
         return max(config.count(flag) for flag in _COUNTS[name])
     return config.flag(name.replace("_", "-"))

@@ -53,6 +53,9 @@ def layout(config: Config) -> Layout:
         shards=_shards(config),
         pipeline_parallel=config.ranks(MEGATRON, "pipeline_model") if config.megatron else 1,
         pipeline_chunks=config.ranks(MEGATRON, "virtual_pipeline_model") if config.megatron else 1,
+        # The public models that have such layers have one.
+        predicting_layers=int(config.megatron and config.flag(f"{MODEL}.mtp.enable")),
+        predicting_loss=config.megatron and config.flag(f"{MODEL}.mtp.enable_train"),
         expert_parallel=config.ranks(MEGATRON, "expert_model") if config.megatron else 1,
         expert_tensor_parallel=_expert_tensor(config),
         expert_shards=_expert_shards(config),

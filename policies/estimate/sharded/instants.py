@@ -32,7 +32,8 @@ class Gradients:
 def forward(load: Load, gathers: Gathers, run: Pass, logits: Logits, gradients: Gradients) -> Instants:
     """Yield the candidates for forward's largest instant."""
     earlier, within = gradients.earlier, _within(run)
-    unkept = np.where(load.recompute_full, np.maximum(0.0, run.working - 2.0 * run.inputs), run.inputs)
+    alone = np.maximum(run.inputs, run.moving)
+    unkept = np.where(load.recompute_full, np.maximum(0.0, run.working - 2.0 * run.inputs), alone)
     last = within + run.ends
     hidden = _hidden_logits(load, logits)
     yield {"gathered": gathers.start, "gradients": earlier}
@@ -134,7 +135,7 @@ class _Layer(NamedTuple):
         moved = np.minimum(returning * run.kept_layer, run.offloaded)
         share = np.where(load.activation_offload, min(1.0, returning), 1.0)
         return cls(
-            inner=np.where(load.recompute_full, run.again, 0.0) + run.backward,
+            inner=run.again + np.where(run.again > 0, np.maximum(run.backward, run.moving), run.backward),
             returned=np.where(load.activation_offload, moved, 0.0),
             own=np.where(load.recompute_full, 0.0, share * run.layer),
         )

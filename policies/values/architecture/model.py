@@ -102,11 +102,16 @@ class Layout(Value, frozen=True, kw_only=True):
     pipeline_ahead: int = 0  # further chunks that go forward before the first goes backward
     first_stage_layers: int = 0  # 0: as many as the others have
     last_stage_layers: int = 0
+    stage_layers: tuple[int, ...] = ()  # of each stage, where the job writes them one by one
+    predicting_layers: int = 0  # of multi-token prediction, beside the model's own
+    predicting_after: int = 0  # stages after the one that has them
+    predicting_loss: bool = False  # their logits and loss are computed
     embedding_is_layer: bool = False  # where layers are spread evenly: the first stage has one less
     loss_is_layer: bool = False  # ... and the last
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
     expert_shards: int = 0  # ranks over which a distributed optimizer spreads the experts; 0: as all else
+    dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"  # Megatron's, of tokens to experts
     engine_ranks: int = 0  # devices of all rollout engines together; colocated: the trainer's own
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
@@ -152,6 +157,8 @@ class Layout(Value, frozen=True, kw_only=True):
     padded: bool = False  # a micro-batch is a rectangle as long as its longest sequence
     masked_attention: bool = False  # attention reads a dense mask: heads are repeated, layers keep the mask
     selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
+    # Megatron: what selective recomputation computes again; empty: attention's core
+    recompute_modules: tuple[str, ...] = ()
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
     loss: Literal["softmax", "kernel", "pieces"] = "softmax"  # what it keeps: policies/estimate/passes.py
     compiled_loss: bool = True  # `kernel`: the entropy is one compiled function

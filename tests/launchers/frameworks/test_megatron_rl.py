@@ -219,6 +219,10 @@ def test_uneven_stages_and_fp8_follow_the_flags() -> None:
         "overlap-moe-expert-parallel-comm": True,
         "fp8-format": "hybrid",
         "fp8-param-gather": True,
+        "moe-token-dispatcher-type": "flex",
+        "recompute-modules": "moe layernorm",
+        "mtp-num-layers": 1,
+        "enable-mtp-training": True,
     }
     for framework in EVERY:
         plain, found = (
@@ -235,6 +239,10 @@ def test_uneven_stages_and_fp8_follow_the_flags() -> None:
             pipeline_ahead=1,
             fp8=True,
             fp8_weights=True,
+            dispatcher="flex",
+            recompute_modules=("moe", "layernorm"),
+            predicting_layers=1,
+            predicting_loss=True,
         )
 
 

@@ -467,6 +467,38 @@ def test_the_layout_counts_the_layers_of_uneven_stages() -> None:
     assert not found.embedding_is_layer
 
 
+def test_the_layout_counts_layers_of_multi_token_prediction_and_written_stages() -> None:
+    mtp = "actor_rollout_ref.model.mtp"
+    for changes, found in (
+        ({}, (0, False)),
+        ({f"{mtp}.enable": True}, (1, False)),
+        ({f"{mtp}.enable": True, f"{mtp}.enable_train": True}, (1, True)),
+    ):
+        layout = profile(with_settings(JOBS["megatron"], changes)).layout
+        assert (layout.predicting_layers, layout.predicting_loss) == found
+    transformer = f"+{ACTOR}.megatron.override_transformer_config"
+    stages = {
+        f"{ACTOR}.megatron.pipeline_model_parallel_size": 2,
+        f"{transformer}.pipeline_model_parallel_layout": "Et*13|t*15L",
+    }
+    assert profile(with_settings(JOBS["megatron"], stages)).layout.stage_layers == (13, 15)
+
+
+def test_the_layout_says_how_tokens_reach_their_experts_and_what_is_computed_again() -> None:
+    transformer = f"+{ACTOR}.megatron.override_transformer_config"
+    plain = profile(JOBS["megatron"]).layout
+    assert (plain.dispatcher, plain.recompute_modules) == ("alltoall", ())
+    chosen = {
+        f"{transformer}.moe_token_dispatcher_type": "flex",
+        f"{transformer}.recompute_modules": ["moe_act", "core_attn"],
+    }
+    found = profile(with_settings(JOBS["megatron"], chosen)).layout
+    assert (found.dispatcher, found.recompute_modules) == ("flex", ("moe_act", "core_attn"))
+    odd = {f"{transformer}.moe_token_dispatcher_type": "pigeons", f"{transformer}.recompute_modules": 3}
+    found = profile(with_settings(JOBS["megatron"], odd)).layout
+    assert (found.dispatcher, found.recompute_modules) == ("alltoall", ())
+
+
 def test_megatrons_adam_needs_room_only_for_gradients_in_16_bits() -> None:
     narrow = {f"+{ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32": False}
     for changes, size in (({}, 0), (narrow, 4)):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autotune.policies.estimate.load import load_of
+from autotune.policies.estimate.passes import logits_of, pass_of, with_predicting
 from autotune.policies.estimate.peaks import estimates
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.estimate.stages import in_flight, stages_of
@@ -99,3 +100,52 @@ def test_between_updates_a_rank_of_the_fullest_stage_counts():
 
 def test_no_configuration_of_a_pipeline_needs_nothing():
     assert estimates(profile(FOUR), CLUSTER, QWEN, []).gpu.shape[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "after", "found"),
+    [
+        ((7, 7, 7, 7), 0, [(7, 3, 0), (7, 2, 0), (7, 0, 1)]),
+        ((5, 8, 10, 5), 0, [(5, 3, 0), (8, 2, 0), (10, 1, 0), (5, 0, 1)]),
+        ((9, 10, 9, 0), 1, [(9, 3, 0), (10, 2, 0), (9, 1, 1), (0, 0, 0)]),
+        ((7, 7, 7), 0, [(7, 3, 0), (7, 0, 1)]),  # of three stages, where the job has four
+        ((9, 9, 9, 9), 0, [(7, 3, 0), (7, 0, 1)]),  # of another model
+    ],
+)
+def test_stages_whose_layers_are_written_are_taken_as_they_are(written, after, found):
+    layout = replace(FOUR, stage_layers=written, predicting_layers=1, predicting_after=after)
+    stages = stages_of(QWEN, layout)
+    assert [(stage.layers, stage.after, stage.predicting) for stage in stages] == found
+    assert [stage.first for stage in stages] == [True] + [False] * (len(found) - 1)
+    assert [stage.last for stage in stages] == [False] * (len(found) - 1) + [True]
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+def test_layers_of_multi_token_prediction_are_whole_layers_with_a_product_and_an_embedding(stages):
+    counts = parameters(QWEN)
+    own = replace(FOUR, pipeline_parallel=stages)
+    plain, more = (
+        states_of(QWEN, loaded(replace(own, predicting_layers=count)))[-1].local[0] for count in (0, 2)
+    )
+    added = 2 * (counts.layer + 2 * QWEN.hidden**2 + 3 * QWEN.hidden)
+    assert more - plain == pytest.approx(added + (counts.embedding if stages > 1 else 0))
+
+
+def test_layers_of_multi_token_prediction_keep_their_activations_and_their_softmax():
+    one = replace(FOUR, pipeline_parallel=1)
+    plain, layers, trained = (
+        loaded(replace(one, **settings))
+        for settings in ({}, {"predicting_layers": 1}, {"predicting_layers": 1, "predicting_loss": True})
+    )
+    passes = [pass_of(QWEN, load, tokens=load.tokens) for load in (plain, layers)]
+    assert float((passes[1].kept - passes[0].kept)[0]) == pytest.approx(float(passes[0].kept_layer[0]))
+    rows = 5 * 2 * QWEN.hidden * plain.tokens[0]
+    assert float((passes[1].ends - passes[0].ends)[0]) == pytest.approx(rows)
+    kept = [
+        with_predicting(
+            logits_of(QWEN, load, tokens=load.tokens, scored=load.scored), QWEN, load, tokens=load.tokens
+        )
+        for load in (plain, layers, trained)
+    ]
+    assert float(kept[0].backward[0]) == float(kept[1].backward[0])
+    assert float((kept[2].backward - kept[0].backward)[0]) == pytest.approx(4 * QWEN.vocab * plain.tokens[0])
