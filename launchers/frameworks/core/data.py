@@ -83,7 +83,9 @@ def package_of(framework: Framework) -> str:
 
 
 def _root(package: str, file: str) -> Any:
-    folder = import_module(package).__path__[0]  # importlib.resources costs 30 ms, and not every loader has data
+    folder = import_module(package).__path__[
+        0
+    ]  # importlib.resources costs 30 ms, and not every loader has data
     loader = _LOADER(Path(folder, file).read_bytes())
     try:
         return loader.get_single_node()
