@@ -84,11 +84,9 @@ def cards_of(written: str | None) -> Gpus | None:
     try:
         return parse_gpus(written)
     except ValueError as error:
-        raise Failure(
-            f"--gpus: {error}",
-            hint="for another GPU, set `cluster: {gpu_memory: 80GiB}` in the job",
-            code=ExitCode.USAGE,
-        ) from None
+        other = "for another GPU, set `cluster: {gpu_memory: 80GiB}` in the job"
+        hint = other if "unknown" in str(error) else ""
+        raise Failure(f"--gpus: {error}", hint=hint, code=ExitCode.USAGE) from None
 
 
 def with_cards(job: Job, cards: Gpus | None) -> Job:

@@ -81,8 +81,7 @@ def parse_gpus(written: str) -> Gpus:
     )
     card = find_card(found[3]) if found else None
     if found is None or card is None:
-        known = ", ".join(each.name for each in CARDS)
-        raise ValueError(f"`{written}` names no known GPU (forms: `8xH100`, `2x8xH100-80GB`); known: {known}")
+        raise ValueError(_unknown(written.strip(), found[3] if found else ""))
     counts = [int(text) for text in (found[1], found[2]) if text is not None]
     if 0 in counts:
         raise ValueError(f"`{written}`: at least one GPU")
@@ -91,3 +90,13 @@ def parse_gpus(written: str) -> Gpus:
         per_node=counts[-1] if counts else None,
         nodes=(counts[0] if len(counts) > 1 else 1) if counts else None,
     )
+
+
+def _unknown(written: str, name: str) -> str:
+    turned = re.fullmatch(r"(\S+?)\s*[x×*:]\s*(\d+)", written)
+    if turned is not None and find_card(turned[1]) is not None:
+        return f"`{written}`: write the count first, `{turned[2]}x{turned[1]}`"
+    if not re.search(r"[a-zA-Z]", name):
+        return f"`{written}` names no GPU (forms: `8xH100`, `2x8xH100-80GB`)"
+    known = ", ".join(each.name for each in CARDS)
+    return f"unknown GPU `{name}` (forms: `8xH100`, `2x8xH100-80GB`); known: {known}"

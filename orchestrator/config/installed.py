@@ -86,7 +86,7 @@ def hinted(problem: Problem, older: Mapping[KeyPath, str], job: Job, framework: 
 
 def _found(job: Job, framework: Framework) -> tuple[str, str]:
     """Return a version and where it was found; a checkout in `workdir` goes first, as in Python."""
-    if framework.version_file:
+    if framework.version_file and Path(job.workdir, framework.modules[0]).is_dir():
         file = Path(job.workdir) / framework.version_file
         try:
             version = file.read_text()[:_LONGEST].strip()

@@ -223,6 +223,8 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
 
 def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> None:
     problems = framework.check(job)
+    if document.complaints:  # what is missing may be what could not be read
+        problems = tuple(problem for problem in problems if document.holds(problem.path))
     older = accepted_before(job, framework) if problems else {}
     for problem in (hinted(each, older, job, framework) for each in problems):
         if included is not None and problem.path[:1] == ("config",) and len(problem.path) > 1:

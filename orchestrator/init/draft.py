@@ -80,6 +80,12 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
         first = words[0]
     if _SCRIPT.fullmatch(first) and Path(cwd, first).exists():
         return _of_script(Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now)
+    if len(words) == 1 and Path(cwd, first).is_dir():
+        raise Failure(
+            f"`{first}` is a folder",
+            hint="name the launch script or the configuration file in it",
+            code=ExitCode.USAGE,
+        )
     if len(words) == 1 and (Path(first).suffix in (".sh", ".bash") or shutil.which(first) is None):
         raise Failure(f"no such file or program: {first}", hint=f"looked in {cwd}", code=ExitCode.USAGE)
     made = Invocation(argv=tuple(words), env={}, cwd=cwd, file="the command", line=1)

@@ -15,7 +15,7 @@ from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
 _PROGRAM = re.compile(
-    r"(?:.*/)?(?:python(?:3(?:\.\d+)?)?|torchrun|accelerate|deepspeed|uv|bash|sh|ray|trl|rl|swift)"
+    r"(?:.*/)?(?:python(?:3(?:\.\d+)?)?|torchrun|accelerate|deepspeed|uv|bash|sh|ray|trl|rl|swift|megatron)"
 )
 _PLAIN_WRAPPERS = frozenset({"nohup", "exec", "time", "setsid", "env", "sudo", "unbuffer", "command"})
 # Programs with options of their own before the program that counts.
@@ -40,6 +40,7 @@ _SLIME_FLAGS = frozenset({"--hf-checkpoint", "--rollout-batch-size", "--actor-nu
 # Other frameworks by what stands in their command lines: the first that is found.
 _OTHERS: tuple[tuple[str, str], ...] = (
     ("verl's supervised trainer", r"verl[./].*sft_trainer"),
+    ("SkyRL's supervised trainer", r"skyrl[./]train[./]main_sft\b"),
     ("OpenRLHF", r"openrlhf[./]"),
     (
         "NeMo-RL",
@@ -52,6 +53,7 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     ),
     ("prime-rl", r"prime[-_]rl|(?:^|\s)rl @"),
     ("ms-swift", r"(?:^|/|\s)swift (?:rlhf|sft)"),
+    ("ms-swift's Megatron trainer", r"^megatron (?:rlhf|sft|pt|dpo)\b|(?:^|[\s/])swift/cli/_megatron/"),
     ("LLaMA-Factory", r"llamafactory-cli"),
 )
 
@@ -114,9 +116,11 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     is_verl = any(key.startswith("actor_rollout_ref.") for key in own)
     if is_verl or re.search(r"verl[./].*main_\w*ppo|verl\.trainer\.main|(?:^|[./])main_ppo\b", joined):
         return "verl"
+    if other.startswith("SkyRL"):
+        return f"command: {other}"
     if "skyrl.train." in joined or any(key.startswith(_SKYRL_KEYS) for key in own):
         return "skyrl"
-    if re.search(r"(?:^|[/\s])run_(?:vlm_)?grpo(?:_math|_rm)?\.py(?:\s|$)", joined):
+    if re.search(r"(?:^|[/\s])run_(?:vlm_)?grpo(?:_math|_rm|_nemo_gym)?\.py(?:\s|$)", joined):
         return "nemo-rl"
     flags = {word.partition("=")[0] for word in argv}
     if any(re.search(r"(?:^|/)train(?:_async)?\.py$", word) for word in argv) and _SLIME_FLAGS & flags:

@@ -20,11 +20,7 @@ def hardware_of(framework: str, settings: Mapping[str, Any], document: Mapping[s
     """Return what a job's settings say of its size; `document` is the framework's own file."""
     match framework:
         case "verl":
-            bare = {key.lstrip("+"): value for key, value in settings.items()}
-            return Hardware(
-                nodes=_whole(bare.get("trainer.nnodes", 1)),
-                gpus_per_node=_whole(bare.get("trainer.n_gpus_per_node", 8)),
-            )
+            return _of_overrides({key.lstrip("+"): value for key, value in settings.items()})
         case "areal":
             section = document.get("cluster")
             cluster = section if isinstance(section, dict) else {}
@@ -51,6 +47,26 @@ def hardware_of(framework: str, settings: Mapping[str, Any], document: Mapping[s
         case "openrlhf":
             return _of_dotted_flags(settings)
     return Hardware()
+
+
+def _of_overrides(settings: Mapping[str, Any]) -> Hardware:
+    """Return verl's cards: the trainer's, and the engines' own where the two are apart."""
+    nodes = _whole(settings.get("trainer.nnodes", 1))
+    per_node = _whole(settings.get("trainer.n_gpus_per_node", 8))
+    engines = "rollout" if {"rollout.nnodes", "rollout.n_gpus_per_node"} & set(settings) else ""
+    if settings.get("trainer.v1.trainer_mode") == "separate_async":
+        engines = "actor_rollout_ref.rollout"
+    if not (engines and nodes and per_node):
+        return Hardware(nodes=nodes, gpus_per_node=per_node)
+    more = _whole(settings.get(f"{engines}.nnodes", 1))
+    more_per_node = _whole(settings.get(f"{engines}.n_gpus_per_node", 8))
+    if more is None or more_per_node is None:
+        return Hardware()
+    if nodes == more and per_node + more_per_node <= 8:
+        return Hardware(nodes=nodes, gpus_per_node=per_node + more_per_node)
+    if per_node == more_per_node:
+        return Hardware(nodes=nodes + more, gpus_per_node=per_node)
+    return _spread(nodes * per_node + more * more_per_node)
 
 
 def _of_flags(settings: Mapping[str, Any]) -> Hardware:

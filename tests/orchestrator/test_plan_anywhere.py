@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,27 @@ def test_cards_as_people_write_them(written: str, name: str, nodes: int | None, 
 def test_unknown_cards_are_refused(written: str) -> None:
     with pytest.raises(ValueError, match="GPU"):
         parse_gpus(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("H100x8", "`H100x8`: write the count first, `8xH100`"),
+        ("a100-40gb:4", "`a100-40gb:4`: write the count first, `4xa100-40gb`"),
+        ("8", "`8` names no GPU (forms: `8xH100`, `2x8xH100-80GB`)"),
+    ],
+)
+def test_what_is_written_another_way_is_told_apart_from_an_unknown_card(written: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_gpus(written)
+
+
+def test_only_an_unknown_card_needs_its_memory() -> None:
+    for written, hinted in (("8xH999", True), ("H100x8", False), ("0xH100", False)):
+        arguments = ["plan", "--model", "Qwen/Qwen2.5-7B", "--framework", "verl", "--gpus", written]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 2
+        assert ("gpu_memory" in result.stderr) is hinted
 
 
 @pytest.mark.parametrize("known", CARDS, ids=lambda known: known.name)

@@ -65,6 +65,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     saves_by_time = False
     announces_end = False
     distribution = "openrlhf"
+    version_file = "version.txt"
     releases = RELEASES
     modules = ("openrlhf",)
     when = WHEN

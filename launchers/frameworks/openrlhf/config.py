@@ -7,7 +7,7 @@ from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseSetting
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
-RELEASES = ("0.9.10", "0.11.2")
+RELEASES = ("0.9.10", "0.11.0", "0.11.2")
 
 
 class Config(ArgparseSettings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
 CRITIC_UPDATE = "critic.ppo_max_token_len_per_gpu"
 TOP = ("model_engine",)  # keys without a section
+_APART = re.compile(r"\bone_step_off_policy\.|\bfully_async_policy\.|/(?:one_step_off|fully_async)_policy/")
+_OF_ENGINES = {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 8}  # with the defaults of those programs
 
 
 class Config(DeclaredSettings):
@@ -34,6 +37,9 @@ class Config(DeclaredSettings):
         # Programs with longer names, as recipes have, take settings of their own.
         self.is_own = not job.command or any(word.endswith("main_ppo") for word in job.command)
         self.shape, self.env = job.shape, job.env
+        # verl's one-step-off-policy and fully asynchronous programs, and those built on them, have engines on
+        # GPUs of their own, counted in a section that verl's own program does not have.
+        self.apart = any(map(self.has, _OF_ENGINES)) or any(map(_APART.search, job.command))
 
     @property
     def megatron(self) -> bool:
@@ -178,6 +184,8 @@ class Config(DeclaredSettings):
     @property
     def colocated(self) -> bool:
         """Whether trainer and engine share their GPUs."""
+        if self.apart:
+            return False
         return not self.flag("trainer.use_v1") or self.text("trainer.v1.trainer_mode") != "separate_async"
 
     @property
@@ -201,8 +209,11 @@ class Config(DeclaredSettings):
     @property
     def rollout_world(self) -> int:
         """GPUs of all engines together."""
-        own = self.count(f"{ROLLOUT}.nnodes") * self.count(f"{ROLLOUT}.n_gpus_per_node")
-        return self.world if self.colocated else max(1, own)
+        if self.colocated:
+            return self.world
+        if self.apart:
+            return math.prod(self.count(key) if self.has(key) else n for key, n in _OF_ENGINES.items()) or 1
+        return max(1, self.count(f"{ROLLOUT}.nnodes") * self.count(f"{ROLLOUT}.n_gpus_per_node"))
 
     @property
     def data_parallel(self) -> int:
@@ -229,8 +240,11 @@ class Config(DeclaredSettings):
 
     @property
     def sequences(self) -> int:
-        """Samples of one step."""
-        return self.count("data.train_batch_size") * max(1, self.count(f"{ROLLOUT}.n"))
+        """Samples of one step; the fully asynchronous trainer waits for whole mini-batches instead."""
+        batch = self.count("data.train_batch_size")
+        if self.apart and not batch:
+            return self._update_written * max(1, self.count("async_training.require_batches"))
+        return batch * max(1, self.count(f"{ROLLOUT}.n"))
 
 
 def _implied(job: Job, values: Mapping[str, Any]) -> str:

@@ -68,7 +68,8 @@ def _pwd(shell: Shell, node: Node, call: Call) -> bool:
     return True
 
 
-def _source(shell: Shell, node: Node, call: Call) -> bool | None:
+def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) -> bool | None:
+    """Read a script: as part of the present one (`source`), or as a program of its own (`bash FILE`)."""
     name = call.words[0] if call.words else ""
     places = [Path(shell.state.cwd, name), Path(shell.state.file).parent / name]
     text = shell.state.files.get(name)
@@ -84,10 +85,10 @@ def _source(shell: Shell, node: Node, call: Call) -> bool | None:
         return None
     shell.depth += 1
     try:
-        with shell.state.inside(str(path or name)):
+        with shell.state.inside(str(path or name), program=program):
             shell.statements(parse(text))
     except Leave as leave:
-        if leave.what != "return":
+        if leave.what != ("exit" if program else "return"):
             raise
     finally:
         shell.depth -= 1
@@ -189,8 +190,8 @@ BUILTINS: Mapping[str, Callable[[Shell, Node, Call], bool | None]] = {
     "cd": _cd,
     "pushd": _cd,
     "pwd": _pwd,
-    "source": _source,
-    ".": _source,
+    "source": read_file,
+    ".": read_file,
     "exit": _leave,
     "return": _leave,
     "break": _leave,

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from tree_sitter import Node
 
 from autotune.orchestrator.init.bash import expansion
-from autotune.orchestrator.init.bash.builtins import BUILTINS, Call, Leave, printf_into
+from autotune.orchestrator.init.bash.builtins import BUILTINS, Call, Leave, printf_into, read_file
 from autotune.orchestrator.init.bash.state import Invocation, State, is_unknown, shown
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, text_of
 from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of
@@ -220,8 +220,8 @@ class Commands(ABC):
             return self._call(node, name, words[1:], stdin)
         if name in ("bash", "sh") and len(words) > 1 and not words[1].startswith("-"):
             with self.state.subshell():
-                self.state.positional = words[2:]
-                if BUILTINS["source"](self, node, Call(words=words[1:2])):
+                self.state.enter(words[2:], own)
+                if read_file(self, node, Call(words=words[1:2]), program=True):
                     return True, None
         if name == "printf" and words[1:2] == ["-v"]:
             return printf_into(self, node, Call(words=words[1:])), ""
@@ -239,10 +239,11 @@ class Commands(ABC):
 
     def text_command(self, node: Node, words: list[str], stdin: str | None) -> tuple[bool | None, str | None]:
         """Return the status and output of a program whose output follows from its words."""
-        takes_input = words[0] in ("cat", "tr", "wc", "cut", "head") and words[1:2] != ["-d"]
+        reads = words[0] in ("cat", "tr", "wc", "cut", "head", "sed")
+        takes_input = reads and words[1:2] != ["-d"]
         if words[0] == "cat" and len(words) == 2 and words[1] in self.state.files:
             return True, self.state.files[words[1]]
-        if words[0] in ("cat", "tr", "wc", "cut", "head") and stdin is None:
+        if reads and stdin is None:
             return None, None
         held = [word for word in words if is_unknown(word)]
         if (held and words[0] not in ("echo", "printf")) or (

@@ -174,7 +174,7 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
         case _ if name[:1] in ("$", "!"):
             return [("whole", state.untold(node))]
         case "0":
-            return [(split, state.file)]
+            return [(split, state.program or state.file)]
         case "RANDOM" | "SECONDS" | "HOSTNAME" if name not in state.variables and name not in state.inherited:
             return [(split, unknown(f"${name}"))]
     value = _value(state, name)
@@ -186,7 +186,9 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
 def _value(state: State, name: str) -> str | None:
     if name.isdigit():
         at = int(name)
-        return state.file if at == 0 else state.positional[at - 1] if at <= len(state.positional) else ""
+        if at == 0:
+            return state.program or state.file
+        return state.positional[at - 1] if at <= len(state.positional) else ""
     return state.text(name)
 
 
@@ -306,7 +308,8 @@ def _name_and_index(state: State, node: Node) -> tuple[str, str]:
 
 def _indexed(state: State, name: str, index: str) -> str | None:
     if name == "BASH_SOURCE":
-        return state.file
+        depth = number(state, index)
+        return state.source(depth if depth is not None and depth >= 0 else 0)
     value = state.get(name)
     if isinstance(value, dict):
         return value.get(index)

@@ -2,11 +2,12 @@
 
 What a program prints is known only of those in `text_commands`; everything else that a script asks of the
 machine is unknown. A condition that depends on it is assumed false, so that a probe for rare hardware
-leads to the ordinary branch, and a note says so.
+leads to the ordinary branch, unless the script would then end with an error; a note says so.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -151,50 +152,33 @@ class _Reader(Assignments):
         return self.statement(right) if status is False else status
 
     def branch(self, node: Node) -> bool | None:
-        """Read the branch of an `if` whose condition holds."""
-        children = [child for child in node.children if child.type != "comment"]
-        taken: bool | None = None
-        for child in children:
-            match child.type:
-                case "if" | "fi" | ";":
-                    continue
-                case "then":
-                    if taken is None:
-                        taken = False
-                case "elif_clause":
-                    if not taken and self._elif(child):
-                        return True
-                case "else_clause":
-                    return True if taken else self.statements(child)
-                case _ if taken is None:
-                    taken = self.condition(child) if not self._more_conditions(children, child) else None
-                    if taken is None:
-                        self.statement(child)
-                case _ if taken:
-                    self.statement(child)
+        """Read the branch of an `if` whose condition holds.
+
+        A condition that only running the script would show does not hold, unless the script would then end.
+        """
+        otherwise = next((child for child in node.children if child.type == "else_clause"), None)
+        unknown: list[tuple[Node, list[Node]]] = []
+        taken: list[Node] | None = None
+        for arm in (node, *(child for child in node.children if child.type == "elif_clause")):
+            tests, body = _arm(arm)
+            status: bool | None = False
+            for test in tests:
+                status = self.statement(test)
+            if status:
+                taken = body
+                break
+            if status is None:
+                unknown.append((tests[-1], body))
+        if taken is None and unknown and otherwise is not None and _gives_up(otherwise):
+            test, taken = unknown.pop(0)
+            self.state.note(test, f"assumed true, else the script ends: `{first_line(text_of(test))}`")
+        for test, _ in unknown:
+            self.state.note(test, f"assumed false: `{first_line(text_of(test))}`")
+        if taken is None:
+            return True if otherwise is None else self.statements(otherwise)
+        for child in taken:
+            self.statement(child)
         return True
-
-    def _more_conditions(self, children: list[Node], child: Node) -> bool:
-        rest = children[children.index(child) + 1 :]
-        following = next((each for each in rest if each.is_named or each.type == "then"), None)
-        return following is not None and following.type != "then"
-
-    def _elif(self, node: Node) -> bool:
-        named = [child for child in node.children if child.type not in ("elif", ";", "comment")]
-        at = next((n for n, child in enumerate(named) if child.type == "then"), 1)
-        if not self.condition(named[at - 1]):
-            return False
-        for child in named[at + 1 :]:
-            if child.is_named:
-                self.statement(child)
-        return True
-
-    def condition(self, node: Node) -> bool:
-        """Return whether a condition holds; what only running the script would show does not."""
-        status = self.statement(node)
-        if status is None:
-            self.state.note(node, f"assumed false: `{first_line(text_of(node))}`")
-        return bool(status)
 
     def case(self, node: Node) -> bool | None:
         """Read the first item of a `case` that fits."""
@@ -277,3 +261,16 @@ class _Reader(Assignments):
                 raise
             return leave.what == "continue"
         return True
+
+
+def _arm(node: Node) -> tuple[list[Node], list[Node]]:
+    """Return the conditions and the statements of an `if` or `elif`."""
+    skipped = ("comment", "heredoc_body", "heredoc_end", "elif_clause", "else_clause")
+    parts = [child for child in node.children if child.type not in skipped]
+    at = next((n for n, child in enumerate(parts) if child.type == "then"), len(parts))
+    return [part for part in parts[:at] if part.is_named], [part for part in parts[at:] if part.is_named]
+
+
+def _gives_up(node: Node) -> bool:
+    """Return whether statements end the script with an error."""
+    return any(re.fullmatch(r"exit\s+[1-9]\d*", text_of(child)) for child in node.children)

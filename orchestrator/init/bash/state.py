@@ -66,6 +66,8 @@ class State:
     files: dict[str, str] = field(default_factory=dict)  # what the script itself writes
     notes: list[Note] = field(default_factory=list)
     invocations: list[Invocation] = field(default_factory=list)
+    program: str = ""  # the script that was started; empty while `file` is that
+    callers: tuple[str, ...] = ()  # the files that sourced or called what is read, the innermost first
     read_from_outside: dict[str, str] = field(default_factory=dict)  # variables of the caller, with their use
 
     def get(self, name: str) -> Variable | None:
@@ -127,11 +129,26 @@ class State:
         finally:
             self.variables, self.exported, self.positional, self.cwd = kept
 
+    def enter(self, arguments: list[str], own: Mapping[str, str]) -> None:
+        """Begin a program that gets the exported variables and `own`, in a subshell."""
+        self.exported |= set(own)
+        kept = {name: value for name, value in self.variables.items() if name in self.exported}
+        self.variables = kept | dict(own)
+        self.positional = arguments
+
     @contextmanager
-    def inside(self, file: str) -> Iterator[None]:
-        """Read another file for a while."""
-        before, self.file = self.file, file
+    def inside(self, file: str, *, program: bool = False) -> Iterator[None]:
+        """Read another file for a while, as a program of its own or on behalf of the present one."""
+        before = self.file, self.program, self.callers
+        self.program = file if program else self.program or self.file
+        self.callers = () if program else (self.file, *self.callers)
+        self.file = file
         try:
             yield
         finally:
-            self.file = before
+            self.file, self.program, self.callers = before
+
+    def source(self, depth: int) -> str:
+        """Return the file that is read (`depth` 0, BASH_SOURCE) or the one that called it (1, …)."""
+        files = (self.file, *self.callers)
+        return files[depth] if depth < len(files) else ""

@@ -176,6 +176,25 @@ def _head(words: list[str], stdin: str, now: float) -> str:
     return "".join(stdin.splitlines(keepends=True)[: int(found[1])])
 
 
+def _sed(words: list[str], stdin: str, now: float) -> str:
+    """Substitute as `s/old/new/` does, in the expressions that Python's `re` reads as sed does."""
+    extended = words[:1] in (["-E"], ["-r"])
+    script = words[1:] if extended else words
+    found = re.fullmatch(r"s([/|#,:@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)", script[0]) if script else None
+    if found is None or len(script) != 1:
+        raise CannotTell("sed")
+    old, new, everywhere = found[2], found[3], found[4]
+    # Letters that mean other things to one of both, and groups repeated, which could take for ever.
+    if re.search(r"\\[^./^$*\[\]-]|\[:|\(\?|\)[*+{]", old) or (not extended and re.search(r"[+?(){}|]", old)):
+        raise CannotTell("sed")
+    new = re.sub(r"(?<!\\)&", r"\\g<0>", re.sub(r"\\(?![\d&\\])", "", new)).replace("\\&", "&")
+    try:
+        lines = [re.sub(old, new, line, count=0 if everywhere else 1) for line in stdin.splitlines()]
+    except (re.error, IndexError):
+        raise CannotTell("sed") from None
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _nothing(words: list[str], stdin: str, now: float) -> str:
     return ""
 
@@ -190,6 +209,7 @@ _PROGRAMS: Mapping[str, Callable[[list[str], str, float], str]] = {
     "head": _head,
     "mkdir": _nothing,
     "printf": _printf,
+    "sed": _sed,
     "seq": _seq,
     "sleep": _nothing,
     "tr": _tr,

@@ -230,6 +230,13 @@ def test_older_names_are_a_mistake_only_where_the_release_is_newer(
         assert any(problem.hint == "did you mean --train.batch_size?" for problem in problems)
 
 
+def test_flags_that_0_11_2_took_away_are_known_of_0_11_0() -> None:
+    settings = {**PACKED, "--algo.advantage.is_correction_enable": True}
+    assert OPENRLHF.release_by_settings(job(settings)) == "0.11.0"
+    assert not OPENRLHF.check(job(settings, framework_version="0.11.0"))
+    assert OPENRLHF.check(job(settings, framework_version="0.11.2"))
+
+
 def test_attempts_trials_and_rehearsals_keep_the_names_of_the_release() -> None:
     known = flag_facts("autotune.launchers.frameworks.openrlhf", "facts/0.9.10.json").flags
     settings = {**BEFORE_0_10, "--ckpt_path": "/ck", "eval_dataset": "e", "eval_steps": 5}

@@ -369,6 +369,24 @@ def test_a_sleeping_engine_holds_nothing_while_training_runs() -> None:
     assert apart.resident[Phase.ROLLOUT] == (Component.ROLLOUT,)
 
 
+def test_programs_that_generate_beside_the_training_have_engines_apart() -> None:
+    own = {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 6, "trainer.n_gpus_per_node": 2}
+    one_step = profile(job(**own, **{"data.train_batch_size": 64}))
+    assert one_step.placement is Placement.ASYNCHRONOUS
+    assert one_step.resident[Phase.ROLLOUT] == (Component.ROLLOUT,)
+    assert (one_step.layout.ranks, one_step.layout.engine_ranks) == (2, 6)
+    assert one_step.layout.sequences == 64 * 4
+    sizes = {"data.train_batch_size": 0, f"{ACTOR}.ppo_mini_batch_size": 32}
+    module = "verl.experimental.fully_async_policy.fully_async_main"
+    written = replace(
+        job(**sizes, **{"async_training.require_batches": 4}), command=("python3", "-m", module)
+    )
+    asynchronous = profile(written)
+    assert asynchronous.placement is Placement.ASYNCHRONOUS
+    assert asynchronous.layout.engine_ranks == 8
+    assert (asynchronous.layout.sequences, asynchronous.layout.mini_batch) == (32 * 4 * 4, 32 * 4)
+
+
 def test_the_layout_says_how_a_job_is_spread() -> None:
     layout = profile(JOBS["critic"]).layout
     assert (layout.strategy, layout.ranks, layout.shards, layout.engine_ranks) == ("fsdp", 8, 8, 8)

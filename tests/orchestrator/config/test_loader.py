@@ -90,6 +90,19 @@ def test_every_key_is_read() -> None:
     )
 
 
+def test_a_misspelled_section_is_not_told_as_missing_settings(tmp_path: Path) -> None:
+    written = "name: x\nframework: verl\n{}: {{actor_rollout_ref.rollout.gpu_memory_utilization: 0.5}}\n"
+    (tmp_path / "job.yaml").write_text(written.format("settigns"))
+    with pytest.raises(JobErrors) as wrong:
+        load(tmp_path / "job.yaml")
+    assert "unknown key `settigns`" in str(wrong.value)
+    assert "rollout.name" not in str(wrong.value)
+    (tmp_path / "job.yaml").write_text(written.format("settings"))
+    with pytest.raises(JobErrors) as missing:
+        load(tmp_path / "job.yaml")
+    assert "rollout.name" in str(missing.value)
+
+
 def test_defaults_and_auto_are_the_same() -> None:
     explicit = (
         HEAD

@@ -29,6 +29,9 @@ _WORDS = (
     r'$(basename $P .gz) $(dirname "$P") "$(echo "a  b")" $(echo "a  b") $(printf "%s-%02d" q 5)',
     r"$(seq 3) $(seq -s, 2 2 8) $(echo HeLLo | tr 'A-Z' 'a-z') $(echo a:b:c | cut -d: -f2)",
     r"$(printf 'x\ny\n' | wc -l)",
+    r"$(echo run-tq_fast | sed -E 's/-tq_(fast|slow)$//') $(echo a.b.c | sed 's/\./_/g')",
+    r"$(echo a/b | sed 's|/|-|') $(echo /x/tests/y | sed 's#/tests/#/&configs/#')",
+    r"$(echo run-7b | sed -E 's/([a-z]+)-(.*)/\2:\1/') $(echo x | sed 's/x/[&]/')",
     r'"$(cat <<<"$X here")" "`echo old`" ${X:-"a b"} "${X:-"a b"}" ${UNSET:-a b}',
 )
 
@@ -70,6 +73,40 @@ def test_conditions(condition: str, holds: bool | None, tmp_path: Path) -> None:
         bash = f"record() {{ printf '%s' \"$@\"; }}\n{script.read_text()}"
         printed = subprocess.run([str(shutil.which("bash")), "-c", bash], capture_output=True, timeout=60)
         assert printed.stdout.decode() == found[0]
+
+
+def test_a_sourced_file_belongs_to_its_script_and_a_called_one_does_not(tmp_path: Path) -> None:
+    show = 'record "${0##*/}" "${BASH_SOURCE[0]##*/}" "${BASH_SOURCE[1]##*/}" "$KEPT" "$GIVEN" "$OWN"\n'
+    (tmp_path / "shared.env").write_text(show)
+    (tmp_path / "base.sh").write_text(f"source shared.env\n{show}exit 3\n")
+    script = tmp_path / "outer.sh"
+    script.write_text(f"KEPT=k\nexport GIVEN=g\nsource shared.env\nOWN=o bash base.sh\n{show}")
+    ours = [list(i.argv[1:]) for i in _read(script) if i.argv[0] == "record"]
+    bash = "record() { printf '%s|' \"$@\"; echo; }; export -f record; cd " + str(tmp_path)
+    whole = f"{bash}; {shutil.which('bash')} outer.sh"
+    printed = subprocess.run([str(shutil.which("bash")), "-c", whole], capture_output=True, timeout=60)
+    assert ["|".join(words) + "|" for words in ours] == printed.stdout.decode().splitlines()
+    assert len(ours) == 4
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "started"),
+    [("exit 1", "cuda"), ("echo none; exit 2", "cuda"), ("record other", "other"), ("exit 0", None)],
+)
+def test_an_unknown_condition_holds_if_the_script_would_end_otherwise(
+    otherwise: str, started: str | None, tmp_path: Path
+) -> None:
+    script = tmp_path / "device.sh"
+    script.write_text(
+        "DEVICE=$(python3 -c 'import device')\n"
+        'if [ "$DEVICE" == cuda ]; then record cuda\n'
+        f'elif [ "$DEVICE" == npu ]; then record npu\nelse {otherwise}; fi\n'
+    )
+    reading = read_script(script, script.read_text(), cwd=str(tmp_path), environment={}, now=0.0)
+    assert [i.argv[1] for i in reading.invocations if i.argv[0] == "record"] == [started] * bool(started)
+    notes = [note.message.partition(":")[0] for note in reading.notes if "assumed" in note.message]
+    first = "assumed true, else the script ends" if started == "cuda" else "assumed false"
+    assert notes == [first, "assumed false"]
 
 
 def test_loops_end(tmp_path: Path) -> None:

@@ -122,6 +122,54 @@ def init(folder: Path, *words: str) -> Result:
         os.chdir(kept)
 
 
+_SEPARATE = "trainer.use_v1=true trainer.v1.trainer_mode=separate_async actor_rollout_ref.rollout.nnodes=1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "cluster"),
+    [
+        (
+            "trainer.n_gpus_per_node=2 rollout.n_gpus_per_node=6 rollout.nnodes=1",
+            "nodes: 1, gpus_per_node: 8",
+        ),
+        ("trainer.nnodes=2 rollout.nnodes=2", "nodes: 4, gpus_per_node: 8"),
+        ("trainer.nnodes=1 rollout.nnodes=1 rollout.n_gpus_per_node=4", "nodes: 2, gpus_per_node: 8"),
+        (
+            f"{_SEPARATE} trainer.n_gpus_per_node=4 actor_rollout_ref.rollout.n_gpus_per_node=4",
+            "nodes: 1, gpus_per_node: 8",
+        ),
+    ],
+)
+def test_engines_with_their_own_gpus_count_in_the_cluster(
+    settings: str, cluster: str, checkout: Path
+) -> None:
+    program = ["--", "python3", "-m", "verl.experimental.fully_async_policy.fully_async_main"]
+    init(checkout, *program, "actor_rollout_ref.rollout.name=vllm", *settings.split())
+    assert cluster in (checkout / "job.yaml").read_text()
+
+
+def test_a_folder_is_no_script(checkout: Path) -> None:
+    result = init(checkout, "models")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: `models` is a folder\nhint: name the launch script")
+
+
+@pytest.mark.parametrize(
+    ("line", "framework"),
+    [
+        ("megatron rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct", "command"),
+        ("python -m skyrl.train.main_sft model.path=Qwen/Qwen2.5-7B-Instruct", "command"),
+        ("uv run examples/nemo_gym/run_grpo_nemo_gym.py --config c.yaml", "nemo-rl"),
+    ],
+)
+def test_further_programs_of_frameworks_are_known(line: str, framework: str, checkout: Path) -> None:
+    (checkout / "run.sh").write_text(f"{line} 2>&1 | tee run.log\n")
+    init(checkout, "run.sh")
+    text = (checkout / "job.yaml").read_text()
+    assert f"\nframework: {framework}\n" in text
+    assert "No framework was recognised" not in text
+
+
 def test_a_prediction_asks_for_the_cards_only_where_they_are_not_named(checkout: Path) -> None:
     command = ["--", "accelerate", "launch", "train.py", "--learning_rate", "1e-6"]
     named = init(checkout, "--gpus", "8xH100", *command)
