@@ -93,7 +93,7 @@ def _field(config: Config, name: str) -> object:
     if name == "fp8_param":
         return config.flag("fp8-param-gather")
     if name in _WRITTEN:
-        return config.flags.given.get(name.replace("_", "-"))
+        return config.flags.get(name.replace("_", "-"))
     if name in _COUNTS:
         return max(config.count(flag) for flag in _COUNTS[name])
     return config.flag(name.replace("_", "-"))

@@ -169,7 +169,7 @@ def test_mambas_time_steps_have_a_sixteenth_of_the_hidden_size_rounded_up(hidden
 )
 def test_what_a_layer_keeps(model, changes, options, whole, split, experts):
     found = kept_by_layer(replace(model, **changes), **({"element_bytes": 2} | options))
-    assert found == (whole, split, experts)
+    assert found[:3] == (whole, split, experts)
 
 
 @pytest.mark.parametrize(
