@@ -14,6 +14,7 @@ from typing import BinaryIO, TypeVar
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.compressed import decompressed
+from autotune.orchestrator.explain.wrapped_rows import LARGEST, whole_lines
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.value import Value
@@ -55,9 +56,8 @@ class _Tap:
         self.size = 0
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the file's bytes."""
-        while chunk := self._read():
-            self.size += len(chunk)
+        """Yield the file's bytes; lines that a terminal broke are made whole."""
+        for chunk in self._with_whole_lines():
             room = _HEAD_BYTES - len(self.head)
             self.head += chunk[:room]
             rest = chunk[room:] if room > 0 else chunk
@@ -67,7 +67,24 @@ class _Tap:
                 )
             yield chunk
 
+    def _with_whole_lines(self) -> Iterator[bytes]:
+        held: list[bytes] = []
+        while self.size <= LARGEST and (chunk := self._read()):
+            held.append(chunk)
+        if self.size <= LARGEST:
+            if held:
+                yield whole_lines(b"".join(held))
+            return
+        yield from held
+        while chunk := self._read():
+            yield chunk
+
     def _read(self) -> bytes:
+        chunk = self._next()
+        self.size += len(chunk)
+        return chunk
+
+    def _next(self) -> bytes:
         try:
             return self._file.read(_CHUNK_BYTES)
         except EOFError:  # a compressed log whose writer died

@@ -33,7 +33,8 @@ def _first(causes: list[Finding]) -> Finding | None:
     strong = [f for f in causes if not _weak(f)]
     strong = [f for f in strong if not f.caught] or strong  # a warning explains only what nothing else does
     if not strong:
-        return causes[0] if causes else None
+        said = [f for f in causes if not BY_NAME[f.line.rule].warning] or causes
+        return said[0] if said else None
     first = strong[0]
     if first.line.rule == BUILTIN_FAILURE:
         return first

@@ -40,6 +40,8 @@ _FRAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \S")
 # The name of its function may be cut too: what continues it begins a row and is nothing but a word.
 _CUT_NAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \w+$")
 _REST_OF_NAME = re.compile(r"[a-z0-9_]\w{0,60}")
+# What an engine's server says it was asked for, and that its engine failed to answer.
+_OF_THE_SERVER = ("resume_memory_occupation", "AsyncLLM output_handler failed")
 _STAGE = 300  # lines for which an engine's start-up line counts
 # Lines that every healthy run prints: they name phases and say nothing of this failure.
 _ROUTINE = re.compile(
@@ -93,7 +95,7 @@ class Waiting:
         """Return whether a line carries no process, or less of one than the message."""
         if not self.tag and not self.lines and is_frame(line.bare):
             self.tag = line.tag  # the traceback of a message that was printed bare
-        return self.tag.startswith(line.tag) or "resume_memory_occupation" in line.bare
+        return self.tag.startswith(line.tag) or any(word in line.bare for word in _OF_THE_SERVER)
 
 
 def above(before: list[str], line: Line) -> list[str]:
@@ -208,7 +210,8 @@ def below(text: str, *, distance: int) -> bool:
 
 def follows(text: str) -> bool:
     """Return whether a line tells of what a failure led to: it says nothing of where that happened."""
-    rule = None if is_frame(text) else matching(text)
+    telling = is_frame(text) or any(word in text for word in _OF_THE_SERVER)
+    rule = None if telling else matching(text)
     return rule is not None and rule.cause is None and not rule.harmless
 
 

@@ -35,11 +35,11 @@ _CONTAINER = re.compile(
     r"^([a-z][\w.\-]{0,40}/\d{1,4}) (?=\S|  )|"
     r"^((?!step|epoch|iter)[a-z][a-z\-]{0,40}\d{1,6}(?:\.[\w.\-]{1,80})?): (?=\S|  )"
 )
-# The number of a line, which a tool put before it: grep, cat, GitHub, Kaggle, web consoles. Tracebacks are
+# The number of a line, which a tool put before it: grep, cat, editors, GitHub, Kaggle, lists. Tracebacks are
 # indented by an even number of spaces; a rank such as `3: ` brings one of its own.
 _NUMBER = re.compile(
     r"^\d{1,8}:(?=(?:  ){0,6}[^\s\d])|^[\w./\-]{1,120}\.(?:log|txt|out|err)[:\-](?:\d{1,8}[:\-])?(?! \d)|"
-    r"^\[\d{1,8}\] (?! *\d)"
+    r"^\[\d{1,8}\] (?! *\d)|^\d{1,8}\. (?! *\d)|^ {0,6}\d{1,8} \| (?! *\d+ \|)"
 )
 _TABBED = re.compile(
     r"^ {0,6}\d{1,8}\t|^\d{1,8}\.\ds\t\d{1,8}\t|^[^\t\n\"]{1,80}\t[^\t\n\"]{1,80}\t(?=\d{4}-\d\d-\d\dT)"

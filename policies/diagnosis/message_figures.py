@@ -59,6 +59,7 @@ _REQUESTED = (
     rf"\balloc fail type .{{1,120}} size {_SIZE}",
     rf"Too large swap space\. {_SIZE} out of",
     rf"Failed to [mc]alloc {_SIZE}",
+    rf"with OOM on device \d+ while trying to allocate {_SIZE}",
     rf"halMemAlloc failed: size={_SIZE}",
     rf"allocate KV-caches\. Required: {_SIZE}",
 )

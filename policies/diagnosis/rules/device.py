@@ -55,6 +55,17 @@ DEVICE: tuple[Rule, ...] = (
         phase=Phase.COMM,
     ),
     row(
+        "allocator-warning",
+        Cause.GPU_OOM,
+        r"memory allocation failed with OOM on device \d",
+        UNLESS_PROGRESS,
+        "[W814 16:06:55.441 CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 3 "
+        "while trying to allocate 3177185280 bytes (free: 1243414528, total: 85094825984).",
+        "failed with OOM on",
+        weak=True,
+        warning=True,
+    ),
+    row(
         "memory-saver-oom",
         Cause.GPU_OOM,
         r"torch_memory_saver.*(error: 2 \(out of memory\)|result=2\b)|(cudaError|"

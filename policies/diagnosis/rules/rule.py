@@ -29,6 +29,7 @@ class Rule(Value, frozen=True, kw_only=True):
     header: bool = False  # says that a failure was passed on; the failure itself stands below it
     reported: bool = False  # by the kernel, a scheduler or Ray, of a process that it ended
     driver: bool = False  # does not say whether device or pinned host memory was asked for
+    warning: bool = False  # weak, and printed before an exception that its program may catch
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -60,6 +61,7 @@ def row(
     header: bool = False,
     reported: bool = False,
     driver: bool = False,
+    warning: bool = False,
 ) -> Rule:
     """Return a row of the table."""
     return Rule(
@@ -76,4 +78,5 @@ def row(
         header=header,
         reported=reported,
         driver=driver,
+        warning=warning,
     )

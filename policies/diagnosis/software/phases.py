@@ -139,7 +139,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
         (
             Phase.ROLLOUT_INIT,
             (
-                r"^\s.*(?:\b(?:LLM|LLMEngine|AsyncLLM)\(|\bsgl\w*\.Engine\(|AsyncLLM\w*\.from_)|"
+                r"^\s.*(?:\b(?:LLM|LLMEngine|AsyncLLM|(?:DP)?EngineCoreProc)\(|\bsgl\w*\.Engine\(|AsyncLLM\w*\.from_)|"
                 r"build_cache_engine|\ballocate_(?:gpu|cpu)_cache|_create_weight(?:_func)?\b|"
                 r"create_py_executor|"
                 r"_run_\w*warmup|configure_kv_cache_capacity|estimate_max_(?:num_)?(?:tokens|kv)|"
@@ -310,7 +310,9 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
             (
                 rf"{ENGINES}/\S+, line \d+, in (?:execute_\w+|_?prepare_\w*inputs?\w*|_?sample\w*|"
                 r"_execute_\w+|_?model_forward|_bookkeeping\w*|propose_\w+|_get_prompt_logprobs\w*|"
-                r"_?executor_loop\w*|_async_\w+|async_\w+|_?forward_step\w*|step_\w+|_?run_\w+)\b|"
+                r"_?executor_loop\w*|_async_\w+|async_\w+|_?forward_step\w*|step_\w+|"
+                # which builds the engine, then serves with it
+                r"_?run_(?!engine_core\b)\w+)\b|"
                 r"tensorrt_llm::\S*::(?:forward|forwardAsync|forwardSync|executeStep|executeBatch|"
                 r"executeContext|"
                 r"prepareStep|setFromInputs|executionLoop|setupContext)\b|"

@@ -112,6 +112,9 @@ CHANGES = {
     "cat": numbered("{:6d}\t"),
     "kaggle": numbered("{0}.5s\t{0}\t"),
     "numbered": numbered("[{}] "),
+    "list": numbered("{}. "),
+    "editor": numbered("{:4d} | "),
+    "quotation": prefixed("> "),
     "records": records,
     "progress bar": returned,
 }
