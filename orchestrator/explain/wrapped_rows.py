@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from rich.cells import cell_len
+from unicodedata import combining, east_asian_width
 
 LARGEST = 4 << 20  # bytes; more than a terminal keeps of its output
 _NARROWEST = 40  # columns
@@ -55,7 +54,7 @@ class _Rows:
 
     def __init__(self, rows: list[str]) -> None:
         self._rows = rows
-        widths = [cell_len(row) for row in rows]
+        widths = [_columns(row) for row in rows]
         self.width = max(widths)
         # A row that is one column narrower may have ended with a space.
         self._full = [width >= self.width - 1 for width in widths]
@@ -102,3 +101,10 @@ class _Rows:
     def _goes_on(self, at: int) -> bool:
         """Return whether a row may go on in the next."""
         return self._full[at] and self._rows[at + 1] != "" and not self._begins[at + 1]
+
+
+def _columns(row: str) -> int:
+    """Return how many columns of a terminal a row takes."""
+    if row.isascii():
+        return len(row)
+    return sum(1 + (east_asian_width(letter) in "WF") for letter in row if not combining(letter))
