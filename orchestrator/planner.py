@@ -68,7 +68,7 @@ class PhasePlan(Value, frozen=True, kw_only=True):
     host_bytes: float
     verdict: str  # fits | marginal | overflows | unknown
     error: float = 0.0  # standard deviation of the total, as a share of it
-    pool_tokens: int | None = None  # of the engine's pool on one device, in the phases of its own
+    pool_tokens: int | None = None  # that an engine's pool holds, whose devices share each token
 
 
 class LengthsPlan(Value, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -121,6 +122,9 @@ def starting_job(wish: Wish) -> Start | None:
     text = first_text(wish)
     text = edited(text, _longest_fits(wish), literal=LITERAL)
     job, _ = parse_elsewhere(text, file="this model")
+    if experts := _experts_apart(wish, job):
+        text = edited(text, experts, literal=LITERAL)
+        job, _ = parse_elsewhere(text, file="this model")
     framework = frameworks.find(job.framework)
     cluster = assumed(job)
     profile = framework.profile(job, cluster)
@@ -172,6 +176,23 @@ def _longest_fits(wish: Wish) -> list[Edit]:
         "slime": {"max-tokens-per-gpu": longest},
     }[wish.framework]
     return [Edit(("settings", key), value, "") for key, value in budget.items()]
+
+
+def _experts_apart(wish: Wish, job: Job) -> list[Edit]:
+    """Return how Megatron spreads a model's experts: over as many GPUs of a node as divide their number.
+
+    Megatron asks for sequence parallelism where experts and tensors are both split, and splits each expert
+    like a tensor unless told otherwise.
+    """
+    experts = job.shape.experts if job.shape is not None else 0
+    if wish.framework != "slime" or not experts:
+        return []
+    settings: dict[str, Any] = {
+        "expert-model-parallel-size": math.gcd(wish.gpus.per_node or 8, experts),
+        "expert-tensor-parallel-size": 1,
+        "sequence-parallel": True,
+    }
+    return [Edit(("settings", key), value, "") for key, value in settings.items()]
 
 
 def _without_limits(job: Job) -> Job:

@@ -8,9 +8,9 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -41,6 +41,28 @@ COMMANDS: Mapping[str, str] = {
 BESIDE: Mapping[str, str] = {"rehearse": "launch"}  # commands in the module of another
 DRIVING = frozenset({"launch", "rehearse", "resume", "search"})
 ALIASES: Mapping[str, str] = {"ladder": "remedies"}
+
+
+class Misuse(click.UsageError):
+    """A wrong option, argument or command, shown as every other error is."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the usage and the error on stderr."""
+        if self.ctx is not None:
+            help_option = f"{self.ctx.command_path} --help"
+            click.echo(f"{self.ctx.get_usage()}\nTry '{help_option}' for help.\n", file=file, err=True)
+        click.echo(f"error: {self.format_message()}", file=file, err=True)
+
+
+@contextlib.contextmanager
+def _misuse() -> Iterator[None]:
+    """Turn click's errors of usage into this program's."""
+    try:
+        yield
+    except Misuse:
+        raise
+    except click.UsageError as error:
+        raise Misuse(error.format_message(), ctx=error.ctx) from None
 
 
 class Commands(click.Group):
@@ -82,10 +104,22 @@ class Commands(click.Group):
             message = f"{error.format_message().rstrip('.')}. Did you mean '{near}'?"
             raise click.UsageError(message, ctx=ctx) from None
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Return the context of a call; raises Misuse where its options are wrong."""
+        with _misuse():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a failure is printed without a traceback, a bug with one."""
         try:
-            return super().invoke(ctx)
+            with _misuse():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Failure as failure:

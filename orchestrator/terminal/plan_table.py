@@ -125,7 +125,7 @@ def _estimate(plan: Plan, width: int | None) -> list[str]:
     if plan.cluster.host_memory_bytes:
         of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}"
     pools = [phase for phase in plan.phases if phase.pool_tokens is not None]
-    pool = [f"KV cache: {pools[-1].pool_tokens:,} tokens per GPU{_few(pools[-1])}"] if pools else []
+    pool = [f"KV cache: {pools[-1].pool_tokens:,} tokens per engine{_few(pools[-1])}"] if pools else []
     fullest = max(plan.phases, key=lambda phase: phase.total_bytes / (phase.capacity_bytes or 1.0))
     return [
         f"predicted peak per GPU, {unit} ({source}, ±{fullest.error:.0%} in {fullest.phase})",

@@ -98,9 +98,16 @@ def test_other_cards_for_the_same_job(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--gpus", "8xZ1"]).exit_code == 2
 
 
-@pytest.mark.parametrize("framework", ["verl", "slime"])
-def test_a_model_alone_becomes_a_job_that_fits(framework: str, tmp_path: Path) -> None:
-    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "8xH100", "--framework", framework]
+@pytest.mark.parametrize(
+    ("framework", "model"),
+    [
+        ("verl", "Qwen/Qwen2.5-7B-Instruct"),
+        ("slime", "Qwen/Qwen2.5-7B-Instruct"),
+        ("slime", "Qwen/Qwen3-30B-A3B"),  # only with its experts spread over the GPUs
+    ],
+)
+def test_a_model_alone_becomes_a_job_that_fits(framework: str, model: str, tmp_path: Path) -> None:
+    words = ["plan", "--model", model, "--gpus", "8xH100", "--framework", framework]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.stderr
     (tmp_path / "job.yaml").write_text(result.stdout)
