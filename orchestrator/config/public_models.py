@@ -25,7 +25,7 @@ _FEWEST = 4  # numbers that a text must show before it is taken to mean one of t
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a public repository, and what it is called there."""
+    """A file of a public repository, and the hub name of the model in it."""
 
     repository: str
     path: str
