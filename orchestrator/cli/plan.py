@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from autotune.orchestrator.cli.shared.options import (
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
 from autotune.orchestrator.config.loader import assumed, load_elsewhere
 from autotune.orchestrator.config.secrets import shown_command
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.planner import Plan, plan
 from autotune.orchestrator.run import calibration_cache
 from autotune.orchestrator.run.command import command_of
@@ -121,11 +122,17 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
             hint="pass the path of its folder or its config.json",
             code=ExitCode.USAGE,
         )
-    found = starting_job(Wish(model=model, framework=framework, gpus=wanted, **sizes))
+    wish = Wish(model=model, framework=framework, gpus=wanted, **sizes)
+    found = starting_job(wish)
     where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"
     if found is None:
-        click.echo(f"no configuration of {model} is predicted to fit {where}", err=True)
-        click.echo("hint: use more GPUs or a shorter --response", err=True)
+        click.echo(f"no configuration of {model} for {framework} is predicted to fit {where}", err=True)
+        others = (msgspec.structs.replace(wish, framework=name) for name in FRAMEWORKS if name != framework)
+        fitting = []
+        for other in others:
+            with contextlib.suppress(JobErrors):  # of a job that the person did not ask for
+                fitting += [f"--framework {other.framework}, which fits"] if starting_job(other) else []
+        click.echo(f"hint: use {' or '.join(['more GPUs or a shorter --response', *fitting])}", err=True)
         return ExitCode.NO
     if options.json:
         click.echo(msgspec.json.encode(StartingJob(job=found.text, step_s=found.step_s)))

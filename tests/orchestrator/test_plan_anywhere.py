@@ -120,3 +120,10 @@ def test_a_model_alone_becomes_a_job_that_fits(framework: str, model: str, tmp_p
 def test_no_configuration_fits() -> None:
     words = ["plan", "--model", "Qwen/Qwen2.5-72B-Instruct", "--gpus", "1xL4"]
     assert CliRunner().invoke(main, words).exit_code == 1
+
+
+def test_another_framework_that_fits_is_named() -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "1xA100-80GB", "--framework"]
+    verl, slime = (CliRunner().invoke(main, [*words, framework]) for framework in ("verl", "slime"))
+    assert (verl.exit_code, slime.exit_code) == (1, 0)
+    assert "or --framework slime, which fits" in verl.stderr
