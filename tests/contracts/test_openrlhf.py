@@ -32,7 +32,7 @@ from tests.launchers.frameworks.test_openrlhf import APART, BEFORE_0_10, COUNTED
 
 pytestmark = pytest.mark.e2e
 
-OLDER, NEWEST = OPENRLHF.releases
+OLDER, *_, NEWEST = OPENRLHF.releases
 FACTS = Path(__file__).parents[2] / "launchers" / "frameworks" / "openrlhf" / "facts"
 EXAMPLE = Path(__file__).parents[2] / "configs" / "openrlhf-hybrid.yaml"
 
