@@ -13,6 +13,7 @@ from autotune.launchers.runners.node.output import Output, Span
 
 RECORDS = "records.log"  # beside the framework's output: what autotune's own code in the job reports
 _DISCOVERY_S = 1.0
+_MOVED = "old"  # where Ray puts the logs of dead workers once a node has more than 200
 MOST_BYTES = 8 * 1024 * 1024  # per reading, of all logs together: it waits in Ray's object store
 _WORKER_LOG = re.compile(r"worker-[0-9a-f]+-(?P<job>[0-9a-f]{8})-(?P<pid>\d+)\.(?P<stream>out|err)")
 
@@ -60,7 +61,7 @@ class Logs:
         try:
             if self._output is not None and path == str(self._output.path):
                 return self._output.span(offset)
-            size = os.stat(path).st_size  # noqa: PTH116 - per log and poll
+            size = os.stat(_place(path)).st_size  # noqa: PTH116 - per log and poll
         except OSError:
             return Span(offset, offset)
         return Span(0 if size < offset else offset, size)  # a shorter one was begun anew
@@ -71,7 +72,7 @@ class Logs:
         try:
             if self._output is not None and path == str(self._output.path):
                 return self._output.read(begin, most)
-            with open(path, "rb") as file:  # noqa: PTH123
+            with open(_place(path), "rb") as file:  # noqa: PTH123
                 file.seek(begin)
                 return file.read(most)
         except OSError:
@@ -80,14 +81,24 @@ class Logs:
     def _discover(self) -> list[tuple[str, str]]:
         found = [("", str(self._output.path))] if self._output else []
         if self._workers is not None and self._jobs:
-            with os.scandir(self._workers) as entries:
-                for entry in entries:
-                    worker = _WORKER_LOG.fullmatch(entry.name)
-                    if worker and worker["job"] in self._jobs:
-                        found.append((f"worker-{worker['pid']}.{worker['stream']}", entry.path))
+            moved = self._workers / _MOVED
+            names = dict.fromkeys(os.listdir(self._workers))  # noqa: PTH208 - every second, of many files
+            names |= dict.fromkeys(os.listdir(moved) if moved.is_dir() else ())  # noqa: PTH208
+            for name in names:
+                worker = _WORKER_LOG.fullmatch(name)
+                if worker and worker["job"] in self._jobs:
+                    found.append((f"worker-{worker['pid']}.{worker['stream']}", str(self._workers / name)))
         if self._output is not None:  # after the lines that led to a record
             found.append((OWN_SOURCE, str(self._output.path.with_name(RECORDS))))
         return found
+
+
+def _place(path: str) -> str:
+    """Return where a log lies now: its name for the reader stays that of the folder it was written in."""
+    if os.path.exists(path):  # noqa: PTH110 - per log and poll
+        return path
+    folder, name = os.path.split(path)
+    return os.path.join(folder, _MOVED, name)  # noqa: PTH118
 
 
 def fair_shares(wanted: dict[str, int], *, most: int) -> dict[str, int]:
