@@ -139,9 +139,11 @@ def load_of(
     # verl's Megatron has both: a fraction of zero is no Adam on the CPU, and offload still moves all of it.
     part = columns.number("optimizer_offload_fraction", 1.0)
     offloaded = np.where(columns.flag("optimizer_offload"), np.where(part > 0, part, 1.0), 0.0)
-    from_host = columns.flag("param_offload") & layout.parameters_stay_offloaded
-    offloaded = np.maximum(offloaded, from_host)
     moved, with_state = columns.flag("grad_offload"), layout.grad_offload_takes_optimizer
+    everything = moved & layout.grad_offload_takes_all
+    parked = columns.flag("param_offload") | everything
+    from_host = parked & layout.parameters_stay_offloaded | everything
+    offloaded = np.maximum(offloaded, from_host)
     movable = 1.0 - layout.masters * layout.masters_stay
     default_fraction = constant("vllm_fraction" if profile.engine == "vllm" else "engine_fraction")
     gpus = cluster.gpus_per_node > 0 or cluster.gpu_memory_bytes > 0
@@ -171,7 +173,7 @@ def load_of(
         recompute_selective=columns.has_mode("recompute", "selective"),
         recompute_full=columns.has_mode("recompute", "full"),
         activation_offload=columns.flag("activation_offload"),
-        param_offload=columns.flag("param_offload"),
+        param_offload=parked,
         grad_offload=moved,
         from_host=from_host,
         optimizer_offload=offloaded,

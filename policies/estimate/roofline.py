@@ -96,7 +96,8 @@ def _optimizer(load: Load, *, card: Card, state: State) -> Floats:
         updating = 2.0 * resident
     loading = 2.0 * state.optimizer / constant("pcie")
     slow = load.host_update * updating + (load.optimizer_away - load.host_update) * loading
-    moved = 2.0 * load.grad_offload * state.gradients / constant("pcie")
+    # Those of an update in host memory are in its time already.
+    moved = 2.0 * (load.grad_offload & ~load.from_host) * state.gradients / constant("pcie")
     return resident + slow + moved
 
 

@@ -42,7 +42,7 @@ def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
     squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
     cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
-    policy = config.flag(f"{FSDP}.offload_policy") and not config.megatron
+    ignored = config.flag(f"{FSDP}.offload_policy") and config.text(f"{ACTOR}.strategy") == "fsdp"
     stored = width(config.text(f"{MEGATRON}.dtype" if config.megatron else f"{FSDP}.model_dtype"))
     mixed = config.inside(f"{FSDP}.mixed_precision")
     apart, temporary = _temporaries(config, stored)
@@ -85,8 +85,8 @@ def layout(config: Config) -> Layout:
         expandable_segments=config.colocated,
         engine_weights_on_host=config.engine == "sglang" or config.adapters,  # else vLLM's sleep drops them
         gathers_whole=config.summons_whole,
-        optimizer_stays_offloaded=policy or (config.megatron and cpu_adam),
-        parameters_stay_offloaded=policy,
+        optimizer_stays_offloaded=config.megatron and cpu_adam,
+        grad_offload_takes_all=not config.megatron and not ignored,
         tokens_before_split=True,
         head_apart=True,
         reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),

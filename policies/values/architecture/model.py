@@ -150,6 +150,8 @@ class Layout(Value, frozen=True, kw_only=True):
     # Offloaded weights are gathered layer by layer in a pass; gradients and optimizer are beside them.
     parameters_stay_offloaded: bool = False
     grad_offload_takes_optimizer: bool = False  # ... to the host between updates (DeepSpeed's offload_states)
+    # ... and weights, for good: a pass gathers them from host memory, where the update is (CPUOffloadPolicy).
+    grad_offload_takes_all: bool = False
     critic_follows: bool = False  # the trainer's own settings offload the critic's optimizer too
     tokens_before_split: bool = (
         False  # token budgets count before sequence and context parallelism split them

@@ -401,7 +401,9 @@ def test_the_layout_says_how_a_job_is_spread() -> None:
     policy = profile(
         job(**{f"{ACTOR}.strategy": "fsdp2", f"{ACTOR}.fsdp_config.offload_policy": True})
     ).layout
-    assert policy.optimizer_stays_offloaded and policy.parameters_stay_offloaded
+    assert policy.grad_offload_takes_all and not megatron.grad_offload_takes_all
+    ignored = profile(job(**{f"{ACTOR}.fsdp_config.offload_policy": True})).layout  # by FSDP1
+    assert not ignored.grad_offload_takes_all
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.estimate.training import state_of
 from autotune.policies.values.failure import Phase
@@ -210,3 +211,16 @@ def test_half_of_a_gathered_layer_is_on_the_device_while_a_model_is_built():
 )
 def test_a_prefill_chunk_by_default(cluster, knobs, prefill):
     assert load(cluster=cluster, **knobs).prefill == prefill
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_gradients_that_take_everything_along_are_as_weights_that_stay_in_host_memory(host):
+    everything = found(replace(LAYOUT, grad_offload_takes_all=True), grad_offload=True)
+    weights = found(replace(LAYOUT, parameters_stay_offloaded=True), param_offload=True)
+    for part in PARTS:
+        assert by_phase(everything, part, host=host) == by_phase(weights, part, host=host)
+    usual = found(replace(LAYOUT, grad_offload_takes_all=True))
+    for part, size in (("weights", 4), ("gradients", 4), ("optimizer", 8)):
+        moved = [by_phase(each, part, host=host)[Phase.OPTIMIZER] for each in (usual, everything)]
+        # Four ranks share this host; each gives up its quarter.
+        assert moved[1] - moved[0] == pytest.approx(size * LOCAL if host else -size * LOCAL / 4)
