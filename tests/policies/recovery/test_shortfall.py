@@ -1,0 +1,156 @@
+"""What a run that gives up says would fit: each is tried here as a job of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.estimate.shapes import parameters
+from autotune.policies.recovery.outlook import outlook
+from autotune.policies.recovery.ranking import nearest
+from autotune.policies.recovery.shortfall import shortfall, widened
+from autotune.policies.values.events import Policy, Started
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import fold
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import AtLeast
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, MODEL, SUPPORTED, accepted, fails, profile
+
+TOKENS = ("tokens_per_microbatch", "logprob_tokens")
+FEW = {name: SUPPORTED[name] for name in TOKENS}
+SPLIT = replace(KNOBS, rollout_tensor_parallel=4)
+LARGE = replace(MODEL, layers=64, hidden=5120, heads=40, intermediate=25_600)
+ADAPTER = replace(LAYOUT, lora_rank=16)
+LONG = replace(LAYOUT, response_tokens=60_000)
+WHOLE = replace(SPLIT, tokens_per_microbatch=61_024, logprob_tokens=61_024)
+GPUS, RESPONSES, LORA, SMALLER = "times the GPUs", "responses of", "LoRA of rank", "a model of about"
+
+
+def cards(gib: float):
+    return replace(CLUSTER, gpu_memory_bytes=int(gib * GIB))
+
+
+def job(
+    *, layout=LAYOUT, model=MODEL, cluster=CLUSTER, knobs=SPLIT, cause=Cause.GPU_OOM, phase=Phase.BACKWARD
+):
+    """Return a run whose only attempt ran out of memory."""
+    longest = layout.prompt_tokens + layout.response_tokens
+    of = replace(
+        profile(knobs, layout=layout, supported=FEW),
+        constraints=tuple(AtLeast(knob=name, value=longest, why="a whole sequence") for name in TOKENS),
+    )
+    start = accepted(of, cluster=cluster, model=model)
+    return fold((start, Started(knobs=knobs), *fails(phase, cause=cause)))
+
+
+def fits(of, knobs: Knobs = SPLIT, **changed) -> bool:
+    """Return whether a changed job has a configuration that fits, by what the failure of the job taught."""
+    taught, other = outlook(job(**of)), outlook(job(**of | changed))
+    assert taught is not None and other is not None
+    view = dataclasses.replace(other, calibration=taught.calibration)
+    return nearest(view, knobs, started=False).risk < 0.5
+
+
+def would_fit(of) -> dict[str, list[tuple[int, bool]]]:
+    """Return, for each kind of change, what was tried of it and whether it fits as a job of its own."""
+    layout, model = of.get("layout", LAYOUT), of.get("model", MODEL)
+    cluster, knobs = of.get("cluster", CLUSTER), of.get("knobs", SPLIT)
+    found: dict[str, list[tuple[int, bool]]] = {GPUS: [], RESPONSES: [], LORA: [], SMALLER: []}
+    for factor in (2, 4, 8):
+        wider = replace(cluster, nodes=cluster.nodes * factor)
+        spread = widened(layout, knobs, factor)
+        found[GPUS].append((factor, fits(of, knobs, layout=spread, cluster=wider)))
+    for share in (2, 4, 8):
+        tokens = layout.response_tokens // share
+        shorter = replace(layout, response_tokens=tokens)
+        less = replace(knobs, tokens_per_microbatch=min(SPLIT.tokens_per_microbatch or 0, 1024 + tokens))
+        found[RESPONSES].append((tokens, fits(of, less, layout=shorter)))
+    if not layout.lora_rank:
+        found[LORA].append((32, fits(of, knobs, layout=replace(layout, lora_rank=32))))
+    for share in (2, 3, 4, 8, 16):
+        smaller = replace(model, layers=model.layers // share)
+        size = round(float(parameters(smaller).total) / 1e8)
+        found[SMALLER].append((size, fits(of, knobs, model=smaller)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("of", "kinds"),
+    [
+        ({"model": LARGE}, {GPUS, SMALLER}),
+        ({"model": LARGE, "cluster": cards(45)}, {GPUS, SMALLER}),
+        ({"model": LARGE, "cluster": cards(100)}, {GPUS, LORA, SMALLER}),
+        ({"cluster": cards(48)}, {GPUS, LORA, SMALLER}),
+        ({"layout": ADAPTER, "cluster": cards(36)}, {GPUS, RESPONSES, SMALLER}),
+        ({"layout": ADAPTER, "cluster": cards(32)}, {RESPONSES, SMALLER}),
+        ({"layout": ADAPTER, "cluster": cards(30)}, {RESPONSES}),
+        ({"layout": LONG, "knobs": WHOLE}, {RESPONSES}),
+        ({"cluster": cards(16)}, set()),
+    ],
+)
+def test_the_least_change_of_each_kind_that_fits_is_named(of, kinds):
+    found = shortfall(job(**of), started=False)
+    assert found is not None
+    expected = []
+    for kind, tried in would_fit(of).items():
+        first = next((size for size, fitting in tried if fitting), None)
+        assert (first is not None) is (kind in kinds), kind
+        if first is not None:
+            expected.append((kind, first))
+    said = []
+    for text in found.would_fit:
+        kind = next(kind for kind in (GPUS, RESPONSES, LORA, SMALLER) if kind in text)
+        number = re.search(r"\d+(?:\.\d+)?", text)
+        assert number is not None
+        said.append((kind, round(float(number[0]) * (10 if kind == SMALLER else 1))))
+        assert re.search(r"\(predicted \w+ \d+\.\d\d GiB\)$", text)
+    assert said == expected
+
+
+def test_other_changes_than_the_first_of_a_kind_are_needed():
+    # Otherwise a search that ends at its first try would pass above.
+    assert [fitting for _, fitting in would_fit({"model": LARGE})[GPUS]] == [False, True, True]
+    adapter = would_fit({"layout": ADAPTER, "cluster": cards(32)})
+    assert [fitting for _, fitting in adapter[RESPONSES]] == [False, True, True]
+    assert [fitting for _, fitting in adapter[SMALLER]][:4] == [False, False, False, True]
+
+
+def test_the_nearest_is_told_with_its_changes_and_what_it_lacks():
+    found = shortfall(job(cluster=cards(40)), started=False)
+    assert found is not None
+    changes, _, missing = found.nearest.partition(", predicted to be ")
+    assert changes == "closest: tokens_per_microbatch 16384 → 5120"
+    assert re.fullmatch(r"[\d.]+ GiB of GPU memory short in backward", missing)
+    as_written = shortfall(job(layout=LONG, knobs=WHOLE), started=False)
+    assert as_written is not None and as_written.nearest.startswith("closest: the job as written, predicted")
+
+
+def test_a_host_that_is_too_small_is_told_as_such():
+    host = replace(CLUSTER, host_memory_bytes=100 * GIB)
+    found = shortfall(job(cluster=host, knobs=KNOBS, cause=Cause.HOST_OOM, phase=Phase.INIT), started=False)
+    assert found is not None and found.nearest.endswith("GiB of host memory short")
+    assert [re.sub(r"[\d.]+", "N", text) for text in found.would_fit] == [
+        "a model of about N billion parameters (predicted host N GiB)"
+    ]
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+def test_responses_are_not_shortened_to_nothing(tokens):
+    found = shortfall(
+        job(layout=replace(LAYOUT, prompt_tokens=60_000, response_tokens=tokens), cluster=cards(40)),
+        started=False,
+    )
+    assert found is not None
+    assert not any("responses of 0" in text for text in found.would_fit)
+
+
+def test_nothing_is_said_where_a_configuration_is_predicted_to_fit_or_no_estimate_is():
+    assert shortfall(job(knobs=KNOBS), started=False) is None
+    unknown = accepted(profile(SPLIT), model=None)
+    assert shortfall(fold((unknown, Started(knobs=SPLIT), *fails(Phase.BACKWARD))), started=False) is None
+    ladder = replace(accepted(profile(SPLIT), cluster=cards(16)), policy=Policy.LADDER)
+    assert shortfall(fold((ladder, Started(knobs=SPLIT), *fails(Phase.BACKWARD))), started=False) is None
+    assert shortfall(fold((accepted(profile(SPLIT), cluster=cards(16)),)), started=False) is None
