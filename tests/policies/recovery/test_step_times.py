@@ -84,3 +84,48 @@ def test_a_failed_pass_of_a_trainer_elsewhere_moves_no_engine(phase: Phase):
     assert isinstance(found, Launch) and found.remedy is not None and found.remedy.predicted
     engine = {"memory_fraction", "rollout_tensor_parallel", "concurrency", "cuda_graphs"}
     assert not engine & found.remedy.changes.keys()
+
+
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [
+        # The first step also warms up: it counts only where it is the only one.
+        ((90.0,), 90.0),
+        ((90.0, 30.0), 30.0),
+        ((90.0, 30.0, 32.0), 31.0),
+        ((90.0, 30.0, 34.0, 100.0), 34.0),
+        ((90.0, None, 34.0), 34.0),
+    ],
+)
+def test_the_usual_step_of_a_configuration_is_its_time(taken, expected):
+    steps = [Progressed(step=n, of=400, seconds=each) for n, each in enumerate(taken, 1)]
+    times = step_times(view_of(Started(knobs=KNOBS), *steps), KNOBS, OPTIONS)
+    assert seconds(times, KNOBS)[0] == pytest.approx(expected, rel=0.01)
+
+
+def test_attempts_of_one_configuration_are_measured_together():
+    def attempt(*taken):
+        steps = [Progressed(step=n, of=400, seconds=each) for n, each in enumerate(taken, 1)]
+        return [Started(knobs=KNOBS), *steps, *fails(Phase.BACKWARD, requested=2 * GIB, free=GIB)]
+
+    times = step_times(view_of(*attempt(90.0, 30.0), Decided(), *attempt(90.0, 30.0, 36.0)), KNOBS, OPTIONS)
+    assert seconds(times, KNOBS)[0] == pytest.approx(30.0, rel=0.01)
+
+
+def test_a_step_that_was_measured_once_is_believed_less_than_one_measured_often():
+    def error(*taken):
+        steps = [Progressed(step=n, of=400, seconds=each) for n, each in enumerate(taken, 1)]
+        story = [Started(knobs=KNOBS), *steps, *fails(Phase.BACKWARD, requested=2 * GIB, free=GIB), Decided()]
+        times = step_times(view_of(*story, *ran(WIDE, 20.0)), KNOBS, OPTIONS)
+        return float(times.gain((WIDE,), (KNOBS,))[1][0])
+
+    steady, noisy = error(90.0, 30.0, 30.0, 30.0, 30.0), error(90.0, 24.0, 30.0, 36.0, 30.0)
+    assert steady < noisy < error(30.0)
+
+
+def test_only_what_acts_is_left_of_a_change():
+    times = step_times(view_of(), KNOBS, OPTIONS)
+    both = replace(WIDE, recompute="off")
+    assert times.only(both, {"recompute"}) == replace(KNOBS, recompute="off")
+    assert times.only(both, ()) == KNOBS
+    assert times.only(both, {"recompute", "rollout_tensor_parallel"}) == both
