@@ -13,7 +13,7 @@ from autotune.policies.estimate.passes import logits_of, pass_of, with_predictin
 from .toy import LAYOUT, MEGATRON, TOY, load
 
 TOKENS = 100
-# What one layer keeps of a token in bf16: 136 bytes outside of tensor parallelism, 184 inside (test_shapes.py).
+# What one layer keeps of a token in bf16 (test_shapes.py): outside of tensor parallelism, and inside of it.
 LAYER, FUSED = 136 + 184, 72 + 152
 ROW = 2 * 8
 CORE = 2 * 8  # the result of attention
