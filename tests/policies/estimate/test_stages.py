@@ -39,6 +39,27 @@ def test_layers_are_spread_as_megatron_spreads_them(uneven, layers):
     assert tuple(stage.layers for stage in found) == layers
     assert [stage.first for stage in found] == [True] + [False] * (len(layers) - 1)
     assert [stage.last for stage in found] == [False] * (len(layers) - 1) + [True]
+    stages = uneven.get("pipeline_parallel", 4)
+    assert [stage.after for stage in found] == [stages - 1, *[stages - 2] * (len(layers) - 2), 0]
+
+
+@pytest.mark.parametrize(
+    ("written", "fullest"),
+    [
+        # Those with more layers than any in the middle before them; the ends have the embedding and the head.
+        ((7, 7, 7, 7), [(7, 3), (7, 2), (7, 0)]),
+        ((4, 8, 8, 8), [(4, 3), (8, 2), (8, 0)]),
+        ((4, 6, 9, 9), [(4, 3), (6, 2), (9, 1), (9, 0)]),
+        ((9, 8, 7, 4), [(9, 3), (8, 2), (4, 0)]),
+        ((0, 1, 1, 0), [(0, 3), (1, 2), (0, 0)]),
+        ((0, 0, 2, 0), [(0, 3), (0, 2), (2, 1), (0, 0)]),
+    ],
+)
+def test_of_written_stages_those_are_counted_that_can_be_the_fullest(written, fullest):
+    found = stages_of(replace(QWEN, layers=sum(written)), replace(FOUR, stage_layers=written))
+    assert [(stage.layers, stage.after) for stage in found] == fullest
+    assert [stage.first for stage in found] == [True] + [False] * (len(found) - 1)
+    assert [stage.last for stage in found] == [False] * (len(found) - 1) + [True]
 
 
 def schedule(stage, *, stages, chunks, micro_batches, group, ahead):
