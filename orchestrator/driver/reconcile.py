@@ -48,7 +48,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.history import RESUMED, accepted_of, fold
 from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.observation import Completed, Lost
+from autotune.policies.values.observation import Cancelled, Completed, Lost
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import Part, Rehearsal
@@ -181,6 +181,7 @@ class _Reconciler:
                 handle.stop(grace_s=0.0)
                 handle.release()
             self.context.runner.sweep(run=self.folder.id)
+            self.go_on()
             return
         if handle is None:
             ended = self.context.runner.sweep(run=self.folder.id)
@@ -193,12 +194,21 @@ class _Reconciler:
             if ended_now is not None and isinstance(ended_now.outcome, Lost):
                 # Nothing of the cluster failed: the user goes on at once.
                 self.record(resumed(self.number))
+            self.go_on()
             return
         self.observer.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
         self.follow(handle, begun_at=self.clock.monotonic() - self.ran_before_s())
         stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
         if stop is not None:
             self.end(stopped_by=stop.by)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Continue a run whose driver died while it did what the user asked: to stop, which is over now."""
+        ended, last = self.ended(), self.journal.history()[-1]
+        asked = ended is not None and ended.outcome == Cancelled(by="user")
+        if asked and last == ended and not self.interrupts.by:
+            self.record(resumed(self.number))
 
     def end_unwatched(self, reason: str) -> None:
         rows = self.of_attempt()

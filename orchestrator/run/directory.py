@@ -6,6 +6,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,19 @@ class Run:
 
     @property
     def request(self) -> RunRequest:
-        """What the command line chose."""
+        """What the command line chose; raises Failure where that cannot be read."""
+        path = self.path / "asked.json"
         try:
-            return msgspec.json.decode((self.path / "asked.json").read_bytes(), type=RunRequest)
+            return msgspec.json.decode(path.read_bytes(), type=RunRequest)
         except FileNotFoundError:
             return RunRequest()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Failure(
+                f"`{path}` is damaged: {error}", hint="launch the job again", code=ExitCode.USAGE
+            ) from None
 
     def change(self, job_text: str, request: RunRequest) -> None:
         """Keep a job that the user changed, and where it came from."""
@@ -146,18 +155,22 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
 
 
 def runs(root: Path) -> tuple[Run, ...]:
-    """Return every run, the oldest first."""
+    """Return every run that this user can enter, the oldest first."""
     try:
-        folders = [path for path in root.iterdir() if (path / "job.yaml").is_file()]
+        folders = list(root.iterdir())
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise Failure(
             f"cannot read `{root}`: {(error.strerror or str(error)).lower()}", code=ExitCode.USAGE
         ) from None
-    return tuple(
-        Run(path) for path in sorted(folders, key=lambda p: ((p / "job.yaml").stat().st_mtime_ns, p.name))
-    )
+    begun: dict[Path, int] = {}
+    for path in folders:
+        with suppress(OSError):  # no run, one that has just been removed, or another user's
+            state = (path / "job.yaml").stat()
+            if stat.S_ISREG(state.st_mode):
+                begun[path] = state.st_mtime_ns
+    return tuple(Run(path) for path in sorted(begun, key=lambda path: (begun[path], path.name)))
 
 
 def find(root: Path, prefix: str | None) -> Run:

@@ -177,13 +177,21 @@ def _require(prepared: Prepared) -> None:
 
 
 def newest_of(prepared: Prepared, *, root: Path) -> directory.Run | None:
-    """Return the newest run of a job: of the same name, and begun by the same command from the same file."""
+    """Return the newest run of a job: of the same name, and begun by the same command from the same file.
+
+    Raises Failure where its record is damaged or others could have written it.
+    """
     asked = prepared.request
     for run in reversed(directory.runs(root)):
-        request, job = run.request, written(run.job_text)
-        same = (request.job_file, request.mode) == (asked.job_file, asked.mode)
-        if same and job is not None and job.name == prepared.job.name:
-            return run
+        try:
+            job = written(run.job_text)
+        except (OSError, UnicodeDecodeError):
+            continue  # another user's, or not a job
+        if job is None or job.name != prepared.job.name:
+            continue
+        request = run.request
+        if (request.job_file, request.mode) == (asked.job_file, asked.mode):
+            return directory.find(root, run.id)
     return None
 
 

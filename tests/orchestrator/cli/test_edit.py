@@ -112,6 +112,21 @@ def test_a_repeated_run_that_gave_up_begins_again_once_its_job_changed(home: Pat
     assert len(edits(home)) == len(directory.runs(home / "runs")) == 1
 
 
+def test_a_repeated_run_that_others_could_have_written_is_refused(home: Path) -> None:
+    assert requeued(home, "own_failure").code == 1
+    journal = the_run(home).path / "events.jsonl"
+    journal.chmod(0o660)
+    seen = requeued(home, "tight_memory")
+    assert seen.code == 2 and "can be written by others" in seen.err
+    journal.chmod(0o600)
+    (the_run(home).path / "asked.json").write_bytes(b"{")
+    seen = requeued(home, "tight_memory")
+    assert seen.code == 2 and "asked.json` is damaged" in seen.err
+    # The record of another job does not keep this one from its start.
+    (home / "job.yaml").write_text(JOB.replace("name: story", "name: other"))
+    assert requeued(home, "tight_memory").code == 0 and len(directory.runs(home / "runs")) == 2
+
+
 def test_the_lock_of_a_host_that_fell_silent_is_taken_over(home: Path) -> None:
     assert requeued(home, "own_failure").code == 1
     lock = the_run(home).path / "lock"

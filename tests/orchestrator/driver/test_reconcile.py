@@ -266,6 +266,55 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
     assert any(isinstance(e, Decided) and e.reason == "resumed by the user" for e in case.history)
 
 
+@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+def test_a_driver_that_is_killed_while_it_stops_is_resumed_to_the_end(address: str, tmp_path: Path) -> None:
+    """As under Slurm: SIGTERM, SIGKILL 30 s later, then `launch --continue` in the requeued job."""
+    last_rows = set()
+    for moment in range(1, 20):
+        case = Case(tmp_path / str(moment), World(forever, address=address))
+        sleep = case.clock.sleep
+
+        def then_interrupt(seconds: float, case: Case = case, moment: int = moment) -> None:
+            case.clock.at += seconds
+            if len(case.history) > 4 and not case.interrupts.by:
+                case.interrupts.note(signal.SIGTERM)
+                case.world.kill_at = case.world.ticks + moment
+
+        case.clock.sleep = then_interrupt  # type: ignore[method-assign]
+        case.world.play = lambda w, c: ([step(n, 9) for n in range(1, 9)], None)
+        try:
+            case.drive()
+        except Killed:
+            last_rows.add(kinds(case.history)[-1])
+        else:
+            break
+        for life in case.world.lives.values():
+            life.running = life.supervised = life.supervised and address != "local"
+        case.interrupts, case.clock.sleep = Interrupts(), sleep  # type: ignore[method-assign]
+        case.world.play, case.world.kill_at, case.world.saved = tight_memory, None, 2
+        assert case.drive() == TrainingCompleted()
+    assert last_rows >= {"StopRequested", "Ended", "Finished"}
+
+
+def test_stop_ends_what_a_driver_left_that_was_killed_while_it_stopped(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(forever, address="10.0.0.1:6379"))
+    case.world.play = lambda w, c: ([step(n, 9) for n in range(1, 9)], None)
+
+    def killed(event: Event) -> None:
+        if isinstance(event, StopRequested):
+            raise Killed
+        if isinstance(event, Progressed):
+            case.interrupts.note(signal.SIGTERM)
+
+    case.told = killed
+    with pytest.raises(Killed):
+        case.drive()
+    case.told = lambda _: None  # `autotune stop` drives with the request in place
+    assert case.drive() == Interrupted(by="SIGTERM")
+    assert kinds(case.history)[-3:] == ["StopRequested", "Ended", "Finished"]
+    assert not case.world.lives[1].running
+
+
 def test_looks_are_rare_and_ctrl_c_is_heard_between_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,36 @@ def test_what_others_could_have_written_is_refused(tmp_path: Path) -> None:
     (run.path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Failure, match="a link that leaves") as raised:
         directory.find(root, None)
+    assert raised.value.code == ExitCode.USAGE
+
+
+def test_private_runs_of_others_are_passed_over() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # root's own tmp_path cannot be entered by others
+        root = Path(name)
+        root.chmod(0o1777)
+        theirs = directory.create(root, job_text="name: x\n")
+        theirs.path.chmod(0)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            assert directory.runs(root) == ()
+            ours = directory.create(root, job_text="name: x\n")
+            assert directory.find(root, None).id == ours.id
+            with pytest.raises(Failure, match="no run"):
+                directory.find(root, theirs.id)
+        finally:
+            if user == 0:
+                os.seteuid(user)
+            theirs.path.chmod(0o700)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"mode":"sideways"}', b"[" * 200_000, b'{"policy":"\xff"}'])
+def test_a_damaged_request_is_told(data: bytes, tmp_path: Path) -> None:
+    run = directory.create(tmp_path / "runs", job_text="name: x\n")
+    (run.path / "asked.json").write_bytes(data)
+    with pytest.raises(Failure, match=r"asked\.json` is damaged") as raised:
+        _ = run.request
     assert raised.value.code == ExitCode.USAGE
 
 
