@@ -92,6 +92,7 @@ class Start(Value, frozen=True, kw_only=True):
 
     text: str  # of the job file
     step_s: float  # predicted seconds of a step
+    host_bytes: int  # predicted peak of host memory on a node, whose size is not known
     looked_at: int  # configurations that fit
 
 
@@ -147,9 +148,12 @@ def starting_job(wish: Wish) -> Start | None:
     chosen = _with_defaults(sight, profile, found[0])
     changes = framework.settings(job, chosen)
     edits = [Edit(("settings", key), value, _CHOSEN) for key, value in changes.items()]
-    step_s = float(judged(sight, (chosen,)).estimate.step_s[0])
+    estimate = judged(sight, (chosen,)).estimate
     return Start(
-        text=edited(text, edits, literal=LITERAL).rstrip() + "\n", step_s=step_s, looked_at=len(found)
+        text=edited(text, edits, literal=LITERAL).rstrip() + "\n",
+        step_s=float(estimate.step_s[0]),
+        host_bytes=int(estimate.host[:, 0].max()),
+        looked_at=len(found),
     )
 
 

@@ -29,6 +29,7 @@ from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.events import Accepted
+from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
@@ -47,6 +48,7 @@ class StartingJob(Value, frozen=True, kw_only=True):
     schema: int = 1
     job: str  # the text of the job file
     step_s: float  # predicted seconds of a step
+    host_bytes: int  # predicted peak of a node's host memory
 
 
 def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
@@ -135,12 +137,14 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         click.echo(f"hint: use {' or '.join(['more GPUs or a shorter --response', *fitting])}", err=True)
         return ExitCode.NO
     if options.json:
-        click.echo(msgspec.json.encode(StartingJob(job=found.text, step_s=found.step_s)))
+        answer = StartingJob(job=found.text, step_s=found.step_s, host_bytes=found.host_bytes)
+        click.echo(msgspec.json.encode(answer))
         return ExitCode.OK
     click.echo(found.text, nl=False)
     click.echo(
         f"# predicted, not measured: about {found.step_s:,.0f} s a step on {where};"
-        f" the fastest of {found.looked_at} configurations that fit",
+        f" the fastest of {found.looked_at} configurations that fit\n"
+        f"# if a node has {show_gib(found.host_bytes)} of host memory",
         err=True,
     )
     return ExitCode.OK

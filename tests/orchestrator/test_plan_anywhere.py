@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -123,7 +124,16 @@ def test_no_configuration_fits() -> None:
 
 
 def test_another_framework_that_fits_is_named() -> None:
-    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "1xA100-80GB", "--framework"]
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "1xL40S", "--framework"]
     verl, slime = (CliRunner().invoke(main, [*words, framework]) for framework in ("verl", "slime"))
-    assert (verl.exit_code, slime.exit_code) == (1, 0)
-    assert "or --framework slime, which fits" in verl.stderr
+    assert (verl.exit_code, slime.exit_code) == (0, 1)
+    assert "or --framework verl, which fits" in slime.stderr
+
+
+def test_a_job_that_keeps_its_state_in_host_memory_tells_how_much_a_node_needs() -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "1xL40S", "--framework", "verl"]
+    shown, read = CliRunner().invoke(main, words), CliRunner().invoke(main, [*words, "--json"])
+    assert "fsdp_config.offload_policy: true" in shown.stdout
+    needed = json.loads(read.stdout)["host_bytes"] / (1 << 30)
+    assert needed > 7.6 * 1e9 * (4 + 4 + 8) / (1 << 30)  # fp32 weights and gradients, two moments
+    assert f"# if a node has {needed:.1f}" in shown.stderr and " GiB of host memory" in shown.stderr
