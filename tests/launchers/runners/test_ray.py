@@ -194,7 +194,7 @@ def test_stop_and_drain_across_two_nodes(runner, program: Program, run):
     reading.to_end()
     for ended in (handle, other):
         ended.release()
-    assert not carriers(f"{run}/2")
+    wait_for(lambda: not carriers(f"{run}/2"), seconds=30.0)  # killed with the actors, not waited for
     assert not [name for name in _names() if run in name]
 
 
