@@ -243,7 +243,7 @@ class Handle(Protocol):
     def stop(self, *, grace_s: float) -> float:
         """End the whole attempt on every node that answers and return the seconds it took; safe to repeat.
 
-        Politely first, by SIGKILL after `grace_s`.
+        Politely first, by SIGKILL after `grace_s`. Raises Unreachable where nothing can be asked to end.
         """
 
     def drain(self, *, timeout_s: float) -> Drain:

@@ -190,8 +190,11 @@ class RunningAttempt:
         return self.seen.exit is not None or bool(self.seen.lost)
 
     def end(self, *, stopped_by: str) -> tuple[Ended, Evidence]:
-        """Stop the attempt, wait until its memory is released and record how it ended."""
-        ending = self.ending(stopped_by=stopped_by)
+        """Stop the attempt, wait until its memory is released and record how it ended.
+
+        Raises Unreachable, and records nothing, where the user's request to end cannot reach it.
+        """
+        ending = self.ending(stopped_by=stopped_by, must_reach=stopped_by == "user")
         while True:
             try:
                 next(ending)
@@ -201,12 +204,17 @@ class RunningAttempt:
             self._clock.sleep(POLL_S)
 
     def ending(
-        self, *, stopped_by: str, invoke: Invoke = here
+        self, *, stopped_by: str, invoke: Invoke = here, must_reach: bool = False
     ) -> Generator[None, None, tuple[Ended, Evidence]]:
         """Do what `end` does as a generator, which yields between polls so that other trials can run."""
         if stopped_by:
             self.watch.expect_end()
-        stop_s = yield from invoke(self._stop)
+        try:
+            stop_s = yield from invoke(self._stop)
+        except Unreachable:
+            if must_reach and not self.over:
+                raise
+            stop_s = None
         if self.seen.lost:
             self.poll()  # what the stop could not reach
         elif stopped_by:
@@ -248,15 +256,13 @@ class RunningAttempt:
         except Unreachable:
             return
 
-    def _stop(self) -> float | None:
+    def _stop(self) -> float:
         """End every process of the attempt; the user's second Ctrl-C cuts the grace short."""
         try:
             with self._interrupts.cutting():
                 return self.handle.stop(grace_s=0.0 if self._interrupts.impatient else STOP_GRACE_S)
         except ForcedExit:
             return self.handle.stop(grace_s=0.0)
-        except Unreachable:
-            return None
 
     def _drain(self) -> tuple[str, float | None]:
         """Await the attempt's memory; returns who holds some and the seconds, None if it was cut short.

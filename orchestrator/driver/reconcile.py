@@ -168,9 +168,8 @@ class _Reconciler:
 
     def recover(self) -> None:
         history = self.journal.history()
-        if isinstance(history[-1], Finished) and isinstance(
-            history[-1].verdict, (Interrupted, Infrastructure)
-        ):
+        last = history[-1]
+        if isinstance(last, Finished) and isinstance(last.verdict, (Interrupted, Infrastructure)):
             self.record(resumed(self.number))
         if not self.number:
             return
@@ -323,10 +322,21 @@ class _Reconciler:
                 self.wait(attempt.pause_s)
 
     def interrupt(self) -> Verdict:
+        verdict = Interrupted(by=self.interrupts.by)
         if self.under_way is not None:
-            self.record(StopRequested(attempt=self.number, by="user", reason=self.interrupts.by))
-            self.end(stopped_by="user")
-        return self.finish(Interrupted(by=self.interrupts.by))
+            self.record(StopRequested(attempt=self.number, by="user", reason=verdict.by))
+            try:
+                self.end(stopped_by="user")
+            except Unreachable as unreachable:
+                return self.leave(verdict, why=f": {unreachable.message}")
+        return self.finish(verdict)
+
+    def leave(self, verdict: Verdict, *, why: str = "") -> Verdict:
+        """Return the verdict of a run whose attempt could not be ended, without recording it."""
+        if not self.local:
+            hint = f"`autotune stop {self.folder.id}` ends it"
+            self.observer.warn(f"attempt #{self.number} may still run{why}; {hint}")
+        return verdict
 
     def finish(self, verdict: Verdict) -> Verdict:
         last = self.journal.history()[-1]
@@ -374,13 +384,7 @@ class _Reconciler:
         left = kill(
             self.context, {self.number: attempt.handle if attempt is not None else None}, by=verdict.by
         )
-        if not left:
-            return self.finish(verdict)
-        if not self.local:
-            self.observer.warn(
-                f"attempt #{self.number} may still run; `autotune stop {self.folder.id}` ends it"
-            )
-        return verdict
+        return self.leave(verdict) if left else self.finish(verdict)
 
     def abandon(self, reason: str) -> None:
         """Stop what runs because this driver cannot continue with it; the run can be resumed."""

@@ -117,6 +117,7 @@ class World:
     held: str = ""
     gpus: int = 0
     unreachable: str = ""
+    deaf: bool = False  # nothing of it can be asked to end
     address: str = "local"
     at_once: int = 1  # attempts that may run at the same time
     most_at_once: int = 0
@@ -222,6 +223,8 @@ class Attempt:
 
     def stop(self, *, grace_s: float) -> float:
         self.world.tick()
+        if self.world.deaf:
+            raise Unreachable("the head does not answer")
         if self.life.running:
             self.life.running = False
             self.life.exit = self.life.exit if not self.life.script and self.life.exit else Exit(signal=15)
@@ -230,6 +233,8 @@ class Attempt:
 
     def drain(self, *, timeout_s: float) -> Drain:
         self.world.tick()
+        if self.world.deaf:
+            raise Unreachable("the head does not answer")
         assert not self.life.running, "drained while running"
         self.world.draining(self.number)
         world = self.world

@@ -274,7 +274,7 @@ class RayHandle:
 
         begun = time.monotonic()
         if not self._link.answers():
-            return 0.0  # the next start, or `sweep`, ends what is left once the cluster is back
+            raise Unreachable(f"{HEAD} does not answer")  # the next start, or `sweep`, ends what is left
         try:
             self._end_everywhere(grace_s)
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:

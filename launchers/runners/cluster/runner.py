@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
@@ -152,7 +153,8 @@ class RayRunner:
         self._given_up.clear()
         for handle in given_up:
             handle.relink(self._link)
-            handle.stop(grace_s=0.0)
+            with contextlib.suppress(Unreachable):
+                handle.stop(grace_s=0.0)
             handle.release()
 
     def _gpus_to_reserve(self, nodes: list[dict[str, Any]]) -> int:

@@ -305,6 +305,8 @@ def test_an_attempt_is_found_again_when_the_head_is_back(runner, program: Progra
     reading = Following(handle)
     reading.until("ready")
     runner._link.leave("the head was away for too long")
+    with pytest.raises(Unreachable, match="the Ray cluster's head does not answer"):
+        handle.stop(grace_s=1)
     before = lines(reading)
     wait_for(lambda: (reading.poll(), lines(reading) >= before + 5)[1])
     numbers = [int(line.split()[1]) for line in reading.logs[""].splitlines()]

@@ -11,7 +11,15 @@ from autotune.launchers.base import Exit
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
 from autotune.policies.values.command import Command
-from autotune.policies.values.events import Ended, Interrupted, Started, TrainingCompleted
+from autotune.policies.values.events import (
+    Ended,
+    Event,
+    Finished,
+    Interrupted,
+    Progressed,
+    Started,
+    TrainingCompleted,
+)
 from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled, Lost
 from tests.orchestrator.driver.test_reconcile import ROOMY, Case
@@ -124,6 +132,57 @@ def test_what_does_not_answer_is_named_and_not_called_stopped(
     assert case.drive() == Interrupted(by="SIGINT")
     assert warned == [f"attempt #1 may still run; `autotune stop {case.run.id}` ends it"]
     assert not [e for e in case.history if isinstance(e, Ended)]
+
+
+@pytest.mark.parametrize("then", ["stop", "resume"])
+def test_an_attempt_that_cannot_be_asked_to_end_is_not_called_stopped(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, World(forever, address="10.0.0.1:6379"))
+    case.world.play = lambda w, c: ([step(n, 9) for n in range(1, 9)], None)
+    warned: list[str] = []
+    monkeypatch.setattr(
+        "autotune.orchestrator.driver.context.Observer.warn", lambda _, text: warned.append(text)
+    )
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Progressed) and not case.interrupts.by:
+            case.world.deaf = True
+            case.interrupts.note(signal.SIGTERM)
+
+    case.told = interrupt
+    assert case.drive() == Interrupted(by="SIGTERM")
+    life = case.world.lives[1]
+    assert life.running and life.supervised
+    assert not [e for e in case.history if isinstance(e, (Ended, Finished))]
+    said = f"attempt #1 may still run: the head does not answer; `autotune stop {case.run.id}` ends it"
+    assert warned == [said]
+
+    case.told = lambda _: None
+    case.world.deaf, case.world.play, case.world.saved = False, tight_memory, 2
+    if then == "resume":
+        case.interrupts = Interrupts()
+        assert case.drive() == TrainingCompleted()
+    else:
+        assert case.drive() == Interrupted(by="SIGTERM")
+        assert isinstance(case.history[-1], Finished)
+    assert not life.running
+    assert next(e for e in case.history if isinstance(e, Ended)).outcome == Cancelled(by="user")
+
+
+def test_an_attempt_that_hangs_behind_a_silent_head_is_over_for_its_run(tmp_path: Path) -> None:
+    case = Case(
+        tmp_path, World(silent, address="10.0.0.1:6379", deaf=True), ROOMY + "recovery: {relaunches: 0}\n"
+    )
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Ended):
+            case.world.deaf = False
+
+    case.told = heard
+    case.drive()
+    ended = next(e for e in case.history if isinstance(e, Ended))
+    assert ended.stop_s is None
 
 
 def test_what_is_shielded_is_finished_before_a_second_request_is_heard() -> None:
