@@ -5,16 +5,17 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.estimate.belief.calibration import calibrated, learned, predicted
-from autotune.policies.estimate.belief.prior import INDEX, prior
-from autotune.policies.estimate.lengths import Assumption
+from autotune.policies.estimate.belief.observations import likely_phase
+from autotune.policies.estimate.belief.prior import INDEX, LENGTHS, prior
+from autotune.policies.estimate.lengths import Assumption, deviation_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.values.events import Ended, Started
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled
 from autotune.policies.values.profile import Placement
-from tests.policies.jobs import CLUSTER, GIB, KNOBS, LONGEST, MODEL, accepted, fails, profile
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LONGEST, MODEL, accepted, fails, peaks, profile
 
 from .test_calibration import about, steps
 
@@ -154,3 +155,81 @@ def test_an_overflow_is_bounded_by_what_was_asked_for_beyond_what_was_free(missi
     bound = CLUSTER.gpu_memory_bytes + missing
     mean, error = about([*history, *failed], Phase.LOG_PROB)
     assert mean + error > bound
+
+
+def test_what_was_free_is_part_of_what_was_asked_for():
+    def after(free):
+        failed = fails(Phase.LOG_PROB, requested=2 * GIB + free, free=free, shown=True)
+        return about([accepted(), Started(knobs=KNOBS), *steps(2), *failed], Phase.LOG_PROB)
+
+    assert after(0) == pytest.approx(after(20 * GIB))
+
+
+@pytest.mark.parametrize("mean", [1500.0, 2500.0])
+def test_tokens_of_steps_tell_the_mean_length(mean):
+    job = accepted()
+    layout = job.profile.layout
+    seen = [replace(each, tokens_per_second=mean * layout.sequences / 100.0) for each in steps(3)]
+    run = fold((job, Started(knobs=KNOBS), *seen))
+    deviation = deviation_of(layout, longest=LONGEST, mean=mean)
+    assert deviation is not None and abs(deviation) > 0.2
+    belief = calibrated(run, MODEL).belief
+    assert belief.mean[INDEX[LENGTHS]] == pytest.approx(deviation, rel=0.1)
+    # The usual step's: one that is much longer says little.
+    run = fold((job, Started(knobs=KNOBS), replace(seen[0], tokens_per_second=1e9), *seen[1:]))
+    assert calibrated(run, MODEL).belief.mean[INDEX[LENGTHS]] == pytest.approx(deviation, rel=0.1)
+
+
+def test_a_peak_before_the_failure_of_a_first_step_is_a_measurement():
+    job = accepted()
+    usual = about([job], Phase.LOG_PROB)[0]
+
+    def after(**passed):
+        failed = fails(Phase.BACKWARD, passed=peaks(**passed), shown=True)
+        return about([job, Started(knobs=KNOBS), *failed], Phase.LOG_PROB)
+
+    # The optimizer's state comes after it.
+    found = estimates(job.profile, job.cluster, MODEL, (KNOBS,))
+    state = float(found.gpu_parts[PHASES.index(Phase.LOG_PROB), PARTS.index("optimizer"), 0])
+    assert after(log_prob=usual * 1.2)[0] == pytest.approx(usual * 1.2 + state, rel=0.02)
+    bounded = fails(Phase.BACKWARD, passed=peaks(log_prob=usual * 1.2, upper_bound=True), shown=True)
+    assert about([job, Started(knobs=KNOBS), *bounded], Phase.LOG_PROB)[0] < usual * 1.1
+
+
+def test_what_a_step_showed_comes_before_what_the_end_showed():
+    job = accepted()
+    usual = about([job], Phase.LOG_PROB)[0]
+    failed = fails(Phase.BACKWARD, passed=peaks(log_prob=usual * 1.3), shown=True)
+    history = [job, Started(knobs=KNOBS), *steps(3, log_prob=usual * 1.1), *failed]
+    assert about(history, Phase.LOG_PROB)[0] == pytest.approx(usual * 1.1, rel=0.02)
+
+
+@pytest.mark.parametrize(("first", "steady"), [(1, False), (2, True)])
+def test_only_the_first_step_of_a_training_lacks_the_optimizers_state(first, steady):
+    job = accepted()
+    usual = about([job], Phase.FORWARD)[0]
+    (step,) = steps(1, forward=usual * 1.1)
+    mean = about([job, Started(knobs=KNOBS), replace(step, step=first)], Phase.FORWARD)[0]
+    assert (mean == pytest.approx(usual * 1.1, rel=0.03)) is steady
+
+
+@pytest.mark.parametrize("phase", [Phase.OPTIMIZER, Phase.WEIGHT_SYNC, Phase.INIT])
+def test_a_host_ran_out_in_the_phase_that_is_named_unless_it_still_loaded(phase):
+    moved = replace(KNOBS, optimizer_offload=True, param_offload=True)
+    found = estimates(profile(moved), CLUSTER, MODEL, (moved,))
+    needs = found.host[:, 0]
+    limit = needs[PHASES.index(phase)] * 1.3
+    small = accepted(profile(moved), cluster=replace(CLUSTER, host_memory_bytes=int(limit / HOST_LIMIT)))
+    failed = fails(phase, cause=Cause.HOST_OOM)
+    run = fold((small, Started(knobs=moved), *failed))
+    found = estimates(small.profile, small.cluster, MODEL, (moved,))
+    after = predicted(calibrated(run, MODEL), found, late=False).host[:, 0]
+    place = int(needs.argmax()) if phase is Phase.INIT else PHASES.index(phase)
+    assert after[place] == pytest.approx(limit, rel=0.1)
+
+
+def test_without_a_diagnosis_no_phase_is_suspected():
+    job = accepted()
+    run = fold((job, Started(knobs=WIDE), Ended(outcome=Cancelled(by="user"))))
+    found = estimates(job.profile, job.cluster, MODEL, (WIDE,))
+    assert likely_phase(prior(found, None), found, 0, run.attempts[0]) is None
