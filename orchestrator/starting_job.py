@@ -173,8 +173,9 @@ def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
 def _longest_fits(wish: Wish) -> list[Edit]:
     """Return the token budgets, and the engine's size, that the job needs to be legal at all."""
     longest = wish.prompt + wish.response
-    alone = (wish.gpus.nodes or 1) * (wish.gpus.per_node or 8) == 1
-    engine = {"actor_rollout_ref.rollout.tensor_model_parallel_size": 1} if alone else {}
+    # verl's default is an engine on two GPUs.
+    odd = (wish.gpus.nodes or 1) * (wish.gpus.per_node or 8) % 2 == 1
+    engine = {"actor_rollout_ref.rollout.tensor_model_parallel_size": 1} if odd else {}
     budget: Mapping[str, Any] = {
         "verl": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(16384, longest), **engine},
         "slime": {"max-tokens-per-gpu": longest},

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.cards import CARDS, find_card, parse_gpus
 from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.errors import Complaint, JobErrors
+from autotune.orchestrator.starting_job import Start, Wish
 from autotune.policies.estimate.constants import DEFAULT_CARD, card
 
 _JOB = """\
@@ -137,3 +139,22 @@ def test_a_job_that_keeps_its_state_in_host_memory_tells_how_much_a_node_needs()
     needed = json.loads(read.stdout)["host_bytes"] / (1 << 30)
     assert needed > 7.6 * 1e9 * (4 + 4 + 8) / (1 << 30)  # fp32 weights and gradients, two moments
     assert f"# if a node has {needed:.1f}" in shown.stderr and " GiB of host memory" in shown.stderr
+
+
+def test_an_odd_number_of_gpus_is_no_reason_to_refuse_what_nobody_wrote() -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "3xH100", "--framework", "verl"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.stderr
+
+
+def test_a_framework_whose_job_would_be_refused_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_slime(wish: Wish) -> Start | None:
+        if wish.framework == "verl":
+            raise JobErrors((Complaint(message="2 does not divide 5 GPUs", file="this model"),))
+        return None
+
+    monkeypatch.setattr("autotune.orchestrator.starting_job.starting_job", only_slime)
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "5xL4", "--framework", "slime"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert "hint: use more GPUs or a shorter --response\n" in result.stderr
