@@ -61,6 +61,13 @@ class Tracked(Value, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()  # of the log, which say more of it: `Saving tensorboard log to {folder}.`
 
 
+class Prompts(Value, frozen=True, kw_only=True):
+    """The data of a training's prompts, as the settings of a job name it."""
+
+    files: tuple[str, ...]  # paths, or names on a hub
+    field: str  # of a row, that holds the prompt: a text or chat messages
+
+
 class Framework(Protocol):
     """What to run: pure knowledge of one framework, one folder under `frameworks/`.
 
@@ -99,6 +106,10 @@ class Framework(Protocol):
 
     def model_path(self, job: Job) -> str | None:
         """Return the folder or hub name of the model that the job's settings name."""
+
+    def prompts(self, job: Job) -> Prompts | None:
+        """Return the data of the training's prompts; None if no setting names it."""
+        return None
 
     def checkpoint_folder(self, job: Job) -> str | None:
         """Return the absolute folder of the job's checkpoints; None if no setting names it."""

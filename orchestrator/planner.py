@@ -77,6 +77,7 @@ class LengthsPlan(Value, frozen=True, kw_only=True):
     mean: float
     longest: float
     source: str  # job | usual | fixed: one length
+    prompt_from: str = ""  # the data in which prompts were measured; empty where none was
 
 
 class RungPlan(Value, frozen=True, kw_only=True):
@@ -144,7 +145,7 @@ def plan(
         framework=job.framework,
         cluster=cluster,
         phases=_phases(view, profile.knobs) if view is not None else (),
-        lengths=_lengths(profile) if view is not None else None,
+        lengths=_lengths(profile, job) if view is not None else None,
         error=None if view is None else _error(view),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
         note="" if view is not None else _why_no_estimate(job, profile, cluster),
@@ -213,12 +214,17 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     return tuple(rows)
 
 
-def _lengths(profile: Profile) -> LengthsPlan:
+def _lengths(profile: Profile, job: Job) -> LengthsPlan:
     layout = profile.layout
     longest = longest_of(profile)
     known = lengths_of(layout, longest=longest)
     source = "job" if layout.response_mean else "usual"
-    return LengthsPlan(mean=known.mean, longest=longest, source=source if known.variation else "fixed")
+    return LengthsPlan(
+        mean=known.mean,
+        longest=longest,
+        source=source if known.variation else "fixed",
+        prompt_from=job.prompts.source if job.prompts is not None else "",
+    )
 
 
 def _verdict(total: float, capacity: float, error: float) -> str:

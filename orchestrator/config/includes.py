@@ -1,8 +1,13 @@
-"""What a job file refers to: the model's shape and the framework's own YAML, read before anything starts."""
+"""What a job refers to, read before it starts: its model's shape, its framework's own YAML, its prompts."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -12,11 +17,14 @@ from autotune.launchers.runners.node.model_folder import find_folder
 from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.errors import Failure
+from autotune.policies.estimate.constants import constant
 from autotune.policies.values.architecture.model import Model, model_from_shape
-from autotune.policies.values.job import Job
+from autotune.policies.values.job import Job, PromptSample
 
 _DEEPEST = 16  # files that extend one another
 _REPLACES = "_override_"  # a section with it replaces the one that it would extend
+_SAMPLE = 256  # prompts, from the beginning of a file
+_LONGEST_LINE = 4 << 20  # bytes
 
 
 def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | None, tuple[Problem, ...]]:
@@ -126,3 +134,72 @@ def _written(shape: dict[str, int | str]) -> tuple[Model | None, tuple[Problem, 
     except ValueError as error:
         hint = "or name a folder with a config.json"
         return None, (Problem(path=("model",), message=str(error), hint=hint),)
+
+
+def with_prompts(job: Job, framework: Framework) -> Job:
+    """Return the job with the mean tokens of its prompts, if it states none and its data can be read here.
+
+    The tokens are those of the first prompts of the first file, by the bytes of their text: within about a
+    quarter, and without what a chat template adds. Data that is not here or cannot be read changes nothing.
+    """
+    named = framework.prompts(job) if job.lengths.prompt is None else None
+    file = next((path for name in named.files if (path := _data_file(job, name))), None) if named else None
+    if named is None or file is None:
+        return job
+    sizes = [size for size in islice(_READERS[file.suffix](file, named.field), _SAMPLE) if size]
+    if not sizes:
+        return job
+    mean = math.ceil(fmean(sizes) / constant("bytes_per_token"))
+    sample = PromptSample(mean=mean, source=f"{len(sizes)} prompts of {file.name}")
+    return msgspec.structs.replace(job, prompts=sample)
+
+
+def _data_file(job: Job, name: str) -> Path | None:
+    """Return the file of this machine that a name stands for; None if there is none that can be read."""
+    try:
+        path = Path(job.workdir) / Path(name).expanduser()
+        return path if path.suffix in _READERS and path.is_file() else None
+    except (OSError, RuntimeError):  # a name that no file can have, a home that nobody has
+        return None
+
+
+def _json_lines(file: Path, field: str) -> Iterator[int]:
+    """Yield the bytes of the prompt in each line, up to one that is no JSON."""
+    try:
+        with file.open("rb") as stream:
+            while line := stream.readline(_LONGEST_LINE):
+                row = json.loads(line)
+                yield _text_bytes(row.get(field)) if isinstance(row, dict) else 0
+    except (OSError, ValueError, RecursionError):
+        return
+
+
+def _parquet_rows(file: Path, field: str) -> Iterator[int]:
+    """Yield the bytes of the prompt in each row; none without pyarrow, which frameworks bring along."""
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        return
+    try:
+        with ParquetFile(file) as content:
+            for batch in content.iter_batches(batch_size=_SAMPLE, columns=[field]):
+                yield from map(_text_bytes, batch.column(0).to_pylist())
+    except (OSError, ValueError, LookupError, NotImplementedError, RecursionError):
+        return
+
+
+_READERS = {".jsonl": _json_lines, ".parquet": _parquet_rows}
+
+
+def _text_bytes(prompt: Any) -> int:
+    """Return the UTF-8 bytes of a text or of chat messages, but for the assistant's; 0 for anything else."""
+    match prompt:
+        case str():
+            return len(prompt.encode(errors="replace"))
+        case list():
+            return sum(map(_text_bytes, prompt))
+        case {"content": content} if prompt.get("role") != "assistant":
+            return _text_bytes(content)
+        case {"text": str(text)}:
+            return _text_bytes(text)
+    return 0

@@ -9,8 +9,8 @@ import msgspec
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Profile
 
-# What is derived from other keys; a model that changed shows in the settings or in `model`.
-_DERIVED = ("shape", "shape_from")
+# What is derived from other keys: a model or data that changed shows in the settings or in `model`.
+_DERIVED = ("shape", "shape_from", "prompts")
 # What says how a run is conducted: a failure of an earlier attempt stays one.
 _CONDUCT = ("name", "goal.", "recovery.", "search.", "notify.", "annotate")
 

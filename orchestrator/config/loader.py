@@ -17,7 +17,7 @@ from autotune.launchers.base import Framework, Problem
 from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.config.includes import with_document, with_shape
+from autotune.orchestrator.config.includes import with_document, with_prompts, with_shape
 from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
@@ -216,6 +216,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
     if not document.complaints:
         job, more = with_shape(with_releases(job, framework), framework)
         problems += more
+        job = with_prompts(job, framework)
     for problem in problems:
         _complain_of_problem(document, problem)
     return job

@@ -118,7 +118,11 @@ class LengthKeys(Section):
     """Mean lengths of the job's sequences, which make the memory estimate more accurate."""
 
     prompt: OrNull[Count] = _key(
-        None, description="Mean tokens of a prompt. `null`: assumed from the longest prompt allowed."
+        None,
+        description=(
+            "Mean tokens of a prompt. `null`: measured in the job's data where that is a `.jsonl` or"
+            " `.parquet` file on the driver's machine, else assumed from the longest prompt allowed."
+        ),
     )
     response: OrNull[Count] = _key(
         None,

@@ -143,12 +143,14 @@ def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
     if lengths is None or not moving:
         return []
     source = {"job": "from `lengths` of the job", "usual": "assumed; set `lengths:` in the job"}
+    about = source.get(lengths.source, "one length")
+    if lengths.prompt_from and lengths.source != "fixed":
+        about = f"lengths of {lengths.prompt_from}, of responses {about}"
     usual = ", ".join(f"{phase.phase} {phase.typical_bytes / scale:,.1f}" for phase in moving)
     longest = ", ".join(f"{phase.phase} {phase.worst_bytes / scale:,.1f}" for phase in moving)
     return [
         *textwrap.wrap(
-            f"typical: {usual}, with sequences of {lengths.mean:,.0f} tokens"
-            f" ({source.get(lengths.source, 'one length')})",
+            f"typical: {usual}, with sequences of {lengths.mean:,.0f} tokens ({about})",
             width=width,
             subsequent_indent=_INDENT,
         ),

@@ -139,6 +139,11 @@ TABLE: dict[str, Constant] = {
     "known_length_doubt": Constant(
         0.15, "the same where a job says its mean lengths: they drift as it trains"
     ),
+    "bytes_per_token": Constant(
+        3.8,
+        "of UTF-8 text: cc100-en, vocabularies of 100,000 to 256,000 tokens, 3.5 to 4.1"
+        " (eson/tokenizer-arena, README)",
+    ),
     "prompt_variation": Constant(0.5, "standard deviation of a job's prompt lengths over their mean"),
     "response_variation": Constant(
         0.6, "the same of responses, from the longest of a step over its mean; 1.2 to 1.3 in evaluations"

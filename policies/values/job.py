@@ -63,6 +63,13 @@ class MeanLengths(Value, frozen=True, kw_only=True):
     response: int | None = None
 
 
+class PromptSample(Value, frozen=True, kw_only=True):
+    """The length of a training's prompts as a sample of its data shows it."""
+
+    mean: int  # tokens, by the bytes of their text
+    source: str  # in words
+
+
 class Recovery(Value, frozen=True, kw_only=True):
     """`recovery:` of a job: budgets and permissions."""
 
@@ -149,6 +156,7 @@ class Job(Value, frozen=True, kw_only=True):
     workdir: str = "."  # absolute once parsed
     resume: bool = False
     lengths: MeanLengths = MeanLengths()
+    prompts: PromptSample | None = None  # of the data that the settings name, where `lengths` states no mean
     goal: Goal = Goal()
     recovery: Recovery = Recovery()
     search: Search = Search()

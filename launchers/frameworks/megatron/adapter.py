@@ -11,6 +11,7 @@ from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import package_of
+from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
@@ -44,6 +45,7 @@ class MegatronRl(ListedFlagFramework[Config]):
     writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
     model_key = "hf-checkpoint"
     steps_key = "num-rollout"  # none of the frameworks prints how many steps there are
+    prompt_keys = PromptKeys(files="prompt-data", field="input", field_key="input-key")
     save_key = "save"
 
     @property

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any, ClassVar
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
@@ -71,6 +72,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     section = "ENV"
     factor = f"--{ACCUMULATION} up by the same factor"
     model_key = "model"
+    prompt_keys = PromptKeys(files="dataset", field="messages")
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what ms-swift refuses: of the command, of variables, of settings."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.tabular import rows
@@ -72,6 +73,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
+    prompt_keys = PromptKeys(files="data.prompt_dataset", field="input", field_key="data.input_key")
     readers: ClassVar[Mapping[str, rows.Reader]] = {
         "training_tokens": lambda config: (
             config.count("train.max_tokens_per_gpu") if config.dynamic else None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.hydra import yaml_override
 from autotune.launchers.frameworks.skyrl.config import (
@@ -58,6 +59,7 @@ class SkyRL(TabularFramework[Config]):
     engine_nodes = tuple(f"{ENGINE}.{kind}_init_kwargs" for kind in ("engine", "prefill", "decode"))
     model_key = f"{POLICY}.model.path"
     steps_key = "trainer.max_training_steps"
+    prompt_keys = PromptKeys(files="data.train_data", field="prompt")
     forces_longest: ClassVar[Mapping[str, Any]] = {
         "generator.sampling_params.additional_kwargs.ignore_eos": True
     }

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from autotune.launchers.base import Advice, Problem, Tracked
+from autotune.launchers.base import Advice, Problem, Prompts, Tracked
 from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of
 from autotune.launchers.frameworks.core.data import rows as data_rows
-from autotune.launchers.frameworks.core.lengths import with_lengths
+from autotune.launchers.frameworks.core.lengths import PromptKeys, with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
     bare,
@@ -51,6 +51,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
     model_key: ClassVar[str]
     steps_key: ClassVar[str]
+    prompt_keys: ClassVar[PromptKeys | None] = None
     engine_nodes: ClassVar[tuple[str, ...]] = ()  # below which the names are arguments of the engine
     no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
     file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
@@ -214,6 +215,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Return the model that the settings name."""
         config = self.config(job)
         return config.text(self.model_key) or None if config.has(self.model_key) else None
+
+    def prompts(self, job: Job) -> Prompts | None:
+        """Return the data of the training's prompts."""
+        return None if self.prompt_keys is None else self.prompt_keys.named(self.config(job).get)
 
     def last_step(self, job: Job) -> int | None:
         """Return the step that ends the training; without it the length of the data decides."""

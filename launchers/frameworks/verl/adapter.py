@@ -11,6 +11,7 @@ import msgspec
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
 from autotune.launchers.frameworks.tabular import rows
@@ -67,6 +68,7 @@ class Verl(TabularFramework[Config]):
     )
     model_key = f"{MODEL}.path"
     steps_key = "trainer.total_training_steps"
+    prompt_keys = PromptKeys(files="data.train_files", field="prompt", field_key="data.prompt_key")
     forces_longest: ClassVar[Mapping[str, Any]] = {f"{ROLLOUT}.ignore_eos": True}
     no_file = "write its settings under `settings:` as flat keys, such as trainer.nnodes: 1"
 
