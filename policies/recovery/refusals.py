@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.formatting import show_setting
 from autotune.policies.values.history import Attempt, Refused, Run
+from autotune.policies.values.knob_table import ROWS, Part, Unit
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.profile import Profile
 
@@ -29,6 +30,7 @@ _ORDER = (
     Phase.WEIGHT_SYNC,
     Phase.CHECKPOINT,
 )
+_SIZES = frozenset(row.name for row in ROWS if row.part is Part.TRAINER and row.unit is Unit.RANKS)
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -38,7 +40,9 @@ def without_refused(run: Run) -> Run:
     What follows a refusal is then what follows the attempt before it, and never its change. An attempt
     refuses its change if it ends with an error that is neither memory nor infrastructure, and that names a
     changed setting or comes before the point that the attempt before it reached. The same error after changes
-    of different knobs is the job's own, and its attempt stays.
+    of different knobs is the job's own, and its attempt stays. Parallel sizes are refused also where the host
+    cannot hold the start with them: nothing else of the change can have filled it there, and no smaller batch
+    helps.
     """
     kept: list[Attempt] = []
     refused: list[Refused] = []
@@ -85,12 +89,16 @@ def _refusal(
 ) -> Refused | None:
     """Return the change that an attempt refused; None if it failed otherwise or by itself."""
     diagnosis = attempt.diagnosis
-    if diagnosis is None or diagnosis.cause not in _REFUSALS or attempt.remedy is None:
+    if diagnosis is None or attempt.remedy is None:
+        return None
+    changes = changed(profile.knobs if before is None else before.knobs, attempt.knobs)
+    if diagnosis.cause is Cause.HOST_OOM:
+        return _too_large_for_host(attempt, before, changes)
+    if diagnosis.cause not in _REFUSALS:
         return None
     line = diagnosis.evidence[0] if diagnosis.evidence else None
     if line is not None and line.rule.startswith(_OWN_RULES):
         return None
-    changes = changed(profile.knobs if before is None else before.knobs, attempt.knobs)
     error = "" if line is None else line.text.strip()
     named = {knob: change for knob, change in changes.items() if _names(profile, knob, error)}
     if not changes or not (named or _earlier(attempt, before)):
@@ -98,6 +106,17 @@ def _refusal(
     refusal = Refused(number=attempt.number, changes=named or changes, error=error)
     alike = [r for r in refused if _signature(r) == _signature(refusal)]
     return None if alike and not _common([*alike, refusal]) else refusal
+
+
+def _too_large_for_host(
+    attempt: Attempt, before: Attempt | None, changes: Mapping[str, tuple[Setting, Setting]]
+) -> Refused | None:
+    """Return the trainer's new parallel sizes if the host held the start until they changed."""
+    sizes = {knob: change for knob, change in changes.items() if knob in _SIZES}
+    starting = attempt.diagnosis is not None and attempt.diagnosis.phase in _START
+    if before is None or not (sizes and starting and _earlier(attempt, before)):
+        return None
+    return Refused(number=attempt.number, changes=sizes, error="host memory ran out at the start")
 
 
 def _names(profile: Profile, knob: str, error: str) -> bool:

@@ -4,11 +4,19 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.values.diagnosis import Line
-from autotune.policies.values.events import Diagnosed, Infrastructure, Launch, NeedsHuman
+from autotune.policies.values.events import (
+    Decided,
+    Diagnosed,
+    Infrastructure,
+    Launch,
+    NeedsHuman,
+    Started,
+)
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Recovery
 from autotune.policies.values.observation import Completed
-from tests.policies.stories import Story, accepted, diagnosed
+from autotune.policies.values.remedy import Remedy
+from tests.policies.stories import KNOBS, SUPPORTED, Story, accepted, diagnosed, profile, support
 
 ERROR = "ValueError: size 12 must be divisible by 5"
 
@@ -112,6 +120,57 @@ def test_memory_that_runs_out_earlier_after_a_change_is_a_failure_of_its_own(pha
     launch = story.fails(row).launch()
     assert "refused" not in launch.reason
     assert launch.knobs.tokens_per_microbatch <= 4096  # the cure stays
+
+
+def with_smaller_tensor_parallel(row: Diagnosed, *, steps: tuple[int, ...] = ()) -> Story:
+    """Return a story whose second attempt splits the trainer over fewer ranks, and fails."""
+    sizes = {"tensor_parallel": support("tensor_parallel", 1, 2, 4)}
+    story = Story(accepted(profile(replace(KNOBS, tensor_parallel=4), supported=SUPPORTED | sizes)))
+    story.launch()
+    story.steps(*steps).fails(diagnosed(Cause.GPU_OOM, Phase.LOG_PROB))
+    cure = Remedy(
+        name="tensor_parallel",
+        changes={"tensor_parallel": 1, "tokens_per_microbatch": 4096},
+        reason="fits",
+    )
+    story.then(Decided(remedy=cure, reason=cure.reason), Started(knobs=cure.apply(story.knobs)))
+    return story.fails(row)
+
+
+@pytest.mark.parametrize("steps", [(), (1, 2)])
+def test_parallel_sizes_with_which_the_host_cannot_hold_the_start_are_undone(steps: tuple[int, ...]):
+    launch = with_smaller_tensor_parallel(diagnosed(Cause.HOST_OOM, Phase.INIT), steps=steps).launch()
+    assert launch.knobs.tensor_parallel == 4
+    assert (launch.knobs.logprob_tokens or 8192) < 8192  # what ran out first is cured in another way
+    assert launch.knobs.concurrency == 64
+    refused = "the job refused tensor_parallel 4 → 1 in attempt #2 (host memory ran out at the start)"
+    assert refused in launch.reason
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        diagnosed(Cause.HOST_OOM, Phase.BACKWARD),
+        diagnosed(Cause.GPU_OOM, Phase.INIT),
+        diagnosed(Cause.SHM, Phase.INIT),
+    ],
+    ids=["later", "device", "shm"],
+)
+def test_memory_that_parallel_sizes_do_not_fill_at_the_start_blames_none(row: Diagnosed):
+    story = with_smaller_tensor_parallel(row)
+    action = story.action()
+    assert "refused" not in getattr(action, "reason", "")
+
+
+def test_the_first_start_says_nothing_of_the_sizes_before_it():
+    sizes = {"tensor_parallel": support("tensor_parallel", 1, 2, 4)}
+    story = Story(accepted(profile(replace(KNOBS, tensor_parallel=4), supported=SUPPORTED | sizes)))
+    cure = Remedy(name="tensor_parallel", changes={"tensor_parallel": 1}, reason="fits")
+    story.then(
+        Decided(remedy=cure, reason=cure.reason), Started(knobs=cure.apply(story.events[0].profile.knobs))
+    )
+    action = story.fails(diagnosed(Cause.HOST_OOM, Phase.INIT)).action()
+    assert "refused" not in getattr(action, "reason", "")
 
 
 def test_a_full_disk_blames_no_change():
