@@ -76,7 +76,7 @@ def _shares(verdicts: Sequence[Verdict], measured: str) -> Iterator[str]:
 
 
 def _kinds(survivors: Sequence[Verdict], known: dict[tuple[str, str], Reason]) -> Iterator[str]:
-    met = Counter(_reason(each, known).kind for each in survivors)
+    met: Counter[str] = Counter(_reason(each, known).kind for each in survivors)
     yield "\n## Not noticed\n"
     yield "| why | mutants |\n|---|---|"
     for kind, meaning in KINDS.items():

@@ -44,6 +44,15 @@ def test_every_place_is_counted(plain: bool, words: list[str], text: str):
     assert found == {word: count for word, count in counts.items() if count}
 
 
+@pytest.mark.parametrize("length", range(5, 40))
+def test_a_string_is_named_wherever_it_stands_in_a_short_text(length: int):
+    naming = Naming(["needle", "pin"])
+    for at in range(length):
+        text = "." * at + "needle" + "." * (length - at)
+        assert set(naming.plain(text)) == {0}
+    assert set(naming.plain("." * length + "needl")) == set()
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
