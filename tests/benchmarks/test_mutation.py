@@ -106,6 +106,12 @@ def test_a_statement_with_a_body_ends_before_it() -> None:
     assert list(statement(tree, _LINE["== 7"])) == [12, 13, 14, 15]
 
 
+def test_a_jump_begins_with_the_condition_that_it_is_in() -> None:
+    tree = ast.parse("for a in b:\n    c()\n    if (\n        a\n    ):\n        continue\n    d()\n")
+    assert statement(tree, 6) == range(3, 7)
+    assert statement(tree, 7) == range(7, 8)
+
+
 def test_annotations_are_found_in_signatures_and_assignments() -> None:
     lines = _SOURCE.splitlines()
     found = [lines[a[0] - 1][a[1] : b[1]] for a, b in annotations(ast.parse(_SOURCE))]
