@@ -228,6 +228,21 @@ def test_a_host_ran_out_in_the_phase_that_is_named_unless_it_still_loaded(phase)
     assert after[place] == pytest.approx(limit, rel=0.1)
 
 
+def test_a_failure_on_the_device_shows_no_room_on_the_host_for_later_phases():
+    moved = replace(KNOBS, optimizer_offload=True, param_offload=True)
+    needs = dict(zip(PHASES, estimates(profile(moved), CLUSTER, MODEL, (moved,)).host[:, 0], strict=True))
+    between = (needs[Phase.INIT] + needs[Phase.LOG_PROB]) / 2
+    assert needs[Phase.INIT] < 0.95 * between < between < 0.95 * needs[Phase.LOG_PROB]
+    small = accepted(profile(moved), cluster=replace(CLUSTER, host_memory_bytes=int(between / HOST_LIMIT)))
+    found = estimates(small.profile, small.cluster, MODEL, (moved,))
+
+    def believed(phase):
+        run = fold((small, Started(knobs=moved), *fails(phase, shown=True)))
+        return predicted(calibrated(run, MODEL), found, late=False).host[PHASES.index(Phase.LOG_PROB), 0]
+
+    assert believed(Phase.LOG_PROB) < 0.95 * between < 1.01 * between < believed(Phase.INIT)
+
+
 def test_without_a_diagnosis_no_phase_is_suspected():
     job = accepted()
     run = fold((job, Started(knobs=WIDE), Ended(outcome=Cancelled(by="user"))))
