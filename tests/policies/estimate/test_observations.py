@@ -58,6 +58,17 @@ def test_weights_that_fail_to_be_sent_may_precede_the_step(failed, passed):
     assert (after > 0.97 * before) is not passed
 
 
+def test_a_checkpoint_that_fails_may_precede_the_weights():
+    full = replace(KNOBS, memory_fraction=0.95)
+    history = (accepted(), Started(knobs=full), *fails(Phase.CHECKPOINT, shown=True))
+    before, after = (
+        about([accepted()], Phase.WEIGHT_SYNC, full)[0],
+        about(history, Phase.WEIGHT_SYNC, full)[0],
+    )
+    assert before > 1.2 * CLUSTER.gpu_memory_bytes
+    assert after > 0.97 * before
+
+
 def test_steps_without_growth_leave_what_is_believed_of_growth():
     job = accepted()
     usual = about([job], Phase.BACKWARD)[0]

@@ -47,6 +47,7 @@ def timed(layout=LAYOUT, *, cluster=NODE, pool=ENDLESS, placement=Placement.COLO
         ({"gradient_bytes": 2}, {}, 28 * LOCAL / 4),
         ({"optimizer_bytes": 12}, {}, 40 * LOCAL / 4),
         ({"parameter_bytes": 2}, {}, 28 * LOCAL / 4),
+        ({"optimizer_bytes": 0}, {}, 16 * LOCAL / 4),
         ({"strategy": "none", "shards": 1}, {}, 32 * LOCAL),
     ],
 )
