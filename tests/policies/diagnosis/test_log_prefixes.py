@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.policies.diagnosis.log_prefixes import parsed
+from autotune.policies.diagnosis.log_prefixes import parsed, segments
 
 STRUCTURED = '{"level": "ERROR", "ts": "2026-03-24T23:54:53Z", "msg": "%s"}'
 
@@ -36,3 +36,21 @@ def test_the_message_of_a_structured_log_is_read(text: str, bare: str):
 def test_every_prefix_before_a_message_is_taken_off(text, bare, tag, rank):
     line = parsed(text)
     assert (line.bare, line.tag, line.rank) == (bare, tag, rank)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("one line", ["one line"]),
+        (" 10%|#\r 20%|##", [" 10%|#", " 20%|##"]),
+        (r"C:\new", [r"C:\new"]),  # no quotes: no escape
+        (
+            r'{"time": "now", "error": "Traceback:\n  File \"a.py\"\r\n\tboom", "pid": 7}',
+            ["Traceback:", '  File "a.py"', "\tboom"],
+        ),
+        (r"{'status': 'failed', 'message': 'first\nit\'s last'}", ["first", "it's last"]),
+        (r"RuntimeError('first\nlast')", ["RuntimeError('first", "last')"]),
+    ],
+)
+def test_a_line_is_shown_as_the_lines_that_it_holds(text, parts):
+    assert segments(text) == parts

@@ -176,6 +176,27 @@ def test_what_was_free_is_part_of_what_was_asked_for():
     assert after(0) == pytest.approx(after(20 * GIB))
 
 
+@pytest.mark.parametrize("capacity", [None, CLUSTER.gpu_memory_bytes // 2])
+def test_the_card_that_overflowed_has_the_size_that_its_message_prints(capacity):
+    ended, failed = fails(Phase.LOG_PROB, shown=True)
+    facts = replace(failed.facts, capacity_bytes=capacity)
+    found = about([accepted(), Started(knobs=KNOBS), ended, replace(failed, facts=facts)], Phase.LOG_PROB)
+    usual = about([accepted(), Started(knobs=KNOBS), ended], Phase.LOG_PROB)[0]
+    if capacity is None:
+        assert found[0] + found[1] > CLUSTER.gpu_memory_bytes
+    else:
+        assert usual > capacity and found[0] < 1.1 * usual
+
+
+def test_what_grows_late_is_part_of_a_prediction_unless_it_is_left_out():
+    job = accepted()
+    grown = [replace(each, peaks=peaks(backward=(40 + each.step) * GIB)) for each in steps(12)]
+    known = calibrated(fold((job, Started(knobs=KNOBS), *grown)), MODEL)
+    found, place = estimates(job.profile, job.cluster, MODEL, (KNOBS,)), PHASES.index(Phase.BACKWARD)
+    late, settled = predicted(known, found).gpu[place, 0], predicted(known, found, late=False).gpu[place, 0]
+    assert late > settled + 5 * GIB
+
+
 @pytest.mark.parametrize("mean", [1500.0, 2500.0])
 def test_tokens_of_steps_tell_the_mean_length(mean):
     job = accepted()
