@@ -2,6 +2,7 @@
 
 A seeded sample in equal parts of every room and, within one, of every kind of mutation. Each mutant meets
 the tests of the policies that can reach it (`coverage_map`), in a copy of the repository (`trials`).
+--write lists them on docs/mutation.md.
 build/mutation keeps the map and the results: the same command goes on where it was stopped, and tries a
 mutant that no test noticed again once the tests have changed.
 """
@@ -17,25 +18,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import date
 from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.mutation.coverage_map import CoverageMap
-from benchmarks.mutation.mutants import ROOMS, Mutant, difference, sample
+from benchmarks.mutation.mutants import difference, sample
+from benchmarks.mutation.page import page, reasons
+from benchmarks.mutation.results import ROOMS, Mutant, Verdict
 from benchmarks.mutation.trials import Outcome, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """What noticed a mutant; empty for nothing."""
-
-    mutant: Mutant
-    by: str
-    change: str
-    tests: str  # digest of the sources and tests at the time
+PAGE = ROOT / "docs" / "mutation.md"
 
 
 def copied(folder: Path) -> Path:
@@ -84,6 +80,7 @@ def tried(
 ) -> Iterator[Verdict]:
     """Yield what notices each mutant, in its first tests that take `budget_s` CPU seconds without it."""
     trials = []
+    limited = set()
     for number, (mutant, changed) in enumerate(new):
         every = reach.tests_of(copy, mutant.module, mutant.line)
         spent = accumulate(every.values())
@@ -92,6 +89,8 @@ def tried(
             for (test, cpu_s), sum_s in zip(every.items(), spent, strict=True)
             if sum_s <= budget_s
         }
+        if len(tests) < len(every):
+            limited.add(number)
         early = reach.at_import.get(mutant.module, [])
         trials.append(msgspec.json.encode(Trial(number, mutant.module, changed, tests, early)) + b"\n")
     command = [sys.executable, "-m", "benchmarks.mutation.trials"]
@@ -106,7 +105,9 @@ def tried(
             mutant, changed = new[outcome.number]
             place = f"{outcome.number + 1}/{len(new)} {mutant.module}:{mutant.line}"
             print(f"{place}: {outcome.by or 'not noticed'}", file=sys.stderr, flush=True)
-            yield Verdict(mutant, outcome.by, difference((copy / mutant.module).read_text(), changed), now)
+            change = difference((copy / mutant.module).read_text(), changed)
+            limit_s = budget_s if outcome.number in limited else None
+            yield Verdict(mutant, outcome.by, change, now, limit_s)
     if child.returncode:
         sys.exit(child.returncode)
 
@@ -132,12 +133,24 @@ def printed(found: list[Verdict]) -> str:
     return "\n".join(rows)
 
 
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return f"commit {done.stdout.strip()}"
+
+
 def main() -> None:
     """Try the sample and print what no test noticed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget-s", type=float, default=math.inf, help="CPU seconds of tests per mutant")
+    parser.add_argument("--write", action="store_true", help="write docs/mutation.md too")
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "mutation")
     asked = parser.parse_args()
     asked.kept.mkdir(parents=True, exist_ok=True)
@@ -153,7 +166,7 @@ def main() -> None:
         new = [
             (mutant, changed)
             for mutant, changed in chosen
-            if mutant not in known or not (known[mutant].by or known[mutant].tests == now)
+            if mutant not in known or not known[mutant].holds(now, asked.budget_s)
         ]
         if new:
             reach = coverage_map(copy, asked.kept / f"coverage-{now}.json")
@@ -162,7 +175,11 @@ def main() -> None:
                     known[verdict.mutant] = verdict
                     file.write(msgspec.json.encode(verdict) + b"\n")
                     file.flush()
-    print(printed([known[mutant] for mutant, _ in chosen if mutant in known]))
+    verdicts = [known[mutant] for mutant, _ in chosen if mutant in known]
+    print(printed(verdicts))
+    if asked.write:
+        command = f"python -m benchmarks.mutation --count {asked.count} --seed {asked.seed}"
+        PAGE.write_text(page(verdicts, reasons(), measured=f"`{command}` on {date.today()}, of {_commit()}."))
 
 
 if __name__ == "__main__":

@@ -11,37 +11,18 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
-import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
-import msgspec
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 from benchmarks.mutation.essence import essence
 from benchmarks.mutation.regions import annotations
-
-ROOMS = ("recovery", "estimate", "diagnosis")
-
-
-class Mutant(msgspec.Struct, frozen=True):
-    """One change of one module."""
-
-    room: str
-    module: str  # path in the repository
-    operator: str
-    occurrence: int
-    line: int
-    digest: str  # of the module, so that an old result is no result of a changed one
-
-    @property
-    def kind(self) -> str:
-        """The operator without what it puts in the place of what."""
-        return self.operator.partition("/")[2].split("_")[0]
+from benchmarks.mutation.results import ROOMS, Mutant, shuffled
 
 
 def sample(root: Path, count: int, *, seed: int) -> list[tuple[Mutant, str]]:
@@ -57,10 +38,10 @@ def sample(root: Path, count: int, *, seed: int) -> list[tuple[Mutant, str]]:
 
 def _drawn(root: Path, room: str, *, seed: int) -> Iterator[tuple[Mutant, str]]:
     every = list(_mutants(root, room))
-    shuffled = random.Random(seed).sample(every, len(every))
+    sources = {module: (root / module).read_text().splitlines() for module in {m.module for m in every}}
     met: Counter[str] = Counter()
     ranked = []
-    for place, mutant in enumerate(shuffled):
+    for place, mutant in enumerate(shuffled(every, sources, seed=seed)):
         ranked.append((met[mutant.kind], place, mutant))
         met[mutant.kind] += 1
     for _, _, mutant in sorted(ranked, key=lambda row: row[:2]):

@@ -34,14 +34,21 @@ def annotations(tree: ast.Module) -> list[tuple[Position, Position]]:
 
 
 def statement(tree: ast.Module, line: int) -> range:
-    """Return the lines of the innermost statement at a line; of one with a body, those before the body."""
+    """Return the lines of the innermost statement at a line; of one with a body, those before the body.
+
+    Coverage.py misses some jumps to the head of a loop: a `break` or `continue` begins with what it is in.
+    """
     found = range(line, line + 1)
-    for node in ast.walk(tree):
+    around = found
+    for node in ast.walk(tree):  # outer statements first
         if not isinstance(node, ast.stmt | ast.ExceptHandler):
             continue
         lines = _lines(node)
         if line not in lines:
             continue
+        if isinstance(node, ast.Break | ast.Continue):
+            return range(around.start, line + 1)
+        around = lines
         body = getattr(node, "body", None)
         if body:
             lines = range(lines.start, max(lines.start + 1, _lines(body[0]).start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,9 @@ import pytest
 
 from benchmarks.mutation.coverage_map import CoverageMap
 from benchmarks.mutation.essence import essence
+from benchmarks.mutation.page import Reason, page
 from benchmarks.mutation.regions import annotations, statement
+from benchmarks.mutation.results import Mutant, Verdict, shuffled
 from benchmarks.mutation.trials import functions_by_code, swaps
 
 _SOURCE = '''"""A module."""
@@ -103,6 +106,12 @@ def test_a_statement_with_a_body_ends_before_it() -> None:
     assert list(statement(tree, _LINE["== 7"])) == [12, 13, 14, 15]
 
 
+def test_a_jump_begins_with_the_condition_that_it_is_in() -> None:
+    tree = ast.parse("for a in b:\n    c()\n    if (\n        a\n    ):\n        continue\n    d()\n")
+    assert statement(tree, 6) == range(3, 7)
+    assert statement(tree, 7) == range(7, 8)
+
+
 def test_annotations_are_found_in_signatures_and_assignments() -> None:
     lines = _SOURCE.splitlines()
     found = [lines[a[0] - 1][a[1] : b[1]] for a, b in annotations(ast.parse(_SOURCE))]
@@ -156,3 +165,54 @@ def test_functions_get_the_code_of_a_mutant_unless_they_have_run(tmp_path: Path)
             function.__code__ = code  # type: ignore[attr-defined]
     assert module.small(3)
     assert module.boxed() == 8
+
+
+def _mutants(lines: list[str], operator: str = "core/NumberReplacer") -> list[Mutant]:
+    return [
+        Mutant("estimate", "policies/estimate/a.py", operator, place, place + 1, "")
+        for place in range(len(lines))
+    ]
+
+
+def test_a_mutant_keeps_its_place_in_the_sample_when_other_lines_change() -> None:
+    lines = [f"x{number} = {number}" for number in range(40)]
+    before = shuffled(_mutants(lines), {"policies/estimate/a.py": lines}, seed=1)
+    more = ["new = 1", *lines]
+    after = shuffled(_mutants(more), {"policies/estimate/a.py": more}, seed=1)
+    texts = [more[mutant.line - 1] for mutant in after]
+    assert [text for text in texts if text != "new = 1"] == [lines[mutant.line - 1] for mutant in before]
+    assert texts != more
+    other = shuffled(_mutants(lines), {"policies/estimate/a.py": lines}, seed=2)
+    assert sorted(other, key=lambda m: m.line) == sorted(before, key=lambda m: m.line) and other != before
+
+
+@pytest.mark.parametrize(
+    ("by", "tests", "limit_s", "budget_s", "holds"),
+    [
+        ("a test", "old", 20.0, math.inf, True),
+        ("", "old", None, 20.0, False),
+        ("", "now", None, math.inf, True),
+        ("", "now", 20.0, 20.0, True),
+        ("", "now", 20.0, 60.0, False),
+        ("", "now", 20.0, math.inf, False),
+    ],
+)
+def test_a_mutant_is_tried_again_where_more_or_other_tests_may_notice_it(
+    by: str, tests: str, limit_s: float | None, budget_s: float, *, holds: bool
+) -> None:
+    (mutant,) = _mutants(["x = 1"])
+    assert Verdict(mutant, by, "", tests, limit_s).holds("now", budget_s) is holds
+
+
+def test_the_page_lists_what_is_not_noticed_with_its_reason() -> None:
+    one, two, three = _mutants(["a", "b", "c"])
+    change = "-    return first | second\n+    return first & second"
+    verdicts = [Verdict(one, "a test", "", ""), Verdict(two, "", change, ""), Verdict(three, "", "-x\n", "")]
+    reason = Reason(one.module, "- return first | second\n+ return first & second\n", "speed", "It waits.")
+    lines = page(verdicts, {reason.key: reason}, measured="On a day.").splitlines()
+    assert "| `policies/estimate` | 3 | 1 | 33.3% |" in lines
+    assert "| `policies/recovery` | 0 | 0 | 0.0% |" in lines
+    assert lines[-2:] == [
+        "| 2 | `return first \\| second` → `return first & second` | speed: It waits. |",
+        "| 3 | `x` → nothing | gap: no reason is known yet |",
+    ]

@@ -23,6 +23,12 @@ def test_the_first_cause_wins_and_the_rest_are_counted():
     assert found.consequences == 3
 
 
+def test_the_same_message_again_is_no_consequence():
+    found = of(OOM, OOM, WATCHDOG, OOM, DIED)
+    assert found.consequences == 2
+    assert [line.line for line in found.evidence] == [1]
+
+
 def test_consequences_before_the_cause_do_not_hide_it():
     found = of(WATCHDOG, DIED, "ValueError: broken", OOM)
     assert found.cause is Cause.GPU_OOM

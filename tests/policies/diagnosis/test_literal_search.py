@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +48,15 @@ def test_every_place_is_counted(plain: bool, words: list[str], text: str):
     assert found == {word: count for word, count in counts.items() if count}
 
 
+@pytest.mark.parametrize("length", range(5, 40))
+def test_a_string_is_named_wherever_it_stands_in_a_short_text(length: int):
+    naming = Naming(["needle", "pin"])
+    for at in range(length):
+        text = "." * at + "needle" + "." * (length - at)
+        assert set(naming.plain(text)) == {0}
+    assert set(naming.plain("." * length + "needl")) == set()
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
@@ -54,6 +67,36 @@ def test_both_matchers_agree_on_what_is_searched(pieces: list[bytes]):
     search = Search(SEARCHED, WRONG)
     block = b"".join(pieces)
     assert search.plain()(block) == search.matcher()(block)
+
+
+def test_without_hyperscan_the_standard_library_names_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "hyperscan", None)
+    spec = importlib.util.find_spec(literal_search.__name__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.hyperscan is None
+    assert set(module.Naming(["needle", "pin"]).named("a needle")) == {0}
+
+
+def test_a_processor_that_hyperscan_refuses_has_the_standard_librarys_matchers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class RefusedError(Exception):
+        pass
+
+    class Database:
+        def __init__(self, mode: int) -> None: ...
+
+        def compile(self, **_: object) -> None:
+            raise RefusedError
+
+    library = SimpleNamespace(Database=Database, HS_MODE_BLOCK=1, error=RefusedError)
+    monkeypatch.setattr(literal_search, "hyperscan", library)
+    naming = Naming(["of a processor", "without SSSE3"])
+    assert set(naming.named("one without SSSE3")) == {1}
+    assert naming.counted("without SSSE3, without SSSE3") == {"without SSSE3": 2}
+    assert Search(["of a processor without"], ["SSSE3"]).matcher()(b"SSSE3 SSSE3") == ([], [5, 11])
 
 
 def test_matchers_of_several_threads_do_not_meet():

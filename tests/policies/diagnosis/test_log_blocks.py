@@ -97,6 +97,14 @@ def test_of_a_very_long_piece_the_part_around_the_place_is_read():
     assert b"HERE" in data[start:stop]
 
 
+def test_of_a_very_long_line_a_terminal_shows_the_end():
+    line = b"a\n" + b"x" * 20_000 + b"end\r\n"
+    cursor = Cursor(line, number=1)
+    assert cursor.next_line(len(line)) == (1, 0, 1)
+    number, start, stop = cursor.next_line(len(line)) or (0, 0, 0)
+    assert (number, stop, stop - start) == (2, len(line) - 2, LONGEST)
+
+
 def test_last_lines_are_whole_and_few():
     data = b"".join(b"line %d\n" % n for n in range(100))
     assert last_lines(data, reach=25, most=9) == ["line 97", "line 98", "line 99"]

@@ -3,8 +3,9 @@
 import pytest
 
 from autotune.policies.diagnosis.diagnose import diagnose
-from autotune.policies.diagnosis.message_figures import facts_of
+from autotune.policies.diagnosis.message_figures import facts_of, fragmented, with_outside
 from autotune.policies.diagnosis.scan import scan
+from autotune.policies.values.diagnosis import Facts
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -21,6 +22,62 @@ MIB, GIB = 1 << 20, 1 << 30
 def test_a_messages_figures_are_read_in_bytes(message, requested, free, capacity):
     found = facts_of(message)
     assert (found.requested_bytes, found.free_bytes, found.capacity_bytes) == (requested, free, capacity)
+
+
+@pytest.mark.parametrize(
+    ("size", "size_bytes"),
+    [
+        ("7", 7),
+        ("7 B", 7),
+        ("7 bytes", 7),
+        ("3 KiB", 3 * 1024),
+        ("3 MiB", 3 * 1024**2),
+        ("3 GiB", 3 * 1024**3),
+        ("3 TiB", 3 * 1024**4),
+        ("3K", 3 * 1024),
+        ("3M", 3 * 1024**2),
+        ("3G", 3 * 1024**3),
+        ("3T", 3 * 1024**4),
+        ("3Ki", 3 * 1024),
+        ("3Mi", 3 * 1024**2),
+        ("3Gi", 3 * 1024**3),
+        ("3Ti", 3 * 1024**4),
+        ("3 KB", 3_000),
+        ("3 MB", 3_000_000),
+        ("3 GB", 3_000_000_000),
+        ("3 TB", 3_000_000_000_000),
+        ("2.5 GiB", 5 * 1024**3 // 2),
+        ("1,536 MiB", 3 * 1024**3 // 2),
+    ],
+)
+def test_every_unit_is_of_its_size(size, size_bytes):
+    assert facts_of(f"out of memory; tried to allocate {size}").requested_bytes == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("requested", "idle", "free", "explained"),
+    [
+        (10, 10, 0, True),
+        (10, 9, 0, False),
+        (10, 9, 1, True),  # with what is free there would have been enough
+        (10, 3, 7, True),
+        (10, 2, 8, False),  # a small part of it
+        (10, 9, None, False),
+        (None, 10, 5, False),
+        (10, None, 5, False),
+        (0, 10, 5, False),
+    ],
+)
+def test_reserved_pieces_explain_a_failure_that_they_would_have_prevented(requested, idle, free, explained):
+    facts = Facts(requested_bytes=requested, reserved_unallocated_bytes=idle, free_bytes=free)
+    assert fragmented(facts) is explained
+
+
+@pytest.mark.parametrize("lacking", ["capacity_bytes", "free_bytes", "allocated_bytes", None])
+def test_what_others_hold_of_a_card_follows_from_all_four_figures(lacking):
+    sizes = {"capacity_bytes": 80, "free_bytes": 10, "allocated_bytes": 50, "reserved_unallocated_bytes": 5}
+    known = Facts(**{name: size for name, size in sizes.items() if name != lacking})
+    assert with_outside(known).outside_bytes == (80 - 10 - 50 - 5 if lacking is None else None)
 
 
 NEW = (

@@ -12,6 +12,7 @@ from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.rules.catalogue import RULES, matching
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS
 from autotune.policies.diagnosis.scan import SEARCHED, scan
+from autotune.policies.values.failure import Cause, Phase
 
 LOGS = Path(__file__).parents[1] / "logs"
 NAMES = [rule.name for rule in RULES]
@@ -28,6 +29,48 @@ def test_the_example_shows_its_rule(rule):
     assert rule.fatal in (ALWAYS, UNLESS_PROGRESS, NEVER)
     if not rule.harmless:
         assert any(needle in rule.example for needle in SEARCHED)
+
+
+SYMPTOMS = {
+    "allocator-warning": Cause.GPU_OOM,
+    "autotune-hang": Cause.HANG,
+    "collective-timeout": Cause.HANG,
+    "disk-nearly-full": Cause.DISK,
+    "network-fault": Cause.INFRASTRUCTURE,
+    "port-in-use": Cause.INFRASTRUCTURE,
+    "python-error": Cause.CODE,
+    "told-to-stop": Cause.INFRASTRUCTURE,
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
+def test_a_symptom_explains_only_what_nothing_else_does(rule):
+    full = "OSError: [Errno 28] No space left on device: '/dev/shm/torch_1'"
+    alone, with_cause = (
+        diagnose(scan([f"{text}\n".encode()])).cause for text in (rule.example, f"{rule.example}\n{full}")
+    )
+    if rule.name in SYMPTOMS:
+        assert (alone, with_cause) == (SYMPTOMS[rule.name], Cause.SHM)
+    elif rule.cause is not None:
+        assert alone is with_cause is rule.cause
+
+
+SUPERVISORS = {
+    "cgroup-oom-event", "kernel-oom-kill", "kubernetes-evicted", "kubernetes-oom-killed",
+    "ray-memory-monitor", "scheduler-memory-limit", "slurm-oom-kill",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [rule for rule in RULES if rule.cause is Cause.HOST_OOM and rule.phase is Phase.NONE],
+    ids=lambda rule: rule.name,
+)
+def test_a_supervisors_word_is_about_whichever_process_is_at_work(rule):
+    bar = "(TrainActor pid=7) Computing reference logprobs:  31%|###       | 31/100"
+    found = diagnose(scan([f"{bar}\n{rule.example}\n".encode()]))
+    assert found.cause is Cause.HOST_OOM
+    assert found.phase is (Phase.LOG_PROB if rule.name in SUPERVISORS else Phase.NONE)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -149,6 +149,16 @@ def test_kept_evidence_is_bounded():
     assert all(len(f.line.text) <= 2000 for f in long.findings)
 
 
+def test_of_a_long_line_the_first_2000_characters_are_kept():
+    wrong = f"some error in {'the flux capacitor ' * 200}"
+    assert [len(line.text) for line in scan([wrong.encode()]).last_errors] == [2000]
+
+
+def test_of_causes_the_first_hundred_are_kept():
+    lines = "".join(f"[rank{n}]: {OOM}\n" for n in range(300))
+    assert [f.rank for f in scan([lines.encode()]).findings] == list(range(100))
+
+
 PIECES = st.lists(
     st.one_of(
         st.binary(max_size=60),

@@ -6,6 +6,8 @@ import pytest
 
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
+from autotune.policies.diagnosis.survived_failures import outlived
+from autotune.policies.values.diagnosis import Finding, Line
 from autotune.policies.values.failure import Cause, Phase
 
 OOM = (
@@ -101,6 +103,23 @@ def test_a_new_failure_after_the_first_was_outlived_keeps_its_frames():
         scan(["\n".join((OOM, *steps(1, 9), '  File "torch/_tensor.py", line 1, in backward', OOM)).encode()])
     )
     assert (found.cause, found.phase, found.evidence[0].line) == (Cause.GPU_OOM, Phase.BACKWARD, 11)
+
+
+def test_of_what_a_job_outlived_the_last_twenty_are_kept():
+    def found(line: int, fatal: str) -> Finding:
+        text = Line(line=line, text=OOM, rule="torch-cuda-oom")
+        return Finding(cause=Cause.GPU_OOM, line=text, fatal=fatal)
+
+    kept = outlived([found(line, "always") for line in range(1, 26)], 23)
+    assert [(each.line.line, each.fatal) for each in kept] == [
+        *((line, "never") for line in range(4, 24)),
+        (24, "always"),
+        (25, "always"),
+    ]
+    assert [each.fatal for each in outlived([found(30, "never"), found(31, "always")], 5)] == [
+        "never",
+        "always",
+    ]
 
 
 def test_blocks_may_end_anywhere():

@@ -144,3 +144,11 @@ def test_the_modules_of_dense_layers_and_of_latent_attention():
     # The up projection's results are what attention keeps but for its own.
     kept = kept_by_layer(latent, element_bytes=2, fused=True)
     assert found.split < kept.split
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(MOE, {"strategy": "fsdp2"}), (MOE, {"strategy": "ddp"}), (QWEN, {"strategy": "megatron"})],
+)
+def test_no_rows_are_on_their_way_without_experts_or_megatron(model, layout):
+    assert [float(size.max()) for size in moving(model, loaded(expert_parallel=8, **layout))] == [0, 0, 0]

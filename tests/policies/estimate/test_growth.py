@@ -77,6 +77,20 @@ def test_steady_growth_goes_on(of, ahead):
     assert found(used, of=of) == pytest.approx(expected)
 
 
+def test_growth_goes_on_to_the_end_that_was_reported_last():
+    used = [0, 1000, 1010, 1020, 1030, 1040, 1050]
+    steps = [
+        Progressed(
+            step=number,
+            of=None if number < 7 else 27,
+            peaks={"backward": Peak(used_bytes=each * MIB, capacity_bytes=80_000 * MIB)},
+        )
+        for number, each in enumerate(used, 1)
+    ]
+    grew = growth(steps, "backward")
+    assert grew is not None and grew.expected_bytes == pytest.approx((40 + 20 * 10) * MIB)
+
+
 def test_growth_that_levels_off_is_a_geometric_series():
     # 40 and then 20 in two steps each: 20, 10, 5, ... are still to come.
     used = [0, 1000, 1000, 1040, 1040, 1060, 1060]

@@ -58,6 +58,17 @@ def test_weights_that_fail_to_be_sent_may_precede_the_step(failed, passed):
     assert (after > 0.97 * before) is not passed
 
 
+def test_a_checkpoint_that_fails_may_precede_the_weights():
+    full = replace(KNOBS, memory_fraction=0.95)
+    history = (accepted(), Started(knobs=full), *fails(Phase.CHECKPOINT, shown=True))
+    before, after = (
+        about([accepted()], Phase.WEIGHT_SYNC, full)[0],
+        about(history, Phase.WEIGHT_SYNC, full)[0],
+    )
+    assert before > 1.2 * CLUSTER.gpu_memory_bytes
+    assert after > 0.97 * before
+
+
 def test_steps_without_growth_leave_what_is_believed_of_growth():
     job = accepted()
     usual = about([job], Phase.BACKWARD)[0]
@@ -165,6 +176,27 @@ def test_what_was_free_is_part_of_what_was_asked_for():
     assert after(0) == pytest.approx(after(20 * GIB))
 
 
+@pytest.mark.parametrize("capacity", [None, CLUSTER.gpu_memory_bytes // 2])
+def test_the_card_that_overflowed_has_the_size_that_its_message_prints(capacity):
+    ended, failed = fails(Phase.LOG_PROB, shown=True)
+    facts = replace(failed.facts, capacity_bytes=capacity)
+    found = about([accepted(), Started(knobs=KNOBS), ended, replace(failed, facts=facts)], Phase.LOG_PROB)
+    usual = about([accepted(), Started(knobs=KNOBS), ended], Phase.LOG_PROB)[0]
+    if capacity is None:
+        assert found[0] + found[1] > CLUSTER.gpu_memory_bytes
+    else:
+        assert usual > capacity and found[0] < 1.1 * usual
+
+
+def test_what_grows_late_is_part_of_a_prediction_unless_it_is_left_out():
+    job = accepted()
+    grown = [replace(each, peaks=peaks(backward=(40 + each.step) * GIB)) for each in steps(12)]
+    known = calibrated(fold((job, Started(knobs=KNOBS), *grown)), MODEL)
+    found, place = estimates(job.profile, job.cluster, MODEL, (KNOBS,)), PHASES.index(Phase.BACKWARD)
+    late, settled = predicted(known, found).gpu[place, 0], predicted(known, found, late=False).gpu[place, 0]
+    assert late > settled + 5 * GIB
+
+
 @pytest.mark.parametrize("mean", [1500.0, 2500.0])
 def test_tokens_of_steps_tell_the_mean_length(mean):
     job = accepted()
@@ -226,6 +258,21 @@ def test_a_host_ran_out_in_the_phase_that_is_named_unless_it_still_loaded(phase)
     after = predicted(calibrated(run, MODEL), found, late=False).host[:, 0]
     place = int(needs.argmax()) if phase is Phase.INIT else PHASES.index(phase)
     assert after[place] == pytest.approx(limit, rel=0.1)
+
+
+def test_a_failure_on_the_device_shows_no_room_on_the_host_for_later_phases():
+    moved = replace(KNOBS, optimizer_offload=True, param_offload=True)
+    needs = dict(zip(PHASES, estimates(profile(moved), CLUSTER, MODEL, (moved,)).host[:, 0], strict=True))
+    between = (needs[Phase.INIT] + needs[Phase.LOG_PROB]) / 2
+    assert needs[Phase.INIT] < 0.95 * between < between < 0.95 * needs[Phase.LOG_PROB]
+    small = accepted(profile(moved), cluster=replace(CLUSTER, host_memory_bytes=int(between / HOST_LIMIT)))
+    found = estimates(small.profile, small.cluster, MODEL, (moved,))
+
+    def believed(phase):
+        run = fold((small, Started(knobs=moved), *fails(phase, shown=True)))
+        return predicted(calibrated(run, MODEL), found, late=False).host[PHASES.index(Phase.LOG_PROB), 0]
+
+    assert believed(Phase.LOG_PROB) < 0.95 * between < 1.01 * between < believed(Phase.INIT)
 
 
 def test_without_a_diagnosis_no_phase_is_suspected():

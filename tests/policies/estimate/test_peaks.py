@@ -309,6 +309,21 @@ def test_separate_devices_have_their_own_budgets():
     assert phases[Phase.BACKWARD].gpu.kv_pool == 0
 
 
+@pytest.mark.parametrize(("budget", "on_engine"), [(80 * GIB, True), (30 * GIB, False)])
+def test_weights_are_sent_as_far_as_the_fuller_of_two_devices_allows(budget, on_engine):
+    """The engine fills half of its 80 GiB, and the trainer needs 19."""
+    awake = replace(FSDP, engine_sleeps=False)
+    apart = replace(profile(awake, placement=Placement.SEPARATE), trainer_budget_bytes=budget)
+    found = estimates(apart, CLUSTER, QWEN, [KNOBS])
+    row = PHASES.index(Phase.WEIGHT_SYNC)
+    parts = {part: float(found.gpu_parts[row, PARTS.index(part), 0]) for part in ("kv_pool", "optimizer")}
+    assert (parts["kv_pool"] > 0, parts["optimizer"] > 0) == (on_engine, not on_engine)
+    assert found.on_engine[row, 0] == on_engine
+    assert found.gpu_capacity[row, 0] == (CLUSTER.gpu_memory_bytes if on_engine else budget)
+    for phase in (Phase.ROLLOUT_INIT, Phase.ROLLOUT):
+        assert found.on_engine[PHASES.index(phase), 0] == 1
+
+
 def test_the_fraction_means_what_the_engine_means():
     layout = replace(FSDP, engine_sleeps=False)
     separate = {"placement": Placement.SEPARATE}

@@ -47,6 +47,7 @@ def timed(layout=LAYOUT, *, cluster=NODE, pool=ENDLESS, placement=Placement.COLO
         ({"gradient_bytes": 2}, {}, 28 * LOCAL / 4),
         ({"optimizer_bytes": 12}, {}, 40 * LOCAL / 4),
         ({"parameter_bytes": 2}, {}, 28 * LOCAL / 4),
+        ({"optimizer_bytes": 0}, {}, 16 * LOCAL / 4),
         ({"strategy": "none", "shards": 1}, {}, 32 * LOCAL),
     ],
 )
@@ -230,6 +231,7 @@ ACTIVE = 2 * (192 + 384) + 32 * 8
     ("layout", "knobs", "pool", "card", "expected"),
     [
         ({}, {}, ENDLESS, {}, 16 * STEP + PREFILL),
+        ({"response_mean": 8}, {}, ENDLESS, {}, 16 * STEP + PREFILL),  # until the longest has ended
         ({}, {"concurrency": 1}, ENDLESS, {}, 32 * STEP + PREFILL),  # one after the other
         ({}, {}, 24.0, {}, 32 * STEP + PREFILL),  # room for a prompt and half of its answer, once
         ({}, {}, 12.0, {}, 32 * STEP + PREFILL),  # one runs whatever the pool

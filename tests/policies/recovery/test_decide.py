@@ -293,6 +293,16 @@ def test_a_hang_gets_one_relaunch():
     assert isinstance(story.ends(Hung(silent_s=900)).then(diagnosed(Cause.HANG)).verdict(), NeedsHuman)
 
 
+@pytest.mark.parametrize(("between", "again"), [(Cause.GPU_OOM, True), (Cause.INFRASTRUCTURE, True)])
+def test_only_hangs_one_after_the_other_end_a_run(between, again):
+    story = Story()
+    story.launch()
+    story.ends(Hung(silent_s=900)).then(diagnosed(Cause.HANG)).launch()
+    story.ends(CRASH).then(diagnosed(between)).launch()
+    action = story.ends(Hung(silent_s=900)).then(diagnosed(Cause.HANG)).action()
+    assert isinstance(action, Launch) is again
+
+
 def test_memory_that_does_not_come_back_names_its_holder():
     story = Story()
     story.launch()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from autotune.policies.estimate.belief.calibration import predicted
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.outlook import less_than, outlook, trusted
-from autotune.policies.values.events import Started
+from autotune.policies.values.events import Progressed, Started
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import fold
 from tests.policies.jobs import CLUSTER, GIB, KNOBS, accepted, diagnosed, fails, profile
@@ -130,6 +130,14 @@ def test_a_failure_far_beyond_the_estimate_is_the_ladders(times, believed):
     run = fold((accepted(), Started(knobs=KNOBS), *events))
     diagnosis = run.attempts[-1].diagnosis
     assert diagnosis is not None and trusted(run, diagnosis) is believed
+
+
+@pytest.mark.parametrize(("steps", "believed"), [(3, False), (4, True)])
+def test_what_held_for_four_steps_says_nothing_against_the_estimate(steps, believed):
+    held = [Progressed(step=number, of=400, seconds=100.0) for number in range(1, steps + 1)]
+    far = fails(Phase.BACKWARD, requested=200 * GIB, free=GIB)
+    run = fold((accepted(), Started(knobs=KNOBS), *held, *far))
+    assert trusted(run, diagnosed(Phase.BACKWARD, requested=200 * GIB, free=GIB)) is believed
 
 
 @pytest.mark.parametrize(("times", "believed"), [(1.55, True), (1.65, False)])

@@ -270,6 +270,7 @@ def test_a_faster_neighbour_is_offered_when_all_is_over():
 def test_a_run_that_works_is_left_alone_unless_the_job_asks_to_climb():
     assert decide(tuple(stable(climb=False))) == Await()
     assert decide(tuple(stable(climb=True, saved=None))) == Await()  # no checkpoint since the goal
+    assert decide(tuple(stable(climb=True)[:-1])) == Await()  # the goal is not reached yet
     stop = decide(tuple(stable(climb=True)))
     assert isinstance(stop, Stop) and stop.by == CLIMB
 

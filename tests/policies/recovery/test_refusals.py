@@ -89,6 +89,17 @@ def test_a_knob_of_which_two_values_met_the_same_error_is_not_moved_any_more():
     assert len(moved) <= 2 and len(set(moved)) == len(moved)
 
 
+def test_a_change_that_was_made_before_the_first_launch_is_refused_too():
+    smaller = Remedy(name="reduce_tokens_per_mb", changes={"tokens_per_microbatch": 4096}, reason="foreseen")
+
+    def refused(phase: Phase) -> Story:
+        story = Story().then(Decided(remedy=smaller), Started(knobs=smaller.apply(KNOBS)))
+        return story.fails(refusal(phase=phase))
+
+    assert isinstance(refused(Phase.BACKWARD).verdict(), NeedsHuman)
+    assert isinstance(refused(Phase.INIT).action(), Launch)
+
+
 def test_an_error_beyond_the_point_that_was_reached_before_is_the_jobs_own():
     story = after_a_cure()
     assert isinstance(story.fails(refusal(phase=Phase.WEIGHT_SYNC)).verdict(), NeedsHuman)

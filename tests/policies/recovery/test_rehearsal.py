@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.values.events import (
     Accepted,
     Action,
@@ -26,6 +27,7 @@ from autotune.policies.values.events import (
     Started,
 )
 from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import fold, rehearsal_of
 from autotune.policies.values.job import Preflight, Recovery
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Crashed
@@ -194,6 +196,17 @@ def test_a_rehearsal_alone_ends_with_whether_it_had_to_change_the_job(cured: boo
     knobs = replace(KNOBS, tokens_per_microbatch=8192) if cured else KNOBS
     done = decide((start(only=True), begun(knobs), *steps(1, 2, 3), DONE))
     assert done == Finish(verdict=Rehearsed(cured=cured))
+
+
+@pytest.mark.parametrize(
+    ("events", "through"),
+    [((), False), ((begun(),), False), ((begun(), FULL[0]), False), ((begun(), DONE), True)],
+)
+def test_a_rehearsal_is_through_once_it_completed(events: tuple[Event, ...], *, through: bool):
+    rehearsed = rehearsal_of((accepted(), *events)).attempts
+    run = fold((accepted(),))
+    assert passed(replace(run, rehearsed=rehearsed)) == (rehearsed[-1] if through else None)
+    assert passed(run) is None
 
 
 @pytest.mark.parametrize("verdict", [GaveUp, NeedsHuman])

@@ -107,16 +107,20 @@ def test_a_planned_restart_that_failed_too_is_no_cure():
 
 def test_a_remedy_of_a_knob_that_is_moved_already_keeps_no_other_from_joining():
     moves = [
-        ("reduce_tokens_per_mb", "tokens_per_microbatch", 4096),
-        ("reduce_micro_batch", "tokens_per_microbatch", 2048),
-        ("offload_params", "param_offload", True),
-        ("recompute", "recompute", "full"),
+        ("reduce_tokens_per_mb", "tokens_per_microbatch", 4096, "nothing"),
+        ("reduce_micro_batch", "tokens_per_microbatch", 2048, ""),
+        ("offload_params", "param_offload", True, "copies"),
+        ("recompute", "recompute", "full", "one more forward pass"),
     ]
-    remedies = [Remedy(name=name, changes={knob: value}, reason=name) for name, knob, value in moves]
+    remedies = [
+        Remedy(name=name, changes={knob: value}, reason=name, slows=slows)
+        for name, knob, value, slows in moves
+    ]
     names = frozenset({"reduce_tokens_per_mb", "reduce_micro_batch", "recompute"})
     together = joined(remedies, 0, names, lambda _: True)
     assert together.changes == {"tokens_per_microbatch": 4096, "recompute": "full"}
     assert together.reason == "reduce_tokens_per_mb; recompute"
+    assert together.slows == "one more forward pass"
     unlike = joined(remedies, 0, names, lambda remedy: "recompute" not in remedy.changes)
     assert unlike == remedies[0]
     assert joined(remedies, 2, names, lambda _: True) == remedies[2]

@@ -76,6 +76,12 @@ def test_fewer_requests_never_shorten_generation():
     assert seconds(cautious, fewer)[0] >= seconds(cautious, present)[0]
 
 
+def test_more_requests_shorten_generation():
+    present = replace(KNOBS, concurrency=40)
+    times = step_times(view_of(), present)
+    assert seconds(times, replace(present, concurrency=64))[0] < seconds(times, present)[0]
+
+
 @pytest.mark.parametrize("phase", [Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD])
 def test_a_failed_pass_of_a_trainer_elsewhere_moves_no_engine(phase: Phase):
     apart = replace(profile(), placement=Placement.SEPARATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
@@ -9,7 +10,7 @@ from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.ranking import judged, overflowing
 from autotune.policies.recovery.worst_case import came_late, longest_sequences, worst_case
 from autotune.policies.values.events import Event, Launch, Progressed, Started
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Grid, Support
@@ -69,6 +70,21 @@ def test_a_late_failure_is_cured_for_the_longest_sequences():
     (early, early_misses), (late, late_misses) = cured(1), cured(30)
     assert early_misses and not late_misses
     assert early.knobs != late.knobs
+
+
+@pytest.mark.parametrize(
+    ("cause", "phase", "late"),
+    [
+        (Cause.GPU_OOM, Phase.BACKWARD, True),
+        (Cause.GPU_OOM, Phase.LOG_PROB, True),
+        (Cause.GPU_OOM, Phase.OPTIMIZER, False),
+        (Cause.HOST_OOM, Phase.BACKWARD, False),
+    ],
+)
+def test_only_a_pass_on_the_device_fails_late_by_its_lengths(cause, phase, late):
+    history = (start(), Started(knobs=ROWS), *steps(30), *fails(phase, cause=cause))
+    assert came_late(fold(history)) is late
+    assert not came_late(fold(history[:-1]))
 
 
 def test_tokens_of_the_first_steps_tell_how_long_sequences_are():

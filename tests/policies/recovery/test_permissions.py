@@ -1,0 +1,120 @@
+"""What recovery may take by the ladder's order: how long a failure lasts, what must not come back."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.recovery.permissions import by_ladder, last_failure, relapse_of, started_before
+from autotune.policies.values.events import Decided, Ended, Event, Progressed, Started
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.history import Run, fold
+from autotune.policies.values.job import Recovery
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Crashed, Lost
+from autotune.policies.values.rehearsing import Part
+from autotune.policies.values.remedy import Remedy
+from tests.policies.stories import KNOBS, accepted, diagnosed
+
+BACKWARD = diagnosed(phase=Phase.BACKWARD)
+SYNC = diagnosed(phase=Phase.WEIGHT_SYNC)
+HOST = diagnosed(Cause.HOST_OOM, Phase.BACKWARD)
+FULL_ENGINE = diagnosed(phase=Phase.ROLLOUT, component=Component.ROLLOUT)
+LOST = Ended(outcome=Lost(reason="node gone"))
+
+
+def failed(
+    row, knobs: Knobs = KNOBS, *, remedy: Remedy | None = None, step: int | None = None
+) -> list[Event]:
+    """Return an attempt that failed, after a step if one is given."""
+    done = [] if step is None else [Progressed(step=step)]
+    return [Decided(remedy=remedy), Started(knobs=knobs), *done, Ended(outcome=Crashed(exit_code=1)), row]
+
+
+def run_of(*events: Event, job=None) -> Run:
+    return fold((job or accepted(recovery=Recovery(relaunches=99)), *events))
+
+
+def streak(*events: Event) -> int:
+    failure = last_failure(run_of(*events))
+    assert failure is not None
+    return failure.diagnosis.streak
+
+
+@pytest.mark.parametrize("between", [SYNC, HOST, FULL_ENGINE])
+def test_a_row_of_failures_has_one_cause_and_one_phase(between):
+    assert streak(*failed(BACKWARD)) == 1
+    assert streak(*failed(BACKWARD), *failed(BACKWARD), *failed(BACKWARD)) == 3
+    assert streak(*failed(BACKWARD), *failed(between)) == 1
+    assert streak(*failed(between), *failed(BACKWARD)) == 1
+    assert streak(*failed(BACKWARD), *failed(between), *failed(BACKWARD)) == 1
+
+
+def test_what_the_cluster_ended_does_not_interrupt_a_row_and_what_the_user_ended_does():
+    lost = [Started(knobs=KNOBS), LOST]
+    cancelled = [Started(knobs=KNOBS), Ended(outcome=Cancelled(by="user"))]
+    assert streak(*failed(BACKWARD), *lost, *failed(BACKWARD)) == 2
+    assert streak(*failed(BACKWARD), *cancelled, *failed(BACKWARD)) == 1
+    assert last_failure(run_of(*failed(BACKWARD), *cancelled)) is None
+
+
+def test_a_row_begins_with_the_last_attempt_that_got_further_than_all_before():
+    story = [*failed(BACKWARD, step=3), *failed(BACKWARD, step=3)]
+    assert streak(*story) == 2
+    assert streak(*story, *failed(BACKWARD, step=4)) == 1
+    assert streak(*story, *failed(BACKWARD, step=4), *failed(BACKWARD, step=2)) == 2
+
+
+def test_the_rungs_of_a_row_of_three_are_those_that_answered_it():
+    first, second, third = (
+        Remedy(name=name, changes={"concurrency": count}, reason=name)
+        for name, count in (("one", 32), ("two", 16), ("three", 8))
+    )
+    two = [*failed(BACKWARD, remedy=first), *failed(BACKWARD, remedy=second)]
+    found = last_failure(run_of(*two))
+    assert found is not None and found.climbed == ()
+    found = last_failure(run_of(*two, *failed(BACKWARD, remedy=third)))
+    # The first led to the first of them, and answered something else.
+    assert found is not None and found.climbed == (third, second)
+    sized = replace(third, predicted={"backward": 1})  # its size was wrong, and not its rung
+    found = last_failure(run_of(*two, *failed(BACKWARD, remedy=sized)))
+    assert found is not None and found.climbed == (second,)
+
+
+def test_a_checkpoint_may_exist_once_a_step_is_done_or_where_the_job_continues_one():
+    job = accepted()
+    resuming = replace(job, job=replace(job.job, resume=True))
+    assert not started_before(run_of())
+    assert not started_before(run_of(*failed(BACKWARD)))
+    assert started_before(run_of(*failed(BACKWARD, step=1)))
+    assert started_before(run_of(job=resuming))
+    rehearsal = run_of(*failed(BACKWARD), job=resuming)
+    last = replace(rehearsal.attempts[-1], rehearsal=Part.WORST)
+    assert not started_before(replace(rehearsal, attempts=(last,)))
+
+
+def test_what_would_come_back_is_the_latest_failure_that_a_configuration_repeats():
+    half = replace(KNOBS, tokens_per_microbatch=4096)
+    run = run_of(*failed(BACKWARD), *failed(BACKWARD, half), *failed(SYNC, half))
+    assert relapse_of(run, KNOBS) is run.attempts[2]
+    assert relapse_of(run, replace(half, sync_buffer=1 << 20)) is run.attempts[1]
+    smaller = replace(half, tokens_per_microbatch=2048, sync_buffer=1 << 20)
+    assert relapse_of(run, smaller) is None
+    # A mistake in the code and what the user ended say nothing of a configuration.
+    mistake = run_of(*failed(BACKWARD), *failed(diagnosed(Cause.CODE, Phase.BACKWARD)))
+    assert relapse_of(mistake, KNOBS) is mistake.attempts[0]
+    stopped = run_of(*failed(BACKWARD), Started(knobs=KNOBS), Ended(outcome=Cancelled(by="user")))
+    assert relapse_of(stopped, KNOBS) is stopped.attempts[0]
+
+
+def test_a_remedy_whose_way_back_would_fail_again_brings_what_keeps_that_from_happening():
+    moved = replace(KNOBS, optimizer_offload=True)
+    run = run_of(
+        *failed(diagnosed(phase=Phase.OPTIMIZER)), *failed(diagnosed(Cause.HOST_OOM, Phase.OPTIMIZER), moved)
+    )
+    back = [remedy for remedy in by_ladder(run) if remedy.changes.get("optimizer_offload") is False]
+    assert back
+    for remedy in back:
+        assert relapse_of(run, remedy.apply(moved)) is None
+        assert len(remedy.changes) > 1
+        assert "; so that optimizer still fits: " in remedy.reason
