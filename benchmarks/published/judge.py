@@ -7,8 +7,12 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from autotune.orchestrator.planner import PhasePlan, Plan
+from autotune.policies.estimate.belief.gaussian import exceeded
 from autotune.policies.estimate.constants import constant
+from autotune.policies.recovery.outlook import HEADROOM, any_of
 from benchmarks.published.cases import Case, Truth
 
 _SCOPES = {"trainer": ("init", "log_prob", "train", "checkpoint"), "engine": ("rollout_init", "rollout")}
@@ -41,6 +45,7 @@ class Judgement(NamedTuple):
     said: Literal["fits", "oom", "nothing"]
     share: float  # of the memory that is shortest, in the phase where it is
     phase: str  # that phase; `host:` before it where the host's memory is the shortest
+    chance: float  # that any phase overflows its device, by the plan's own errors
     changed: tuple[str, ...]  # knobs that would be changed before the first launch
     figures: tuple[Figure, ...]
     cure: str  # the confirmed cure's place: `first launch`, `1` to `3`, `-` for none; empty: no cure is known
@@ -61,6 +66,7 @@ def judged(case: Case, found: Plan) -> Judgement:
         said="nothing" if not rows else "oom" if share > 1 else "fits",
         share=share,
         phase=phase,
+        chance=_chance(rows),
         changed=tuple(found.first),
         figures=tuple(_figures(case, found, rows)) if rows else (),
         cure=_cure(found, truth),
@@ -73,6 +79,15 @@ def _shares(rows: list[PhasePlan], host_bytes: float) -> Iterator[tuple[float, s
             yield row.total_bytes / row.capacity_bytes, row.phase
         if host_bytes:
             yield row.host_bytes / host_bytes, f"host:{row.phase}"
+
+
+def _chance(rows: list[PhasePlan]) -> float:
+    missing = [
+        ((row.capacity_bytes or np.inf) * (1 - HEADROOM) - row.total_bytes)
+        / max(1.0, row.error * row.total_bytes)
+        for row in rows
+    ]
+    return float(any_of(exceeded(np.array(missing)))) if rows else 0.0
 
 
 def _figures(case: Case, found: Plan, rows: list[PhasePlan]) -> Iterator[Figure]:

@@ -13,8 +13,8 @@ _GIB = 1 << 30
 def rows(judgements: Sequence[Judgement]) -> Iterator[str]:
     """Yield a table with a row per case."""
     yield (
-        f"{'case':32} {'ran/oom':7} {'of':10} {'said':7} {'share':>6}  {'phase':14} {'right':5} "
-        "changed first; cure; figures predicted / measured"
+        f"{'case':32} {'ran/oom':7} {'of':10} {'said':7} {'share':>6}  {'phase':14} {'chance':>6} "
+        f"{'right':5} changed first; cure; figures predicted / measured"
     )
     for found in judgements:
         notes = [
@@ -25,7 +25,7 @@ def rows(judgements: Sequence[Judgement]) -> Iterator[str]:
         ]
         yield (
             f"{found.truth.id:32} {found.truth.outcome:7} {found.truth.phase or '-':10} {found.said:7} "
-            f"{found.share:6.2f}  {found.phase:14.14} {'yes' if found.right else 'NO':5} "
+            f"{found.share:6.2f}  {found.phase:14.14} {found.chance:6.2f} {'yes' if found.right else 'NO':5} "
             + "; ".join(note for note in notes if note)
         )
 
@@ -34,7 +34,7 @@ def summary(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
     """Yield a row for each half, and for its completely reported cases alone."""
     yield (
         f"{'':24} {'ran, foreseen':>14} {'changed first':>14} {'failed, foreseen':>17} {'figures':>8} "
-        f"{'|ln ratio|':>11} {'cures in three':>15}"
+        f"{'|ln ratio|':>11} {'cures in three':>15} {'chance ran/failed':>18}"
     )
     for title, half in halves.items():
         complete = [found for found in half if found.truth.complete]
@@ -45,6 +45,7 @@ def summary(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
             yield (
                 f"{name:24} {_right(ran):>14} {changed:>14} {_right(failed):>17} {len(errors):>8} "
                 f"{statistics.median(errors) if errors else float('nan'):>11.3f} {_cured(chosen):>15}"
+                f" {_chance(ran):>12.2f}/{_chance(failed):.2f}"
             )
 
 
@@ -55,6 +56,10 @@ def _of(judgements: Sequence[Judgement], outcome: str) -> list[Judgement]:
 def _right(judgements: Sequence[Judgement]) -> str:
     right = sum(found.right for found in judgements)
     return f"{right} of {len(judgements)}"
+
+
+def _chance(judgements: Sequence[Judgement]) -> float:
+    return statistics.fmean(found.chance for found in judgements) if judgements else float("nan")
 
 
 def _cured(judgements: Sequence[Judgement]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -233,11 +233,11 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
             optimizer=updating,
             buffers=state.temporaries * _temporaries_on_device(load),
         ),
-        "weight_sync": at(
-            weights=weights + _gathered_for_sync(load, state),
-            gradients=idle,
-            optimizer=moments,
-            buffers=sync_buffers(model, load),
+        "weight_sync": heaviest(
+            *(
+                at(gradients=idle, optimizer=moments, **sizes)
+                for sizes in _syncing(model, load, state, weights)
+            )
         ),
         "checkpoint": at(weights=weights, gradients=idle, optimizer=updating),
     }
@@ -314,11 +314,33 @@ def resting(load: Load, state: State) -> Floats:
     return parts
 
 
+def _syncing(model: Model, load: Load, state: State, resident: Floats) -> Iterator[dict[str, Floats]]:
+    """Yield weights and buffers at the instants of a weight sync on the sending device.
+
+    FSDP1's sharded state dict copies each rank's shard of every tensor, unit by unit, while the root stays
+    whole; offloaded shards are back on the host when the copies are sent (torch/distributed/fsdp/
+    _state_dict_utils.py, _shard_utils.py; verl 0.9.1 fsdp/transformer_impl.py, get_per_tensor_param).
+    """
+    layout, counts = load.layout, parameters(model)
+    spread = (load.shards > 1) & (layout.strategy != "ddp")
+    copied = spread & ~load.from_host & layout.copies_shards
+    copies = state.weights * copied
+    # Beside the root, a layer is whole with a copy of one of its tensors, or the root has one of its own.
+    unit = max(counts.layer + last_matrix(model), counts.largest)
+    whole = layout.parameter_bytes * (counts.embedding + counts.head + unit) / load.tensor
+    yield {"weights": resident + copies + whole * copied}
+    away = state.weights * (copied & load.param_offload)
+    sent = _gathered_for_sync(load, state) * spread
+    yield {"weights": resident - away + copies + sent, "buffers": sync_buffers(model, load)}
+
+
 def _gathered_for_sync(load: Load, state: State) -> Floats:
     """Return what is whole beside the shards while weights are sent: a tensor, or the model as it is kept."""
-    whole = state.local * load.layout.parameter_bytes if load.layout.gathers_whole else state.one_tensor
-    found: Floats = whole * (load.shards > 1) * (load.layout.strategy != "ddp")
-    return found
+    layout = load.layout
+    if layout.gathers_whole:
+        return state.local * layout.parameter_bytes
+    kept = layout.parameter_bytes / layout.compute_bytes if layout.copies_shards else 1.0
+    return state.one_tensor * kept
 
 
 def sync_buffers(model: Model, load: Load) -> Floats:

@@ -66,6 +66,8 @@ def test_a_case_is_judged_by_its_plan(two):
     assert wide.right
     assert tiny.right
     assert tiny.share > 1
+    assert tiny.chance > 0.97
+    assert wide.chance < 0.03
     assert tiny.phase == "train"
     assert tiny.cure in ("1", "2", "3", "first launch")
     assert wide.cure == ""

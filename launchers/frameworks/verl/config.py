@@ -165,6 +165,12 @@ class Config(DeclaredSettings):
         return self.adapters and fsdp1 and not apart
 
     @property
+    def copies_shards(self) -> bool:
+        """Whether a weight sync reads FSDP1's sharded state dict (fsdp/transformer_impl.py)."""
+        fsdp1 = not self.megatron and self.text(f"{ACTOR}.strategy") == "fsdp"
+        return fsdp1 and (not self.adapters or self.flag(f"{MODEL}.lora.merge"))
+
+    @property
     def reference(self) -> bool:
         """Whether a reference model of its own is loaded."""
         scored = self.flag(f"{ACTOR}.use_kl_loss") or self.flag("algorithm.use_kl_in_reward")

@@ -84,7 +84,10 @@ def layout(config: Config) -> Layout:
         # engine_workers.py, update_weights: on after every sync through CUDA IPC, the first one included.
         expandable_segments=config.colocated,
         engine_weights_on_host=config.engine == "sglang" or config.adapters,  # else vLLM's sleep drops them
+        # vLLM opens the trainer's one buffer (bucketed_weight_transfer.py), which counts as the engine's.
+        sync_buckets=0 if config.colocated and config.engine == "vllm" else 2,
         gathers_whole=config.summons_whole,
+        copies_shards=config.copies_shards,
         optimizer_stays_offloaded=config.megatron and cpu_adam,
         grad_offload_takes_all=not config.megatron and not ignored,
         tokens_before_split=True,

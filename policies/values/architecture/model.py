@@ -171,6 +171,7 @@ class Layout(Value, frozen=True, kw_only=True):
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
     gathers_whole: bool = False  # a weight sync first gathers the whole model on every device
+    copies_shards: bool = False  # ... or copies its shards (FSDP1's sharded state dict)
     loads_whole: bool = False  # every GPU holds the whole model before it is sharded
     sequences: int = 0  # samples of one step, over all ranks
     mini_batch: int = 0  # samples of one update of the weights, over all ranks; 0: all of a step

@@ -467,6 +467,26 @@ def test_a_sync_of_adapters_gathers_the_whole_model_unless_layer_by_layer(change
     assert any("layered_summon" in text for text in own.warnings) is whole
 
 
+@pytest.mark.parametrize(
+    ("job", "changes", "copied"),
+    [
+        ("critic", {}, True),
+        ("critic", {f"{ACTOR}.strategy": "fsdp2"}, False),
+        ("lora", {}, False),
+        ("lora", {"actor_rollout_ref.model.lora.merge": True}, True),
+        ("megatron", {}, False),
+    ],
+)
+def test_a_sync_from_fsdp1_copies_the_shards(job, changes, copied) -> None:
+    assert profile(with_settings(JOBS[job], changes)).layout.copies_shards is copied
+
+
+@pytest.mark.parametrize(("engine", "buckets"), [("vllm", 0), ("sglang", 2)])
+def test_a_colocated_vllm_opens_the_buffer_of_the_trainer(engine, buckets) -> None:
+    changes = {f"{ROLLOUT}.name": engine}
+    assert profile(with_settings(JOBS["critic"], changes)).layout.sync_buckets == buckets
+
+
 def test_the_layout_counts_the_chunks_of_interleaved_stages() -> None:
     staged = {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2}
     assert profile(with_settings(JOBS["megatron"], staged)).layout.pipeline_chunks == 1

@@ -178,6 +178,29 @@ def test_what_a_weight_sync_sends(layout, knobs, weights, buffers):
     assert by_phase(estimate, "buffers")[Phase.WEIGHT_SYNC] == pytest.approx(buffers)
 
 
+FSDP1 = replace(LAYOUT, strategy="fsdp", copies_shards=True, sync_buckets=0)
+# While its state dict is made: embedding and head, a layer, and of that its last product once more, in fp32.
+UNITS = 4 * (2 * 256 + LAYER + 8 * 16)
+
+
+@pytest.mark.parametrize(
+    ("layout", "knobs", "weights", "buffers"),
+    [
+        (FSDP1, {}, 2 * LOCAL + UNITS, 0),
+        (FSDP1, {"param_offload": True}, 2 * LOCAL + UNITS, 0),  # they come back for it
+        (replace(FSDP1, parameter_bytes=2), {}, LOCAL + UNITS / 2, 0),
+        # The buckets are the larger part: shards, their copies, and the embedding in the type of the shards.
+        (replace(FSDP1, sync_buckets=4), {}, 2 * LOCAL + 4 * 256, 4 * 2 * WHOLE),
+        (replace(FSDP1, sync_buckets=4), {"param_offload": True}, LOCAL + 4 * 256, 4 * 2 * WHOLE),
+        (replace(FSDP1, shards=1, ranks=1), {}, 4 * LOCAL, 0),
+    ],
+)
+def test_the_sharded_state_dict_of_fsdp1_copies_the_shards(layout, knobs, weights, buffers):
+    estimate = found(layout, **knobs)
+    assert by_phase(estimate, "weights")[Phase.WEIGHT_SYNC] == pytest.approx(weights)
+    assert by_phase(estimate, "buffers")[Phase.WEIGHT_SYNC] == pytest.approx(buffers)
+
+
 @pytest.mark.parametrize(
     ("layout", "kept", "copies"),
     [
