@@ -51,7 +51,7 @@ def problems_of(key: str, value: Any, facts: FlagFacts, *, program: str) -> Iter
     if flag is None and (near := _meant(key, facts)):
         message = f"unknown flag --{name}, which {program} refuses"
         yield Problem(path=path, message=message, hint=f"did you mean --{near}?")
-    if flag is not None and value is not None and (wrong := _misfit(flag, value)):
+    if flag is not None and value is not None and (wrong := misfit(flag, value)):
         yield Problem(path=path, message=f"--{name} {wrong}, not {value!r}")
 
 
@@ -69,11 +69,8 @@ def value_of(flag: Flag | None, value: Any) -> Any:
     return int(number) if flag.type == "int" else number
 
 
-def _meant(key: str, facts: FlagFacts) -> str:
-    return nearest(bare(key).replace("-", "_"), facts.flags, cutoff=MISSPELT)
-
-
-def _misfit(flag: Flag, value: Any) -> str:
+def misfit(flag: Flag, value: Any) -> str:
+    """Return what is wrong with the value of a flag, to follow its name; empty if argparse would take it."""
     if flag.action.startswith("store_"):
         return "" if isinstance(parsed_value(str(value).capitalize()), bool) else "is a switch, true or false"
     if flag.choices and value not in flag.choices:
@@ -82,3 +79,7 @@ def _misfit(flag: Flag, value: Any) -> str:
     values = value if isinstance(value, list | tuple) else [value]
     fitting = (isinstance(parsed_value(str(each)), kinds) and not isinstance(each, bool) for each in values)
     return "" if not kinds or all(fitting) else "is a whole number" if flag.type == "int" else "is a number"
+
+
+def _meant(key: str, facts: FlagFacts) -> str:
+    return nearest(bare(key).replace("-", "_"), facts.flags, cutoff=MISSPELT)

@@ -136,7 +136,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         yield from self.unknown(config) if config.is_known else ()
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name, value in values.items():
-                if wanted := misfit(config.facts.types.get(name), value):
+                if wanted := misfit(config.kind(name), value):
                     yield Problem(path=(place, name), message=f"`{name}` is {wanted}, not {value!r}")
 
     def checkpoint_folder(self, job: Job) -> str:

@@ -60,6 +60,10 @@ class TrainerSettings(DeclaredSettings):
         """Return whether a switch is on."""
         return str(self.get(name)).lower() in ("true", "1")
 
+    def kind(self, name: str) -> str:
+        """Return the type of a setting, such as `int?`; empty where any value may be right."""
+        return self.facts.types.get(name, "")
+
     def variable(self, name: str) -> str:
         """Return a variable of the environment, as the settings or `env:` give it."""
         return str(self.written.get(name) or self.job.env.get(name, ""))

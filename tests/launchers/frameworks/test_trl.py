@@ -248,6 +248,8 @@ def test_a_script_of_ones_own_runs_inside_the_entry(
     [
         ({"per_device_train_batchsize": 8}, "did you mean `per_device_train_batch_size`?"),
         ({"learning_rate": "fast"}, "`learning_rate` is a number, not 'fast'"),
+        ({"num_processes": "16k"}, "`num_processes` is a whole number, not '16k'"),
+        ({"use_deepspeed": "perhaps"}, "`use_deepspeed` is true or false, not 'perhaps'"),
         ({"per_device_train_batch_size": 6}, "6 samples is no multiple of num_generations 8"),
         ({"generation_batch_size": 64, "steps_per_generation": 8}, "exclude each other"),
         ({"generation_batch_size": 40, "num_processes": 2}, "no multiple of 8 x 2 processes"),
