@@ -79,10 +79,9 @@ class TrainerSettings(DeclaredSettings):
         return ":".join([*kept, *filter(None, [host_allocators.SONAMES.get(mode)])]) or None
 
     @property
-    def is_known(self) -> bool:
+    def knows_all(self) -> bool:
         """Whether the facts are those of the release that the job runs, patch releases included."""
-        wanted = self.job.framework_version
-        return not wanted or wanted.startswith(self.release.version.rpartition(".")[0] + ".")
+        return (self.job.framework_version or "").startswith(self.release.version.rpartition(".")[0] + ".")
 
     @property
     def heads(self) -> int:

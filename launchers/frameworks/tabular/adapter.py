@@ -160,8 +160,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return config.facts.unknown(config.given)
 
     def is_certain(self, config: C, problem: Problem) -> bool:
-        """Return whether an unknown setting of a job is a mistake; else it is passed on, with a warning."""
-        return bool(self.adds) or config.release.exact
+        """Return whether an unknown setting of a job is a mistake; else it is passed on, with a warning.
+
+        It is one where all settings of the job's own release are known, and one of them is like it.
+        """
+        return config.knows_all and bool(problem.hint)
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
