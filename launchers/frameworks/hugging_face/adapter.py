@@ -17,6 +17,7 @@ from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
+from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ENVIRONMENT,
@@ -27,7 +28,6 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 )
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.launchers.frameworks.tabular.flags import with_settings
 from autotune.launchers.likeness import suggestion
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job

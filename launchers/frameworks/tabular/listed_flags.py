@@ -16,10 +16,10 @@ from autotune.launchers.frameworks.core.versions import Release
 from autotune.launchers.frameworks.dialects import flag_facts
 from autotune.launchers.frameworks.dialects.flag_facts import Flag
 from autotune.launchers.frameworks.dialects.flags import bare, flags_of, is_on, parsed_value, spelled
-from autotune.launchers.frameworks.dialects.settings import Settings
+from autotune.launchers.frameworks.dialects.settings import Settings, with_settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
-from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings, with_settings
+from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
