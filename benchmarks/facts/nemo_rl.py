@@ -8,6 +8,7 @@ PyPI has a placeholder under its name only, so the facts are read from a checkou
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import click
 import yaml
 
 FILE = "examples/configs/grpo_math_1B.yaml"
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _FOLDER = Path("launchers/frameworks/nemo_rl/facts")
 
 
@@ -24,7 +26,7 @@ def facts(root: Path, commit: str) -> dict[str, Any]:
     found = dict(_leaves(yaml.safe_load((root / FILE).read_text()), ""))
     return {
         "source": f"https://github.com/NVIDIA-NeMo/RL/blob/{commit}/{FILE}",
-        "types": {key: _kind(value) for key, value in sorted(found.items())},
+        "types": {key: _kind(value, found) for key, value in sorted(found.items())},
         "defaults": {key: value for key, value in sorted(found.items()) if value is not None},
     }
 
@@ -37,7 +39,12 @@ def _leaves(tree: dict[str, Any], node: str) -> list[tuple[str, Any]]:
     return result
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Any, settings: dict[str, Any]) -> str:
+    """Return the type of a default; one that refers to another setting is of that one's type."""
+    if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
+        return _kind(settings.get(match[1]), settings)
+    if isinstance(value, str) and value.startswith("${mul:"):
+        return "float"
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int | float):

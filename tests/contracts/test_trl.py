@@ -56,7 +56,7 @@ plain = (int, float, str, type(None))
 print(json.dumps({
     "kinds": kinds,
     "values": {name: value for name, value in values.items() if isinstance(value, plain)},
-    "launch": sorted(launch),
+    "launch": {name: getattr(a.type, "__name__", "") for name, a in launch.items()},
     "switches": sorted(name for name, a in launch.items() if a.nargs == 0),
     "configurations": sorted(file.stem for file in folder.glob("*.yaml")),
     "methods": [name for name in dir(GRPOTrainer)],
@@ -89,10 +89,12 @@ def test_the_lists_of_names_are_those_of_the_packages(facts: dict[str, Any]) -> 
     for name, kind in FACTS.types.items():
         ours.setdefault(kind, set()).add(name)
     switches, launch = ours.pop("launch switch"), ours.pop("launch")
+    numbers = {kind: ours.pop(f"launch {kind}") for kind in ("int", "float")}
     assert ours == {kind: set(names) for kind, names in facts["kinds"].items()}
     own = set().union(*ours.values())
     theirs = set(facts["launch"]) - own - {"help", "env"}
-    assert switches | launch == theirs | {"accelerate_config"}
+    assert switches.union(launch, *numbers.values()) == theirs | {"accelerate_config"}
+    assert numbers == {kind: {name for name in theirs if facts["launch"][name] == kind} for kind in numbers}
     assert switches == set(facts["switches"]) & theirs
 
 

@@ -12,9 +12,9 @@ def misfit(kind: str | None, value: Any) -> str:
     """Return what a value should have been, empty if it fits or only the framework can tell.
 
     `kind` is int, float or bool, with `?` where null is allowed; every other one takes any value. A text that
-    is a number stands for it, and one with `${` refers to another setting.
+    is a number stands for it, 0 and 1 for false and true, and a text with `${` refers to another setting.
     """
-    if kind is None or value is None or (isinstance(value, str) and "${" in value):
+    if not kind or value is None or (isinstance(value, str) and "${" in value):
         return ""
     base = kind.rstrip("?")
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -23,6 +23,6 @@ def misfit(kind: str | None, value: Any) -> str:
         return "a whole number"
     if base == "float" and not number and not text_number:
         return "a number"
-    if base == "bool" and not isinstance(value, bool) and str(value).lower() not in ("true", "false"):
+    if base == "bool" and str(value).lower() not in ("true", "false", "0", "1"):
         return "true or false"
     return ""

@@ -39,19 +39,28 @@ def flag_facts(package: str, file: str) -> FlagFacts:
     return msgspec.json.decode(resources.files(package).joinpath(file).read_bytes(), type=FlagFacts)
 
 
-def unknown(settings: Mapping[str, Any], facts: FlagFacts) -> tuple[str, ...]:
-    """Return the names that are no flag and are like none."""
-    return tuple(bare(key) for key in settings if bare(key) not in facts.flags and not _meant(key, facts))
+def unknown(settings: Mapping[str, Any], facts: FlagFacts, *, exact: bool) -> Iterator[tuple[str, str]]:
+    """Yield the names that are no flag, each with the flag that it is like; empty if it is like none.
+
+    Those that `problems_of` an `exact` release yields are left out.
+    """
+    for key in settings:
+        near = _meant(key, facts)
+        if bare(key) not in facts.flags and not (exact and near):
+            yield bare(key), near
 
 
-def problems_of(key: str, value: Any, facts: FlagFacts, *, program: str) -> Iterator[Problem]:
-    """Yield that a setting is a misspelt flag, or that its value is of no use."""
+def problems_of(key: str, value: Any, facts: FlagFacts, *, program: str, exact: bool) -> Iterator[Problem]:
+    """Yield that a setting is a misspelt flag, or that its value is of no use.
+
+    Only the facts of the job's own release (`exact`) show that a flag is misspelt.
+    """
     name, path = bare(key), ("settings", key)
     flag = facts.flags.get(name)
-    if flag is None and (near := _meant(key, facts)):
+    if flag is None and exact and (near := _meant(key, facts)):
         message = f"unknown flag --{name}, which {program} refuses"
         yield Problem(path=path, message=message, hint=f"did you mean --{near}?")
-    if flag is not None and value is not None and (wrong := _misfit(flag, value)):
+    if flag is not None and value is not None and (wrong := misfit(flag, value)):
         yield Problem(path=path, message=f"--{name} {wrong}, not {value!r}")
 
 
@@ -69,11 +78,8 @@ def value_of(flag: Flag | None, value: Any) -> Any:
     return int(number) if flag.type == "int" else number
 
 
-def _meant(key: str, facts: FlagFacts) -> str:
-    return nearest(bare(key).replace("-", "_"), facts.flags, cutoff=MISSPELT)
-
-
-def _misfit(flag: Flag, value: Any) -> str:
+def misfit(flag: Flag, value: Any) -> str:
+    """Return what is wrong with the value of a flag, to follow its name; empty if argparse would take it."""
     if flag.action.startswith("store_"):
         return "" if isinstance(parsed_value(str(value).capitalize()), bool) else "is a switch, true or false"
     if flag.choices and value not in flag.choices:
@@ -82,3 +88,7 @@ def _misfit(flag: Flag, value: Any) -> str:
     values = value if isinstance(value, list | tuple) else [value]
     fitting = (isinstance(parsed_value(str(each)), kinds) and not isinstance(each, bool) for each in values)
     return "" if not kinds or all(fitting) else "is a whole number" if flag.type == "int" else "is a number"
+
+
+def _meant(key: str, facts: FlagFacts) -> str:
+    return nearest(bare(key).replace("-", "_"), facts.flags, cutoff=MISSPELT)

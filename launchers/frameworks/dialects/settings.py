@@ -6,8 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from autotune.policies.values.job import Job
+
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}$")
 _DEEPEST = 8  # references followed from one key
+
+
+def with_settings(job: Job, changes: Mapping[str, Any]) -> Job:
+    """Return a job with other values of some settings."""
+    return msgspec.structs.replace(job, settings={**job.settings, **changes})
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
+from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ENVIRONMENT,
@@ -27,7 +28,6 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 )
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.launchers.frameworks.tabular.flags import with_settings
 from autotune.launchers.likeness import suggestion
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
@@ -55,7 +55,6 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     title: ClassVar[str]  # of the framework, in messages
     reported_as: ClassVar[str]  # the program that the lines of the entry name
-    help_command: ClassVar[str]  # that lists the settings
     read: ClassVar[frozenset[str]]  # settings that a log may show and that are read here
     saving: ClassVar[Mapping[str, Any]]  # the values that save memory
     sizes_batch: ClassVar[frozenset[str]] = frozenset(
@@ -118,9 +117,8 @@ class HuggingFaceTrainer(TabularFramework[C]):
         known = config.keys.union(ENVIRONMENT, (self.section,))
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name in (name for name in values if name not in known):
-                hint = suggestion(str(name), config.keys) or f"`{self.help_command}` lists what there is"
                 message = f"{self.title} {config.release.version} has no setting `{name}`"
-                yield Problem(path=(place, name), message=message, hint=hint)
+                yield Problem(path=(place, name), message=message, hint=suggestion(str(name), config.keys))
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's command and settings."""
@@ -133,10 +131,10 @@ class HuggingFaceTrainer(TabularFramework[C]):
             yield Problem(path=path, message="the budget is a whole number of bytes")
 
     def _of_names(self, config: C) -> Iterator[Problem]:
-        yield from self.unknown(config) if config.is_known else ()
+        yield from (problem for problem in self.unknown(config) if self.is_certain(config, problem))
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name, value in values.items():
-                if wanted := misfit(config.facts.types.get(name), value):
+                if wanted := misfit(config.kind(name), value):
                     yield Problem(path=(place, name), message=f"`{name}` is {wanted}, not {value!r}")
 
     def checkpoint_folder(self, job: Job) -> str:
@@ -254,13 +252,6 @@ class HuggingFaceTrainer(TabularFramework[C]):
         if not config.resumes:
             yield "The job writes no checkpoint that training can continue: every attempt starts at step 0."
         yield from super().warnings(config)
-
-    def _passed_on(self, job: Job, config: C) -> Iterator[str]:
-        release = f"{self.title} {config.release.version}"
-        yield from (
-            f"`{problem.path[1]}` is no setting of {release}, which is known here; it is passed on."
-            for problem in (() if config.is_known else self.unknown(config))
-        )
 
 
 def _output(config: TrainerSettings, job: Job, *, run: str) -> str:

@@ -60,6 +60,10 @@ class TrainerSettings(DeclaredSettings):
         """Return whether a switch is on."""
         return str(self.get(name)).lower() in ("true", "1")
 
+    def kind(self, name: str) -> str:
+        """Return the type of a setting, such as `int?`; empty where any value may be right."""
+        return self.facts.types.get(name, "")
+
     def variable(self, name: str) -> str:
         """Return a variable of the environment, as the settings or `env:` give it."""
         return str(self.written.get(name) or self.job.env.get(name, ""))
@@ -75,10 +79,9 @@ class TrainerSettings(DeclaredSettings):
         return ":".join([*kept, *filter(None, [host_allocators.SONAMES.get(mode)])]) or None
 
     @property
-    def is_known(self) -> bool:
+    def knows_all(self) -> bool:
         """Whether the facts are those of the release that the job runs, patch releases included."""
-        wanted = self.job.framework_version
-        return not wanted or wanted.startswith(self.release.version.rpartition(".")[0] + ".")
+        return (self.job.framework_version or "").startswith(self.release.version.rpartition(".")[0] + ".")
 
     @property
     def heads(self) -> int:

@@ -62,7 +62,6 @@ class MsSwift(HuggingFaceTrainer[Config]):
     settings_class = Config
     title = "ms-swift"
     reported_as = "swift"
-    help_command = "swift rlhf --help"
     distribution = "ms-swift"
     releases = RELEASES
     modules = ("swift",)

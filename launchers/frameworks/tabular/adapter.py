@@ -24,6 +24,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
     value_of,
 )
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
+from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of, marks_of
@@ -37,6 +38,7 @@ from autotune.policies.values.profile import Constraint, Grid, Placement, Profil
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
+R = TypeVar("R", bound=rows.Conditional)
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
@@ -82,13 +84,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def refused(self, config: C) -> Iterator[Problem]:
         """Yield what the framework refuses at its start: the rows of `refused.yaml`."""
-        for row in rows.refusals(*self.tables):
-            if self._holds(config)(row):
-                message, hint = (
-                    text.format(value=config.get(row.setting), config=config)
-                    for text in (row.message, row.hint)
-                )
-                yield Problem(path=config.place(row.setting), message=message, hint=hint)
+        for row in self._rows(config, "refused.yaml", rows.Refusal):
+            value = config.get(row.setting)
+            message, hint = (text.format(value=value, config=config) for text in (row.message, row.hint))
+            yield Problem(path=config.place(row.setting), message=message, hint=hint)
 
     @abstractmethod
     def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
@@ -105,14 +104,12 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def warnings(self, config: C) -> Iterator[str]:
         """Yield what the user should know before the launch: `warnings.yaml` and `unread.yaml`."""
         version = config.release.version
-        for key, unread in (
-            rows.unread(self.tables[-1]).items() if self.unread_in and version == self.unread_in else ()
-        ):
-            if config.has(key) and self._holds(config)(unread):
-                yield f"{key} has no effect in {self.name} {version}: {unread.why}"
-        for row in rows.warnings(*self.tables):
-            if self._holds(config)(row):
-                yield row.says.format(longest=config.longest, config=config)
+        unread = rows.unread(self.tables[-1]) if self.unread_in and version == self.unread_in else {}
+        for key, row in unread.items():
+            if config.has(key) and self._holds(config)(row):
+                yield f"{key} has no effect in {self.name} {version}: {row.why}"
+        for warned in self._rows(config, "warnings.yaml", rows.Warned):
+            yield warned.says.format(longest=config.longest, config=config)
 
     def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
         """Yield what the user should know of the job on this cluster."""
@@ -136,8 +133,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return rows.known(rows.knob_rows(*self.tables), self._holds(config))
 
     def declined(self, config: C) -> dict[str, str]:
-        """Return the knobs that a job does not offer, each with the reason."""
-        return rows.declined(rows.declined_rows(*self.tables), self._holds(config))
+        """Return the knobs that a job does not offer, each with the first reason that holds."""
+        found: dict[str, str] = {}
+        for row in self._rows(config, "unsupported.yaml", rows.Declined):
+            found.setdefault(row.knob, row.why)
+        return found
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -161,8 +161,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return config.facts.unknown(config.given)
 
     def is_certain(self, config: C, problem: Problem) -> bool:
-        """Return whether an unknown setting of a job is a mistake; else it is passed on, with a warning."""
-        return bool(self.adds) or config.release.exact
+        """Return whether an unknown setting of a job is a mistake; else it is passed on, with a warning.
+
+        It is one where all settings of the job's own release are known, and one of them is like it.
+        """
+        return config.knows_all and bool(problem.hint)
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
@@ -200,7 +203,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         """Render an attempt: the program, the job's own settings, what its knobs change, what a run needs."""
         config = self.config(job)
         changed = self.settings(job, knobs)
-        whole = self.config(msgspec.structs.replace(job, settings={**job.settings, **changed}))
+        whole = self.config(with_settings(job, changed))
         needed = self.of_attempt(whole, job, run=run, attempt=attempt)
         needed |= self.started(whole, job, run=run, resume=resume)
         own = {whole.key(key): value for key, value in needed.items()}
@@ -350,6 +353,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
         if self.reads_declined:
             return self.known(config)
         return self.present(config)
+
+    def _rows(self, config: C, file: str, kind: type[R]) -> Iterator[R]:
+        """Return the rows of a data file that are true of a job."""
+        return filter(self._holds(config), rows.shared_rows(self.tables, file, kind))
 
     def _holds(self, config: C) -> rows.Holds:
         return lambda row: rows.holds(row, config, self.when)

@@ -139,7 +139,7 @@ class ArgparseFramework(FlagFramework[C]):
 
     def mistakes_of(self, config: C, key: str, value: Any) -> Iterator[Problem]:
         """Yield that a flag is misspelt, or that its value is of no use."""
-        return flag_facts.problems_of(key, value, config.known, program=self.name)
+        return flag_facts.problems_of(key, value, config.known, program=self.name, exact=config.release.exact)
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`, named as in the job's release."""
@@ -181,6 +181,5 @@ class ArgparseFramework(FlagFramework[C]):
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         which = f"{self.name} {config.release.version}, which refuses what it does not know"
-        yield from (
-            f"--{name} is no flag of {which}" for name in flag_facts.unknown(job.settings, config.known)
-        )
+        for name, near in flag_facts.unknown(job.settings, config.known, exact=config.release.exact):
+            yield f"--{name} is no flag of {which}" + (f" (did you mean --{near}?)" if near else "")

@@ -130,6 +130,12 @@ class DeclaredSettings(Settings, ABC):
         # Of a file that is not here nothing is known.
         own = flat(document) if document else {} if job.config is not None else self.facts.types
         self.keys = frozenset(own)
+        self._has_file = bool(document)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether all settings are known that the program takes: from its file, or from the job's release."""
+        return self.release.exact or self._has_file
 
     def holds(self, key: str) -> bool:
         """Return whether the job's file, or without one the framework's own, has a key or a section."""
@@ -141,8 +147,7 @@ class DeclaredSettings(Settings, ABC):
             if prefix(key) or key in known or self.holds(key):
                 continue
             near = similar(key, self.keys)
-            hint = f"did you mean {near}? " if near else ""
-            hint += f"{adds}{key} adds a key of your own"
+            hint = f"did you mean {near}? {adds}{key} adds a key of your own" if near else ""
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
     def size(self, name: str) -> int:

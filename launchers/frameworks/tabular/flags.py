@@ -6,10 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-import msgspec
-
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.dialects.flags import arguments, bare, shown
+from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.command import Command
@@ -97,8 +96,3 @@ class FlagFramework(TabularFramework[F]):
             env={**self.variables(config, run), **self.env, **job.env},
             cwd=job.workdir,
         )
-
-
-def with_settings(job: Job, changes: Mapping[str, Any]) -> Job:
-    """Return a job with other values of some settings."""
-    return msgspec.structs.replace(job, settings={**job.settings, **changes})

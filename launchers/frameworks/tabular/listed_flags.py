@@ -13,11 +13,13 @@ import msgspec
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import Words, document
 from autotune.launchers.frameworks.core.versions import Release
+from autotune.launchers.frameworks.dialects import flag_facts
+from autotune.launchers.frameworks.dialects.flag_facts import Flag
 from autotune.launchers.frameworks.dialects.flags import bare, flags_of, is_on, parsed_value, spelled
-from autotune.launchers.frameworks.dialects.settings import Settings
+from autotune.launchers.frameworks.dialects.settings import Settings, with_settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
-from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings, with_settings
+from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
@@ -38,9 +40,10 @@ class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FlagValues(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `values.yaml`: flags that are numbers, and the words that others know."""
+    """A `values.yaml`: flags that are one number, switches, and the words that others know."""
 
-    numbers: tuple[str, ...]
+    numbers: Words
+    switches: Words
     choices: dict[str, tuple[str, ...]]
 
 
@@ -122,6 +125,7 @@ class ListedFlagSettings(FlagSettings):
 
 
 F = TypeVar("F", bound=ListedFlagSettings)
+_NUMBER, _SWITCH, _WORD = Flag(type="float"), Flag(action="store_true"), Flag()
 
 
 class ListedFlagFramework(FlagFramework[F]):
@@ -155,7 +159,7 @@ class ListedFlagFramework(FlagFramework[F]):
             yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
 
     def mistakes(self, config: F) -> Iterator[Problem]:
-        """Yield names of no flag, then values of `values.yaml` that are no number or none of its words."""
+        """Yield names of no flag, then values that are not what `values.yaml` says."""
         yield from super().mistakes(config)
         yield from self._misfits(config)
 
@@ -175,11 +179,11 @@ class ListedFlagFramework(FlagFramework[F]):
     def _misfits(self, config: F) -> Iterator[Problem]:
         given = {flag: value for flag, value in config.flags.items() if value is not None}
         known = _values(self.tables[-1])
-        for flag in filter(given.__contains__, known.numbers):
-            value = given[flag]
-            if isinstance(value, bool) or not isinstance(parsed_value(str(value)), int | float):
-                message = f"--{flag} is a number, not {value!r}"
-                yield Problem(path=config.place(flag), message=message)
+        for flag, value in given.items():
+            kind = _NUMBER if flag in known.numbers else _SWITCH if flag in known.switches else _WORD
+            single = str(value) if isinstance(value, list) else value  # a list is no value of these
+            if wrong := flag_facts.misfit(kind, single):
+                yield Problem(path=config.place(flag), message=f"--{flag} {wrong}, not {value!r}")
         for flag, choices in known.choices.items():
             if flag in given and given[flag] not in choices:
                 message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)

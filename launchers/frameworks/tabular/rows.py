@@ -125,16 +125,18 @@ class Declined(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 @cache
-def knob_rows(*packages: str) -> tuple[Row, ...]:
-    """Return the rows of a framework's `knobs.yaml`, its own before those that it shares."""
-    every = _shared_rows(packages, "knobs.yaml", Row)
-    return tuple(msgspec.structs.replace(row, grid=_counted(row.grid)) for row in every)
+def shared_rows(packages: tuple[str, ...], file: str, row: type[T]) -> tuple[T, ...]:
+    """Return the rows of a file, a framework's own before those that it shares; only the last must exist."""
+    *own, last = packages
+    having = [package for package in own if resources.files(package).joinpath(file).is_file()]
+    return tuple(each for package in (*having, last) for each in rows(package, file, row))
 
 
 @cache
-def declined_rows(*packages: str) -> tuple[Declined, ...]:
-    """Return the rows of a framework's `unsupported.yaml`, its own before those that it shares."""
-    return _shared_rows(packages, "unsupported.yaml", Declined)
+def knob_rows(*packages: str) -> tuple[Row, ...]:
+    """Return the rows of a framework's `knobs.yaml`, its own before those that it shares."""
+    every = shared_rows(packages, "knobs.yaml", Row)
+    return tuple(msgspec.structs.replace(row, grid=_counted(row.grid)) for row in every)
 
 
 @cache
@@ -169,30 +171,9 @@ def known(every: Iterable[Row], holds: Holds) -> tuple[Row, ...]:
 
 
 @cache
-def refusals(*packages: str) -> tuple[Refusal, ...]:
-    """Return the rows of a framework's `refused.yaml`, its own before those that it shares."""
-    return _shared_rows(packages, "refused.yaml", Refusal)
-
-
-@cache
-def warnings(*packages: str) -> tuple[Warned, ...]:
-    """Return the rows of a framework's `warnings.yaml`, its own before those that it shares."""
-    return _shared_rows(packages, "warnings.yaml", Warned)
-
-
-@cache
 def unread(package: str) -> dict[str, Unread]:
     """Return the settings of a framework's `unread.yaml`."""
     return table(package, "unread.yaml", Unread)
-
-
-def declined(every: Iterable[Declined], holds: Holds) -> dict[str, str]:
-    """Return the knobs that a job does not offer, each with the first reason that holds."""
-    found: dict[str, str] = {}
-    for row in every:
-        if row.knob not in found and holds(row):
-            found[row.knob] = row.why
-    return found
 
 
 def read(present: Iterable[Row], settings: Settings, readers: Mapping[str, Reader] | None = None) -> Knobs:
@@ -318,13 +299,6 @@ def written_in_turn(
         if name is None:
             return found
         found |= written(present, settings, Knobs(**{name: wanted.pop(name)}), readers, writers)
-
-
-def _shared_rows(packages: tuple[str, ...], file: str, row: type[T]) -> tuple[T, ...]:
-    """Return the rows of a file in several folders, of which only the last must have it."""
-    *own, last = packages
-    having = [package for package in own if resources.files(package).joinpath(file).is_file()]
-    return tuple(each for package in (*having, last) for each in rows(package, file, row))
 
 
 def _is(settings: Settings, name: str, wanted: Setting) -> bool:

@@ -72,7 +72,6 @@ class Trl(HuggingFaceTrainer[Config]):
     settings_class = Config
     title = "TRL"
     reported_as = "trl"
-    help_command = "trl grpo --help"
     distribution = "trl"
     releases = RELEASES
     modules = ("trl",)

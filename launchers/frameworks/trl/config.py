@@ -18,7 +18,8 @@ RELEASES = ("1.16.0",)
 _FUSED_HEAD = (1, 15)  # the first release whose trainer has a fused head of its own
 _DAPO = (0, 24)  # the first whose default loss is dapo (pull request 3938); before it was bnpo
 _PACKAGED_RANKS = 8  # of the configurations that TRL ships, but for single_gpu
-_LAUNCH = "launch"  # the type of what goes to `accelerate launch`; `launch switch` where it takes no value
+_LAUNCH = "launch"  # begins the type of what goes to `accelerate launch`, such as `launch int`
+_LAUNCH_SWITCH = f"{_LAUNCH} switch"  # takes no value
 
 
 @cache
@@ -34,7 +35,7 @@ def is_of_launcher(name: str) -> bool:
 
 def is_switch(name: str) -> bool:
     """Return whether a setting is a flag of `accelerate launch` that takes no value."""
-    return types().get(name) == f"{_LAUNCH} switch"
+    return types().get(name) == _LAUNCH_SWITCH
 
 
 def setting_of(word: str) -> str:
@@ -69,6 +70,11 @@ class Config(TrainerSettings):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES)
+
+    def kind(self, name: str) -> str:
+        """Return the type of a setting, of one of the launcher's too; empty where any value may be right."""
+        kind = super().kind(name)
+        return "bool" if kind == _LAUNCH_SWITCH else kind.removeprefix(_LAUNCH).strip()
 
     @property
     def longest(self) -> None:

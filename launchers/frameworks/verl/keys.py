@@ -73,7 +73,9 @@ def taken(key: str, version: str | None = None) -> str:
 
 def _kind(default: Any) -> str:
     """Return the type of an undeclared setting: `1` may stand for a share, texts for anything."""
-    return "float?" if isinstance(default, int | float) and not isinstance(default, bool) else ""
+    if isinstance(default, bool):
+        return "bool?"
+    return "float?" if isinstance(default, int | float) else ""
 
 
 @cache

@@ -46,6 +46,21 @@ def test_a_job_as_written_needs_no_setting(job: Job) -> None:
     assert framework.settings(job, Knobs()) == {}
 
 
+@each(areal_jobs.JOBS, verl_jobs.JOBS, *LISTED)
+def test_an_unknown_setting_is_a_mistake_only_where_a_known_release_has_a_like_one(job: Job) -> None:
+    framework = find(job.framework)
+    key = next(key for key in framework.declared(framework.releases[-1]).types if key.endswith("batch_size"))
+    for name, version, is_mistake in (
+        (f"{key}s", framework.releases[-1], True),
+        (f"{key}s", "99.0", False),
+        ("wholly.different", framework.releases[-1], False),
+    ):
+        own = msgspec.structs.replace(job, framework_version=version, document={}, config=None)
+        own = msgspec.structs.replace(own, settings={**job.settings, name: 1})
+        found = [problem for problem in framework.check(own) if name in str(problem.path)]
+        assert bool(found) is is_mistake, (name, version, found)
+
+
 @each(*LISTED)
 def test_what_a_change_writes_reads_back_as_the_change(job: Job) -> None:
     framework, found = find(job.framework), profile(job)

@@ -227,6 +227,7 @@ def test_references_that_multiply_end_soon():
     [
         ({"policy.train_micro_batchsize": 4}, "did you mean policy.train_micro_batch_size?"),
         ({f"{PACKING}.enabled": "perhaps"}, "must be true or false"),
+        ({"policy.logprob_batch_size": "16k"}, "policy.logprob_batch_size must be a number, not '16k'"),
         ({f"{PACKING}.enabled": False, "policy.train_micro_batch_size": 7}, "does not divide"),
         ({"policy.megatron_cfg.enabled": True}, "both are enabled"),
         ({"policy.dtensor_cfg.enabled": False}, "none is enabled"),

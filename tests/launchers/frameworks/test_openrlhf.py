@@ -203,7 +203,7 @@ def test_a_layout_follows_the_flags(stage: int, strategy: str, shards: int) -> N
     ],
 )
 def test_mistakes_are_found_before_anything_starts(change: dict[str, Any], name: str, words: str) -> None:
-    problems = OPENRLHF.check(job({**PACKED, **change}))
+    problems = OPENRLHF.check(job({**PACKED, **change}, framework_version="0.11.2"))
     assert [p for p in problems if p.path == ("settings", name) and words in p.message], problems
 
 
@@ -269,6 +269,16 @@ def test_a_job_of_0_8_limits_prompts_and_responses_apart() -> None:
 def test_an_unknown_flag_is_warned_about() -> None:
     own = job({**PACKED, "frobnicate": 3})
     assert any("--frobnicate is no flag" in text for text in OPENRLHF.profile(own, CLUSTER).warnings)
+
+
+@pytest.mark.parametrize("release", [None, "0.12.0"])
+def test_a_flag_like_a_known_one_may_be_one_of_another_release(release: str | None) -> None:
+    own = job({**PACKED, "train.max_token_per_gpu": 1}, framework_version=release)
+    assert OPENRLHF.check(own) == ()
+    assert any(
+        "(did you mean --train.max_tokens_per_gpu?)" in text
+        for text in OPENRLHF.profile(own, CLUSTER).warnings
+    )
 
 
 # --------------------------------------------------------------------------- attempts and trials

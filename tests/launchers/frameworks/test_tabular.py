@@ -23,18 +23,19 @@ from autotune.launchers.frameworks.tabular.flags import FlagFramework
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
     Conditional,
+    Declined,
     Needs,
+    Refusal,
     Row,
+    Warned,
     bounds,
-    declined_rows,
     holds,
     knob_rows,
     offered,
     read,
-    refusals,
+    shared_rows,
     terms,
     unread,
-    warnings,
     written,
     written_in_turn,
 )
@@ -85,12 +86,12 @@ def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_name
     framework: TabularFramework[Any],
 ) -> None:
     rows = knob_rows(*framework.tables)
-    refused = declined_rows(*framework.tables)
+    refused = shared_rows(framework.tables, "unsupported.yaml", Declined)
     named = {row.when for row in (*rows, *refused)} | {name for row in rows for name in row.also}
     folder = resources.files(framework.tables[-1])
-    for file, read_rows in (("refused.yaml", refusals), ("warnings.yaml", warnings)):
+    for file, kind in (("refused.yaml", Refusal), ("warnings.yaml", Warned)):
         if folder.joinpath(file).is_file():
-            named |= {row.when for row in read_rows(*framework.tables)}
+            named |= {row.when for row in shared_rows(framework.tables, file, kind)}
     if framework.unread_in:
         named |= {setting.when for setting in unread(framework.tables[-1]).values()}
     names = {name for condition in named for name, _ in terms(condition)}
@@ -252,11 +253,12 @@ def test_a_condition_joins_predicates_and_properties_of_the_settings(condition: 
 
 def test_rows_of_a_dialect_come_before_those_that_it_shares() -> None:
     folder = "autotune.launchers.frameworks"
-    shared = declined_rows(f"{folder}.megatron")
-    every = declined_rows(f"{folder}.relax", f"{folder}.megatron")
+    shared = shared_rows((f"{folder}.megatron",), "unsupported.yaml", Declined)
+    every = shared_rows((f"{folder}.relax", f"{folder}.megatron"), "unsupported.yaml", Declined)
     assert every[-len(shared) :] == shared and len(every) > len(shared)
-    assert warnings(f"{folder}.relax", f"{folder}.megatron") == warnings(
-        f"{folder}.megatron"
+    own = (f"{folder}.relax", f"{folder}.megatron")
+    assert shared_rows(own, "warnings.yaml", Warned) == shared_rows(
+        own[1:], "warnings.yaml", Warned
     )  # none of its own
 
 

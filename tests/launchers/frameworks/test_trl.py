@@ -248,6 +248,8 @@ def test_a_script_of_ones_own_runs_inside_the_entry(
     [
         ({"per_device_train_batchsize": 8}, "did you mean `per_device_train_batch_size`?"),
         ({"learning_rate": "fast"}, "`learning_rate` is a number, not 'fast'"),
+        ({"num_processes": "16k"}, "`num_processes` is a whole number, not '16k'"),
+        ({"use_deepspeed": "perhaps"}, "`use_deepspeed` is true or false, not 'perhaps'"),
         ({"per_device_train_batch_size": 6}, "6 samples is no multiple of num_generations 8"),
         ({"generation_batch_size": 64, "steps_per_generation": 8}, "exclude each other"),
         ({"generation_batch_size": 40, "num_processes": 2}, "no multiple of 8 x 2 processes"),
@@ -265,7 +267,7 @@ def test_a_setting_of_another_release_is_passed_on_and_told() -> None:
     older = replace(job(warmup_ratio=0.1), framework_version="1.12.0")
     assert TRL.check(older) == () and TRL.check(replace(older, framework_version="1.16.2"))
     profile = TRL.profile(older, CLUSTER)
-    assert any("`warmup_ratio`" in warning for warning in profile.warnings)
+    assert any("does not have the setting warmup_ratio" in warning for warning in profile.warnings)
     assert flags(older)["warmup_ratio"] == "0.1"
     assert not profile.layout.chunked_head  # before 1.15 the logits exist as a whole
     assert TRL.profile(job(), CLUSTER).layout.chunked_head

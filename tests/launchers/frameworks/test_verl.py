@@ -231,6 +231,7 @@ def test_what_a_checkpoint_depends_on_stays_during_a_run(of, knobs) -> None:
         ({f"++{ACTOR}.fsdp_config.offload_params": True}, f"++{ACTOR}.fsdp_config.offload_params", "unknown"),
         ({f"{ACTOR}.megatron.param_offload": True}, f"{ACTOR}.megatron.param_offload", "unknown"),
         ({f"{ACTOR}.ppo_max_token_len_per_gpu": "16k"}, f"{ACTOR}.ppo_max_token_len_per_gpu", "16k"),
+        ({"data.filter_overlong_prompts": "maybe"}, "data.filter_overlong_prompts", "true or false"),
         ({"global_profiler.enabled": True}, "global_profiler.enabled", "unknown"),
         ({f"{ROLLOUT}.name": None}, f"{ROLLOUT}.name", "inference engine"),
         ({f"{ACTOR}.use_dynamic_bsz": False}, f"{ACTOR}.ppo_micro_batch_size_per_gpu", "needs it"),
