@@ -22,7 +22,13 @@ from autotune.orchestrator.init.documents import (
     readable_document,
     repository_of,
 )
-from autotune.orchestrator.init.entry_points import Program, framework_of, framework_of_document, unwrapped
+from autotune.orchestrator.init.entry_points import (
+    NEMO_RL_TRAINERS,
+    Program,
+    framework_of,
+    framework_of_document,
+    unwrapped,
+)
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     Settings,
@@ -305,8 +311,9 @@ def _of_document(path: Path) -> Draft:
             hint="give the command that starts it: autotune init -- python train.py --config FILE",
             code=ExitCode.NO,
         )
+    trainer = next((each for each in NEMO_RL_TRAINERS if each in document), "grpo")
     starts = {
-        "NeMo-RL": ("uv", "run", "python", "examples/run_grpo.py", "--config", str(path.absolute())),
+        "NeMo-RL": ("uv", "run", "python", f"examples/run_{trainer}.py", "--config", str(path.absolute())),
         "ROLL": (
             "python",
             "examples/start_rlvr_pipeline.py",

@@ -27,6 +27,8 @@ _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
 _AREAL_KEYS = frozenset(
     {"gconfig", "rollout", "train_dataset", "actor", "allocation_mode", "sglang", "stats_logger"}
 )
+# Sections of NeMo-RL's files that name the script `examples/run_SECTION.py`; its GRPO has an adapter.
+NEMO_RL_TRAINERS = ("sft", "dpo", "rm", "ppo", "distillation")
 _FILES = (".yaml", ".yml", ".json")  # that `swift` takes in front of its flags
 _SKYRL_KEYS = ("trainer.policy.", "trainer.placement.", "generator.inference_engine.")
 _MILES = re.compile(
@@ -44,7 +46,7 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     ("OpenRLHF", r"openrlhf[./]"),
     (
         "NeMo-RL",
-        r"nemo_rl|run_grpo_(?:sliding|single)\w*\.py|examples/run_(?:dpo|sft|rm|ppo|distillation)\.py",
+        rf"nemo_rl|run_grpo_(?:sliding|single)\w*\.py|examples/run_(?:{'|'.join(NEMO_RL_TRAINERS)})\.py",
     ),
     ("ROLL", r"start_(?:rlvr|agentic|dpo|distill|sft)\w*_pipeline\.py|(?:^|\s)roll\.pipeline"),
     (
@@ -144,7 +146,7 @@ def framework_of_document(document: dict[str, Any]) -> str:
     keys = set(document)
     if {"actor", "gconfig"} <= keys or len(keys & _AREAL_KEYS) >= 4:
         return "areal"
-    if {"policy", "grpo"} <= keys or {"policy", "loss_fn"} <= keys:
+    if "policy" in keys and keys & {"grpo", "loss_fn", *NEMO_RL_TRAINERS}:
         return "nemo-rl" if "grpo" in keys else "command: NeMo-RL"
     if {"actor_train", "actor_infer"} <= keys or ("pretrain" in keys and "actor_train" in keys):
         return "command: ROLL"

@@ -322,6 +322,34 @@ def test_nemo_rl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) ->
     assert job.settings == {"grpo.seed": 2, "++grpo.x": 3}
 
 
+def test_a_recipe_of_nemo_rl_is_read_with_the_files_that_it_extends(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "policy: {dtensor_cfg: {enabled: true}}\ngrpo: {seed: 1}\ncluster: {num_nodes: 1}\n"
+    )
+    (tmp_path / "middle.yaml").write_text("defaults: base.yaml\ncluster: {gpus_per_node: 4}\n")
+    (tmp_path / "recipe.yaml").write_text("defaults: middle.yaml\npolicy: {model_name: Qwen/Qwen3-4B}\n")
+    assert init(tmp_path, "recipe.yaml").exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.cluster.nodes, job.cluster.gpus_per_node) == ("nemo-rl", 1, 4)
+
+
+def test_a_recipe_without_the_file_that_it_extends_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("defaults: ../base.yaml\npolicy: {model_name: Qwen/Qwen3-4B}\n")
+    result = init(tmp_path, "recipe.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: recipe.yaml extends ../base.yaml: no such file",
+        f"hint: looked for {tmp_path.parent / 'base.yaml'}",
+    ]
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "rm", "ppo", "distillation"])
+def test_nemo_rl_s_other_trainers_start_their_own_script(trainer: str, tmp_path: Path) -> None:
+    (tmp_path / "their.yaml").write_text(f"policy: {{model_name: Qwen/Qwen3-4B}}\n{trainer}: {{seed: 1}}\n")
+    assert init(tmp_path, "their.yaml").exit_code == 0
+    assert f"examples/run_{trainer}.py" in load(tmp_path / "job.yaml").command
+
+
 def test_trl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(
         "model_name_or_path: Qwen/Qwen3-4B\nnum_generations: 8\nuse_vllm: true\n"
