@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
 from autotune.orchestrator.init.documents import (
@@ -126,9 +128,12 @@ def _of_script(
         last = "".join(
             f"\n  {note.file.removeprefix(f'{cwd}/')}:{note.line}: {note.message}" for note in notes[-1:]
         )
+        ends = bool(notes) and notes[-1].message.startswith(ENDS_HERE)
+        call = f"NAME=value autotune init {shlex.quote(str(path))} ARGUMENTS"
+        wants = f"pass the variables and arguments that the script expects: {call}; or " if ends else ""
         raise Failure(
             f"no training found in `{path}`; programs that it would start: {seen}{last}",
-            hint="give the command itself: autotune init -- python train.py ...",
+            hint=f"{wants}give the command itself: autotune init -- python train.py ...",
             code=ExitCode.NO,
         )
     chosen = next((each for each in found if not each[2].startswith("command:")), found[0])

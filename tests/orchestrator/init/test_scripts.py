@@ -112,11 +112,11 @@ def test_what_was_not_understood_has_its_place(checkout: Path) -> None:
     assert "torch_npu" in reading.notes[0].message
 
 
-def init(folder: Path, *words: str) -> Result:
+def init(folder: Path, *words: str, env: dict[str, str] | None = None) -> Result:
     kept = Path.cwd()
     os.chdir(folder)
     try:
-        environment = {"HOME": "/home/somebody", "SOURCE_DATE_EPOCH": str(_NOW)}
+        environment = {"HOME": "/home/somebody", "SOURCE_DATE_EPOCH": str(_NOW)} | (env or {})
         return CliRunner().invoke(main, ["init", *words], env=environment)
     finally:
         os.chdir(kept)
@@ -400,6 +400,29 @@ def test_a_script_without_a_training(tmp_path: Path) -> None:
     result = init(tmp_path, "run.sh")
     assert result.exit_code == 1
     assert "run.sh:1: the script ends here: `exit 1`" in result.stderr
+
+
+def test_a_script_that_ends_for_want_of_a_variable_names_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        'if [ -z "${BASE_FOLDER_OF_MINE}" ]; then\n  echo "BASE_FOLDER_OF_MINE is not set."\n  exit 1\nfi\n'
+        "python3 train_grpo.py --a 1\n"
+    )
+    result = init(tmp_path, "run.sh")
+    assert result.exit_code == 1
+    assert 'run.sh:3: the script ends here: `exit 1`, after it prints "BASE_FOLDER_OF_MINE is not set."' in (
+        result.stderr
+    )
+    assert (
+        "hint: pass the variables and arguments that the script expects: NAME=value autotune init run.sh"
+        in (result.stderr)
+    )
+    assert init(tmp_path, "run.sh", env={"BASE_FOLDER_OF_MINE": "/models"}).exit_code == 0
+
+
+def test_a_message_far_from_the_end_of_a_script_does_not_explain_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text('echo "begins"\n\n\n\nexit 1\npython3 train_grpo.py --a 1\n')
+    result = init(tmp_path, "run.sh")
+    assert "run.sh:5: the script ends here: `exit 1`\n" in result.stderr
 
 
 _OLDER = "actor_rollout_ref.actor.megatron.grad_offload"  # verl 0.9.1 does not have it, 0.9.0 does
