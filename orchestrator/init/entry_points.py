@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -98,6 +99,12 @@ def unwrapped(argv: Sequence[str]) -> Program:
             env |= variables
             problems += wrong
             words = inner
+        elif name in ("bash", "sh") and len(words) == 3 and re.fullmatch(r"-[a-z]*c", words[1]):
+            *before, inner = _commands_of(words[2]) or [[]]
+            if not inner:
+                break
+            around += [" ".join(each) for each in before]
+            words = inner
         else:
             break
     return Program(
@@ -188,6 +195,24 @@ def _trains(argv: Sequence[str]) -> bool:
     return name.startswith(("python", "uv")) and bool(
         re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (script.endswith(".py") or "-m" in argv)
     )
+
+
+def _commands_of(text: str) -> list[list[str]]:
+    """Return the words of the commands that `&&` or `;` join in a text; none if it holds other operators."""
+    reader = shlex.shlex(text, posix=True, punctuation_chars=True)
+    reader.whitespace_split, reader.commenters = True, ""
+    commands: list[list[str]] = [[]]
+    try:
+        for word in reader:
+            if word in ("&&", ";"):
+                commands.append([])
+            elif set(word) <= set("();<>|&"):
+                return []
+            else:
+                commands[-1].append(word)
+    except ValueError:  # a quote is not closed
+        return []
+    return [each for each in commands if each]
 
 
 def _submission(words: list[str]) -> tuple[list[str], dict[str, str], str, list[str]]:

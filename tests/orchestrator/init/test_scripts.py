@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.loader import load
 from autotune.orchestrator.init.bash.reader import Reading, read_script
+from autotune.orchestrator.init.entry_points import unwrapped
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _NOW = 1_795_000_000
@@ -400,6 +401,21 @@ def test_a_script_without_a_training(tmp_path: Path) -> None:
     result = init(tmp_path, "run.sh")
     assert result.exit_code == 1
     assert "run.sh:1: the script ends here: `exit 1`" in result.stderr
+
+
+def test_a_training_inside_bash_c_is_found_behind_what_prepares_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        'srun -w node bash -c \\\n"pip install ray \\\n&& /root/bin/ray job submit -- python3 -m '
+        'openrlhf.cli.train_ppo_ray --train.batch_size 128"\n'
+    )
+    result = init(tmp_path, "run.sh")
+    assert "openrlhf, 1 setting kept" in result.stderr
+    assert "left out: `pip install ray`; autotune starts the program itself" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["python3 a.py | tee log", "python3 a.py 'b", "(python3 a.py)"])
+def test_a_text_for_bash_with_other_operators_stays_one_command(text: str) -> None:
+    assert unwrapped(("bash", "-c", text)).argv == ("bash", "-c", text)
 
 
 def test_a_script_that_ends_for_want_of_a_variable_names_it(tmp_path: Path) -> None:
