@@ -59,7 +59,7 @@ def _misuse() -> Iterator[None]:
     """Turn click's errors of usage into this program's."""
     try:
         yield
-    except Misuse:
+    except (Misuse, click.exceptions.NoArgsIsHelpError):
         raise
     except click.UsageError as error:
         raise Misuse(error.format_message(), ctx=error.ctx) from None
@@ -184,5 +184,7 @@ def main() -> None:
 
     \b
     Example:
-      autotune launch job.yaml
+      autotune explain run.log                   # why a job died
+      autotune init run_grpo.sh --gpus 8xH100    # a job file from a launch script
+      autotune launch job.yaml                   # run it, recovering from memory failures
     """  # noqa: D301

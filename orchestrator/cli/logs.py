@@ -112,14 +112,18 @@ def follow(run: directory.Run, *, attempt: int | None, options: Options, tail: i
         else:
             time.sleep(_POLL_S)
     if not finished and not driven:
-        click.echo(f"run {run.id} has no driver; `autotune resume {run.id}` continues it", err=True)
+        click.echo(
+            f"run {run.id} has no driver; `autotune resume {run.id}{run.option}` continues it", err=True
+        )
     if number is None:
         raise _none_begun(run)
 
 
 def _none_begun(run: directory.Run) -> Failure:
     return Failure(
-        f"no attempt of run {run.id} has started", hint=f"`autotune status {run.id}`", code=ExitCode.NO
+        f"no attempt of run {run.id} has started",
+        hint=f"`autotune status {run.id}{run.option}`",
+        code=ExitCode.NO,
     )
 
 

@@ -35,6 +35,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
 
 _ROUNDED = 1.05  # of a card's memory: how far above it people write it
+_MOST_PER_NODE = 16  # GPUs; more are a mistake for several nodes, or a rack
 _CODES = """\b
 Exit codes:
   0    the plan is printed
@@ -109,7 +110,7 @@ def with_cards(job: Job, cards: Gpus | None) -> Job:
 def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], options: Options) -> ExitCode:
     """Print the fastest configuration that is predicted to be safe."""
     from autotune.launchers.runners.node.model_folder import find_folder
-    from autotune.orchestrator.config.public_models import find_public
+    from autotune.orchestrator.config.public_models import find_public, names_like
     from autotune.orchestrator.starting_job import FRAMEWORKS, Wish, starting_job
 
     if framework not in FRAMEWORKS:
@@ -119,11 +120,16 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
             code=ExitCode.USAGE,
         )
     if find_public(model) is None and find_folder(model, ".") is None:
+        files = "the path of its folder or its config.json"
         raise Failure(
             f"--model: the shape of `{model}` is unknown",
-            hint="pass the path of its folder or its config.json",
+            hint=f"{near} Otherwise pass {files}" if (near := names_like(model)) else f"pass {files}",
             code=ExitCode.USAGE,
         )
+    if (wanted.per_node or 0) > _MOST_PER_NODE:
+        many, card = wanted.per_node or 0, wanted.card.name
+        spread = f"; for nodes of 8 write --gpus {many // 8}x8x{card}" if many % 8 == 0 else ""
+        click.echo(f"note: planned for one node of {many} GPUs{spread}", err=True)
     wish = Wish(model=model, framework=framework, gpus=wanted, **sizes)
     found = starting_job(wish)
     where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"

@@ -16,7 +16,7 @@ from autotune.launchers.base import Framework, Problem
 from autotune.launchers.runners.node.model_folder import find_folder
 from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
-from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.estimate.constants import constant
 from autotune.policies.values.architecture.model import Model, model_from_shape
 from autotune.policies.values.job import Job, PromptSample
@@ -45,6 +45,14 @@ def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | Non
     except _ChainError as error:
         return job, None, (error.problem,)
     return msgspec.structs.replace(job, document=found), document, ()
+
+
+def with_extended(own: dict[str, Any], path: Path, *, builds_on: str) -> dict[str, Any]:
+    """Return settings on top of those of the files that they extend; raises Failure if one is unusable."""
+    try:
+        return _extended(own, path, builds_on, ())
+    except _ChainError as error:
+        raise Failure(error.problem.message, hint=error.problem.hint, code=ExitCode.USAGE) from None
 
 
 class _ChainError(Exception):

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.architecture.model import Model, model_from_config
 
 _FILE = Path(__file__).with_name("public_models.json")
@@ -63,6 +64,14 @@ def find_public(name: str) -> PublicModel | None:
     wanted = f"{kept[1]}/{kept[2]}" if kept else name.strip().rstrip("/")
     by_name = _by_name()
     return by_name.get(wanted.lower()) or by_name.get(wanted.rpartition("/")[2].lower())
+
+
+def names_like(name: str) -> str:
+    """Return `did you mean ...?` for the hub name that is most like another one, or the empty string."""
+    known = {each.lower(): each for model in public_models() for each in model.names}
+    known |= {each.rpartition("/")[2]: full for each, full in known.items()}
+    near = nearest(name.strip().rstrip("/").lower(), known, cutoff=MISSPELT)
+    return f"did you mean `{known[near]}`?" if near else ""
 
 
 def find_by_numbers(fields: Mapping[str, int | str]) -> PublicModel | None:

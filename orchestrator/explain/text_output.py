@@ -185,7 +185,8 @@ def _unknown(explanation: Explanation) -> list[str]:
     if not errors:
         if not explanation.lines:
             return [f"unknown: {explanation.file} is empty"]
-        searched = f"{explanation.lines:,} lines, {rules} rules"
+        read = "1 line" if explanation.lines == 1 else f"{explanation.lines:,} lines"
+        searched = f"{read}, {rules} rules"
         return [
             f"unknown: found no known failure in {explanation.file} ({searched})",
             "hint: look in other files, e.g. the .err files of Ray's workers or the node's kernel log",

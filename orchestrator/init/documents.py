@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.orchestrator.config.includes import with_extended
 from autotune.orchestrator.config.yaml_nodes import Document, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.orchestrator.init.entry_points import Program
 from autotune.orchestrator.init.settings import areal_settings
+
+_BUILDS_ON = "defaults"
 
 
 def areal_script(path: Path) -> str:
@@ -50,7 +53,10 @@ def readable_document(path: Path) -> dict[str, Any] | None:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; raises Failure with the reason and, in the file, its place."""
+    """Return the mapping in a YAML file; raises Failure with the reason and, in the file, its place.
+
+    Files that it extends by their names are read too (NeMo-RL's recipes); Hydra's groups have no suffix.
+    """
     document = Document(read_text(path), str(path), read=scalar_1_1)
     if document.complaints:
         raise JobErrors(tuple(document.complaints))
@@ -58,6 +64,10 @@ def read_document(path: Path) -> dict[str, Any]:
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
     if not isinstance(document.value, dict):
         raise Failure(f"`{path}` is no mapping of settings", code=ExitCode.USAGE)
+    named = document.value.get(_BUILDS_ON)
+    names = named if isinstance(named, list) else [named]
+    if all(str(name).endswith((".yaml", ".yml")) for name in names):
+        return with_extended(document.value, path, builds_on=_BUILDS_ON)
     return document.value
 
 
@@ -65,7 +75,7 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a mapping's values by dotted key, without what belongs to Hydra."""
     result: dict[str, Any] = {}
     for key, value in document.items():
-        if key in ("defaults", "hydra"):
+        if key in (_BUILDS_ON, "hydra"):
             continue
         if isinstance(value, dict) and value:
             result |= flat(value, f"{prefix}{key}.")

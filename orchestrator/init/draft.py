@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
 from autotune.orchestrator.init.documents import (
@@ -22,7 +24,13 @@ from autotune.orchestrator.init.documents import (
     readable_document,
     repository_of,
 )
-from autotune.orchestrator.init.entry_points import Program, framework_of, framework_of_document, unwrapped
+from autotune.orchestrator.init.entry_points import (
+    NEMO_RL_TRAINERS,
+    Program,
+    framework_of,
+    framework_of_document,
+    unwrapped,
+)
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     Settings,
@@ -120,9 +128,12 @@ def _of_script(
         last = "".join(
             f"\n  {note.file.removeprefix(f'{cwd}/')}:{note.line}: {note.message}" for note in notes[-1:]
         )
+        ends = bool(notes) and notes[-1].message.startswith(ENDS_HERE)
+        call = f"NAME=value autotune init {shlex.quote(str(path))} ARGUMENTS"
+        wants = f"pass the variables and arguments that the script expects: {call}; or " if ends else ""
         raise Failure(
             f"no training found in `{path}`; programs that it would start: {seen}{last}",
-            hint="give the command itself: autotune init -- python train.py ...",
+            hint=f"{wants}give the command itself: autotune init -- python train.py ...",
             code=ExitCode.NO,
         )
     chosen = next((each for each in found if not each[2].startswith("command:")), found[0])
@@ -305,8 +316,9 @@ def _of_document(path: Path) -> Draft:
             hint="give the command that starts it: autotune init -- python train.py --config FILE",
             code=ExitCode.NO,
         )
+    trainer = next((each for each in NEMO_RL_TRAINERS if each in document), "grpo")
     starts = {
-        "NeMo-RL": ("uv", "run", "python", "examples/run_grpo.py", "--config", str(path.absolute())),
+        "NeMo-RL": ("uv", "run", "python", f"examples/run_{trainer}.py", "--config", str(path.absolute())),
         "ROLL": (
             "python",
             "examples/start_rlvr_pipeline.py",

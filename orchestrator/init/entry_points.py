@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -27,6 +28,8 @@ _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
 _AREAL_KEYS = frozenset(
     {"gconfig", "rollout", "train_dataset", "actor", "allocation_mode", "sglang", "stats_logger"}
 )
+# Sections of NeMo-RL's files that name the script `examples/run_SECTION.py`; its GRPO has an adapter.
+NEMO_RL_TRAINERS = ("sft", "dpo", "rm", "ppo", "distillation")
 _FILES = (".yaml", ".yml", ".json")  # that `swift` takes in front of its flags
 _SKYRL_KEYS = ("trainer.policy.", "trainer.placement.", "generator.inference_engine.")
 _MILES = re.compile(
@@ -44,7 +47,7 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     ("OpenRLHF", r"openrlhf[./]"),
     (
         "NeMo-RL",
-        r"nemo_rl|run_grpo_(?:sliding|single)\w*\.py|examples/run_(?:dpo|sft|rm|ppo|distillation)\.py",
+        rf"nemo_rl|run_grpo_(?:sliding|single)\w*\.py|examples/run_(?:{'|'.join(NEMO_RL_TRAINERS)})\.py",
     ),
     ("ROLL", r"start_(?:rlvr|agentic|dpo|distill|sft)\w*_pipeline\.py|(?:^|\s)roll\.pipeline"),
     (
@@ -96,6 +99,12 @@ def unwrapped(argv: Sequence[str]) -> Program:
             env |= variables
             problems += wrong
             words = inner
+        elif name in ("bash", "sh") and len(words) == 3 and re.fullmatch(r"-[a-z]*c", words[1]):
+            *before, inner = _commands_of(words[2]) or [[]]
+            if not inner:
+                break
+            around += [" ".join(each) for each in before]
+            words = inner
         else:
             break
     return Program(
@@ -144,7 +153,7 @@ def framework_of_document(document: dict[str, Any]) -> str:
     keys = set(document)
     if {"actor", "gconfig"} <= keys or len(keys & _AREAL_KEYS) >= 4:
         return "areal"
-    if {"policy", "grpo"} <= keys or {"policy", "loss_fn"} <= keys:
+    if "policy" in keys and keys & {"grpo", "loss_fn", *NEMO_RL_TRAINERS}:
         return "nemo-rl" if "grpo" in keys else "command: NeMo-RL"
     if {"actor_train", "actor_infer"} <= keys or ("pretrain" in keys and "actor_train" in keys):
         return "command: ROLL"
@@ -186,6 +195,24 @@ def _trains(argv: Sequence[str]) -> bool:
     return name.startswith(("python", "uv")) and bool(
         re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (script.endswith(".py") or "-m" in argv)
     )
+
+
+def _commands_of(text: str) -> list[list[str]]:
+    """Return the words of the commands that `&&` or `;` join in a text; none if it holds other operators."""
+    reader = shlex.shlex(text, posix=True, punctuation_chars=True)
+    reader.whitespace_split, reader.commenters = True, ""
+    commands: list[list[str]] = [[]]
+    try:
+        for word in reader:
+            if word in ("&&", ";"):
+                commands.append([])
+            elif set(word) <= set("();<>|&"):
+                return []
+            else:
+                commands[-1].append(word)
+    except ValueError:  # a quote is not closed
+        return []
+    return [each for each in commands if each]
 
 
 def _submission(words: list[str]) -> tuple[list[str], dict[str, str], str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
+DEFAULT_ROOT = Path("runs")  # in the folder where autotune is called
 _ID_BYTES = 4
 _TRIES = 16
 
@@ -99,6 +101,11 @@ class Run:
         self.id = path.name
 
     @property
+    def option(self) -> str:
+        """What a printed command needs after the run's id to find it: empty for the default folder."""
+        return option_of(self.path.parent)
+
+    @property
     def job_text(self) -> str:
         """The job as it was launched."""
         return (self.path / "job.yaml").read_text()
@@ -131,6 +138,11 @@ class Run:
     def attempt(self, number: int) -> Attempt:
         """Return the folder of an attempt."""
         return Attempt(self.path / "attempts" / f"{number:04d}")
+
+
+def option_of(root: Path) -> str:
+    """Return the option that names a folder of runs, with a space in front; empty for the default."""
+    return "" if root == DEFAULT_ROOT else f" --runs-dir {shlex.quote(str(root))}"
 
 
 def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> Run:

@@ -18,6 +18,7 @@ from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.run.directory import option_of
 from autotune.orchestrator.terminal.live_region import goal_style, terminal
 from autotune.orchestrator.terminal.live_view import LiveView
 from autotune.orchestrator.terminal.widgets import (
@@ -95,7 +96,7 @@ class Console(Observer):
         self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
         self._silent = self._rehearses = False
         self._live: Live | None = None
-        self._run = ""
+        self._run, self._option = "", option_of(runs_dir)
         self._first: Knobs | None = None
         self._knobs: Knobs | None = None
         self._number = self._attempt = 0
@@ -103,8 +104,6 @@ class Console(Observer):
         self._accepted_at, self._gpus = 0.0, 0
         self._tells, self._has_steps = True, False
         self._printed_at = self._step_printed_at = 0.0
-
-    # ------------------------------------------------------------------ interface
 
     def replay(self, events: tuple[Event, ...]) -> None:
         """Take in the events of an earlier driver without printing them."""
@@ -348,19 +347,17 @@ class Console(Observer):
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
         """Print what changed from the job, and the commands that show and reuse it."""
+        self._line(Text("Changed from your job:" if rows else "Nothing was changed from your job."))
         if rows:
-            self._line(Text("Changed from your job:"))
             indented = [(f"  {knob}", change, setting) for knob, change, setting in rows]
             self._line(Text(rendered(table(indented, gap=3), width=None)))
-        else:
-            self._line(Text("Nothing was changed from your job."))
-        self._line(Text.assemble("  report    ", (f"autotune report {self._run} --open", "cyan")))
-        self._line(Text.assemble("  reuse     ", (f"autotune launch {stable}", "cyan")))
-
-    # ------------------------------------------------------------------ layout
+        report = f"report {self._run} --open{self._option}"
+        for name, call in (("report", report), ("reuse", f"launch {stable}")):
+            self._line(Text.assemble(f"  {name:10}", (f"autotune {call}", "cyan")))
 
     def _resume_hint(self, effect: str) -> Text:
-        return Text.assemble("  hint: ", (f"`autotune resume {self._run}`", "cyan"), f" {effect}")
+        call = f"`autotune resume {self._run}{self._option}`"
+        return Text.assemble("  hint: ", (call, "cyan"), f" {effect}")
 
     def _log(self, attempt: int, line: int | None) -> str:
         path = self._runs_dir / self._run / "attempts" / f"{attempt:04d}" / "run.log"

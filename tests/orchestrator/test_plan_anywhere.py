@@ -158,3 +158,21 @@ def test_a_framework_whose_job_would_be_refused_is_not_named(monkeypatch: pytest
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
     assert "hint: use more GPUs or a shorter --response\n" in result.stderr
+
+
+def test_a_misspelt_model_names_the_nearest_one() -> None:
+    result = CliRunner().invoke(main, ["plan", "--model", "Qwen/Qwen3-8", "--gpus", "8xH100"])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        "hint: did you mean `Qwen/Qwen3-8B`? Otherwise pass the path of its folder or its config.json"
+    )
+    unlike = CliRunner().invoke(main, ["plan", "--model", "mine/of-my-own", "--gpus", "8xH100"])
+    assert unlike.stderr.splitlines()[-1] == "hint: pass the path of its folder or its config.json"
+
+
+@pytest.mark.parametrize(("gpus", "noted"), [("32xH100", True), ("4x8xH100", False), ("16xH100", False)])
+def test_more_gpus_than_a_node_has_are_taken_for_one_node_with_a_note(gpus: str, noted: bool) -> None:
+    result = CliRunner().invoke(main, ["plan", "--model", "Qwen/Qwen2.5-0.5B", "--gpus", gpus])
+    assert result.exit_code == 0
+    note = "note: planned for one node of 32 GPUs; for nodes of 8 write --gpus 4x8xH100-80GB"
+    assert (note in result.stderr.splitlines()) == noted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -94,10 +94,14 @@ def releases(package: str) -> tuple[str, ...]:
 
 def similar(key: str, known: Iterable[str]) -> str:
     """Return the known key that looks most like an unknown one, of those of its name if any; empty: none."""
+    return _similar(key, tuple(sorted(known)))
+
+
+@lru_cache(maxsize=1024)  # a job is checked several times, and against several releases
+def _similar(key: str, known: tuple[str, ...]) -> str:
     name = key.rpartition(".")[2]
-    ordered = sorted(known)
-    same = [other for other in ordered if other.rpartition(".")[2] == name]
-    return nearest(key, same or ordered)
+    same = [other for other in known if other.rpartition(".")[2] == name]
+    return nearest(key, same or known)
 
 
 class DeclaredSettings(Settings, ABC):

@@ -235,7 +235,8 @@ def detach(prepared: Prepared, *, options: Options) -> None:
     while owner(run.path) is None:
         if child.poll() is not None or time.monotonic() > until:
             raise Failure(
-                f"the background driver did not start; see `{log}`", hint=f"`autotune resume {run.id}`"
+                f"the background driver did not start; see `{log}`",
+                hint=f"`autotune resume {run.id}{run.option}`",
             )
         time.sleep(0.05)
     _follow_up(run.id, f"run {run.id} continues in the background (pid {child.pid})", options)

@@ -12,12 +12,14 @@ from tree_sitter import Node
 
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.init.bash import conditions
-from autotune.orchestrator.init.bash.state import State, is_unknown, unknown
-from autotune.orchestrator.init.bash.syntax import first_line, parse, text_of
+from autotune.orchestrator.init.bash.state import State, is_unknown, shown, unknown
+from autotune.orchestrator.init.bash.syntax import first_line, line_of, parse, text_of
 from autotune.orchestrator.init.bash.text_commands import is_known
 from autotune.policies.values.value import Value
 
+ENDS_HERE = "the script ends here"
 _DEPTH = 25  # of files and functions inside each other
+_NEAR = 3  # lines between a message and the `exit` that it explains
 
 
 class Call(Value, frozen=True, kw_only=True):
@@ -98,7 +100,10 @@ def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) ->
 def _leave(shell: Shell, node: Node, call: Call) -> bool:
     verb = text_of(node).split()[0]
     if verb == "exit" and call.words[:1] not in ([], ["0"]):
-        shell.state.note(node, f"the script ends here: `{first_line(text_of(node))}`")
+        text, line = shell.state.message
+        said = first_line(shown(text).strip()) if line_of(node) - line <= _NEAR else ""
+        after = f', after it prints "{said}"' if said else ""
+        shell.state.note(node, f"{ENDS_HERE}: `{first_line(text_of(node))}`{after}")
     raise Leave(verb)
 
 

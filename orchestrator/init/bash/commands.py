@@ -251,9 +251,12 @@ class Commands(ABC):
         ):
             return None, None
         try:
-            return True, output_of(words, stdin or "", now=self.state.now)
+            output = output_of(words, stdin or "", now=self.state.now)
         except (CannotTell, ValueError, IndexError):
             return None, None
+        if words[0] in ("echo", "printf"):
+            self.state.message = output, line_of(node)
+        return True, output
 
     def _start(self, node: Node, words: list[str], own: dict[str, str]) -> None:
         exported = {name: self.state.text(name) or "" for name in sorted(self.state.exported, key=self._age)}

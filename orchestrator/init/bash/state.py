@@ -65,6 +65,7 @@ class State:
     functions: dict[str, tuple[str, Node]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # what the script itself writes
     notes: list[Note] = field(default_factory=list)
+    message: tuple[str, int] = ("", 0)  # what `echo` or `printf` wrote last, and its line
     invocations: list[Invocation] = field(default_factory=list)
     program: str = ""  # the script that was started; empty while `file` is that
     callers: tuple[str, ...] = ()  # the files that sourced or called what is read, the innermost first

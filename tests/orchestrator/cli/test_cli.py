@@ -104,6 +104,13 @@ def test_ladder_is_an_alias_of_remedies() -> None:
     assert "ladder" not in main.list_commands(context)
 
 
+def test_autotune_alone_prints_its_help_and_no_error(home: Path) -> None:
+    seen = run(cwd=home)
+    assert (seen.code, seen.out) == (2, "")
+    assert seen.err == run("--help", cwd=home).out
+    assert "error:" not in seen.err
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_lists_the_exit_codes_and_an_example(name: str) -> None:
     text = commands()[name].get_help(click.Context(commands()[name], info_name=f"autotune {name}"))

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.loader import load
 from autotune.orchestrator.init.bash.reader import Reading, read_script
+from autotune.orchestrator.init.entry_points import unwrapped
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _NOW = 1_795_000_000
@@ -112,11 +113,11 @@ def test_what_was_not_understood_has_its_place(checkout: Path) -> None:
     assert "torch_npu" in reading.notes[0].message
 
 
-def init(folder: Path, *words: str) -> Result:
+def init(folder: Path, *words: str, env: dict[str, str] | None = None) -> Result:
     kept = Path.cwd()
     os.chdir(folder)
     try:
-        environment = {"HOME": "/home/somebody", "SOURCE_DATE_EPOCH": str(_NOW)}
+        environment = {"HOME": "/home/somebody", "SOURCE_DATE_EPOCH": str(_NOW)} | (env or {})
         return CliRunner().invoke(main, ["init", *words], env=environment)
     finally:
         os.chdir(kept)
@@ -322,6 +323,34 @@ def test_nemo_rl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) ->
     assert job.settings == {"grpo.seed": 2, "++grpo.x": 3}
 
 
+def test_a_recipe_of_nemo_rl_is_read_with_the_files_that_it_extends(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "policy: {dtensor_cfg: {enabled: true}}\ngrpo: {seed: 1}\ncluster: {num_nodes: 1}\n"
+    )
+    (tmp_path / "middle.yaml").write_text("defaults: base.yaml\ncluster: {gpus_per_node: 4}\n")
+    (tmp_path / "recipe.yaml").write_text("defaults: middle.yaml\npolicy: {model_name: Qwen/Qwen3-4B}\n")
+    assert init(tmp_path, "recipe.yaml").exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.cluster.nodes, job.cluster.gpus_per_node) == ("nemo-rl", 1, 4)
+
+
+def test_a_recipe_without_the_file_that_it_extends_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("defaults: ../base.yaml\npolicy: {model_name: Qwen/Qwen3-4B}\n")
+    result = init(tmp_path, "recipe.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: recipe.yaml extends ../base.yaml: no such file",
+        f"hint: looked for {tmp_path.parent / 'base.yaml'}",
+    ]
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "rm", "ppo", "distillation"])
+def test_nemo_rl_s_other_trainers_start_their_own_script(trainer: str, tmp_path: Path) -> None:
+    (tmp_path / "their.yaml").write_text(f"policy: {{model_name: Qwen/Qwen3-4B}}\n{trainer}: {{seed: 1}}\n")
+    assert init(tmp_path, "their.yaml").exit_code == 0
+    assert f"examples/run_{trainer}.py" in load(tmp_path / "job.yaml").command
+
+
 def test_trl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(
         "model_name_or_path: Qwen/Qwen3-4B\nnum_generations: 8\nuse_vllm: true\n"
@@ -372,6 +401,44 @@ def test_a_script_without_a_training(tmp_path: Path) -> None:
     result = init(tmp_path, "run.sh")
     assert result.exit_code == 1
     assert "run.sh:1: the script ends here: `exit 1`" in result.stderr
+
+
+def test_a_training_inside_bash_c_is_found_behind_what_prepares_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        'srun -w node bash -c \\\n"pip install ray \\\n&& /root/bin/ray job submit -- python3 -m '
+        'openrlhf.cli.train_ppo_ray --train.batch_size 128"\n'
+    )
+    result = init(tmp_path, "run.sh")
+    assert "openrlhf, 1 setting kept" in result.stderr
+    assert "left out: `pip install ray`; autotune starts the program itself" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["python3 a.py | tee log", "python3 a.py 'b", "(python3 a.py)"])
+def test_a_text_for_bash_with_other_operators_stays_one_command(text: str) -> None:
+    assert unwrapped(("bash", "-c", text)).argv == ("bash", "-c", text)
+
+
+def test_a_script_that_ends_for_want_of_a_variable_names_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        'if [ -z "${BASE_FOLDER_OF_MINE}" ]; then\n  echo "BASE_FOLDER_OF_MINE is not set."\n  exit 1\nfi\n'
+        "python3 train_grpo.py --a 1\n"
+    )
+    result = init(tmp_path, "run.sh")
+    assert result.exit_code == 1
+    assert 'run.sh:3: the script ends here: `exit 1`, after it prints "BASE_FOLDER_OF_MINE is not set."' in (
+        result.stderr
+    )
+    assert (
+        "hint: pass the variables and arguments that the script expects: NAME=value autotune init run.sh"
+        in (result.stderr)
+    )
+    assert init(tmp_path, "run.sh", env={"BASE_FOLDER_OF_MINE": "/models"}).exit_code == 0
+
+
+def test_a_message_far_from_the_end_of_a_script_does_not_explain_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text('echo "begins"\n\n\n\nexit 1\npython3 train_grpo.py --a 1\n')
+    result = init(tmp_path, "run.sh")
+    assert "run.sh:5: the script ends here: `exit 1`\n" in result.stderr
 
 
 _OLDER = "actor_rollout_ref.actor.megatron.grad_offload"  # verl 0.9.1 does not have it, 0.9.0 does

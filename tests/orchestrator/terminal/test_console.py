@@ -214,3 +214,17 @@ def test_events_are_printed_although_no_time_left_can_be_told(monkeypatch: pytes
     console.watch(Progress(), now=1_767_225_662.0)
     console.print_event(FAILED)
     assert "started: as written" in stream.getvalue() and "gave up" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("folder", "option"),
+    [("runs", ""), ("/data/my runs", " --runs-dir '/data/my runs'"), ("r", " --runs-dir r")],
+)
+def test_printed_commands_find_the_run_in_its_folder(folder: str, option: str) -> None:
+    stream = io.StringIO()
+    console = Console(stream, runs_dir=Path(folder))
+    console.print_event(replace(accepted(), run="7c1e", at=AT))
+    console.print_event(Finished(verdict=Infrastructure(reason="cluster lost"), at=AT))
+    console.summary([], stable="stable.yaml")
+    assert f"`autotune resume 7c1e{option}` continues the run" in stream.getvalue()
+    assert f"  report    autotune report 7c1e --open{option}\n" in stream.getvalue()
