@@ -111,6 +111,7 @@ def _killed_while_stopping(
         driver = bench.autotune(*_CONTINUE)
         bench.training(2 * SAVE_EVERY)
         bench.order("stubborn")
+        bench.until(lambda: not (bench.folder / "orders" / "stubborn").exists(), "the job took no order")
         bench.training(3)
         driver.signal(signal.SIGTERM)
         time.sleep(random.uniform(earliest_s, latest_s))
