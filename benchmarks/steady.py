@@ -29,7 +29,8 @@ WORKERS = 3
 WARM_UP_STEPS = 12
 START_S = 200.0
 
-# Prints what the built-in job prints: a phase begins and ends in every worker, then a step.
+# Prints what the built-in job prints: a phase begins and ends in every worker, then a step. The phases
+# name no step: the adapter of commands would count each as one.
 _JOB = f"""
 import ray, sys, time
 
@@ -37,9 +38,9 @@ import ray, sys, time
 class Worker:
     def work(self, until):
         while time.time() < until:
-            print("builtin: phase start name=forward step=1", flush=True)
+            print("builtin: phase start name=forward", flush=True)
             time.sleep({STEP_S} / 3)
-            print("builtin: phase end name=forward step=1", flush=True)
+            print("builtin: phase end name=forward", flush=True)
             time.sleep({STEP_S} * 2 / 3)
 
 ray.init(log_to_driver=False, logging_level="ERROR")

@@ -44,14 +44,22 @@ class Metrics:
         self._step: int | None = None
         self._headroom: dict[str, float] = {}  # phase -> share of its memory that was free at its peak
         self._state = State.STARTING
+        self._pending = False  # a row changed figures that are not exported yet
 
     def take(self, event: Event) -> None:
-        """Take in a row of the journal and export what it changed."""
+        """Take in a row of the journal and export what it changed; that of a step waits for `settle`."""
         self.note(event)
-        self.export()
+        if not isinstance(event, Progressed):
+            self.export()
+
+    def settle(self) -> None:
+        """Export what the steps since the last call changed."""
+        if self._pending:
+            self.export()
 
     def note(self, event: Event) -> None:
         """Take in a row of the journal."""
+        self._pending = True
         match event:
             case Accepted(cluster=cluster, run=run, job=job):
                 tags = {"run": run, "job": job.name, "framework": job.framework}
@@ -85,7 +93,7 @@ class Metrics:
 
     def export(self) -> None:
         """Export every figure."""
-        cluster = self._cluster
+        cluster, self._pending = self._cluster, False
         if cluster is None:
             return
         cluster.export(

@@ -143,6 +143,7 @@ class RunningAttempt:
         self.folder = context.folder.attempt(number)
         self.seen = Observed()
         self._poll_s = 0.0
+        self._looked_at = float("-inf")  # by the monotonic clock
         self._begun_at, self._record = begun_at, record  # by the monotonic clock
         self._clock, self._interrupts = context.clock, context.interrupts
         self._observer = context.observer
@@ -158,7 +159,8 @@ class RunningAttempt:
             self.seen = Observed(lost=unreachable.message)
         self._say(*self.seen.notes)
         events = self.watch.feed(self.seen, now=self._clock.monotonic())
-        self._poll_s = self._clock.monotonic() - asked_at
+        self._looked_at = self._clock.monotonic()
+        self._poll_s = self._looked_at - asked_at
         if self.watch.files.acknowledged:
             self.handle.acknowledge(self.watch.files.acknowledged)
         for event in events:
@@ -174,11 +176,10 @@ class RunningAttempt:
         return self.watch.files.caught_up
 
     @property
-    def pause_s(self) -> float:
+    def due_in_s(self) -> float:
         """How long to wait before the next poll: as long as the last one took while there is more to read."""
-        if self.seen.behind:
-            return min(POLL_S, self._poll_s)
-        return POLL_S if self.seen.ending else WATCH_S
+        pause_s = min(POLL_S, self._poll_s) if self.seen.behind else POLL_S if self.seen.ending else WATCH_S
+        return self._looked_at + pause_s - self._clock.monotonic()
 
     def _say(self, *notes: str) -> None:
         for note in notes:

@@ -311,15 +311,13 @@ class _Reconciler:
             self.explain()
             return
         before = len(self.journal.history())
-        while len(self.journal.history()) == before and not self.interrupts.by:
+        while len(self.journal.history()) == before and self.wait(attempt.due_in_s):
             hung = attempt.poll()
             self.observer.watch(attempt.watch.progress, now=self.clock.now())
             if hung:
                 self.end(stopped_by="hang")
             elif attempt.over:
                 self.end(stopped_by="")
-            elif len(self.journal.history()) == before:
-                self.wait(attempt.pause_s)
 
     def interrupt(self) -> Verdict:
         verdict = Interrupted(by=self.interrupts.by)

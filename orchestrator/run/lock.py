@@ -1,4 +1,8 @@
-"""The lock of a run: one driver at a time, on one host by flock, between hosts by a heartbeat."""
+"""The lock of a run: one driver at a time, on one host by flock, between hosts by a heartbeat.
+
+A host of the same name that was booted at another time counts as another host: machines share names, and a
+file server may hold the lock of one that is gone for longer than it was away.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ def owner(folder: Path) -> Owner | None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return holder
-            beats = holder is not None and _elsewhere(holder) and _silent_s(folder, file.fileno()) < STALE_S
+            beats = holder is not None and not holder.is_here and _silent_s(folder, file.fileno()) < STALE_S
             return holder if beats else None
     except OSError:
         return None
@@ -105,7 +109,7 @@ class Lock:
 
     def _take(self, folder: Path) -> None:
         holder = _decoded(os.pread(self._file, _OWNER_BYTES, 0))
-        away = holder is not None and _elsewhere(holder)
+        away = holder is not None and not holder.is_here
         silent_s = _silent_s(folder, self._file) if away else 0.0
         if away and silent_s < STALE_S:
             raise self._driven(holder, free_in_s=STALE_S - silent_s)
@@ -140,10 +144,6 @@ class Lock:
         while not self._released.wait(BEAT_S):
             with contextlib.suppress(OSError):
                 os.utime(self._file)
-
-
-def _elsewhere(holder: Owner) -> bool:
-    return holder.host != socket.gethostname()
 
 
 def _silent_s(folder: Path, lock: int) -> float:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from autotune.launchers.base import Unreachable
 from autotune.orchestrator.driver.attempt import POLL_S, abandon, kill
 from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
@@ -146,10 +147,13 @@ class TrialScheduler:
 
     def _stop(self, *, by: str, reason: str) -> None:
         """Stop the running trials, all at the same time; one that ends by itself keeps its result."""
-        for trial in self._running:
+        stopped = self._running[:]
+        for trial in stopped:
             trial.stop(by=by, reason=reason)
         while self._running:
             self._turn()
+        for trial in stopped:
+            self._leave((trial.attempt,) if trial.unreached else (), why=f": {trial.unreached}")
         self._study.close_zombies(self._results)
 
     @contextmanager
@@ -175,12 +179,14 @@ class TrialScheduler:
         going = set(unended(self._rig.journal.history()))
         running = {trial.attempt: trial.handle for trial in trials if trial.attempt in going}
         self._rig.observer.say(f"killing {len(running)} trial{'' if len(running) == 1 else 's'}")
-        left = kill(self._rig, running, by=self._rig.interrupts.by)
-        if left and self._bench.cluster.address != "local":
-            numbers = ", ".join(f"#{number}" for number in left)
-            self._rig.observer.warn(
-                f"attempts {numbers} may still run; `autotune stop {self._rig.folder.id}` ends them"
-            )
+        self._leave(kill(self._rig, running, by=self._rig.interrupts.by))
+
+    def _leave(self, attempts: tuple[int, ...], *, why: str = "") -> None:
+        """Warn of attempts that could not be ended: the search's next driver ends them."""
+        if attempts and self._bench.cluster.address != "local":
+            numbers = ", ".join(f"#{number}" for number in attempts)
+            hint = f"`autotune stop {self._rig.folder.id}` ends what is left"
+            self._rig.observer.warn(f"attempt {numbers} may still run{why}; {hint}")
 
     def _recover(self) -> None:
         """End what a dead driver left running and close its trials."""
@@ -191,8 +197,8 @@ class TrialScheduler:
             if not isinstance(event, Started) or event.trial is None or event.attempt in ended:
                 continue
             handle = context.runner.attach(run=context.folder.id, attempt=event.attempt)
-            if handle is not None:
-                abandon(handle, grace_s=0.0)
+            if handle is not None and abandon(handle, grace_s=0.0) is None:
+                raise Unreachable(f"attempt #{event.attempt} cannot be asked to end")
             context.record(
                 Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended"), unwatched=True)
             )

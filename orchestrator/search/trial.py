@@ -68,6 +68,7 @@ class Trial:
         """Try `knobs`; calls that block, which start and end attempts, go through `invoke`."""
         self.number, self.knobs, self.purpose = number, knobs, purpose
         self.over = False
+        self.unreached = ""  # why the attempt, which the user asked to end, may still run
         self._bench, self._invoke = bench, invoke
         self._parts = bench.parts(purpose)
         self._longest, self._wanted = False, 0
@@ -196,7 +197,13 @@ class Trial:
         """End the running attempt; the trial continues with its next one, or is over."""
         attempt = self._under_way
         assert attempt is not None
-        ended, evidence = yield from attempt.ending(stopped_by=by, invoke=self._invoke)
+        try:
+            ended, evidence = yield from attempt.ending(
+                stopped_by=by, invoke=self._invoke, must_reach=by == "user"
+            )
+        except Unreachable as unreachable:
+            self._under_way, self.unreached = None, unreachable.message
+            return None
         self._under_way = self.handle = None
         self._seconds += ended.seconds
         if by and by == self._stop_by:

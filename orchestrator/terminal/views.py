@@ -59,10 +59,12 @@ class Views(Observer):
     def watch(self, progress: Progress, *, now: float) -> None:
         """Show the progress of the running attempt."""
         self._show(lambda: self.console.watch(progress, now=now))
+        self.write_view("metrics", self._metrics.settle)
 
     def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
         """Show the progress of the running trials of a search."""
         self._show(lambda: self.console.watch_trials(running, now=now))
+        self.write_view("metrics", self._metrics.settle)
 
     def say(self, text: str) -> None:
         """Show a message."""

@@ -94,6 +94,7 @@ def test_the_figures_follow_the_journal(run_metrics: Metrics) -> None:
     )
     for event, expected in steps:
         run_metrics.take(event)
+        run_metrics.settle()
         assert state(run_metrics) == [expected.value], event
     found = values(run_metrics)
     assert (found["autotune_attempts"], found["autotune_relaunches"], found["autotune_step"]) == (3, 1, 3)
@@ -107,6 +108,7 @@ def test_a_rehearsal_is_before_the_training(run_metrics: Metrics) -> None:
     for number in (1, 2):
         run_metrics.take(Started(attempt=number, knobs=Knobs(), rehearsal=Part.WORST))
         run_metrics.take(Progressed(attempt=number, step=1, peaks=PEAKS))
+        run_metrics.settle()
         run_metrics.take(Ended(attempt=number, outcome=Crashed(exit_code=1)))
         run_metrics.take(Decided(attempt=number, reason="x"))
         assert state(run_metrics) == ["starting"]
@@ -115,12 +117,30 @@ def test_a_rehearsal_is_before_the_training(run_metrics: Metrics) -> None:
     found = values(run_metrics)
     assert (found["autotune_attempts"], found["autotune_relaunches"]) == (3, 0)
     run_metrics.take(Progressed(attempt=3, step=1))
+    run_metrics.settle()
     assert state(run_metrics) == ["running"]
+
+
+def test_steps_are_exported_together(run_metrics: Metrics) -> None:
+    for event in (accepted("10.0.0.1:6379"), Started(attempt=1, knobs=Knobs())):
+        run_metrics.take(event)
+    for number in (1, 2, 3):
+        run_metrics.take(Progressed(attempt=1, step=number))
+        assert "autotune_step" not in values(run_metrics)
+    run_metrics.settle()
+    assert values(run_metrics)["autotune_step"] == 3
+    values(run_metrics).clear()
+    run_metrics.settle()
+    assert not values(run_metrics)
+    run_metrics.take(Progressed(attempt=1, step=4))
+    run_metrics.take(Ended(attempt=1, outcome=Crashed(exit_code=1)))
+    assert values(run_metrics)["autotune_step"] == 4
 
 
 def test_the_page_names_every_figure_and_state(run_metrics: Metrics) -> None:
     for event in (accepted("10.0.0.1:6379"), Progressed(attempt=1, step=1, peaks=PEAKS)):
         run_metrics.take(event)
+    run_metrics.settle()
     page = (ROOT / "docs" / "operations.md").read_text()
     named = set(re.findall(r"`ray_(autotune_\w+)`", page))
     assert named == {name.split()[0] for name in values(run_metrics)}
@@ -159,6 +179,7 @@ try:
     for event in (accepted("10.0.0.1:6379"), Started(attempt=1, knobs=Knobs()),
                   Progressed(attempt=1, step=7, peaks=PEAKS)):
         metrics.take(event)
+    metrics.settle()
     until, lines, url = time.monotonic() + 90, [], f"http://127.0.0.1:{sys.argv[1]}/metrics"
     while time.monotonic() < until and not lines:
         time.sleep(0.5)

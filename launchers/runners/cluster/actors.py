@@ -70,15 +70,18 @@ class Posts:
         except ValueError:
             return None
 
-    def dismiss(self) -> int:
-        """Release and remove the attempt's actors and its reservation; return how many actors there were."""
+    def dismiss(self, *, at_once: bool = False) -> int:
+        """Release and remove the attempt's actors and its reservation; return how many actors there were.
+
+        `at_once`: without the wait for their release; what they started ends with them.
+        """
         import ray
 
         actors = []
         for name in self.names():
             with contextlib.suppress(ValueError):  # ended meanwhile
                 actors.append(ray.get_actor(name, namespace=NAMESPACE))
-        released = [actor.release.remote() for actor in actors]
+        released = [actor.release.remote() for actor in actors if not at_once]
         if released:  # one that is dead, or does not answer, ends with what it started
             ray.wait(released, num_returns=len(released), timeout=self._waits.answer)
         for actor in actors:

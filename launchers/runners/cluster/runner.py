@@ -128,6 +128,9 @@ class RayRunner:
         except (ray.exceptions.RayError, RuntimeError) as error:
             posts.dismiss()
             raise Unreachable(f"the Ray cluster did not take the attempt: {error}") from error
+        except (KeyboardInterrupt, SystemError):  # the user asks a second time to end: nothing is waited for
+            posts.dismiss(at_once=True)
+            raise
         return self._handle(posts, readers, head=head)
 
     def _handle(self, posts: Posts, readers: dict[str, NodeReader], *, head: str) -> RayHandle:

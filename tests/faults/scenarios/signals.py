@@ -20,8 +20,10 @@ STAGES = {
 }
 _HEARD_S = 20.0  # a second Ctrl-C is heard within 2 s; the end of Python and Ray takes the rest
 _LONG_GRACE_S = 120.0  # so that a second Ctrl-C that is not heard shows, however slow the machine is
+_SLURM_GRACE_S = 45.0  # so that a driver still stops its job when Slurm's KillWait of 30 s is over
 _TERM_S = 40.0  # the job has 10 s, its processes and its memory some more
 _APART_S = 0.7
+_CONTINUE = ("launch", "--continue", "job.yaml")
 
 
 def _to_stage(bench: Bench, stage: str, random: Random, *, terminal: bool) -> Driver:
@@ -97,6 +99,32 @@ def _interrupted_twice(stage: str) -> Callable[[Bench, Random], int]:
     return play
 
 
+def _killed_while_stopping(
+    earliest_s: float, latest_s: float, *, grace_s: float | None = None
+) -> Callable[[Bench, Random], int]:
+    """SIGTERM, SIGKILL while the driver stops its job, and the same command again: a requeued Slurm job."""
+
+    def play(bench: Bench, random: Random) -> int:
+        bench.grace_s = grace_s
+        nodes = bench.nodes(1)
+        bench.job(nodes.address)
+        driver = bench.autotune(*_CONTINUE)
+        bench.training(2 * SAVE_EVERY)
+        bench.order("stubborn")
+        bench.until(lambda: not (bench.folder / "orders" / "stubborn").exists(), "the job took no order")
+        bench.training(3)
+        driver.signal(signal.SIGTERM)
+        time.sleep(random.uniform(earliest_s, latest_s))
+        if not driver.running:
+            raise Unmet(f"the driver had ended before SIGKILL: {driver.process.returncode}")
+        driver.kill()
+        second = bench.autotune(*_CONTINUE)
+        bench.training(3)
+        return bench.finish(second)
+
+    return play
+
+
 def _resumed(bench: Bench, driver: Driver, *, code: int, within_s: float) -> int:
     """Ask that the driver ends in time with its code and leaves nothing, then go on to the end."""
     assert bench.fault_at is not None
@@ -155,5 +183,23 @@ SCENARIOS = (
             ci=stage == "stop",
         )
         for stage, when in STAGES.items()
+    ),
+    Scenario(
+        name="sigterm-then-sigkill",
+        fault="SIGTERM, SIGKILL 1 to 8 s later while the driver stops its job, then `launch --continue`",
+        play=_killed_while_stopping(1.0, 8.0),
+        attempts=2,
+        repeated=SAVE_EVERY - 1,
+        why=_ENDS,
+        how="a job that ignores SIGTERM",
+    ),
+    Scenario(
+        name="sigterm-then-sigkill-30",
+        fault="SIGTERM, SIGKILL 30 s later while the driver stops its job, then `launch --continue`",
+        play=_killed_while_stopping(30.0, 30.0, grace_s=_SLURM_GRACE_S),
+        attempts=2,
+        repeated=SAVE_EVERY - 1,
+        why=_ENDS,
+        how=f"a job that ignores SIGTERM and is given {_SLURM_GRACE_S:.0f} s instead of 10",
     ),
 )

@@ -87,6 +87,18 @@ def family(folder: str) -> set[int]:
     return found
 
 
+def niceness(pids: set[int]) -> dict[str, set[int]]:
+    """Return the niceness of processes that live, by what they show as their command."""
+    found: dict[str, set[int]] = {}
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            found.setdefault(process.cmdline()[0], set()).add(process.nice())
+        except (psutil.NoSuchProcess, IndexError):
+            continue
+    return found
+
+
 def test_nothing_is_left_of_it_after_the_driver_was_killed(run, tmp_path: Path):
     process = start(run, address=None, linger=True, home=tmp_path)
     lines = shown(process)
@@ -97,6 +109,9 @@ def test_nothing_is_left_of_it_after_the_driver_was_killed(run, tmp_path: Path):
     assert not (tmp_path / ".ray").exists()
     pids = family(lines["FOLDER"])
     assert len(pids) >= 6
+    nice = niceness(pids)
+    assert "ray::NodeActor" in nice  # Ray's own default would be 15 more for its workers
+    assert set().union(*nice.values()) == {os.nice(0)}, nice
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), seconds=10)

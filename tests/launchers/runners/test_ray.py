@@ -223,6 +223,21 @@ def _names() -> list[str]:
     return [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
 
 
+def test_a_start_that_is_cut_short_leaves_no_actor(runner, program: Program, run, monkeypatch):
+    def cut_short(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_answers", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            runner.start(program(SLEEP), run=run, attempt=1, python=None)
+    assert runner.attach(run=run, attempt=1) is None
+    handle = runner.start(program(SLEEP), run=run, attempt=1, python=None)
+    Reading(handle).until("ready")
+    handle.stop(grace_s=1)
+    handle.release()
+
+
 def test_a_killed_supervisor_takes_its_child_along_and_is_reported_lost(runner, program: Program, run):
     import ray
 

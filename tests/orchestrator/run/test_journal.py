@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.journal import Journal
-from autotune.orchestrator.run.lock import Owner, boot_id, owner
+from autotune.orchestrator.run.lock import STALE_S, Driven, Owner, boot_id, owner
 from autotune.policies.values.events import Event, Progressed, Started, StopRequested
 from autotune.policies.values.knobs import Knobs
 
@@ -104,6 +106,24 @@ def test_a_second_writer_is_refused_and_named(folder: Path) -> None:
 
 def test_an_owner_of_another_boot_is_not_here() -> None:
     assert not Owner(host=os.uname().nodename, pid=1, boot_id="other").is_here
+
+
+@pytest.mark.parametrize("host", ["elsewhere", os.uname().nodename])
+def test_the_lock_of_another_host_is_taken_once_its_heartbeat_is_old(host: str, folder: Path) -> None:
+    """As a file server leaves it that has not noticed the end of its holder: the lock itself stays taken."""
+    holder = Owner(host=host, pid=os.getpid(), boot_id="other")
+    path = folder / "lock"
+    path.write_bytes(msgspec.json.encode(holder))
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(Driven) as busy:
+            Journal(folder)
+        assert busy.value.free_in_s is not None and 0 < busy.value.free_in_s <= STALE_S
+        old = path.stat().st_mtime - STALE_S - 1
+        os.utime(path, (old, old))
+        with Journal(folder) as book:
+            book.append(EVENTS[1])
+            assert (found := owner(folder)) is not None and found.is_here
 
 
 def test_a_row_is_on_the_disk_before_anybody_hears_of_it(

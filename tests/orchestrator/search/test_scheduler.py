@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from autotune.launchers import frameworks
-from autotune.launchers.base import Exit, Observed
+from autotune.launchers.base import Exit, Observed, Unreachable
 from autotune.orchestrator import messages
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import attempt, reconcile, rehearsal
@@ -29,9 +31,11 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
     Accepted,
     Ended,
+    Event,
     Finished,
     History,
     Interrupted,
+    Progressed,
     Purpose,
     Result,
     Stable,
@@ -42,7 +46,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.history import elapsed_s
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Completed, Unit
+from autotune.policies.values.observation import Completed, Lost, Unit
 from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, phase, reported, settings
 
 JOB = """\
@@ -91,6 +95,9 @@ class Heard(Observer):
     def say(self, text: str) -> None:
         self._told.append(text)
 
+    def warn(self, text: str) -> None:
+        self._told.append(f"warning: {text}")
+
 
 class Night:
     def __init__(
@@ -112,11 +119,12 @@ class Night:
         self.framework = frameworks.find(self.job.framework)
         self.told: list[str] = []
         self.interrupts = Interrupts()
+        self.recorded: Callable[[Event], None] = lambda _: None
         self.exports = 0
 
     def drive(self) -> Verdict:
         place, framework = Place(self.world, self.clock), self.framework
-        with journal.Journal(self.run.path, tell=lambda _: self.world.tick()) as book:
+        with journal.Journal(self.run.path, tell=self._tell) as book:
             if not book.history():
                 reconcile.accept(
                     book,
@@ -142,6 +150,10 @@ class Night:
             forecast = self.forecast
             forecasts = None if forecast is None else lambda _: forecast
             return controller.search(context, forecasts=forecasts, exported=self._count)
+
+    def _tell(self, event: Event) -> None:
+        self.world.tick()
+        self.recorded(event)
 
     def _count(self) -> None:
         self.exports += 1
@@ -368,6 +380,43 @@ def test_a_killed_search_ends_with_the_trials_of_one_that_was_not(
     assert night.drive() == Stable()
     assert outcomes(night.results) == outcomes(whole.results)
     assert not [t for t in night.study().trials if t.state is TrialState.RUNNING]
+
+
+@pytest.mark.parametrize("then", ["stop", "resume"])
+def test_a_trial_that_cannot_be_asked_to_end_is_not_called_stopped(tmp_path: Path, then: str) -> None:
+    night = Night(tmp_path, World(formula, address="10.0.0.1:6379"))
+    trial = 0
+
+    def interrupt(event: Event) -> None:
+        nonlocal trial
+        begun = {e.attempt for e in night.history if isinstance(e, Started) and e.trial is not None}
+        if isinstance(event, Progressed) and event.attempt in begun and not night.interrupts.by:
+            trial, night.world.deaf = event.attempt, True
+            night.interrupts.note(signal.SIGTERM)
+
+    night.recorded = interrupt
+    assert night.drive() == Interrupted(by="SIGTERM")
+    life = night.world.lives[trial]
+    assert life.running and life.supervised
+    assert not [e for e in night.history if isinstance(e, Finished)]
+    assert not [e for e in night.history if isinstance(e, Ended) and e.attempt == trial]
+    hint = f"`autotune stop {night.run.id}` ends what is left"
+    assert f"warning: attempt #{trial} may still run: the head does not answer; {hint}" in night.told
+
+    night.recorded = lambda _: None
+    with pytest.raises(Unreachable, match=f"attempt #{trial} cannot be asked to end"):
+        night.drive()
+    assert not [e for e in night.history if isinstance(e, Ended) and e.attempt == trial]
+
+    night.world.deaf = False
+    if then == "resume":
+        night.interrupts = Interrupts()
+        assert night.drive() == Stable()
+    else:
+        assert night.drive() == Interrupted(by="SIGTERM")
+    assert not life.running
+    (ended,) = (e for e in night.history if isinstance(e, Ended) and e.attempt == trial)
+    assert isinstance(ended.outcome, Lost) and ended.unwatched
 
 
 SILENT_JOB = """\
