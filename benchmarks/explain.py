@@ -143,6 +143,7 @@ def write(path: Path, size_bytes: int, share: float = 0.0, texts: float = 0.0) -
 def timed(command: Sequence[str], *, stdin: int | None = None) -> Run:
     """Run a command; return how long it took and the most memory it held."""
     env = {**os.environ, "LC_ALL": "C.UTF-8"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program's modules are compiled once
     with tempfile.TemporaryFile() as out:
         started = time.perf_counter()
         child = subprocess.Popen(command, stdout=out, stdin=stdin, env=env)

@@ -54,6 +54,10 @@ class Familiar:
     def __contains__(self, shape: bytes) -> bool:
         return self._seen.get(shape, 0) >= _ENOUGH
 
+    def tells(self, shape: bytes) -> bool:
+        """Return whether lines of a shape are always read."""
+        return self._seen.get(shape, 0) < 0
+
     def dull(self, shape: bytes) -> None:
         """Take note that a line of a shape, alone or with the row below it, has said nothing so far."""
         if shape:

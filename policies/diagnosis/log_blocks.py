@@ -84,6 +84,12 @@ class Cursor:
         self.number += _newlines(self.block, self.at, position)
         self.at = position
 
+    def leave(self, stop: int) -> None:
+        """Move behind the piece that begins at `at` and ends at a position, and behind its newline."""
+        newline = self.block[stop : stop + 1] == b"\n"
+        self.number += newline
+        self.at = stop + newline
+
     def next_line(self, stop: int) -> tuple[int, int, int] | None:
         """Pass a whole line before a position and return its number and what a terminal shows of it."""
         block = self.block

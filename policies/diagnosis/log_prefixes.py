@@ -67,6 +67,8 @@ _LOGGER = re.compile(
 )
 _BOX = re.compile(r"^\s*[│┃║]\s?|^\s*\|\s?(?=(?:  )?File |Traceback )")
 _BOX_END = re.compile(r"\s*[│┃║]\s*$")
+# It begins with a word and goes on as no prefix does.
+_BARE = re.compile(r"[A-Za-z]?[a-z]+:? (?![\[|\d\s])")
 _QUOTED = re.compile(r"^(?:>|E  ) ?(?=\S|\s{2})")
 # The last open string of an object, up to which everything is its envelope.
 _JSON_HEAD = re.compile(r"""^.*[{,]\s*(["'])\w+\1:\s*["'](?=(?:[^"'\\]|\\.)*$)""")
@@ -98,6 +100,8 @@ def parsed(text: str) -> Line:
     text = text.rstrip()
     bare, tag, rank = _message(text), "", None
     for _ in range(_PREFIXES):
+        if _BARE.match(bare) and "\t" not in bare:
+            break
         if (match := _ACTOR.match(bare)) and ("pid=" in match[2] or match[2].startswith("(raylet")):
             tag += (match[1] or "") + match[2].split(",")[0].rstrip(")")
         elif (match := _RANK.match(bare)) and not _NUMBER.match(bare):

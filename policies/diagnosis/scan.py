@@ -119,7 +119,7 @@ class Scanner:
             if self._expects(cursor.number) or not self._pass_over(shape, (cursor, start, stop)):
                 examined.append(end)
                 findings.extend(self._tempted(shape, (cursor, start, stop), source, before))
-            cursor.pass_to(stop + 1 if block[stop : stop + 1] == b"\n" else stop)
+            cursor.leave(stop)
         findings.extend(self._attend(cursor, len(block), source, before))
         cursor.pass_to(len(block))
         self._going_on.next_block(block)
@@ -147,6 +147,7 @@ class Scanner:
     def _hold(self, findings: list[Finding]) -> None:
         self._findings = findings
         self._causes = sum(finding.cause is not None for finding in findings)
+        self._familiar = Familiar()  # there may be room again for what a line says
 
     def _survive(self) -> None:
         """Record that the job continued after everything found so far."""
@@ -164,9 +165,9 @@ class Scanner:
     def _pass_over(self, shape: bytes, piece: tuple[Cursor, int, int]) -> bool:
         """Return whether a piece that holds a needle need not be read."""
         if shape not in self._familiar:
-            self._passed = familiar_lines.passed(*piece)
-            if self._passed is None:
+            if self._familiar.tells(shape) or (passed := familiar_lines.passed(*piece)) is None:
                 return False
+            self._passed = passed
             self._familiar.dull(shape)
         return True
 
@@ -191,7 +192,7 @@ class Scanner:
         if self._open is not None:
             self._until = max(self._until, cursor.number + 1)
         if findings or self._said or self._ahead:
-            self._familiar.telling(shape)
+            self._familiar.telling(self._shape)
         else:
             self._familiar.dull(shape)
         return findings
@@ -275,15 +276,14 @@ class Scanner:
         if is_stage(line.bare):
             self._stage = (number, line.bare)
         rule = matching(line.bare)
-        self._said = self._said or (rule is not None and not rule.harmless)
+        self._said = self._said or not (rule is None or rule.harmless or self._full(rule))
         at = number
         number, line, rule = self._wrapped(rule, line, number)
         if number < at:
             before = partial(until, before, line.text)
-        if rule is None:
-            self._note(line, number)
-            return None
-        if rule.harmless or self._full(rule):
+        if rule is None and looks_wrong(line.bare):
+            self._errors.note(line, number=number, place=self._at)
+        if rule is None or rule.harmless or self._full(rule):
             return None
         since = None if self._stage is None else number - self._stage[0]
         finding, guessed = found(
@@ -292,6 +292,8 @@ class Scanner:
         if self._going_on.proven and finding.cause is not None and not rule.weak:
             self._survive()
         self._keep(finding, line, guessed=guessed)
+        if self._full(rule):
+            self._familiar, self._shape = Familiar(), b""  # its like need no reading any more
         return finding
 
     def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
@@ -360,11 +362,6 @@ class Scanner:
             ):
                 finding = msgspec.structs.replace(finding, caught=True)
             self._findings[index] = finding
-
-    def _note(self, line: Parsed, number: int) -> None:
-        """Keep a line if it looks wrong."""
-        if looks_wrong(line.bare):
-            self._errors.note(line, number=number, place=self._at)
 
 
 def scan(

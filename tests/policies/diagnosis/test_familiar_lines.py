@@ -17,7 +17,7 @@ from autotune.policies.diagnosis.familiar_lines import LONG_NUMBER, TELLING_NUMB
 from autotune.policies.diagnosis.log_blocks import Cursor
 from autotune.policies.diagnosis.log_prefixes import parsed
 from autotune.policies.diagnosis.rules.catalogue import RULES
-from autotune.policies.diagnosis.scan import scan
+from autotune.policies.diagnosis.scan import Scanner, scan
 from autotune.policies.values.failure import Cause
 from benchmarks.explain import lines, tempting
 
@@ -219,3 +219,21 @@ def test_a_line_that_is_tried_and_then_read_is_parsed_once():
     assert scan([log.encode()]).findings
     times = parsed.cache_info()
     assert times.misses <= log.count("\n") < times.misses + times.hits
+
+
+def test_a_message_of_which_enough_are_kept_is_not_read_until_there_is_room(monkeypatch):
+    scanner, read = Scanner(), []
+    examine = scanner.examine
+    monkeypatch.setattr(scanner, "examine", lambda text, **where: read.append(text) or examine(text, **where))
+    numbers = iter(range(1, 10_000, 3))
+
+    def kept(count: int) -> int:
+        read.clear()
+        text = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+        return sum(len(scanner.line(text, number=next(numbers))) for _ in range(count))
+
+    limit = kept(200)
+    assert 80 < limit < len(read) < 140
+    assert kept(50) == len(read) == 0
+    scanner.make_room()
+    assert kept(1) == len(read) == 1
