@@ -25,6 +25,7 @@ from autotune.policies.values.value import Value
 
 FRAMEWORKS = ("verl", "slime")
 _CHOSEN = "chosen by the memory and speed estimate"
+_SAMPLES = 8  # of a prompt
 _NEXT_TO_NOTHING = 1.005  # of a step's time: below what a search calls a gain
 _ROUNDS = 3  # searches, each around the fastest of the one before
 _VERL = """\
@@ -45,7 +46,7 @@ settings:
   actor_rollout_ref.actor.use_dynamic_bsz: true
   actor_rollout_ref.actor.use_kl_loss: true
   actor_rollout_ref.rollout.name: vllm
-  actor_rollout_ref.rollout.n: 8
+  actor_rollout_ref.rollout.n: {per_prompt}
   actor_rollout_ref.rollout.max_model_len: {longest}
   trainer.nnodes: {nodes}
   trainer.n_gpus_per_node: {per_node}
@@ -61,7 +62,7 @@ settings:  # and the model's own flags, from slime's scripts/models
   prompt-data: TRAIN.jsonl   # yours
   num-rollout: 1000
   rollout-batch-size: {batch}
-  n-samples-per-prompt: 8
+  n-samples-per-prompt: {per_prompt}
   global-batch-size: {samples}
   rollout-max-prompt-len: {prompt}
   rollout-max-response-len: {response}
@@ -96,10 +97,27 @@ class Start(Value, frozen=True, kw_only=True):
     looked_at: int  # configurations that fit
 
 
+def even_batch(gpus: Gpus, batch: int) -> int:
+    """Return the number of prompts nearest to `batch` whose samples are the same number on every GPU.
+
+    verl refuses other chunks, with a micro-batch of tokens too (DataProto.chunk in its protocol.py).
+    """
+    unit = _unit(gpus)
+    return max(1, round(batch / unit)) * unit
+
+
+def _unit(gpus: Gpus) -> int:
+    """Return the number of prompts, of which every multiple spreads evenly."""
+    count = (gpus.nodes or 1) * (gpus.per_node or 8)
+    return count // math.gcd(count, _SAMPLES)
+
+
 def first_text(wish: Wish) -> str:
     """Return the job without any knob chosen."""
     name = wish.model.rstrip("/").rpartition("/")[2].lower()
-    mini_batch = next(size for size in (wish.batch // 4, wish.batch // 2, wish.batch) if size)
+    unit = _unit(wish.gpus)
+    parts = (wish.batch // share // unit * unit for share in (4, 2))
+    mini_batch = next((size for size in parts if size), wish.batch)
     return _TEXTS[wish.framework].format(
         name="".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip("-._") or "job",
         nodes=wish.gpus.nodes or 1,
@@ -108,7 +126,8 @@ def first_text(wish: Wish) -> str:
         model=wish.model,
         batch=wish.batch,
         mini_batch=mini_batch,
-        samples=wish.batch * 8,
+        samples=wish.batch * _SAMPLES,
+        per_prompt=_SAMPLES,
         prompt=wish.prompt,
         response=wish.response,
         longest=wish.prompt + wish.response,

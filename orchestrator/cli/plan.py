@@ -111,7 +111,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     """Print the fastest configuration that is predicted to be safe."""
     from autotune.launchers.runners.node.model_folder import find_folder
     from autotune.orchestrator.config.public_models import find_public, names_like
-    from autotune.orchestrator.starting_job import FRAMEWORKS, Wish, starting_job
+    from autotune.orchestrator.starting_job import FRAMEWORKS, Wish, even_batch, starting_job
 
     if framework not in FRAMEWORKS:
         raise Failure(
@@ -131,6 +131,18 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         spread = f"; for nodes of 8 write --gpus {many // 8}x8x{card}" if many % 8 == 0 else ""
         click.echo(f"note: planned for one node of {many} GPUs{spread}", err=True)
     wish = Wish(model=model, framework=framework, gpus=wanted, **sizes)
+    even = even_batch(wanted, wish.batch)
+    if even != wish.batch and "batch" in sizes:
+        raise Failure(
+            f"--batch {wish.batch}: its samples cannot be spread evenly over the GPUs",
+            hint=f"--batch {even} can",
+            code=ExitCode.USAGE,
+        )
+    if even != wish.batch:
+        click.echo(
+            f"note: {even} prompts a step instead of {wish.batch}, the same number on every GPU", err=True
+        )
+        wish = msgspec.structs.replace(wish, batch=even)
     found = starting_job(wish)
     where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"
     if found is None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from autotune.orchestrator.cli import main
@@ -176,3 +177,24 @@ def test_more_gpus_than_a_node_has_are_taken_for_one_node_with_a_note(gpus: str,
     assert result.exit_code == 0
     note = "note: planned for one node of 32 GPUs; for nodes of 8 write --gpus 4x8xH100-80GB"
     assert (note in result.stderr.splitlines()) == noted
+
+
+@pytest.mark.parametrize("gpus", ["3xH100", "6xH100", "3x8xH100", "5x8xH100"])
+def test_every_gpu_gets_the_same_number_of_samples(gpus: str) -> None:
+    result = CliRunner().invoke(main, ["plan", "--model", "Qwen/Qwen2.5-0.5B", "--gpus", gpus])
+    assert result.exit_code == 0, result.stderr
+    settings = yaml.safe_load(result.stdout)["settings"]
+    batch, mini = settings["data.train_batch_size"], settings["actor_rollout_ref.actor.ppo_mini_batch_size"]
+    count = settings["trainer.nnodes"] * settings["trainer.n_gpus_per_node"]
+    assert [size * settings["actor_rollout_ref.rollout.n"] % count for size in (batch, mini)] == [0, 0]
+    assert f"note: {batch} prompts a step instead of 256, the same number on every GPU" in result.stderr
+
+
+def test_a_batch_that_does_not_spread_evenly_is_refused_with_one_that_does() -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-0.5B", "--gpus", "3x8xH100", "--batch", "128"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: --batch 128: its samples cannot be spread evenly over the GPUs",
+        "hint: --batch 129 can",
+    ]
