@@ -18,6 +18,8 @@ KINDS = {
     "equivalent": "no caller can tell the two apart",
     "speed": "the result is the same, later or sooner",
     "unreachable": "no value that the project can pass makes a difference",
+    "negligible": "a difference that is smaller than any rounding",
+    "limited": "only the fastest tests of it were run; slower ones may notice it",
     "gap": "a test is missing",
 }
 _INTRO = """\
@@ -36,7 +38,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     module: str
     change: str  # the changed lines, before and after
-    kind: Literal["equivalent", "speed", "unreachable", "gap"]
+    kind: Literal["equivalent", "speed", "unreachable", "negligible", "limited", "gap"]
     reason: str
 
     @property
@@ -52,7 +54,7 @@ def reasons() -> dict[tuple[str, str], Reason]:
 
 
 def _plain(change: str) -> str:
-    return "\n".join(f"{line[:1]}{' '.join(line[1:].split())}" for line in change.splitlines())
+    return "\n".join(f"{line[:1]}{' '.join(line[1:].split())}" for line in change.strip().splitlines())
 
 
 def page(verdicts: Sequence[Verdict], known: dict[tuple[str, str], Reason], *, measured: str) -> str:
@@ -97,7 +99,11 @@ def _listed(survivors: Sequence[Verdict], known: dict[tuple[str, str], Reason]) 
 
 def _reason(verdict: Verdict, known: dict[tuple[str, str], Reason]) -> Reason:
     module, change = verdict.mutant.module, verdict.change
-    return known.get((module, _plain(change)), Reason(module, change, "gap", "no reason is known yet"))
+    if verdict.limit_s is None:
+        unknown = Reason(module, change, "gap", "no reason is known yet")
+    else:
+        unknown = Reason(module, change, "limited", f"to {verdict.limit_s:g} CPU seconds")
+    return known.get((module, _plain(change)), unknown)
 
 
 def _shown(change: str) -> str:
