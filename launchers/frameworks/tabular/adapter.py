@@ -245,7 +245,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the settings of `trial.yaml`: names and folders of its own."""
         config = self.config(job)
-        own = _filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
+        own = rows.filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
         own |= self.of_steps(config, steps)
         if longest and self.can_force_longest(job):
             own |= self.forced(config)
@@ -325,7 +325,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
         """Return the settings of a rehearsal beside its trial's; its checkpoints go below `folder`."""
-        return _filled(additions, job, folder)
+        return rows.filled(additions, job, folder)
 
     def of_validation(self, config: C) -> tuple[str, ...]:
         """Return the settings that nothing but the job's validation reads, beside those of the data files."""
@@ -395,11 +395,3 @@ class TabularFramework(GuidedFramework, Generic[C]):
             ]
             if engine is not None and found:
                 yield engine, found
-
-
-def _filled(settings: Mapping[str, Any], job: Job, folder: str) -> dict[str, Any]:
-    """Return settings of a data file with the names of the job and of its folder filled in."""
-    return {
-        key: value.format(folder=folder, name=job.name) if isinstance(value, str) else value
-        for key, value in settings.items()
-    }

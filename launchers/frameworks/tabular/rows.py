@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import rows, table
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import (
     AtLeast,
@@ -349,3 +350,11 @@ def _value(row: Row, wanted: Setting) -> Any:
 
 def _same(first: Any, second: Any) -> bool:
     return isinstance(first, bool) == isinstance(second, bool) and first == second
+
+
+def filled(settings: Mapping[str, Any], job: Job, folder: str) -> dict[str, Any]:
+    """Return settings of a data file with the names of the job and of its folder filled in."""
+    return {
+        key: value.format(folder=folder, name=job.name) if isinstance(value, str) else value
+        for key, value in settings.items()
+    }
