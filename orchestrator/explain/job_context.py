@@ -169,6 +169,7 @@ def _of_tools(tools: tuple[tool_spellings.Tool, ...], text: str) -> Known:
         offered=tool_spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
         fixed=tool_spellings.excluded(text),
         engine=any(tool_spellings.is_engine(tool, ENGINE_KNOBS) for tool in tools) if tools else None,
+        scores_by_tokens=any(s.knob == "logprob_tokens" for tool in tools for s in tool.spellings),
     )
 
 

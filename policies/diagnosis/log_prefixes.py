@@ -7,6 +7,12 @@ import json
 import re
 from typing import NamedTuple
 
+# What a model reads and writes has the marks of its chat template; an error's record quotes a traceback.
+SAMPLED = (
+    r"^(?!.*Traceback \(most recent).*"
+    r"(?:<\|(?:im_start|im_end|start_header_id|eot_id|endoftext|user|assistant)\|>|<start_of_turn>)"
+)
+_SAMPLED = re.compile(SAMPLED)
 LONGEST = 8192  # characters of a line that are kept
 _RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
 _RECENT = 64  # lines: one is asked for as the row below another, then for itself
@@ -165,13 +171,16 @@ def rank_in(text: str) -> int | None:
 
 
 def segments(text: str) -> list[str]:
-    """Return what one line of a log shows as several: progress bars, and a traceback inside JSON."""
+    """Return what one line of a log shows as several: progress bars, and a traceback inside JSON.
+
+    A text that a model has read or written stays whole.
+    """
     parts = text.split("\r") if "\r" in text else [text]
     if "\\n" not in text:
         return parts
     found: list[str] = []
     for part in parts:
-        if '"' in part or "'" in part:
+        if ('"' in part or "'" in part) and _SAMPLED.search(part) is None:
             pieces = _ESCAPED.split(part)
             message = _JSON_HEAD.sub("", pieces[0]) or pieces[0]
             if message is not pieces[0]:

@@ -146,7 +146,7 @@ _ROUNDED = 0.001  # of a figure: how far the exact one may be from it
 _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
 # An engine that has just started: what is not free is held by others.
 _AT_START = re.compile(r"Free memory on device .* on startup")
-_HOST = re.compile(r"was running was (\d{1,9}\.\d+)(Gi?B) / (\d{1,9}\.\d+)(Gi?B) \(")
+_HOST = re.compile(r"(?:was running|\(IP: [^)]{1,80}\)) was (\d{1,9}\.\d+)(Gi?B) / (\d{1,9}\.\d+)(Gi?B) \(")
 _HOST_ONCE = re.compile(r"of the memory on node \S+ is used \((\d{1,9}(?:\.\d+)?) / (\d{1,9}(?:\.\d+)?) GB\)")
 _HOST_IN_BYTES = (  # since Ray 2.56
     re.compile(

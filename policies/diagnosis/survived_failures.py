@@ -17,7 +17,9 @@ _CAUGHT = re.compile(
     r"(?i)\bskip(?:ping|s|ped)? (?:this |the |current )?(?:batch|sample|tactic)\b|"
     r"\brecover(?:ed|ing)? from (?:an? |the )?(?:cuda )?(?:oom|out[- ]of[- ]memory)\b|"
     r"\b(?:decreas|reduc|halv)ing (?:the )?(?:micro |mini )?batch[ _-]size (?:to|from):? ?\d|"
-    r"\bfalling back to (?:the )?default tactic|\bretrying with (?:an? )?(?:smaller|reduced|lower|half)"
+    r"\bfalling back to (?:the )?default tactic|\bretrying with (?:an? )?(?:smaller|reduced|lower|half)|"
+    r"\bbatch(?:es)? (?:is |was |were )?split\b.{0,40}\bretrying\b|"
+    r"\b[Aa]bort(?:ing|ed)(?: the)? last request\b"
 )
 CAUGHT_WITHIN = 5  # lines after a message
 # A warning of the program's own: not an exception's last line that a collector of logs has stamped.
@@ -25,6 +27,7 @@ _MILD = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b(?!.*(?:\bERROR\b|\bCRITICAL\b|Er
 _WORDS = re.compile(r"(?i)out of memory")
 _OUTLIVED = 20  # findings kept that a job has outlived
 _ENOUGH = 3  # rising step numbers: one or two may be what other processes had still to print
+_RESUMED = 2  # of them after a program has reported what it does about the failure
 _READ = 20_000  # lines looked at of a log: the steps of a job that goes on are among the first
 _LONGEST = 1000  # characters of a line that are looked at
 # One of them is in every line that reports a step.
@@ -74,7 +77,16 @@ class GoingOn:
     @property
     def proven(self) -> bool:
         """Whether steps were done since the last message of a cause."""
-        return any(count >= _ENOUGH for _, count in self._rising.values())
+        return self._steps >= _ENOUGH
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the job continued after a failure that its program reports as handled."""
+        return self._steps >= _RESUMED
+
+    @property
+    def _steps(self) -> int:
+        return max((count for _, count in self._rising.values()), default=0)
 
     def message(self, at: int, above: Iterable[str], *, weak: bool) -> None:
         """Take note of a message that ends at a position of the block at hand, with the lines above it."""
@@ -153,7 +165,7 @@ def at_the_end(findings: list[Finding], going_on: GoingOn) -> list[Finding]:
     if going_on.ended and causes:
         followed = any(f.cause is None and f.line.line > causes[0].line.line for f in findings)
         return findings if followed else survived(findings)
-    if going_on.proven or going_on.serves:
+    if going_on.resumed or going_on.serves:
         return [_outlived(finding, steps=going_on.proven) for finding in findings]
     return findings
 

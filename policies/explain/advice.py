@@ -46,6 +46,7 @@ class Known(Value, frozen=True, kw_only=True):
     fixed: frozenset[str] = frozenset()  # what the log shows to be at its most saving value
     engine: bool | None = None  # whether an inference engine is seen; None: the log shows no tool at all
     counts_tokens: bool = False  # an RL framework is seen, which fills micro-batches by tokens
+    scores_by_tokens: bool = False  # a tool is seen that has a setting for the tokens of a scoring pass
 
 
 def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
@@ -123,7 +124,8 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
     elif diagnosis.fragmentation and "expandable_segments" not in result:
         cure = _neutral("expandable_segments", diagnosis, known)  # it helps in every phase
         result |= {} if cure is None else {cure.name: cure}
-    if not known.counts_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= result.keys():
+    by_tokens = known.counts_tokens or (known.scores_by_tokens and diagnosis.phase is Phase.LOG_PROB)
+    if not by_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= result.keys():
         # Scripts without an RL framework count sequences, most often.
         order = [name for name in result if name != "reduce_tokens_per_mb"]
         order.insert(order.index("reduce_micro_batch") + 1, "reduce_tokens_per_mb")

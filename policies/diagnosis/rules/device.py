@@ -13,7 +13,7 @@ _TORCH = (
     rf"^\W{{0,4}}{_DEVICES} out of memory|"
     r"(?<!except )(?<!raise )(?<![\w.(])(?:\w+\.)*(?<!lang\.)OutOfMemoryError"
     r"(?::(?! Task was killed| out of resource|\s*$)|\((?=['\"])|$)|"
-    r"\bOutOfMemoryError\(['\"]"
+    r"\bOutOfMemoryError\(['\"]|^(?:\w+\.)*MemoryError: (?:\w+: )?Your GPU ran out of memory"
 )
 
 DEVICE: tuple[Rule, ...] = (

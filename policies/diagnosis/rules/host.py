@@ -194,7 +194,8 @@ HOST: tuple[Rule, ...] = (
         Cause.HOST_OOM,
         # As an exception: quoted or explained in a sentence it is somebody's output.
         # What is raised for a card's memory names the card.
-        r"^\W{0,4}(?:\w+\.)*_?(?:Array|Arrow)?MemoryError(?:(?::|\()(?!.*(?:CUDA|cuda[A-Z]|HIP))|$)|"
+        r"^\W{0,4}(?:\w+\.)*_?(?:Array|Arrow)?MemoryError(?:"
+        r"(?::|\()(?!.*(?:CUDA|cuda[A-Z]|HIP|\bGPU ran out))|$)|"
         r"std::bad_alloc(?!: out_of_memory: )|"
         r"Errno 12\] Cannot allocate "
         r"memory|Cannot allocate memory \(12\)|os error 12\)|^memory allocation of \d+ bytes failed|"

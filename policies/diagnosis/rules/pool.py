@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.policies.diagnosis.log_prefixes import SAMPLED
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
 from autotune.policies.values.failure import Cause, Component, Phase
 
@@ -9,13 +10,31 @@ HARMLESS: tuple[Rule, ...] = (
     row(
         "retraction",
         None,
-        r"#retracted_reqs|Out of memory even after retracting|is preempted by PreemptionMode|"
+        r"#retracted_reqs|is preempted by PreemptionMode|"
         r"Decode out of memory happened",
         NEVER,
         "[TP7] KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.45 -> 0.47",
         "retract",
         "is preempted by",
         "out of memory happened",
+        harmless=True,
+    ),
+    row(
+        "sampled-text",
+        None,
+        SAMPLED
+        + r".*(?:[Oo]ut of [Mm]emory|OutOfMemory|MemoryError|OOM|[Kk]illed|No space left|annot allocate)",
+        NEVER,
+        "First rollout sample: ['<|im_start|>user\\nWhat does torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 20.00 GiB mean?<|im_end|>'], reward: 0.5",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|eot_id|>",
+        "<|endoftext|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<start_of_turn>",
         harmless=True,
     ),
     row(
@@ -148,6 +167,19 @@ POOL: tuple[Rule, ...] = (
         "lack of CPU swap space",
         "ot enough free blocks",
         "find a memory slot for",
+        phase=Phase.ROLLOUT,
+        component=Component.ROLLOUT,
+    ),
+    # SGLang ends a request that the whole pool cannot hold, and serves the others.
+    row(
+        "sglang-request-aborted",
+        Cause.KV_POOL,
+        r"Out of memory even after retracting|aborted last request .{1,80} due to OOM",
+        UNLESS_PROGRESS,
+        "Out of memory even after retracting all other requests in the decode batch. "
+        "Aborting the last request.",
+        "even after retracting",
+        "aborted last request",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),

@@ -45,6 +45,8 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
             (
                 r"worker '(?:actor|train\w*)/|megatron_utils|fsdp_utils/actor|TrainRayActor|"
                 r"Actor training failed|"
+                # what gathers a sharded parameter, whichever engine asked for it
+                r"torch/distributed/\S+, line \d+, in full_tensor\b|"
                 r"_post_state_dict_hook|actor_train-\d"
             ),
         ),
@@ -91,7 +93,7 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
                 r"torch/nn/parallel|"
                 r"fsdp|megatron|deepspeed|torch/optim|backward|optimizer|compute_loss|training_step|"
                 r"[Tt]rainer|torch/nn/modules|NCCL|nccl|get_logprobs|torch/serialization|modeling_utils|"
-                r"'ppo_update'|_create_device_model|torch/distributed|see_memory_usage|"
+                r"'ppo_update'|\bRayRPCServer\b|_create_device_model|torch/distributed|see_memory_usage|"
                 r"liger_kernel|unsloth|[/\\]peft[/\\]|bitsandbytes|torch/amp/|accelerate/|"
                 r"core_model_loading|[/\\](?:nanotron|colossalai|lightning|composer|"
                 r"fairseq|mmengine|open_instruct|rlinf|miles|mindspeed|prime_rl)[/\\]"

@@ -65,6 +65,8 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"[Bb]roadcasting (?:\w+ ){0,3}weights\b"
             ),
         ),
+        # Unsloth loads the engine within `from_pretrained`.
+        (Phase.ROLLOUT_INIT, r"\bin load_vllm\b"),
         (
             Phase.INIT,
             (
@@ -192,7 +194,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"_flat_param\S*, line \d+, in (?:__init__|flatten_tensors|_init_\w+|shard)\b|"
                 r"_init_sharded_param|_init_utils|\b_prepare_(?:fsdp2?|deepspeed|ddp|megatron_lm|tp)\b|"
                 r"accelerator\S*, line \d+, in prepare\b|prepare_model_for_kbit|get_peft_model|"
-                r"bitsandbytes/nn/modules|quantize_4bit|\b_?setup_(?:model|optimizer)\b|\b_?init_weights\b|"
+                r"bitsandbytes/nn/modules|(?<!de)quantize_4bit|\b_?setup_(?:model|optimizer)\b|\b_?init_weights\b|"
                 r"initialize_weights|resize_token_embeddings|create_optimizer\b|"
                 r"bridge/\S+, line \d+, in (?:load_\w+|import_\w+|provide_\w+)|"
                 r"areal/\S+, line \d+, in initialize\b|(?:policy|actor|critic|ref|reward|"
@@ -262,8 +264,14 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
         # A loss computes log-probs too; scoring never computes a loss.
         (
             Phase.FORWARD,
-            r"in _?compute_loss\b|policy_loss_function|sft_loss_function|in loss_function\b|train_one_step",
+            (
+                r"in _?compute_loss\b|policy_loss_function|sft_loss_function|in loss_function\b|"
+                r"train_one_step|in _?compute_logprobs_and_loss\b|"
+                r"skyrl\w*/workers/\S+, line \d+, in _?forward_backward\w*"
+            ),
         ),
+        # An engine's sampler returns the log-probs of what it has sampled.
+        (Phase.ROLLOUT, rf"{ENGINES}/\S*\bsampler\.py\S*, line \d+, in \w*logprobs?\b"),
         (
             Phase.LOG_PROB,
             (

@@ -35,7 +35,7 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     """Yield the cases of every file: its head names the framework and its settings."""
-    for path in sorted(FOLDER.glob("*.txt")):
+    for path in sorted(FOLDER.rglob("*.txt")):
         head, *parts = _HEAD.split(path.read_text())
         found = dict(re.findall(r"^(names|keys): (.*)$", head, re.MULTILINE))
         names, keys = (tuple(found[key].split()) for key in ("names", "keys"))
@@ -69,22 +69,37 @@ def found() -> dict[str, Explanation]:
 
 
 def test_every_log_is_one_of_device_memory(found: dict[str, Explanation]) -> None:
-    assert len(found) >= 60
+    assert len(found) >= 105
     assert {name for name, each in found.items() if each.diagnosis.cause is not Cause.GPU_OOM} == set()
 
 
 def test_every_framework_is_recognised_alone(found: dict[str, Explanation]) -> None:
-    assert {name for name, each in found.items() if not is_recognised(CASES[name], each)} == set()
+    # A vLLM log of prime-rl whose only line of its own is that it starts inference.
+    unnamed = {"prime-rl: prime-inference-capture"}
+    assert {name for name, each in found.items() if not is_recognised(CASES[name], each)} == unnamed
 
 
 def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, Explanation]) -> None:
-    assert {name for name, each in found.items() if not is_typeable(CASES[name], each)} == set()
+    others = {
+        "prime-rl: prime-inference-capture",  # vLLM's own flag
+        "nemo-rl: nemo-logprob-chunk",  # the allocator's setting, as a DTensor job has it
+        "nemo-rl: nemo-train-backward",  # the same in a Megatron job, which does not read it
+        # Another process holds 34 GiB: a look at the card comes before a setting.
+        "trl: trl-vllm-colocate-init",
+        "verl-agent: verl-agent-vllm-init",
+    }
+    assert {name for name, each in found.items() if not is_typeable(CASES[name], each)} == others
 
 
 def test_the_phase_is_that_of_the_log(found: dict[str, Explanation]) -> None:
     wrong = {name for name, each in found.items() if each.diagnosis.phase.value != CASES[name].phase}
     # Optimizer states that come back before a training name no phase; an engine that wakes up takes weights.
-    assert wrong == {"openrlhf: reload", "rllm: vllm-wakeup"}
+    assert wrong == {
+        "openrlhf: reload",
+        "rllm: vllm-wakeup",
+        "agilerl: agilerl-learn-logprobs",
+        "rlinf: rlinf-sglang-sync-weight",
+    }
 
 
 def main() -> None:

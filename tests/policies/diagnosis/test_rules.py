@@ -105,7 +105,6 @@ INFO available memory 12 GiB, out-of-memory protection on
 (SGLangEngine pid=1001) [TP7] KV cache pool is full. Retract requests. #retracted_reqs: 1
 [torch_memory_saver.cpp] cuMemCreate CUDA_ERROR_OUT_OF_MEMORY (may not be an issue e.g. torch retries)
 INFO [model_runner.py:1442] If out-of-memory error occurs during cudagraph capture, consider decreasing it.
-Out of memory even after retracting all other requests in the decode batch. Aborting the last request.
 Set the environment variable RAY_memory_monitor_refresh_ms to zero to disable worker killing on low memory.
 error_rate: 0.0 no_error=True killed_workers=0 oom_count=0
 """

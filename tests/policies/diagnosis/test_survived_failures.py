@@ -42,6 +42,24 @@ def test_a_warning_is_outlived_by_new_steps_only():
     assert cause(WARNED) is Cause.GPU_OOM
 
 
+def test_a_retried_batch_is_outlived_by_the_next_steps():
+    retry = "WARNING rollout 4: micro batch split in two, retrying (attempt 1/3)"
+    warned = f"WARNING rollout 4: {OOM}"
+    assert cause(warned, retry, *steps(4, 6)) is Cause.UNKNOWN
+    assert cause(warned, retry, *steps(4, 5)) is Cause.GPU_OOM
+    assert cause(warned, retry, *steps(4, 6), OOM) is Cause.GPU_OOM
+
+
+def test_a_request_that_an_engine_aborts_matters_where_the_job_stops():
+    aborted = (
+        "[TP0] retract_decode: aborted last request 81a0 due to OOM",
+        "Out of memory even after retracting all other requests. Aborting the last request.",
+    )
+    assert cause(*aborted) is Cause.KV_POOL
+    assert cause(*aborted, *steps(4, 6)) is Cause.UNKNOWN
+    assert cause(*aborted, ILLEGAL) is Cause.CODE
+
+
 def test_what_was_stamped_or_nccl_warns_of_is_no_warning():
     assert cause(*steps(1, 9), f"2026-03-24 23:54:53 INFO {OOM}", *steps(9, 14)) is Cause.GPU_OOM
     assert cause(*steps(1, 9), f"2026-03-24 23:54:53 WARNING {OOM}", *steps(9, 14)) is Cause.GPU_OOM
