@@ -39,8 +39,9 @@ class Trend:
     decay: float  # factor of the growth from one stretch of steps to the next; 1: it goes on
     stretch: float  # steps
     spread: float  # standard deviation of single steps, their upper side
+    walk: float = 0.0  # standard deviation of a step's lasting change
 
-    def grown(self, ahead: Floats, rate: float) -> Floats:
+    def grown(self, ahead: Floats, rate: float | Floats) -> Floats:
         """Return the growth over so many further steps at a present rate."""
         if self.decay >= 1.0:
             return np.asarray(rate * ahead)
@@ -62,7 +63,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
     if count < FEWEST:
         return None
     slope, _, residuals = _slope(steps, values)
-    more, error = drift(steps, residuals)
+    more, error, walk = drift(steps, residuals)
     slope += more
     level = abs(float(np.median(values)))
     span = float(steps[-1] - steps[0])
@@ -92,6 +93,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
         decay=decay,
         stretch=stretch,
         spread=spread,
+        walk=walk,
     )
 
 

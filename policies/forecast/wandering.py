@@ -27,8 +27,8 @@ class _Design:
     own: float  # its variance of the slope
 
 
-def drift(steps: Floats, values: Floats) -> tuple[float, float]:
-    """Return the slope of a series and its standard error, under single-step noise and a random walk.
+def drift(steps: Floats, values: Floats) -> tuple[float, float, float]:
+    """Return a series' slope, its standard error, and the standard deviation of a step of its random walk.
 
     It is the local level model with a constant drift (Harvey 1989, chapter 2.3), by generalized least
     squares; the share of the random walk is averaged over its restricted likelihood (Patterson and
@@ -49,7 +49,8 @@ def drift(steps: Floats, values: Floats) -> tuple[float, float]:
     weights = np.exp(likelihoods - likelihoods.max())
     weights /= weights.sum()
     slope = float(weights @ slopes)
-    return slope, math.sqrt(max(0.0, float(weights @ (errors + (slopes - slope) ** 2))))
+    error = math.sqrt(max(0.0, float(weights @ (errors + (slopes - slope) ** 2))))
+    return slope, error, math.sqrt(float(weights @ (noise * _SHARES)))
 
 
 @lru_cache(maxsize=_KEPT)

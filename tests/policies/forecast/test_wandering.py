@@ -35,14 +35,16 @@ def ordinary(values: list[float]) -> tuple[float, float]:
 
 def test_memory_that_only_wanders_seldom_seems_to_drift() -> None:
     cases = [np.array(wandering(seed)) for seed in range(200)]
-    sure = [slope > 2.27 * error for slope, error in (drift(STEPS, case) for case in cases)]
+    sure = [slope > 2.27 * error for slope, error, _ in (drift(STEPS, case) for case in cases)]
     naive = [slope > 2.27 * error for slope, error in map(ordinary, (list(case) for case in cases))]
     assert sum(sure) <= 0.05 * len(cases)
     assert sum(naive) > 0.3 * len(cases)
 
 
 def test_noise_alone_seldom_seems_to_drift() -> None:
-    sure = [slope > 2.27 * error for slope, error in (drift(STEPS, np.array(noisy(s))) for s in range(200))]
+    sure = [
+        slope > 2.27 * error for slope, error, _ in (drift(STEPS, np.array(noisy(s))) for s in range(200))
+    ]
     assert sum(sure) <= 0.05 * len(sure)
 
 
@@ -50,7 +52,7 @@ def test_noise_alone_seldom_seems_to_drift() -> None:
 def test_error_covers_the_true_slope(series: Callable[[int], list[float]]) -> None:
     off = []
     for seed in range(200):
-        slope, error = drift(STEPS, np.array(series(seed)) + 0.5 * STEPS)
+        slope, error, _ = drift(STEPS, np.array(series(seed)) + 0.5 * STEPS)
         off.append(abs(slope - 0.5) / error)
     assert np.mean(np.array(off) < 2.0) > 0.85
 
@@ -58,14 +60,14 @@ def test_error_covers_the_true_slope(series: Callable[[int], list[float]]) -> No
 def test_a_drift_through_noise_is_as_sure_as_the_noise_allows() -> None:
     for seed in range(20):
         values = np.array(noisy(seed))
-        slope, error = drift(STEPS, values + 0.3 * STEPS)
+        slope, error, _ = drift(STEPS, values + 0.3 * STEPS)
         assert slope == pytest.approx(0.3, abs=5 * error)
         assert slope > 4 * error
 
 
 def test_steps_may_be_missing() -> None:
     steps = np.array([each for each in range(60) if each % 7 not in (2, 3)], dtype=float)
-    slope, error = drift(steps, 2.0 * steps + np.array(noisy(3, steps=len(steps))))
+    slope, error, _ = drift(steps, 2.0 * steps + np.array(noisy(3, steps=len(steps))))
     assert slope == pytest.approx(2.0, abs=4 * error)
 
 
@@ -77,5 +79,12 @@ def test_outliers_count_as_three_standard_deviations() -> None:
 
 
 def test_exact_line_has_no_error() -> None:
-    slope, error = drift(STEPS, np.zeros_like(STEPS))
+    slope, error, _ = drift(STEPS, np.zeros_like(STEPS))
     assert (slope, error) == (0.0, pytest.approx(0.0, abs=1e-100))
+
+
+def test_the_random_walk_is_told_from_noise() -> None:
+    walks = [drift(STEPS, np.array(wandering(seed)))[2] for seed in range(50)]
+    still = [drift(STEPS, np.array(noisy(seed)))[2] for seed in range(50)]
+    assert 0.8 < np.median(walks) < 1.2
+    assert np.median(still) < 0.3
