@@ -24,7 +24,6 @@ from benchmarks.forecast import (
 )
 from benchmarks.forecast_jobs import jobs, recorded_runs, rows_of
 
-
 EVEN = Base(phase="backward", noise=[1.0] * 60)
 
 
