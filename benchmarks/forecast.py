@@ -30,8 +30,8 @@ WITH_LENGTHS = _MEASUREMENTS / "builtin-lengths.jsonl"  # by benchmarks.record_s
 SEEN, HELD_OUT = (0,), (1,)  # seeds of the recorded runs
 _LEAST_SLOPE = 0.1  # relative growth of memory for one of lengths, below which it does not follow them
 AHEAD = 5  # steps between the word and the failure that make it a warning in time
-_CAPACITY = 1 << 36
-_FIRST, _LAST = 18, 400  # steps between which a drift makes a job fail
+CAPACITY = 1 << 36
+FIRST, _LAST = 18, 400  # steps between which a drift makes a job fail
 _BASE_STEPS = 40
 _CALM_STEPS = (60, 120, 240, 400)  # of a healthy job
 
@@ -75,7 +75,7 @@ def main() -> None:
         every = [*SETS[name](options.jobs, options.series, options.seed)]
         methods = METHODS | (WITHOUT_LENGTHS if any(series.lengths for series in every) else {})
         told = {title: [watched(series, method) for series in every] for title, method in methods.items()}
-        print("\n".join(_table(name, told["forecast"])))
+        print("\n".join(table(name, told["forecast"])))
         print("\n".join(compared(name, told)), flush=True)
 
 
@@ -217,7 +217,7 @@ def _drifting(rng: Random, kind: str, shape: Shape, base: Base) -> Series:
     """Return a job that fails by a drift, at a limit that nobody knows to the byte."""
     limit = rng.uniform(0.985, 1.0)
     while True:
-        about = int(math.exp(rng.uniform(math.log(_FIRST), math.log(_LAST))))
+        about = int(math.exp(rng.uniform(math.log(FIRST), math.log(_LAST))))
         of = int(about * rng.uniform(1.1, 4.0)) + 10
         level, steps = rng.uniform(0.5, 0.9), about + 10
         grown = shape(rng, steps)
@@ -225,7 +225,7 @@ def _drifting(rng: Random, kind: str, shape: Shape, base: Base) -> Series:
         rise = (limit - level) * steps / about
         used = [level * noise[step] + rise * grown[step] for step in range(steps)]
         fails = next((step + 1 for step, share in enumerate(used) if share > limit), None)
-        if fails is not None and fails >= _FIRST:
+        if fails is not None and fails >= FIRST:
             return Series(
                 kind=kind, phase=base.phase, used=used[: fails - 1], fails=fails, of=max(of, fails + 1)
             )
@@ -251,14 +251,14 @@ def injected_series(bases: Sequence[Base], each: int, seed: int) -> Iterator[Ser
             base = bases[number % len(bases)]
             steps = len(base.noise)
             limit, fails = rng.uniform(0.985, 1.0), None
-            while fails is None or fails < _FIRST:
-                about, level = rng.randint(_FIRST, steps - 8), rng.uniform(0.5, 0.9)
+            while fails is None or fails < FIRST:
+                about, level = rng.randint(FIRST, steps - 8), rng.uniform(0.5, 0.9)
                 grown, rise = shape(rng, steps), (limit - level) * steps / about
                 used = [level * own + rise * g for own, g in zip(base.noise, grown, strict=True)]
                 fails = next((step + 1 for step, share in enumerate(used) if share > limit), None)
             lengths = base.lengths
             if shape is _slowing:
-                lengths = _lengthened(base, [rise * g / level for g in grown])
+                lengths = lengthened(base, [rise * g / level for g in grown])
             yield Series(kind, base.phase, used[: fails - 1], fails, 2 * steps, lengths)
     for number, base in enumerate(bases):
         rng = Random(f"{seed} recorded {number}")
@@ -269,7 +269,7 @@ def injected_series(bases: Sequence[Base], each: int, seed: int) -> Iterator[Ser
             yield Series("as recorded", base.phase, used, None, of, base.lengths)
 
 
-def _lengthened(base: Base, more: Sequence[float]) -> dict[str, list[float]]:
+def lengthened(base: Base, more: Sequence[float]) -> dict[str, list[float]]:
     """Return the lengths that need so much more memory, as shares of the usual one.
 
     The slope is that of the recorded steps; where their memory does not follow the lengths, it is taken as
@@ -316,7 +316,7 @@ def watched(series: Series, says: Method) -> Outcome:
     """Return after which step a failure was said first."""
     rows: list[Measured] = []
     for number, share in enumerate(series.used):
-        peak = Peak(used_bytes=int(share * _CAPACITY), capacity_bytes=_CAPACITY)
+        peak = Peak(used_bytes=int(share * CAPACITY), capacity_bytes=CAPACITY)
         lengths = {name: values[number] for name, values in series.lengths.items()}
         rows.append(Measured(step=number + 1, peaks={series.phase: peak}, lengths=lengths))
         if says(rows, series.phase, series.of):
@@ -334,7 +334,7 @@ def _without_lengths(rows: Sequence[Measured], phase: str, of: int) -> bool:
 
 def _without_fit(rows: Sequence[Measured], phase: str, of: int) -> bool:
     """Say it where the newest step leaves less than 5 % of the device, whatever came before."""
-    return rows[-1].peaks[phase].used_bytes > 0.95 * _CAPACITY
+    return rows[-1].peaks[phase].used_bytes > 0.95 * CAPACITY
 
 
 def _through_all(rows: Sequence[Measured], phase: str, of: int) -> bool:
@@ -343,7 +343,7 @@ def _through_all(rows: Sequence[Measured], phase: str, of: int) -> bool:
         return False
     used = [float(row.peaks[phase].used_bytes) for row in rows[WARM_UP:]]
     slope, start = np.polyfit(np.arange(len(used)), used, 1)
-    return bool(start + slope * (of - WARM_UP) > _CAPACITY)
+    return bool(start + slope * (of - WARM_UP) > CAPACITY)
 
 
 METHODS: dict[str, Method] = {
@@ -366,7 +366,8 @@ def compared(where: str, told: dict[str, list[Outcome]]) -> Iterator[str]:
     yield ""
 
 
-def _table(where: str, told: Sequence[Outcome]) -> Iterator[str]:
+def table(where: str, told: Sequence[Outcome]) -> Iterator[str]:
+    """Yield the rows of each kind: what was reported, and how early."""
     yield (
         f"| {where} series | jobs | reported | {AHEAD} steps ahead or more "
         "| steps ahead, median (10th, 90th) |"

@@ -160,7 +160,11 @@ Share = Annotated[
 EffectName = Annotated[Effect, _one_of(Effect), WithJsonSchema({"enum": list(Effect)})]
 ThenName = Annotated[Then, _one_of(Then), WithJsonSchema({"enum": list(Then)})]
 PreflightName = Annotated[Preflight, _one_of(Preflight), WithJsonSchema({"enum": list(Preflight)})]
-ForecastName = Annotated[Forecasting, _one_of(Forecasting), WithJsonSchema({"enum": list(Forecasting)})]
+_FORECASTS = ("off", "warn", "act", "tell")  # `tell` is the earlier name of `warn`, and that of the records
+_as_recorded = BeforeValidator(lambda value: Forecasting.TELL if value == "warn" else value)
+ForecastName = Annotated[
+    Forecasting, _as_recorded, _one_of(_FORECASTS), WithJsonSchema({"enum": list(_FORECASTS)})
+]
 OccasionName = Annotated[Occasion, _one_of(Occasion), WithJsonSchema({"enum": list(Occasion)})]
 
 

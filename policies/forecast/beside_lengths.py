@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autotune.policies.estimate.belief.gaussian import Floats
-from autotune.policies.forecast.trend import FEWEST, Trend, slope_of, spread_of, trend
+from autotune.policies.forecast.spread import spread_of
+from autotune.policies.forecast.trend import FEWEST, Trend, slope_of, trend
 
 FOLLOWS = 3.0  # standard errors by which peaks follow lengths
 

@@ -35,7 +35,8 @@ def crossing(found: Trend, limit: float, *, last: int | None) -> Crossing | None
     """Return when a trend passes a limit before the step `last`; None if that is less likely than not.
 
     Each future step passes the limit with the chance that its spread gives it, as if no step said anything of
-    another; the rate is taken at nine places of its error.
+    another; the mean rate until then is taken at nine places of its error and of the lasting changes that
+    add up by then.
     """
     now = int(found.now)
     until = now + max(1, int(AHEAD * found.seen))
@@ -45,8 +46,9 @@ def crossing(found: Trend, limit: float, *, last: int | None) -> Crossing | None
         return None
     ahead = np.arange(1.0, until - now + 1)
     held = np.zeros(len(ahead))
+    errors = np.sqrt(found.error**2 + found.walk**2 / ahead)
     for sigmas, weight in zip(_SIGMAS.tolist(), _WEIGHTS.tolist(), strict=True):
-        grown = found.grown(ahead, max(0.0, found.rate + sigmas * found.error))
+        grown = found.grown(ahead, np.maximum(0.0, found.rate + sigmas * errors))
         passes = 0.5 * _erfc((limit - found.level - grown) / (found.spread * math.sqrt(2)))
         held += weight * np.exp(np.cumsum(np.log1p(-np.minimum(passes, 1 - 1e-12))))
     chances = 1 - held

@@ -22,6 +22,7 @@ from benchmarks.forecast import (
     simulated_bases,
     watched,
 )
+from benchmarks.forecast_jobs import jobs, recorded_runs, rows_of
 
 EVEN = Base(phase="backward", noise=[1.0] * 60)
 
@@ -84,3 +85,14 @@ def test_a_leak_under_varying_lengths_is_told_earlier_with_them() -> None:
 def test_five_steps_ahead_count(said: int | None, share: str) -> None:
     told = {"forecast": [Outcome("leak", 100, said), Outcome("noise", None, None)]}
     assert f"| forecast | {share} | 0.0% (0 of 1) |" in list(compared("simulated", told))
+
+
+def test_a_drift_raises_every_phase_of_its_process_until_one_runs_out() -> None:
+    runs = [*recorded_runs(WITH_LENGTHS, seeds=SEEN)]
+    every = [*jobs(runs, 2, seed=1)]
+    assert {job.kind for job in every} == {*DRIFTS, "as recorded"}
+    for job in every:
+        most = max(max(values) for values in job.peaks.values())
+        assert most <= 1.0 and (job.fails is not None) is (job.kind in DRIFTS)
+        assert {len(values) for values in job.peaks.values()} == {len(rows_of(job))}
+        assert job.fails is None or len(rows_of(job)) == job.fails - 1

@@ -90,6 +90,15 @@ def test_every_key_is_read() -> None:
     )
 
 
+@pytest.mark.parametrize("word", ["off", "warn", "tell", "act"])
+def test_a_forecast_warns_under_both_of_its_names(word: str) -> None:
+    text = HEAD + f"recovery: {{forecast: {word}}}\n"
+    jsonschema.validate(Document(text, "x").value, json_schema.schema())
+    assert parse(text).recovery.forecast == ("tell" if word == "warn" else word)
+    with pytest.raises(JobErrors, match="`off`, `warn`, `act`, `tell`"):
+        parse(HEAD + "recovery: {forecast: {warn: true}}\n")
+
+
 def test_a_misspelled_section_is_not_told_as_missing_settings(tmp_path: Path) -> None:
     written = "name: x\nframework: verl\n{}: {{actor_rollout_ref.rollout.gpu_memory_utilization: 0.5}}\n"
     (tmp_path / "job.yaml").write_text(written.format("settigns"))

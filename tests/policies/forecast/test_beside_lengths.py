@@ -75,12 +75,13 @@ def first_told(rows: list[Measured]) -> int | None:
 
 def test_a_leak_under_varying_lengths_is_told_earlier_with_them() -> None:
     earlier = []
-    for seed in range(4):
+    for seed in range(12):
         told = first_told(measured(seed, leak=0.004, known=True))
         without = first_told(measured(seed, leak=0.004, known=False)) or len(STEPS) + 1
-        assert told is not None and told <= without
+        assert told is not None
         earlier.append(without - told)
-    assert sum(earlier) >= len(earlier)
+    assert sum(earlier) >= 5 * len(earlier)
+    assert sum(steps >= 0 for steps in earlier) >= 0.75 * len(earlier)
 
 
 @pytest.mark.parametrize("seed", range(4))
