@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO
@@ -10,6 +11,7 @@ from typing import IO
 from autotune.orchestrator.run.log_parts import Line, Row, parts_of, row_of, rows_of
 
 _TRIES = 3  # a part is renamed while it is compressed; one that cannot be opened then is passed over
+_REPLACED_S = 0.05  # between two tries
 
 
 class LogReader:
@@ -70,6 +72,8 @@ class LogReader:
                 tries += 1
                 if tries == _TRIES:
                     self._part, tries = number, 0
+                else:
+                    time.sleep(_REPLACED_S)
                 continue
             for row in rows_of(file):
                 yield from self._line(row)

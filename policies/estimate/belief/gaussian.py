@@ -57,7 +57,9 @@ def at_least(
         return belief
     below = (bound - float(row @ belief.mean)) / math.sqrt(total)
     if below > _SURPRISE:
-        belief = _less_sure(belief, row, min(_WIDEST, below / _SURPRISE))
+        # What was thought this unlikely was thought too surely: all that enters is believed less.
+        wider = np.where(row != 0, min(_WIDEST, below / _SURPRISE), 1.0)
+        belief = Belief(mean=belief.mean, covariance=belief.covariance * np.outer(wider, wider))
         spread = belief.covariance @ row
         total = float(row @ spread) + error**2
         if beyond is not None and below > _STRONG_SURPRISE:
@@ -72,20 +74,6 @@ def at_least(
         mean=belief.mean + gain * deviation * shift,
         covariance=belief.covariance - np.outer(gain, spread) * min(1.0, max(0.0, shrink)),
     )
-
-
-def _less_sure(belief: Belief, row: Floats, factor: float) -> Belief:
-    """Return the belief with all errors that enter a combination `factor` times as wide.
-
-    What was unlikely was believed too surely, and so was what the others have in common with it: of a
-    deviation that correlates by rho, that share of the variance grows.
-    """
-    errors = np.sqrt(np.maximum(np.diag(belief.covariance), 1e-18))
-    entering = row != 0
-    common = (belief.covariance[:, entering] / np.outer(errors, errors[entering])).max(axis=1)
-    common = np.where(entering, 1.0, np.clip(common, 0.0, 1.0) ** 2)
-    wider = np.sqrt(1.0 + common * (factor**2 - 1.0))
-    return Belief(mean=belief.mean, covariance=belief.covariance * np.outer(wider, wider))
 
 
 def at_most(belief: Belief, row: Floats, bound: float, *, error: float) -> Belief:

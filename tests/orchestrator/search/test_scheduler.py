@@ -452,7 +452,7 @@ def test_a_job_that_tells_no_tokens_is_searched_by_its_steps(
     assert (first.rate, best.rate) == (pytest.approx(1 / 32, rel=0.02), pytest.approx(1 / 20, rel=0.02))
     assert [r for r in night.results if r.result is Result.SLOW]
     words = next(text for text in night.told if text.startswith("fastest"))
-    assert f"trial {best.trial}, 0.05 steps/s, 1.59x the stable start (0.0314 steps/s; 2 runs" in words
+    assert f"trial {best.trial}, 0.05 steps/s, 1.60x the stable start (0.0312 steps/s; 2 runs" in words
     assert "0.05 steps/s" in messages.trial(best, before=first.knobs)
     study = night.study().best_trial
     assert study.number == best.trial and study.value == best.rate

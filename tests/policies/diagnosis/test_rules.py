@@ -39,6 +39,7 @@ SYMPTOMS = {
     "network-fault": Cause.INFRASTRUCTURE,
     "port-in-use": Cause.INFRASTRUCTURE,
     "python-error": Cause.CODE,
+    "sglang-request-aborted": Cause.KV_POOL,
     "told-to-stop": Cause.INFRASTRUCTURE,
 }
 

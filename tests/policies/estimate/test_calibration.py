@@ -53,20 +53,6 @@ def test_a_bound_moves_only_what_contradicts_it():
     assert lifted[1] > 0.01
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
-def test_a_surprise_makes_what_is_correlated_less_sure(correlation: float):
-    shared = correlation * 0.01
-    before = Belief(mean=np.zeros(2), covariance=np.array([[0.01, shared], [shared, 0.01]]))
-    first, second = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    # Three standard deviations: the errors of the first are believed three times as wide.
-    after = at_least(before, first, 0.3, error=1e-6)
-    wider = np.sqrt(1 + correlation**2 * (3.0**2 - 1))
-    assert after.about(second)[0] == pytest.approx(correlation * wider / 3 * after.about(first)[0], rel=1e-3)
-    left = after.about(first)[1] ** 2 / (3 * 0.1) ** 2
-    expected = (0.1 * wider) ** 2 * (1 - correlation**2 * (1 - left))
-    assert after.about(second)[1] ** 2 == pytest.approx(expected, rel=1e-3)
-
-
 def test_a_finished_step_is_a_measurement_that_shrinks_the_error():
     first = about([accepted()], Phase.BACKWARD)
     shown = first[0] * 1.1
