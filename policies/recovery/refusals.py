@@ -41,8 +41,7 @@ def without_refused(run: Run) -> Run:
     refuses its change if it ends with an error that is neither memory nor infrastructure, and that names a
     changed setting or comes before the point that the attempt before it reached. The same error after changes
     of different knobs is the job's own, and its attempt stays. Parallel sizes are refused also where the host
-    cannot hold the start with them: nothing else of the change can have filled it there, and no smaller batch
-    helps.
+    held the start before and does not hold it with them: no smaller batch helps there.
     """
     kept: list[Attempt] = []
     refused: list[Refused] = []
