@@ -38,21 +38,22 @@ from autotune.policies.values.events import (  # noqa: E402
 from autotune.policies.values.job import Cluster  # noqa: E402
 from benchmarks.one_estimate import estimate  # noqa: E402
 
-# What must be importable for a framework, and the job that is launched then.
+# What must be importable, and the jobs that are launched then. The light ones are the built-in job without SGLang.
 JOBS = {
-    "builtin": ("sglang", "builtin-gpu.yaml"),
-    "verl": ("verl", "verl-grpo-qwen2.5-7b.yaml"),
-    "areal": ("areal", "areal-gsm8k.yaml"),
-    "slime": ("slime", "slime-colocated.yaml"),
+    "light": ("transformers", ("benchmarks/gpu/jobs/relaunched.yaml", "benchmarks/gpu/jobs/in-place.yaml")),
+    "builtin": ("sglang", ("configs/builtin-gpu.yaml",)),
+    "verl": ("verl", ("configs/verl-grpo-qwen2.5-7b.yaml",)),
+    "areal": ("areal", ("configs/areal-gsm8k.yaml",)),
+    "slime": ("slime", ("configs/slime-colocated.yaml",)),
 }
 _NO_GPU = 3
-_HEAD = ("framework", "attempt", "steps", "cause", "phase", "remedy", "changes")
+_HEAD = ("job", "attempt", "steps", "cause", "phase", "remedy", "changes")
 
 
 class Row(NamedTuple):
     """One attempt of a run."""
 
-    framework: str
+    job: str
     attempt: int
     steps: int
     cause: str  # of its failure, or how the run ended with it
@@ -115,9 +116,9 @@ def predicted_misses(path: Path, *, gpu_memory_bytes: int) -> dict[str, int]:
     }
 
 
-def launched(framework: str, job: Path, *, runs: Path, minutes: float) -> list[Row]:
+def launched(name: str, job: Path, *, runs: Path, minutes: float) -> list[Row]:
     """Launch a job and return its attempts, however it ended."""
-    folder = runs / f"{framework}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = runs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = [
         sys.executable,
         "-m",
@@ -138,7 +139,7 @@ def launched(framework: str, job: Path, *, runs: Path, minutes: float) -> list[R
         child.wait(timeout=300)
     rows: list[Row] = []
     for events in sorted(folder.glob("*/events.jsonl")):
-        rows += table(framework, journal.read(events))
+        rows += table(name, journal.read(events))
     return rows
 
 
@@ -171,15 +172,15 @@ def main(arguments: list[str] | None = None) -> int:
     good = True
     rows: list[Row] = []
     for framework in options.frameworks:
-        package, name = JOBS[framework]
+        package, paths = JOBS[framework]
         if importlib.util.find_spec(package) is None:
             print(f"{framework}: skipped, {package} is not installed")
             continue
-        attempts = launched(
-            framework, ROOT / "configs" / name, runs=options.runs_dir, minutes=options.minutes
-        )
-        good = good and bool(attempts) and attempts[-1].cause in ("stable", "completed")
-        rows += attempts
+        for path in paths:
+            name = Path(path).stem
+            attempts = launched(name, ROOT / path, runs=options.runs_dir, minutes=options.minutes)
+            good = good and bool(attempts) and attempts[-1].cause in ("stable", "completed")
+            rows += attempts
     print(printed(rows))
     return 0 if good else 1
 

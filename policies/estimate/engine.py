@@ -41,7 +41,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     layout = load.layout
     weights = parameters(model).total / load.rollout_tensor * layout.engine_bytes
     outside = np.where(load.rollout_tensor > 1, constant("collectives"), 0.0) + constant("context")
-    base = constant("engine_base") + np.zeros(load.count)
+    outside = outside * (not load.engine_budgeted)
+    base = constant("engine_base") * (engine not in _POOLLESS) + np.zeros(load.count)
     if not load.gpus:
         outside = constant("cpu_process") + np.zeros(load.count)
         base = constant("engine_base_cpu") * (engine not in _POOLLESS) + np.zeros(load.count)
@@ -68,7 +69,7 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         free = np.maximum(0.0, capacity - beside.sum(axis=0) - outside)
         pool = np.maximum(0.0, load.fraction * free - weights)
     graphs = np.zeros(load.count)
-    if load.gpus:
+    if load.gpus and engine not in _POOLLESS:
         limited, full = constant("graph_limited_batch"), constant("graph_full_batch")
         captured = np.where(load.graphs_off, 0.0, np.where(load.graphs_limited, limited, full))
         graphs = ~load.graphs_off * constant("graph_base") + constant("graph_per_batch") * captured

@@ -83,6 +83,9 @@ class Load:
     workers: Floats
     expandable: Flags
     margin: Floats
+    # devices
+    trainer_budgeted: bool  # a part of a card, in which only what PyTorch's allocator holds counts
+    engine_budgeted: bool
 
 
 def load_of(
@@ -201,6 +204,8 @@ def load_of(
         workers=columns.number("dataloader_workers", 0),
         expandable=columns.has_mode("allocator", "expandable") | layout.expandable_segments,
         margin=columns.number("memory_margin", 0),
+        trainer_budgeted=gpus and profile.trainer_budget_bytes is not None,
+        engine_budgeted=gpus and profile.engine_budget_bytes is not None,
     )
 
 

@@ -85,7 +85,8 @@ def estimates(
     with_doubt = by_length(load)
     doubtful = states_of(model, with_doubt)
     state = of_first(fullest(doubtful), n)
-    shared = profile.placement is Placement.COLOCATED
+    # With a budget each, neither counts what the other holds, also where they take turns.
+    shared = profile.placement is Placement.COLOCATED and not (load.trainer_budgeted and load.engine_budgeted)
     idle, away = resting(load, state), np.zeros(n, dtype=np.bool_)
     if Component.TRAINER not in profile.resident.get(Phase.ROLLOUT.value, (Component.TRAINER,)):
         # The whole trainer leaves the device; where it sleeps, only as long as a configuration lets it.
@@ -110,9 +111,12 @@ def estimates(
         on_engine[[PHASES.index(phase) for phase in _ENGINE_PHASES]] = 1.0
         row = PHASES.index(Phase.WEIGHT_SYNC)
         own = _share(devices["weight_sync"], trainer_capacity)
-        theirs = _share(engine.receiving, engine_capacity)
+        receiving = (
+            heaviest(engine.receiving, _waking(engine)) if load.layout.engine_sleeps else engine.receiving
+        )
+        theirs = _share(receiving, engine_capacity)
         on_engine[row] = (theirs > own) if trainer_capacity and engine_capacity else 0.0
-        devices["weight_sync"] = np.where(on_engine[row] > 0, engine.receiving, devices["weight_sync"])
+        devices["weight_sync"] = np.where(on_engine[row] > 0, receiving, devices["weight_sync"])
     host = host_phases(
         model,
         load,
@@ -179,10 +183,15 @@ def _colocated(
     result["init"] = devices["init"]
     result["rollout_init"] = at_start + engine.starting
     result["rollout"] = idle + engine.running
-    waking = engine.starting.copy()
-    waking[PARTS.index("logits")] = 0.0  # a sampler warms up when an engine starts, not when it wakes
-    result["weight_sync"] = heaviest(devices["weight_sync"] + engine.receiving, idle + waking)
+    result["weight_sync"] = heaviest(devices["weight_sync"] + engine.receiving, idle + _waking(engine))
     return result
+
+
+def _waking(engine: Engine) -> Floats:
+    """Return an engine that has its memory again: a sampler warms up when it starts, not when it wakes."""
+    waking = engine.starting.copy()
+    waking[PARTS.index("logits")] = 0.0
+    return waking
 
 
 def _share(parts: Floats, capacity: float) -> Floats:

@@ -96,7 +96,9 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     if layout.per_tensor_optimizer:
         temporary = counts.largest / (load.tensor * load.shards if sharded else 1.0)
     processes: Floats | float = constant("cpu_process")
-    if load.gpus:
+    if load.trainer_budgeted:
+        processes = 0.0
+    elif load.gpus:
         processes = constant("context") + constant("collectives") + _communicators(load)
     critic = weights + optimizer * (1.0 - load.optimizer_away * layout.critic_follows)
     critic = critic * (layout.critic and not layout.critic_offload)
