@@ -93,8 +93,8 @@ def figures(facts: Facts) -> str:
     parts = []
     if facts.requested_bytes is not None:
         parts.append(f"needed {show_gib(facts.requested_bytes)}")
-    if facts.free_bytes is not None:
-        parts.append(f"{show_gib(facts.free_bytes)} was free")
+    if facts.room_bytes is not None:
+        parts.append(f"{show_gib(facts.room_bytes)} was free")
     elif facts.allocated_bytes is not None and facts.capacity_bytes:
         parts.append(f"{show_gib(facts.allocated_bytes)} of {show_gib(facts.capacity_bytes)} was in use")
     elif facts.capacity_bytes:

@@ -1,7 +1,7 @@
 """Real GPU failures, cured by `autotune launch`: `python benchmarks/gpu/launch.py`.
 
-Launches the built-in job, and the example job of every framework that is installed, and prints how each run
-went, attempt by attempt.
+Launches the built-in job, with a light engine and with SGLang where it is installed, and the example job of
+every framework that is installed, and prints how each run went, attempt by attempt.
 Exit codes: 0 every run became stable or finished, 1 one did not, 3 there is no GPU.
 """
 
@@ -38,13 +38,14 @@ from autotune.policies.values.events import (  # noqa: E402
 from autotune.policies.values.job import Cluster  # noqa: E402
 from benchmarks.one_estimate import estimate  # noqa: E402
 
-# What must be importable, and the jobs that are launched then. The light ones are the built-in job without SGLang.
+# What must be importable, and the job that is launched then. The first two need no SGLang.
 JOBS = {
-    "light": ("transformers", ("benchmarks/gpu/jobs/relaunched.yaml", "benchmarks/gpu/jobs/in-place.yaml")),
-    "builtin": ("sglang", ("configs/builtin-gpu.yaml",)),
-    "verl": ("verl", ("configs/verl-grpo-qwen2.5-7b.yaml",)),
-    "areal": ("areal", ("configs/areal-gsm8k.yaml",)),
-    "slime": ("slime", ("configs/slime-colocated.yaml",)),
+    "light": ("transformers", "benchmarks/gpu/jobs/relaunched.yaml"),
+    "light-in-place": ("transformers", "benchmarks/gpu/jobs/in-place.yaml"),
+    "builtin": ("sglang", "configs/builtin-gpu.yaml"),
+    "verl": ("verl", "configs/verl-grpo-qwen2.5-7b.yaml"),
+    "areal": ("areal", "configs/areal-gsm8k.yaml"),
+    "slime": ("slime", "configs/slime-colocated.yaml"),
 }
 _NO_GPU = 3
 _HEAD = ("job", "attempt", "steps", "cause", "phase", "remedy", "changes")
@@ -62,13 +63,13 @@ class Row(NamedTuple):
     changes: str
 
 
-def table(framework: str, history: Iterable[Event]) -> list[Row]:
+def table(job: str, history: Iterable[Event]) -> list[Row]:
     """Return a row per attempt of a run."""
     rows: list[Row] = []
     for event in history:
         match event:
             case Started():
-                rows.append(Row(framework, event.attempt, 0, "", "", "", ""))
+                rows.append(Row(job, event.attempt, 0, "", "", "", ""))
             case Progressed():
                 rows[-1] = rows[-1]._replace(steps=rows[-1].steps + 1)
             case GoalReached():
@@ -160,7 +161,7 @@ def cards() -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Launch what is installed and print the attempts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--frameworks", nargs="+", choices=tuple(JOBS), default=list(JOBS))
+    parser.add_argument("--jobs", nargs="+", choices=tuple(JOBS), default=list(JOBS))
     parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs" / "gpu")
     parser.add_argument("--minutes", type=float, default=60.0, help="of each run at most")
     options = parser.parse_args(arguments)
@@ -171,16 +172,14 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{len(found)} × {found[0]}")
     good = True
     rows: list[Row] = []
-    for framework in options.frameworks:
-        package, paths = JOBS[framework]
+    for name in options.jobs:
+        package, path = JOBS[name]
         if importlib.util.find_spec(package) is None:
-            print(f"{framework}: skipped, {package} is not installed")
+            print(f"{name}: skipped, {package} is not installed")
             continue
-        for path in paths:
-            name = Path(path).stem
-            attempts = launched(name, ROOT / path, runs=options.runs_dir, minutes=options.minutes)
-            good = good and bool(attempts) and attempts[-1].cause in ("stable", "completed")
-            rows += attempts
+        attempts = launched(name, ROOT / path, runs=options.runs_dir, minutes=options.minutes)
+        good = good and bool(attempts) and attempts[-1].cause in ("stable", "completed")
+        rows += attempts
     print(printed(rows))
     return 0 if good else 1
 

@@ -1,8 +1,8 @@
-"""What a process holds of a GPU beside PyTorch's tensors: `python benchmarks/gpu/outside.py --out FILE.jsonl`.
+"""Measure GPU memory outside PyTorch's allocator: `python benchmarks/gpu/outside.py --out FILE.jsonl`.
 
-One line per stage of a process (its context, its first product, a communicator, captured graphs, ...) with the
-bytes that the card lost and those that PyTorch's allocator accounts for. Needs one NVIDIA GPU that nobody else
-uses, and PyTorch.
+One line per stage of a process (its context, its first product, a communicator, captured graphs) with the
+bytes that are no longer free on the card and those that PyTorch's allocator has reserved. Needs PyTorch and
+one NVIDIA GPU that no other process uses.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def stages(before: int) -> Iterator[tuple[str, int, int]]:
 
 
 class _Block(torch.nn.Module):
-    """What a decoding step of one layer launches, without attention."""
+    """The products of a layer's decoding step, without attention."""
 
     def __init__(self, hidden: int, **kind: Any) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None, *, write: Callable[[str], object] =
 
         pynvml.nvmlInit()
         free = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).free)
-    except Exception as error:  # noqa: BLE001 - no library or no card
+    except Exception as error:  # no library, no driver or no card
         sys.stderr.write(f"no GPU: {error}\n")
         return 3
     common = {

@@ -51,7 +51,8 @@ class Program:
         if self._on_gpu:
             placement = "colocated" if self._colocated else "separate"
             dtype = "bfloat16" if half_precision(settings, on_gpu=True) else "float32"
-            lines.say(f"on a GPU: placement={placement} dtype={dtype} (not yet measured on one)")
+            untried = " (not yet measured on one)" if settings.engine == "sglang" else ""
+            lines.say(f"on a GPU: placement={placement} dtype={dtype}{untried}")
         self._model = self._model_folder()
         self._prompts = PromptSource(
             workers=settings.dataloader_workers,

@@ -63,6 +63,9 @@ def _card(explanation: Explanation) -> str:
     whole = facts.outside_bytes is not None
     total = f"   = {show_gib(facts.capacity_bytes)}" if whole else f"   of {show_gib(facts.capacity_bytes)}"
     device = "budget" if on_budget(explanation) else f"GPU{f' {card[1]}' if card else ''}"
+    allowed = facts.allowed_bytes
+    if allowed is not None and allowed < facts.capacity_bytes:
+        total += f"; the process may use {figure(allowed, text)}"
     return f"info: {device}   {' · '.join(parts)}{total}"
 
 

@@ -131,7 +131,12 @@ def _missing(explanation: Explanation, text: str) -> str:
     if facts.requested_bytes is None:
         return ""
     needed = f": needed {figure(facts.requested_bytes, text)}"
-    return needed if facts.free_bytes is None else f"{needed}, {figure(facts.free_bytes, text)} was free"
+    if facts.room_bytes is None:
+        return needed
+    room = f"{needed}, {figure(facts.room_bytes, text)}"
+    if facts.room_bytes != facts.free_bytes and facts.allowed_bytes is not None:
+        room += f" of the {figure(facts.allowed_bytes, text)} that the process may use"
+    return f"{room} was free"
 
 
 def _host(explanation: Explanation, text: str, where: str) -> str:

@@ -23,6 +23,7 @@ class FactsDocument(Value, frozen=True, kw_only=True):
     allocated_bytes: int | None
     reserved_unallocated_bytes: int | None
     outside_bytes: int | None
+    allowed_bytes: int | None
 
 
 class EvidenceDocument(Value, frozen=True, kw_only=True):

@@ -120,6 +120,7 @@ _ALLOCATED = (
 )
 _UNALLOCATED = (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"; {_SIZE} cached\)")
 _RESERVED = (rf"{_SIZE} reserved in total by PyTorch",)
+_ALLOWED = (rf"{_SIZE} allowed;",)  # of a process with a fraction of the card
 # Of the memory as a whole, printed before a message or by a supervisor after it.
 _STATED_CAPACITY = (
     rf"calculating max tokens .*total: {_SIZE}",
@@ -137,6 +138,7 @@ _UNSPACED = {
         "allocated": (r"Of the allocated memory SIZE is allocated by", r";SIZE already allocated"),
         "unallocated": (r"and SIZE is reserved by PyTorch but", r";SIZE cached\)"),
         "reserved": (r";SIZE reserved in total by",),
+        "allowed": (r"[.;]SIZE allowed;",),
     }.items()
 }
 _REQUEST = "Tried to"  # in every message of PyTorch's allocator
@@ -166,12 +168,13 @@ _COMPILED = {
         "allocated": _ALLOCATED,
         "unallocated": _UNALLOCATED,
         "reserved": _RESERVED,
+        "allowed": _ALLOWED,
         "stated capacity": _STATED_CAPACITY,
         "stated free": _STATED_FREE,
     }.items()
 }
 NOTHING = Facts()
-_PRINTED = ("requested", "capacity", "free", "allocated", "unallocated", "reserved")
+_PRINTED = ("requested", "capacity", "free", "allocated", "unallocated", "reserved", "allowed")
 
 
 def facts_of(text: str) -> Facts:
@@ -244,7 +247,7 @@ def fragmented(facts: Facts) -> bool:
     requested, idle = facts.requested_bytes, facts.reserved_unallocated_bytes
     if requested is None or idle is None or requested == 0:
         return False
-    return idle >= requested or (4 * idle >= requested and (facts.free_bytes or 0) + idle >= requested)
+    return idle >= requested or (4 * idle >= requested and (facts.room_bytes or 0) + idle >= requested)
 
 
 def _facts(figures: Mapping[str, int | None]) -> Facts:
@@ -260,6 +263,7 @@ def _facts(figures: Mapping[str, int | None]) -> Facts:
             capacity_bytes=figures.get("capacity"),
             allocated_bytes=allocated,
             reserved_unallocated_bytes=unallocated,
+            allowed_bytes=figures.get("allowed"),
         )
     )
 

@@ -17,9 +17,17 @@ class Constant(NamedTuple):
 TABLE: dict[str, Constant] = {
     # ------------------------------------------------------------------ memory of a GPU outside PyTorch
     "context": Constant(
-        0.55 * GIB, "CUDA context and modules of one torch process on sm_80/90; vary 0.4 to 0.7 GiB by driver"
+        0.75 * GIB,
+        "CUDA context and modules of one torch process: 0.51 GiB empty, 0.73 after a first product with its"
+        " gradient, 0.74 to 0.85 while training (H200, torch 2.11, CUDA 13.0: docs/gpu.md); logs 0.4 to 0.7",
     ),
-    "collectives": Constant(1.0 * GIB, "NCCL channels and work areas of one process and communicator"),
+    "workspaces": Constant(
+        0.07 * GIB, "cuBLAS' in the allocator of a training process, 32 MiB a stream on Hopper (docs/gpu.md)"
+    ),
+    "collectives": Constant(
+        1.0 * GIB,
+        "NCCL channels and work areas of one process and communicator; 0.54 with one rank (docs/gpu.md)",
+    ),
     "communicator": Constant(
         0.65 * GIB,
         "each further communicator: 0.53 of 2 ranks, 0.67 of 4 (NVIDIA/nccl#964, A100), 0.65 with RCCL"
@@ -106,17 +114,28 @@ TABLE: dict[str, Constant] = {
     ),
     # ------------------------------------------------------------------ speed
     "efficiency_training": Constant(
-        0.40, "share of peak FLOP/s of a dense training pass; 0.35 to 0.45 (PaLM MFU)"
+        0.40,
+        "share of peak FLOP/s of a dense training pass; 0.35 to 0.45 (PaLM), 0.53 on one H200 (docs/gpu.md)",
     ),
-    "efficiency_prefill": Constant(0.50, "share of peak FLOP/s of a pass without gradients"),
+    "efficiency_prefill": Constant(
+        0.50, "share of peak FLOP/s of a pass without gradients; 0.47 to 0.54 on one H200 (docs/gpu.md)"
+    ),
     "efficiency_bandwidth": Constant(
         0.70, "share of peak bandwidth that decoding reaches (vLLM, SGLang profiles)"
     ),
-    "launch_s": Constant(4e-6, "CPU time to launch one kernel"),
+    "launch_s": Constant(
+        1.1e-5, "CPU time to launch one kernel from eager code: 0.65 to 0.9 ms a layer forward (docs/gpu.md)"
+    ),
+    "unit_s": Constant(
+        9e-4, "CPU time of FSDP2's hooks for one layer and pass, with nothing to gather (docs/gpu.md)"
+    ),
     "kernels_per_layer": Constant(60, "kernels of one layer forward in eager code, backward twice that"),
     "decode_overhead_s": Constant(1.5e-3, "scheduler and sampler per decoding step"),
     "decode_eager_s": Constant(1.2e-4, "per layer and decoding step without captured graphs"),
-    "pcie": Constant(22e9, "bytes per second between host and device, PCIe 4 x16 measured by bandwidthTest"),
+    "pcie": Constant(
+        22e9,
+        "bytes per second between host and device, PCIe 4 x16 measured by bandwidthTest; 48e9 on one H200",
+    ),
     "cpu_adam": Constant(
         1.5e9, "parameters per second of a vectorised CPU Adam over one node's memory channels / 8"
     ),

@@ -86,10 +86,11 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         buffers=base,
         outside=outside,
     )
+    reserved = pool * (engine not in _POOLLESS)  # a cache that grows with the answers is not there yet
     starting = instant(
-        n, weights=weights, kv_pool=pool, graphs=graphs, logits=warmed, buffers=base, outside=outside
+        n, weights=weights, kv_pool=reserved, graphs=graphs, logits=warmed, buffers=base, outside=outside
     )
-    bucket = np.where(load.disk, 0.0, load.sync_buffer)
+    bucket = np.where(load.disk, 0.0, load.sync_buffer) * (engine not in _POOLLESS)
     if layout.engine_sleeps:
         # The order of a colocated sync: weights wake, are updated, and the pool wakes last.
         receiving = instant(n, weights=weights, graphs=graphs, buffers=bucket + base, outside=outside)

@@ -60,6 +60,7 @@ class Load:
     from_host: Flags  # weights are gathered from host memory, where gradients and optimizer are too
     optimizer_offload: Floats  # share of the state that is in host memory
     host_update: Floats  # ... and is updated there
+    passing_update: Floats  # ... or passes through the device for its update, a tensor at a time
     optimizer_away: Floats  # ... between updates
     streamed: Flags  # gradients go to host memory as they are reduced
     optimizer_overlap: Flags
@@ -150,6 +151,7 @@ def load_of(
     movable = 1.0 - layout.masters * layout.masters_stay
     default_fraction = constant("vllm_fraction" if profile.engine == "vllm" else "engine_fraction")
     gpus = cluster.gpus_per_node > 0 or cluster.gpu_memory_bytes > 0
+    staying = offloaded * layout.optimizer_stays_offloaded
     chunk = constant("engine_prefill" if gpus else "engine_prefill_cpu")
     return Load(
         count=columns.count,
@@ -180,7 +182,8 @@ def load_of(
         grad_offload=moved,
         from_host=from_host,
         optimizer_offload=offloaded,
-        host_update=np.where(from_host, 1.0, offloaded * layout.optimizer_stays_offloaded),
+        host_update=np.where(from_host, 1.0, staying * (not layout.optimizer_passes_through)),
+        passing_update=staying * layout.optimizer_passes_through * ~from_host,
         optimizer_away=np.maximum(offloaded, moved & with_state) * movable,
         streamed=from_host
         | (moved & layout.optimizer_stays_offloaded & (not with_state))

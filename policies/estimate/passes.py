@@ -46,9 +46,13 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     size = load.layout.compute_bytes
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
+    # PyTorch has no fused kernel for fp32 with grouped heads: it repeats them and keeps the scores, and
+    # without gradients has them twice (measured: benchmarks/gpu/measurements).
+    unfused = load.gpus and size == FP32 and not megatron and model.kv_heads < model.heads
+    scores = size * load.sequence * model.heads / load.tensor * unfused
     fp8 = load.layout.fp8
-    kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=megatron, fp8=fp8)
-    fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked, fused=True, fp8=fp8)
+    kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked or unfused, fused=megatron, fp8=fp8)
+    fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked or unfused, fused=True, fp8=fp8)
     mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
     # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
     # gathers a product's input again in backward; DTensor's keeps the gathered one.
@@ -59,7 +63,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     routed = np.where(load.fused, fused.experts, kept.experts) / load.tensor
     copies = gathered_rows(load.layout, load.tensor) if megatron else np.ones(load.count)
     routed = routed + np.where(load.fused, fused.rows, kept.rows) * (copies - 1.0) / load.tensor
-    layer = (whole + split + routed + size * mask) * tokens
+    layer = (whole + split + routed + size * mask + scores) * tokens
     attention = size * model.heads * model.head_dim / load.tensor * tokens
     inputs = size * model.hidden / whole_split * tokens
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
@@ -84,6 +88,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
         # While an MLP's result is scattered: its input, this rank's part and a copy in the scatter's order.
         scattering = 3.0 * rows + (2.5 * rows + size * model.intermediate) / load.tensor
         working = np.where(load.tensor > 1, np.maximum(working, scattering), working)
+    working, backward = working + 2.0 * scores, backward + scores
     routing = moving(model, load)
     working = np.maximum(working, routing.scored + 4.0 * rows / whole_split)
     backward = np.maximum(backward, routing.backward + 2.0 * rows / whole_split)

@@ -53,7 +53,9 @@ def _training(
     divisor = load.tensor * layout.pipeline_parallel
     forward = per_token * tokens / divisor / (card.flops * constant("efficiency_training"))
     scoring = per_token * tokens / divisor / (card.flops * constant("efficiency_prefill"))
-    launches = model.layers / layout.pipeline_parallel * constant("kernels_per_layer") * constant("launch_s")
+    one_layer = constant("kernels_per_layer") * constant("launch_s")
+    one_layer = one_layer + constant("unit_s") * layout.strategy.startswith("fsdp")
+    launches = model.layers / layout.pipeline_parallel * one_layer
     passes, score_passes = load.passes, load.score_passes
     link = _link(load, cluster=cluster, card=card)
     gathering = np.zeros(load.count)

@@ -96,10 +96,10 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     if layout.per_tensor_optimizer:
         temporary = counts.largest / (load.tensor * load.shards if sharded else 1.0)
     processes: Floats | float = constant("cpu_process")
-    if load.trainer_budgeted:
-        processes = 0.0
-    elif load.gpus:
-        processes = constant("context") + constant("collectives") + _communicators(load)
+    if load.gpus:
+        processes = constant("workspaces")
+        if not load.trainer_budgeted:
+            processes = processes + constant("context") + constant("collectives") + _communicators(load)
     critic = weights + optimizer * (1.0 - load.optimizer_away * layout.critic_follows)
     critic = critic * (layout.critic and not layout.critic_offload)
     return State(
@@ -169,7 +169,7 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
     weights = weights + state.reference + state.critic
     passing = weights + np.where(load.from_host, 0.0, state.copies)
     moments = state.optimizer * (1.0 - load.optimizer_away)
-    updating = state.optimizer * (1.0 - load.host_update)
+    updating = state.optimizer * (1.0 - load.host_update - load.passing_update)
     idle, standing = _idle_gradients(load, state), _standing(load, state)
     run = pass_of(model, load, tokens=load.tokens, stage=state.stage)
     score = pass_of(model, load, tokens=load.scored, stage=state.stage)
@@ -209,8 +209,12 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
         backward = plain_backward(load, run, logits, gradients)
     built = weights + gathers.layers * 0.5
     if layout.loads_whole:
-        # Built on the device and then sharded, beside the other models' shards (AReaL's fsdp_engine.py).
-        whole = parameters(model).total * layout.parameter_bytes
+        # Built on the device and then sharded unit by unit, beside the other models' shards (AReaL's
+        # fsdp_engine.py): a unit's shards are copies (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+        counts = parameters(model)
+        ends = (counts.embedding, counts.head)
+        unit = max(max(ends) if layout.embedding_apart else sum(ends), counts.layer) / load.shards
+        whole = (counts.total + unit) * layout.parameter_bytes
         built = np.where(load.efficient_load, built, np.maximum(built, weights - state.weights + whole))
     return {
         "init": at(weights=built, gradients=idle),

@@ -110,9 +110,9 @@ def _failure(diagnosis: Diagnosis) -> str:
         return f"host memory {'is expected to run' if diagnosis.expected else 'ran'} out in {phase}"
     if diagnosis.cause is Cause.POOL_TOO_SMALL:
         return "the KV cache cannot hold one sequence"
-    if missing is None or diagnosis.facts.requested_bytes is None or diagnosis.facts.free_bytes is None:
+    if missing is None or diagnosis.facts.requested_bytes is None or diagnosis.facts.room_bytes is None:
         return f"{phase} ran out of device memory"
-    requested, free = show_gib(diagnosis.facts.requested_bytes), show_gib(diagnosis.facts.free_bytes)
+    requested, free = show_gib(diagnosis.facts.requested_bytes), show_gib(diagnosis.facts.room_bytes)
     needs = "is expected to need" if diagnosis.expected else "needed"
     return f"{phase} {needs} {requested} more with {free} free"
 

@@ -23,9 +23,9 @@ _SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
 
 def missing_bytes(facts: Facts) -> int | None:
     """Return the bytes of the failed request that were not free; None if the message lacks a figure."""
-    if facts.requested_bytes is None or facts.free_bytes is None:
+    if facts.requested_bytes is None or facts.room_bytes is None:
         return None
-    return max(0, facts.requested_bytes - facts.free_bytes)
+    return max(0, facts.requested_bytes - facts.room_bytes)
 
 
 def needed_bytes(facts: Facts) -> int | None:
@@ -42,9 +42,9 @@ def shrink_share(diagnosis: Diagnosis) -> float:
     """
     facts, blind = diagnosis.facts, 0.5**diagnosis.streak
     needed = needed_bytes(facts)
-    if needed is None or facts.capacity_bytes is None:
+    if needed is None or facts.limit_bytes is None:
         return blind
-    return min(blind, MARGIN * facts.capacity_bytes / max(1, needed))
+    return min(blind, MARGIN * facts.limit_bytes / max(1, needed))
 
 
 def next_values(
@@ -100,7 +100,7 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
         present = highest(profile, knob)
     if present is None:
         return None
-    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
+    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
     step, needed = FRACTION_STEP_BLIND, 0.0
     if missing is not None and capacity:
         needed = 1.1 * missing / capacity + FRACTION_MULTIPLE
@@ -122,7 +122,7 @@ def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagno
     present = getattr(knobs, knob)
     if knob not in profile.supported or present is None:
         return None
-    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
+    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
     step = FRACTION_STEP
     if missing is not None and capacity:
         step = max(FRACTION_STEP, missing / capacity + FRACTION_MULTIPLE)
@@ -145,8 +145,8 @@ def stronger(profile: Profile, knobs: Knobs, knob: str, memory: Memory) -> tuple
 
 
 def _used_bytes(facts: Facts) -> int | None:
-    if facts.capacity_bytes is not None and facts.free_bytes is not None:
-        return facts.capacity_bytes - facts.free_bytes
+    if facts.limit_bytes is not None and facts.room_bytes is not None:
+        return facts.limit_bytes - facts.room_bytes
     return facts.allocated_bytes
 
 

@@ -102,7 +102,7 @@ def free_share(peaks: Mapping[str, Peak]) -> float | None:
 
 def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
     """Return by how much the failed phase exceeds its limit, in units of the limit."""
-    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.capacity_bytes
+    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
     share = missing / capacity if missing is not None and capacity else _BLIND_EXCESS
     phase = diagnosis.phase if diagnosis.phase is not Phase.NONE else Phase.INIT
     return {str(phase): max(_BLIND_EXCESS, share)}

@@ -27,8 +27,23 @@ class Facts(Value, frozen=True, kw_only=True):
     allocated_bytes: int | None = None
     reserved_unallocated_bytes: int | None = None
     outside_bytes: int | None = None
+    allowed_bytes: int | None = None  # of the device, for the allocator of the process that failed
     device: str | None = None  # cpu-budget | cuda | None
     validation: bool = False
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the process may use of the device: all of it, or what its allocator is allowed."""
+        known = [size for size in (self.allowed_bytes, self.capacity_bytes) if size is not None]
+        return min(known, default=None)
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What the process could still take: what is free, or less where its allocator is allowed less."""
+        free, allocated = self.free_bytes, self.allocated_bytes
+        if free is None or self.allowed_bytes is None or allocated is None:
+            return free
+        return max(0, min(free, self.allowed_bytes - allocated - (self.reserved_unallocated_bytes or 0)))
 
 
 class Finding(Value, frozen=True, kw_only=True):

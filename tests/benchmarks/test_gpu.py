@@ -1,6 +1,7 @@
 """GPU measurements replayed against the estimate and the diagnosis; the programs tried without a GPU."""
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,10 @@ import msgspec
 import pytest
 import yaml
 
+from autotune.orchestrator.run import journal
+from autotune.policies.diagnosis.diagnose import diagnose
+from autotune.policies.diagnosis.scan import scan
+from autotune.policies.estimate.constants import constant
 from autotune.policies.values.events import (
     Decided,
     Diagnosed,
@@ -19,6 +24,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Crashed
 from autotune.policies.values.remedy import Remedy
 from benchmarks.gpu import launch, replay
 
@@ -130,7 +136,7 @@ def test_every_measurement_of_a_card_agrees_with_the_estimate_and_is_read_exactl
 def test_a_measurement_that_disagrees_is_told(tmp_path):
     guess = round(replay.predicted_bytes(SYNTHETIC))
     right = msgspec.structs.replace(SYNTHETIC, allocated_bytes=guess)
-    failure = msgspec.structs.replace(SYNTHETIC, kind="oom", message=MESSAGE)
+    failure = msgspec.structs.replace(SYNTHETIC, kind="oom", message=MESSAGE, budget_bytes=40 * GIB)
     assert replay.files(lines(tmp_path, right, failure).parent) == [tmp_path / "card.jsonl"]
     assert complaints(lines(tmp_path, right, failure)) == []
     assert complaints(lines(tmp_path, failure)) == ["no peak"]
@@ -140,6 +146,63 @@ def test_a_measurement_that_disagrees_is_told(tmp_path):
     assert "cause unknown" in complaints(
         lines(tmp_path, right, msgspec.structs.replace(failure, message="Tried to allocate nothing"))
     )
+
+
+def test_passes_that_a_failure_cut_short_are_not_compared(tmp_path):
+    backward = msgspec.structs.replace(SYNTHETIC, phase="backward", allocated_bytes=GIB)
+    before = msgspec.structs.replace(SYNTHETIC, phase="log_prob", allocated_bytes=GIB)
+    failure = msgspec.structs.replace(SYNTHETIC, kind="oom", message=MESSAGE)
+    assert replay.records(lines(tmp_path, before, backward, failure)) == [before, failure]
+    later = msgspec.structs.replace(failure, phase="optimizer")
+    assert replay.records(lines(tmp_path, before, backward, later)) == [before, backward, later]
+
+
+@pytest.mark.parametrize("path", sorted(replay.FOLDER.glob("*-failures/index.jsonl")), ids=str)
+def test_the_recorded_failures_of_a_card_are_diagnosed_as_what_they_are(path):
+    for row in map(json.loads, path.read_text().splitlines()):
+        text = (path.parent / f"{row['name']}.log").read_bytes()
+        found = diagnose(scan((text,), outcome=Crashed(exit_code=row["exit_code"])))
+        assert found.cause.value == row["cause"], row["name"]
+        if row["phase"]:
+            assert found.phase.value == row["phase"], row["name"]
+        if row["cause"] == "gpu-oom":
+            printed = [line for line in text.decode().splitlines() if "Tried to allocate" in line]
+            assert found.facts.requested_bytes == replay.figures(printed[0])["requested"], row["name"]
+            assert found.facts.allocated_bytes == replay.figures(printed[0])["allocated"], row["name"]
+
+
+@pytest.mark.parametrize("path", sorted(replay.FOLDER.glob("outside/*.jsonl")), ids=str)
+def test_what_a_process_holds_outside_its_allocator_is_as_on_a_card(path):
+    found = {row["stage"]: row for row in map(json.loads, path.read_text().splitlines())}
+    held = {stage: row["lost_bytes"] - row["reserved_bytes"] for stage, row in found.items()}
+    warm = held["attention, with its gradient"]
+    assert constant("context") == pytest.approx(warm, rel=0.1)
+    # Of one rank, which has no peers to keep channels to.
+    first = held["NCCL group of one rank"] - warm
+    second = held["second NCCL group of one rank"] - held["NCCL group of one rank"]
+    assert 0.4 * constant("collectives") < first < constant("collectives")
+    assert 0.4 * constant("communicator") < second < constant("communicator")
+    assert constant("workspaces") == pytest.approx(
+        found["first product, with its gradient"]["reserved_bytes"], rel=0.2
+    )
+
+
+@pytest.mark.parametrize("path", sorted(replay.FOLDER.glob("runs/*.jsonl")), ids=str)
+def test_the_peaks_of_a_recorded_run_agree_with_the_estimate(path):
+    compared = list(replay.run_peaks(path))
+    assert len(compared) > 6
+    errors = sorted(abs(peak.predicted_bytes / peak.used_bytes - 1.0) for peak in compared)
+    assert statistics.fmean(errors) < 0.05
+    assert errors[-1] < 0.2
+
+
+def test_recorded_runs_are_told_attempt_by_attempt():
+    path = replay.FOLDER / "runs" / "h200-relaunched.jsonl"
+    rows = launch.table("light", journal.read(path))
+    assert [(row.cause, row.phase, row.remedy) for row in rows] == [
+        ("gpu-oom", "log_prob", "chunk_logits"),
+        ("completed", "", ""),
+    ]
 
 
 def test_a_message_is_read_exactly_or_the_difference_is_named():

@@ -128,8 +128,15 @@ class Device:
     def used_bytes(self) -> int:
         """Return what is in use now, above the baseline."""
         if self.on_gpu:
-            return int(torch.cuda.memory_allocated())
+            return int(torch.cuda.memory_allocated()) + self._outside_bytes()
         return vm_data_bytes() - self.baseline_bytes
+
+    def _outside_bytes(self) -> int:
+        """Return what a whole card holds beside this process's tensors: contexts, other processes."""
+        if self.budget_bytes is not None:
+            return 0
+        free, total = torch.cuda.mem_get_info()
+        return max(0, total - free - int(torch.cuda.memory_reserved()))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -168,7 +175,9 @@ class Device:
         )
 
     def _note(self) -> None:
-        used = int(torch.cuda.max_memory_allocated()) if self.on_gpu else self.used_bytes()
+        used = self.used_bytes()
+        if self.on_gpu:
+            used += int(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
         self._peak_bytes = max(self._peak_bytes, used)
 
     def _sample(self) -> None:

@@ -260,14 +260,15 @@ def _layout(settings: Settings, *, gpus: bool, shared: bool) -> Layout:
         engine_sleeps=shared,
         engine_weights_on_host=not shared,  # its weights come from the trainer when it wakes
         optimizer_stays_offloaded=True,
+        optimizer_passes_through=gpus,
         embedding_apart=False,
         padded=True,
         logits_share=settings.response_tokens / (settings.prompt_tokens + settings.response_tokens),
         chunked_head=True,
         per_tensor_optimizer=True,
         optimizer_temporary_bytes=_CLIPPING_BYTES,
-        loads_whole=gpus and settings.ranks > 1,  # load_policy puts it on the device before it is sharded
-        sync_buckets=1,
+        loads_whole=gpus and (settings.ranks > 1 or half),  # load_policy puts it there before it is sharded
+        sync_buckets=0 if gpus and not shared else 1,  # between cards through the host or NCCL, without one
         sequences=settings.prompts * settings.samples,
         mini_batch=_mini_batch(settings),
         prompt_tokens=settings.prompt_tokens,

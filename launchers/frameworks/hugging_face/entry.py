@@ -83,7 +83,7 @@ class Watch:
             _reset_peak()
             result = call(*args, **kwargs)
             seconds, peak = self._spent.get(name, (0.0, 0))
-            self._spent[name] = (seconds + time.monotonic() - began, max(peak, _peak()))
+            self._spent[name] = (seconds + time.monotonic() - began, max(peak, _peak(self.budget)))
             self.phase = before
             return result
 
@@ -307,8 +307,16 @@ def _reset_peak() -> None:
         sys.modules["torch"].cuda.reset_peak_memory_stats(_device())
 
 
-def _peak() -> int:
-    return int(sys.modules["torch"].cuda.max_memory_allocated(_device())) if _on_gpu() else 0
+def _peak(budget: int) -> int:
+    """Return the largest use of the card: tensors, and without a budget what the card holds beside them."""
+    if not _on_gpu():
+        return 0
+    cuda = sys.modules["torch"].cuda
+    peak = int(cuda.max_memory_allocated(_device()))
+    if budget:
+        return peak
+    free, total = cuda.mem_get_info(_device())
+    return peak + max(0, int(total - free) - int(cuda.memory_reserved(_device())))
 
 
 def _allocated() -> int:

@@ -226,11 +226,11 @@ def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attem
     assert diagnosis is not None
     place, facts = PHASES.index(diagnosis.phase), diagnosis.facts
     capacity = float(estimate.gpu_capacity[place, column])
-    bound = float(facts.capacity_bytes or capacity)
+    bound = float(facts.limit_bytes or capacity)
     if not np.isfinite(capacity):
         return belief
-    if facts.free_bytes is not None and facts.requested_bytes is not None:
-        bound += max(0, facts.requested_bytes - facts.free_bytes)
+    if facts.room_bytes is not None and facts.requested_bytes is not None:
+        bound += max(0, facts.requested_bytes - facts.room_bytes)
     done = len(attempt.progress)
     fresh = not attempt.continued and not done
     state = not (fresh and diagnosis.phase in _BEFORE_STATE)

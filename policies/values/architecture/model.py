@@ -147,6 +147,7 @@ class Layout(Value, frozen=True, kw_only=True):
     weights_sleep: bool = False  # ... the weights do, whatever the knobs say
     masters_stay: bool = False  # ... but the optimizer's copy of the weights stays on the device
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
+    optimizer_passes_through: bool = False  # ... one tensor at a time, and the update is on the device
     # Offloaded weights are gathered layer by layer in a pass; gradients and optimizer are beside them.
     parameters_stay_offloaded: bool = False
     grad_offload_takes_optimizer: bool = False  # ... to the host between updates (DeepSpeed's offload_states)

@@ -8,6 +8,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from autotune.launchers.builtin.actors import gpus_per_actor
 from autotune.launchers.builtin.config.settings import SettingsError, parse_settings
+from autotune.launchers.builtin.process.device import Device
 from autotune.launchers.builtin.process.host_memory import _like, local
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.policies.values.job import Cluster, Job
@@ -68,3 +69,23 @@ def test_an_engine_on_a_card_is_estimated_in_half_precision():
         )
         layout = Builtin().profile(job, cluster).layout
         assert (layout.engine_bytes, layout.kv_bytes, layout.parameter_bytes) == (size, size, 4)
+
+
+@pytest.mark.parametrize(("budget", "outside"), [(None, 3), (50, 0)])
+def test_a_reading_of_a_whole_card_counts_what_others_hold_of_it(monkeypatch, budget, outside):
+    readings = {
+        "mem_get_info": (60, 80),  # free, total
+        "memory_reserved": 17,
+        "memory_allocated": 10,
+        "max_memory_allocated": 15,
+        "reset_peak_memory_stats": None,
+        "synchronize": None,
+        "current_device": 0,
+    }
+    for name, value in readings.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    device = Device(on_gpu=True, baseline_bytes=0, budget_bytes=budget)
+    with device.phase("forward"):
+        pass
+    assert device.used_bytes() == 10 + outside
+    assert device.take()["forward"].peak_bytes == 15 + outside

@@ -5,6 +5,7 @@ import pytest
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.message_figures import facts_of, fragmented, with_outside
 from autotune.policies.diagnosis.scan import scan
+from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Facts
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -106,3 +107,29 @@ def test_a_terminal_may_break_a_message_anywhere(message, prefix):
     for at in range(message.index("allocate"), len(message) - 1):
         log = f"{prefix}{message[:at]}\n{message[at:]}\nexit code 1\n"
         assert diagnose(scan([log.encode()])).facts == whole, message[:at]
+
+
+def test_a_process_with_a_share_of_the_card_has_room_within_its_share():
+    # Of torch 2.11 on an H200, after set_per_process_memory_fraction(0.1).
+    found = facts_of(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+        "of 139.80 GiB of which 127.29 GiB is free. Including non-PyTorch memory, this process has 12.51 GiB "
+        "memory in use. 13.98 GiB allowed; Of the allocated memory 12.00 GiB is allocated by PyTorch, and "
+        "64.00 MiB is reserved by PyTorch but unallocated."
+    )
+    assert found.capacity_bytes == round(139.80 * GIB)
+    assert found.free_bytes == round(127.29 * GIB)
+    assert found.limit_bytes == found.allowed_bytes == round(13.98 * GIB)
+    assert found.room_bytes == round(13.98 * GIB) - 12 * GIB - 64 * MIB
+    assert not fragmented(found)
+    assert missing_bytes(found) == 2 * GIB - found.room_bytes
+
+
+def test_without_a_share_the_room_is_what_is_free():
+    found = facts_of("GPU 0 has a total capacity of 80.00 GiB of which 2.00 GiB is free.")
+    assert (found.limit_bytes, found.room_bytes) == (80 * GIB, 2 * GIB)
+    whole = facts_of(
+        "(GPU 0; 22.20 GiB total capacity; 20.75 GiB already allocated; 5.00 MiB free; "
+        "22.20 GiB allowed; 20.86 GiB reserved in total by PyTorch)"
+    )
+    assert whole.room_bytes == 5 * MIB

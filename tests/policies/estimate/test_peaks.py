@@ -202,7 +202,7 @@ def test_weights_used_from_host_memory_have_gradients_and_optimizer_beside_them(
 def test_every_kind_of_parallelism_has_a_communicator(layout, knobs, more):
     own = replace(KNOBS, **knobs)
     load = load_of(profile(layout, own), CLUSTER, [own])
-    first = constant("context") + constant("collectives")
+    first = constant("context") + constant("workspaces") + constant("collectives")
     outside = float(state_of(QWEN, load).outside[0])
     assert outside == pytest.approx(first + more * constant("communicator"))
 
@@ -578,8 +578,8 @@ def test_a_cure_never_needs_more_device_memory(job, model, chosen, name):
     if job.placement is Placement.COLOCATED and name.endswith("_offload"):
         # What the trainer leaves free at the start is what SGLang's fraction is taken of.
         job = replace(job, engine="vllm")
-    if name == "max_batched_tokens":
-        # vLLM gives its pool what smaller passes leave of the fraction.
+    if name in ("max_batched_tokens", "concurrency"):
+        # vLLM gives its pool what smaller passes and samplers leave of the fraction.
         job = replace(job, engine="sglang")
     found, limit, _ = compared(job, model, chosen, cured)
     assert (found.gpu[:, 1] <= limit).all()
