@@ -17,16 +17,20 @@ class Constant(NamedTuple):
 TABLE: dict[str, Constant] = {
     # ------------------------------------------------------------------ memory of a GPU outside PyTorch
     "context": Constant(
-        0.75 * GIB,
-        "CUDA context and modules of one torch process: 0.51 GiB empty, 0.73 after a first product with its"
-        " gradient, 0.74 to 0.85 while training (H200, torch 2.11, CUDA 13.0: docs/gpu.md); logs 0.4 to 0.7",
+        0.55 * GIB, "CUDA context of one process: 0.51 GiB (H200, CUDA 13.0: docs/gpu.md), 0.4 to 0.7 in logs"
+    ),
+    "modules": Constant(
+        0.2 * GIB,
+        "kernels that a training process loads beside its context: 0.22 GiB with a first product and its"
+        " gradient, 0.2 to 0.3 while training (H200, torch 2.11: docs/gpu.md)",
     ),
     "workspaces": Constant(
         0.07 * GIB, "cuBLAS' in the allocator of a training process, 32 MiB a stream on Hopper (docs/gpu.md)"
     ),
     "collectives": Constant(
-        1.0 * GIB,
-        "NCCL channels and work areas of one process and communicator; 0.54 with one rank (docs/gpu.md)",
+        0.8 * GIB,
+        "NCCL channels and work areas of one process and communicator: 0.54 with one rank (docs/gpu.md); 1.5 to"
+        " 1.6 GiB with context and modules in logs of 8 ranks",
     ),
     "communicator": Constant(
         0.65 * GIB,

@@ -46,9 +46,9 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     size = load.layout.compute_bytes
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
-    # PyTorch has no fused kernel for fp32 with grouped heads: it repeats them and keeps the scores, and
-    # without gradients has them twice (measured: benchmarks/gpu/measurements).
-    unfused = load.gpus and size == FP32 and not megatron and model.kv_heads < model.heads
+    # Without a mask PyTorch is given grouped heads, for which it has no fused kernel in fp32: it keeps the
+    # scores, and without gradients has them twice (measured: docs/gpu.md).
+    unfused = load.gpus and size == FP32 and model.kv_heads < model.heads and not (megatron or masked)
     scores = size * load.sequence * model.heads / load.tensor * unfused
     fp8 = load.layout.fp8
     kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked or unfused, fused=megatron, fp8=fp8)

@@ -99,7 +99,8 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     if load.gpus:
         processes = constant("workspaces")
         if not load.trainer_budgeted:
-            processes = processes + constant("context") + constant("collectives") + _communicators(load)
+            processes = processes + constant("context") + constant("modules")
+            processes = processes + constant("collectives") + _communicators(load)
     critic = weights + optimizer * (1.0 - load.optimizer_away * layout.critic_follows)
     critic = critic * (layout.critic and not layout.critic_offload)
     return State(

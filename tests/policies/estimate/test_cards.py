@@ -30,7 +30,7 @@ def of(layout=LAYOUT, *, engine="none", placement=Placement.SEPARATE, trainer=No
 
 def test_a_budget_counts_what_the_allocator_holds_and_nothing_outside_of_it():
     whole, budgeted = by_phase(of(), "outside"), by_phase(of(trainer=5 * GIB), "outside")
-    left = constant("context") + constant("collectives")
+    left = constant("context") + constant("modules") + constant("collectives")
     for phase in (Phase.LOG_PROB, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT):
         assert whole[phase] - budgeted[phase] == pytest.approx(left)
         assert budgeted[phase] >= constant("workspaces")

@@ -16,7 +16,7 @@ CAPACITY = 80.0 * GIB
 WEIGHTS = 2 * WHOLE
 ROW = 160  # bytes per token of a layer's widest instant (test_shapes.py)
 SAMPLED = 4 * 32 * 4 * 2  # fp32 logits and probabilities of four requests
-CONTEXT, COLLECTIVES, BASE = 0.75 * GIB, 1.0 * GIB, 0.5 * GIB
+CONTEXT, COLLECTIVES, BASE = 0.55 * GIB, 0.8 * GIB, 0.5 * GIB
 GRAPHS = 0.4 * GIB + 256 * 2 * MIB
 PREFILL = {"max_batched_tokens": 64}
 

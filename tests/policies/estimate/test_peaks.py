@@ -202,7 +202,7 @@ def test_weights_used_from_host_memory_have_gradients_and_optimizer_beside_them(
 def test_every_kind_of_parallelism_has_a_communicator(layout, knobs, more):
     own = replace(KNOBS, **knobs)
     load = load_of(profile(layout, own), CLUSTER, [own])
-    first = constant("context") + constant("workspaces") + constant("collectives")
+    first = sum(constant(name) for name in ("context", "modules", "workspaces", "collectives"))
     outside = float(state_of(QWEN, load).outside[0])
     assert outside == pytest.approx(first + more * constant("communicator"))
 
