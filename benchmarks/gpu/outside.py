@@ -29,7 +29,7 @@ def stages(before: int) -> Iterator[tuple[str, int, int]]:
 
     yield now("context")
     value = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    (value @ value).float().log_softmax(-1).sum().backward()
+    (value @ value).float().log_softmax(-1).sum().backward()  # type: ignore[no-untyped-call]
     value.grad = None
     yield now("first product, with its gradient")
     query = torch.randn(1, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)

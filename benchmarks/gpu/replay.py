@@ -15,6 +15,7 @@ from autotune.orchestrator.run import journal
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.values.architecture.model import Layout, model_from_config
 from autotune.policies.values.events import Accepted, CuredInPlace, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase
@@ -22,7 +23,7 @@ from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Crashed, Peak
 from autotune.policies.values.profile import Placement, Profile
-from benchmarks.one_estimate import estimate
+from benchmarks.one_estimate import Estimate, estimate
 
 FOLDER = Path(__file__).parent / "measurements"
 # Relative errors of allocated peaks that a recorded file may show. Kernels' workspaces differ between cards,
@@ -57,6 +58,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     budget_bytes: int | None = None
     allocated_bytes: int | None = None
+    seconds: float = 0.0  # of a phase in one step
     message: str = ""
     at_failure: dict[str, int | None] = {}
 
@@ -83,6 +85,16 @@ def files(folder: Path = FOLDER) -> list[Path]:
 
 def predicted_bytes(record: Record) -> float:
     """Return what the estimate expects the allocator to hold at the phase's peak."""
+    gpu = _expected(record).phases[Phase(record.phase)].gpu
+    return gpu.total - gpu.outside + constant("workspaces")
+
+
+def predicted_seconds(record: Record) -> float:
+    """Return what the estimate expects a phase to take in one step."""
+    return _expected(record).phases[Phase(record.phase)].seconds
+
+
+def _expected(record: Record) -> Estimate:
     layout = Layout(**record.layout)
     knobs = Knobs(**record.settings)
     knobs = msgspec.structs.replace(knobs, logprob_tokens=knobs.tokens_per_microbatch)
@@ -91,7 +103,7 @@ def predicted_bytes(record: Record) -> float:
         knobs=knobs,
         supported={},
         placement=Placement.SEPARATE,
-        engine="replay",  # none
+        engine="none",
         trainer_budget_bytes=record.hardware.total_bytes,  # of which only PyTorch's allocator is compared
         longest_sequence=layout.prompt_tokens + layout.response_tokens,
         layout=layout,
@@ -104,8 +116,7 @@ def predicted_bytes(record: Record) -> float:
         host_memory_bytes=0,
         gpu_name=record.hardware.name,
     )
-    found = estimate(profile, cluster, model_from_config(record.model), knobs).phases[Phase(record.phase)].gpu
-    return found.total - found.outside + constant("workspaces")
+    return estimate(profile, cluster, model_from_config(record.model), knobs)
 
 
 def comparable(record: Record) -> bool:
@@ -175,6 +186,17 @@ def summary(found: list[Record]) -> tuple[float, float, int]:
     return statistics.fmean(sizes), sizes[int(0.9 * (len(sizes) - 1))], len(sizes)
 
 
+def _print_summary(name: str, found: list[Record]) -> None:
+    mean, p90, count = summary(found)
+    largest = max((abs(error(record)) for record in found if comparable(record)), default=0.0)
+    shares = f"mean {100 * mean:.1f} %, p90 {100 * p90:.1f} %, largest {100 * largest:.1f} %"
+    print(f"{name}: {count} peaks, {shares}")
+
+
+def _pass(record: Record) -> tuple[str, int]:
+    return record.layout_name, record.settings["tokens_per_microbatch"]
+
+
 class RunPeak(NamedTuple):
     """The largest peak of a phase in a recorded run of the built-in job, beside the estimate."""
 
@@ -227,9 +249,23 @@ def main() -> None:
                 measured = (record.allocated_bytes or 0) / (1 << 30)
                 print(f"{where}: measured {measured:.2f} GiB, estimate {100 * error(record):+.1f} %")
             elif record.kind == "oom":
-                print(f"{where}: out of memory, {'; '.join(misread(record)) or 'read exactly'}")
-        mean, p90, count = summary(found)
-        print(f"{count} peaks: mean {100 * mean:.1f} %, p90 {100 * p90:.1f} %")
+                idle = re.search(r"[0-9.]+ [KMG]iB(?= is reserved by PyTorch but)", record.message)
+                read = "; ".join(misread(record)) or "read exactly"
+                unused = f"{idle[0]} reserved and unused, " if idle else ""
+                print(f"{where}: out of memory, {unused}{read}")
+        for phase in [phase.value for phase in PHASES]:
+            peaks = [record for record in found if record.phase == phase]
+            _print_summary(phase, peaks)
+        _print_summary("all", found)
+        for layout, tokens in sorted({_pass(record) for record in found}):
+            steps = [r for r in found if _pass(r) == (layout, tokens) and r.step == 2 and r.kind == "peak"]
+            ratios = {
+                phase: statistics.median(predicted_seconds(r) / r.seconds for r in steps if r.phase == phase)
+                for phase in ("log_prob", "forward", "backward")
+                if any(r.phase == phase for r in steps)
+            }
+            shown = ", ".join(f"{phase} {ratio:.2f}" for phase, ratio in ratios.items())
+            print(f"seconds of {layout}, {tokens} tokens a pass, estimate / measured: {shown}")
     for path in sorted((FOLDER / "runs").glob("*.jsonl")):
         print(f"\n{path.name}")
         for peak in run_peaks(path):

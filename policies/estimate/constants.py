@@ -29,8 +29,8 @@ TABLE: dict[str, Constant] = {
     ),
     "collectives": Constant(
         0.8 * GIB,
-        "NCCL channels and work areas of one process and communicator: 0.54 with one rank (docs/gpu.md); 1.5 to"
-        " 1.6 GiB with context and modules in logs of 8 ranks",
+        "NCCL channels and work areas of one process and communicator: 0.54 GiB with one rank (docs/gpu.md);"
+        " 1.5 to 1.6 GiB with context and modules in logs of 8 ranks",
     ),
     "communicator": Constant(
         0.65 * GIB,
@@ -138,7 +138,7 @@ TABLE: dict[str, Constant] = {
     "decode_eager_s": Constant(1.2e-4, "per layer and decoding step without captured graphs"),
     "pcie": Constant(
         22e9,
-        "bytes per second between host and device, PCIe 4 x16 measured by bandwidthTest; 48e9 on one H200",
+        "bytes per second between host and device, PCIe 4 x16 measured by bandwidthTest",
     ),
     "cpu_adam": Constant(
         1.5e9, "parameters per second of a vectorised CPU Adam over one node's memory channels / 8"
