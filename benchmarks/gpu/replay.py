@@ -266,7 +266,7 @@ def main() -> None:
             }
             shown = ", ".join(f"{phase} {ratio:.2f}" for phase, ratio in ratios.items())
             print(f"seconds of {layout}, {tokens} tokens a pass, estimate / measured: {shown}")
-    for path in sorted((FOLDER / "runs").glob("*.jsonl")):
+    for path in sorted((FOLDER / "recoveries").glob("*.jsonl")):
         print(f"\n{path.name}")
         for peak in run_peaks(path):
             share = peak.predicted_bytes / peak.used_bytes - 1.0

@@ -188,7 +188,7 @@ def test_what_a_process_holds_outside_its_allocator_is_as_on_a_card(path):
     )
 
 
-@pytest.mark.parametrize("path", sorted(replay.FOLDER.glob("runs/*.jsonl")), ids=str)
+@pytest.mark.parametrize("path", sorted(replay.FOLDER.glob("recoveries/*.jsonl")), ids=str)
 def test_the_peaks_of_a_recorded_run_agree_with_the_estimate(path):
     compared = list(replay.run_peaks(path))
     assert len(compared) > 6
@@ -198,7 +198,7 @@ def test_the_peaks_of_a_recorded_run_agree_with_the_estimate(path):
 
 
 def test_recorded_runs_are_told_attempt_by_attempt():
-    path = replay.FOLDER / "runs" / "h200-relaunched.jsonl"
+    path = replay.FOLDER / "recoveries" / "h200-relaunched.jsonl"
     rows = launch.table("light", journal.read(path))
     assert [(row.cause, row.phase, row.remedy) for row in rows] == [
         ("gpu-oom", "log_prob", "chunk_logits"),
