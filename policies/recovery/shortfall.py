@@ -112,7 +112,7 @@ def _fits(
             present, tokens_per_microbatch=min(present.tokens_per_microbatch, max(least, 1))
         )
     ranked = nearest(other, present, started=started)
-    return ranked if ranked.risk < _LIKELY else None
+    return ranked if ranked.least_risk < _LIKELY else None
 
 
 def widened(layout: Layout, knobs: Knobs, factor: int) -> Layout:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from autotune.policies.estimate.belief.gaussian import Belief, Floats
+from autotune.policies.estimate.belief.gaussian import Belief, Floats, less_sure
 from autotune.policies.estimate.belief.growth import Growth
 from autotune.policies.estimate.belief.observations import (
     growths,
@@ -70,25 +70,52 @@ def calibrated(run: Run, model: Model) -> Calibration:
         if forced
         else estimate
     )
-    capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes or 1)
-    belief = prior(estimate, run.accepted.learned)
+    grown = [growths(attempt) for attempt in attempts]
+    evidence = _Evidence(
+        attempts=attempts,
+        estimate=estimate,
+        longest=longest,
+        grown=grown,
+        floors={is_forced: _floors(attempts, grown, longest=is_forced) for is_forced in (False, True)},
+    )
+    before = prior(estimate, run.accepted.learned)
+    found = _after(before, run, evidence)
+    if found.belief.surprise is None:
+        return found
+    # What surprised is doubted from the start: then what passed before the failure bounds it as well.
+    doubt = found.belief.surprise.copy()
+    doubt[HOST_COLUMNS] = 1.0  # the host's parts say little of one another
+    return _after(less_sure(before, doubt), run, evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """A run's attempts beside what was estimated for them."""
+
+    attempts: Sequence[Attempt]
+    estimate: Estimates
+    longest: Estimates  # of attempts whose answers were made as long as allowed
+    grown: Sequence[dict[str, Growth]]
+    floors: dict[bool, dict[Knobs, dict[str, float]]]  # by whether answers were made that long
+
+
+def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
+    """Return the belief after all attempts, one after the other."""
+    profile, estimate, attempts = run.accepted.profile, evidence.estimate, evidence.attempts
+    capacity = float(profile.trainer_budget_bytes or run.accepted.cluster.gpu_memory_bytes or 1)
     needed = float(profile.longest_sequence or 1)
     failed_pool, refused = 0.0, 0
-    grown = [growths(attempt) for attempt in attempts]
-    floors = {is_forced: _floors(attempts, grown, longest=is_forced) for is_forced in (False, True)}
     moved: dict[int, Phase] = {}
     named: set[Phase] = set()
-    for column, (attempt, grew) in enumerate(zip(attempts, grown, strict=True), start=1):
-        diagnosis = attempt.diagnosis
+    for column, (attempt, grew) in enumerate(zip(attempts, evidence.grown, strict=True), start=1):
+        diagnosis, shown = attempt.diagnosis, evidence.longest if attempt.longest else estimate
         if diagnosis is not None and diagnosis.phase not in named:
-            assumed = longest if attempt.longest else estimate
-            likely = likely_phase(belief, assumed, column, attempt, before=attempts[: column - 1])
+            likely = likely_phase(belief, shown, column, attempt, before=attempts[: column - 1])
             named.add(diagnosis.phase)
             if likely is not None:
                 moved[attempt.number] = likely
                 attempt = in_phase(attempt, likely)
-        floor = floors[attempt.longest][attempt.knobs]
-        shown = longest if attempt.longest else estimate
+        floor = evidence.floors[attempt.longest][attempt.knobs]
         belief = shown_by(belief, shown, column, attempt, capacity, floor, grew)
         if not attempt.longest:
             belief = lengths_seen(belief, profile, attempt)

@@ -23,6 +23,8 @@ class Belief:
 
     mean: Floats
     covariance: Floats
+    # By how much a bound showed each deviation to be believed too surely: 1 is not at all.
+    surprise: Floats | None = None
 
     def about(self, row: Floats) -> tuple[float, float]:
         """Return mean and standard deviation of one linear combination of the deviations."""
@@ -39,7 +41,16 @@ def measured(belief: Belief, row: Floats, value: float, *, error: float) -> Beli
     return Belief(
         mean=belief.mean + gain * (value - float(row @ belief.mean)),
         covariance=belief.covariance - np.outer(gain, spread),
+        surprise=belief.surprise,
     )
+
+
+def less_sure(belief: Belief, surprise: Floats) -> Belief:
+    """Return the belief less sure of what bounds surprised, and of what shares its errors."""
+    errors = np.sqrt(np.maximum(1e-30, np.diag(belief.covariance)))
+    shared = belief.covariance / np.outer(errors, errors)
+    wider = np.sqrt(1.0 + (np.square(shared) * (np.square(surprise) - 1.0)[None, :]).max(axis=1))
+    return Belief(mean=belief.mean, covariance=belief.covariance * np.outer(wider, wider))
 
 
 def at_least(
@@ -59,7 +70,12 @@ def at_least(
     if below > _SURPRISE:
         # What was thought this unlikely was thought too surely: all that enters is believed less.
         wider = np.where(row != 0, min(_WIDEST, below / _SURPRISE), 1.0)
-        belief = Belief(mean=belief.mean, covariance=belief.covariance * np.outer(wider, wider))
+        before = np.ones_like(wider) if belief.surprise is None else belief.surprise
+        belief = Belief(
+            mean=belief.mean,
+            covariance=belief.covariance * np.outer(wider, wider),
+            surprise=np.maximum(before, wider),
+        )
         spread = belief.covariance @ row
         total = float(row @ spread) + error**2
         if beyond is not None and below > _STRONG_SURPRISE:
@@ -73,6 +89,7 @@ def at_least(
     return Belief(
         mean=belief.mean + gain * deviation * shift,
         covariance=belief.covariance - np.outer(gain, spread) * min(1.0, max(0.0, shrink)),
+        surprise=belief.surprise,
     )
 
 
@@ -87,7 +104,7 @@ def doubted(belief: Belief, column: int, error: float) -> Belief:
     # What it shares with the others is not blown up with it.
     covariance = belief.covariance.copy()
     covariance[column, column] *= max(1.0, error / present) ** 2
-    return Belief(mean=belief.mean, covariance=covariance)
+    return Belief(mean=belief.mean, covariance=covariance, surprise=belief.surprise)
 
 
 def exceeded(excess: Floats) -> Floats:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.estimate.belief.calibration import calibrated, learned, predicted
-from autotune.policies.estimate.belief.gaussian import Belief, at_least, at_most, measured
+from autotune.policies.estimate.belief.gaussian import Belief, at_least, at_most, less_sure, measured
 from autotune.policies.estimate.belief.growth import growth
 from autotune.policies.estimate.belief.prior import INDEX
 from autotune.policies.estimate.peaks import PHASES, estimates
@@ -17,7 +17,7 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled, Crashed
 from autotune.policies.values.priors import Factor, Kind, Learned, merged, widened
-from tests.policies.jobs import GIB, KNOBS, LAYOUT, MODEL, accepted, fails, peaks
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, MODEL, accepted, fails, peaks
 
 ROW = np.array([1.0])
 
@@ -272,3 +272,32 @@ def test_without_a_model_nothing_is_learned():
     job = accepted()
     unknown = replace(job, job=replace(job.job, shape=None))
     assert learned(fold((unknown, Started(knobs=KNOBS)))) is None
+
+
+def test_a_surprise_widens_what_shares_its_error_and_nothing_else():
+    belief = Belief(
+        mean=np.zeros(3), covariance=np.array([[1.0, 0.6, 0.0], [0.6, 1.0, 0.0], [0.0, 0.0, 4.0]])
+    )
+    found = less_sure(belief, np.array([3.0, 1.0, 1.0]))
+    assert np.sqrt(np.diag(found.covariance)) == pytest.approx([3.0, (1 + 0.36 * 8) ** 0.5, 2.0])
+    assert found.covariance[0, 1] / (3.0 * found.covariance[1, 1] ** 0.5) == pytest.approx(0.6)
+    assert less_sure(belief, np.ones(3)).covariance == pytest.approx(belief.covariance)
+
+
+def test_only_a_bound_far_above_what_was_thought_is_a_surprise():
+    belief = Belief(mean=np.zeros(2), covariance=np.diag([1.0, 1.0]))
+    row = np.array([1.0, 0.0])
+    assert at_least(belief, row, 0.9, error=0.0).surprise is None
+    assert at_least(belief, row, 3.0, error=0.0).surprise == pytest.approx([3.0, 1.0])
+    again = at_least(at_least(belief, row, 3.0, error=0.0), np.array([0.0, 1.0]), 9.0, error=0.0)
+    assert again.surprise == pytest.approx([3.0, 4.0])  # the later one is capped
+
+
+def test_after_a_surprise_other_phases_are_less_sure_but_what_passed_still_fits():
+    start = (accepted(), Started(knobs=KNOBS))
+    surprised = (*start, *fails(Phase.OPTIMIZER, requested=3 * GIB, free=2 * GIB, shown=True))
+    before, after = about(start[:1], Phase.WEIGHT_SYNC), about(surprised, Phase.WEIGHT_SYNC)
+    assert after[1] > 1.5 * before[1]
+    assert about(surprised, Phase.OPTIMIZER)[0] > 0.98 * CLUSTER.gpu_memory_bytes
+    for passed in (Phase.ROLLOUT, Phase.LOG_PROB, Phase.BACKWARD):
+        assert about(surprised, passed)[0] < 1.02 * CLUSTER.gpu_memory_bytes

@@ -66,7 +66,7 @@ def test_a_checkpoint_that_fails_may_precede_the_weights():
         about(history, Phase.WEIGHT_SYNC, full)[0],
     )
     assert before > 1.2 * CLUSTER.gpu_memory_bytes
-    assert after > 0.97 * before
+    assert after > 0.95 * before
 
 
 def test_steps_without_growth_leave_what_is_believed_of_growth():
@@ -225,7 +225,7 @@ def test_a_peak_before_the_failure_of_a_first_step_is_a_measurement():
     state = float(found.gpu_parts[PHASES.index(Phase.LOG_PROB), PARTS.index("optimizer"), 0])
     assert after(log_prob=usual * 1.2)[0] == pytest.approx(usual * 1.2 + state, rel=0.02)
     bounded = fails(Phase.BACKWARD, passed=peaks(log_prob=usual * 1.2, upper_bound=True), shown=True)
-    assert about([job, Started(knobs=KNOBS), *bounded], Phase.LOG_PROB)[0] < usual * 1.1
+    assert about([job, Started(knobs=KNOBS), *bounded], Phase.LOG_PROB)[0] < usual * 1.15
 
 
 def test_what_a_step_showed_comes_before_what_the_end_showed():

@@ -106,9 +106,9 @@ def test_the_fewest_and_smallest_changes_are_taken_where_speed_is_the_same():
     knobs = replace(KNOBS, tokens_per_microbatch=20_480)
     names = ("tokens_per_microbatch", "logprob_tokens")
     of = profile(knobs, supported={name: SUPPORTED[name] for name in names})
-    history = (accepted(of), Started(knobs=knobs), *fails(Phase.LOG_PROB, requested=3 * GIB, free=2 * GIB))
+    history = (accepted(of), Started(knobs=knobs), *fails(Phase.BACKWARD, requested=3 * GIB, free=2 * GIB))
     view = outlook(fold(history))
-    found = best(view, knobs, diagnosis=diagnosed(Phase.LOG_PROB), started=True, permitted=lambda _: True)
+    found = best(view, knobs, diagnosis=diagnosed(Phase.BACKWARD), started=True, permitted=lambda _: True)
     options = choices(of, knobs, recovery=Recovery(), started=True)
     every = [judged(view, replace(knobs, **dict(zip(names, values, strict=True))))
              for values in product(*(options[name] for name in names))]  # fmt: skip

@@ -51,7 +51,7 @@ def fits(of, knobs: Knobs = SPLIT, **changed) -> bool:
     taught, other = outlook(job(**of)), outlook(job(**of | changed))
     assert taught is not None and other is not None
     view = dataclasses.replace(other, calibration=taught.calibration)
-    return nearest(view, knobs, started=False).risk < 0.5
+    return nearest(view, knobs, started=False).least_risk < 0.5
 
 
 def would_fit(of) -> dict[str, list[tuple[int, bool]]]:
@@ -80,14 +80,14 @@ def would_fit(of) -> dict[str, list[tuple[int, bool]]]:
 @pytest.mark.parametrize(
     ("of", "kinds"),
     [
-        ({"model": LARGE}, {GPUS, SMALLER}),
+        ({"model": LARGE}, {GPUS, LORA, SMALLER}),
         ({"model": LARGE, "cluster": cards(45)}, {GPUS, SMALLER}),
         ({"model": LARGE, "cluster": cards(100)}, {GPUS, LORA, SMALLER}),
         ({"cluster": cards(48)}, {GPUS, LORA, SMALLER}),
         ({"layout": ADAPTER, "cluster": cards(36)}, {GPUS, RESPONSES, SMALLER}),
-        ({"layout": ADAPTER, "cluster": cards(32)}, {RESPONSES, SMALLER}),
-        ({"layout": ADAPTER, "cluster": cards(30)}, {RESPONSES}),
-        ({"layout": LONG, "knobs": WHOLE}, {RESPONSES}),
+        ({"layout": ADAPTER, "cluster": cards(32)}, {GPUS, RESPONSES, SMALLER}),
+        ({"layout": ADAPTER, "cluster": cards(26)}, {RESPONSES}),
+        ({"layout": LONG, "knobs": WHOLE}, {RESPONSES, SMALLER}),
         ({"cluster": cards(16)}, set()),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_least_change_of_each_kind_that_fits_is_named(of, kinds):
 def test_other_changes_than_the_first_of_a_kind_are_needed():
     # Otherwise a search that ends at its first try would pass above.
     assert [fitting for _, fitting in would_fit({"model": LARGE})[GPUS]] == [False, True, True]
-    adapter = would_fit({"layout": ADAPTER, "cluster": cards(32)})
+    adapter = would_fit({"layout": ADAPTER, "cluster": cards(30)})
     assert [fitting for _, fitting in adapter[RESPONSES]] == [False, True, True]
     assert [fitting for _, fitting in adapter[SMALLER]][:4] == [False, False, False, True]
 
