@@ -71,6 +71,8 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
             return "launch", {"settings": {}, "fault": "hang@3", "recovery": {"silence": 3}}
         case "forget":
             return "launch", {"settings": jobs.overflowing(framework), "fault": "forget"}
+        case "load":
+            return "launch", {"settings": jobs.overflowing(framework), "fault": "load"}
         case "swallow":
             return "launch", {"settings": jobs.overflowing(framework), "fault": "swallow"}
         case "early":
@@ -194,6 +196,19 @@ def test_a_script_is_rehearsed_by_its_placeholders(seen: Told, case: str, framew
     ]
     planned = json.loads(seen.head.autotune("plan", "job.yaml", "--json").stdout)["rehearsal"]
     assert {each["event"] for each in planned if each["met"]} == {"optimizer", "wake_up"}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("case", "framework"), [("load", "verl")])
+def test_a_load_that_fails_is_cured_as_a_load(seen: Told, case: str, framework: str) -> None:
+    """An overflow asks for the first load, whose tensors are on the card twice, beside a new engine."""
+    assert seen.code == 0, seen.said
+    failures = [(e["attempt"], e["cause"], e["phase"]) for e in seen.of("diagnosed")]
+    assert failures == [(1, "gpu-oom", "backward"), (2, "gpu-oom", "resume")], seen.said
+    _, failed, cured = (event["knobs"] for event in seen.of("started"))
+    assert cured == failed | {"optimizer_offload": True}, "the passes are left alone"
+    assert seen.steps(2) == [] and seen.steps(3) == [3, 4, 5, 6]
+    assert seen.of("progressed", attempt=3)[0]["resumed_from"] == 2
 
 
 @every("starved")
