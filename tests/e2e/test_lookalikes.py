@@ -71,6 +71,8 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
             return "launch", {"settings": {}, "fault": "hang@3", "recovery": {"silence": 3}}
         case "forget":
             return "launch", {"settings": jobs.overflowing(framework), "fault": "forget"}
+        case "load":
+            return "launch", {"settings": jobs.overflowing(framework), "fault": "load"}
         case "swallow":
             return "launch", {"settings": jobs.overflowing(framework), "fault": "swallow"}
         case "early":
@@ -119,7 +121,7 @@ def every(case: str) -> pytest.MarkDecorator:
             pytest.param(case, name, marks=pytest.mark.e2e_long if _is_long(case, name) else pytest.mark.e2e)
             for name in jobs.FRAMEWORKS
             if case != "early" or name not in _UNNUMBERED
-            if (case, name) != ("rehearsal", "command")  # whose look-alike has no late step within three
+            if (case, name) != ("rehearsal", "command")  # which has a test of its own
         ],
     )
 
@@ -166,6 +168,47 @@ def test_a_rehearsal_meets_the_overflow_and_the_training_does_not(
     reloaded = seen.of("progressed", attempt=trained - 1)[0]
     assert reloaded["resumed_from"] in (2, 3)
     assert not list((seen.head.folder / "rehearsals").iterdir())
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("case", "framework"), [("rehearsal", "command")])
+def test_a_script_is_rehearsed_by_its_placeholders(seen: Told, case: str, framework: str) -> None:
+    """Its steps and its folder are all that a rehearsal gives it, so that it has no second start."""
+    assert seen.code == 0, seen.said
+    assert [event["rehearsal"] for event in seen.of("started")] == ["worst", "worst", None], seen.said
+    assert [(e["attempt"], e["cause"], e["phase"]) for e in seen.of("diagnosed")] == [
+        (1, "gpu-oom", "backward")
+    ]
+    failed, *cured = (event["knobs"]["tokens_per_microbatch"] for event in seen.of("started"))
+    assert len(set(cured)) == 1 and cured[0] < failed
+    assert [seen.steps(attempt) for attempt in (1, 2, 3)] == [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5, 6]]
+    rehearsals, folder = seen.head.folder / "rehearsals" / seen.run.name, seen.head.folder / "checkpoints"
+    asked = [
+        ("--steps=3", f"--save-to={rehearsals}/1/checkpoints"),
+        ("--steps=3", f"--save-to={rehearsals}/2/checkpoints"),
+        ("--steps=6", f"--save-to={folder}/command-{seen.run.name}"),
+    ]
+    for attempt, words in enumerate(asked, start=1):
+        command = (seen.run / "attempts" / f"{attempt:04}" / "command.sh").read_text().split()
+        assert {*words} <= {*command} and "--resume" not in command
+    assert not rehearsals.exists() and [path.parent for path in folder.glob("*/step.txt")] == [
+        folder / f"command-{seen.run.name}"
+    ]
+    planned = json.loads(seen.head.autotune("plan", "job.yaml", "--json").stdout)["rehearsal"]
+    assert {each["event"] for each in planned if each["met"]} == {"optimizer", "wake_up"}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("case", "framework"), [("load", "verl")])
+def test_a_load_that_fails_is_cured_as_a_load(seen: Told, case: str, framework: str) -> None:
+    """An overflow asks for the first load, whose tensors are on the card twice, beside a new engine."""
+    assert seen.code == 0, seen.said
+    failures = [(e["attempt"], e["cause"], e["phase"]) for e in seen.of("diagnosed")]
+    assert failures == [(1, "gpu-oom", "backward"), (2, "gpu-oom", "resume")], seen.said
+    _, failed, cured = (event["knobs"] for event in seen.of("started"))
+    assert cured == failed | {"optimizer_offload": True}, "the passes are left alone"
+    assert seen.steps(2) == [] and seen.steps(3) == [3, 4, 5, 6]
+    assert seen.of("progressed", attempt=3)[0]["resumed_from"] == 2
 
 
 @every("starved")

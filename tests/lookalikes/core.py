@@ -111,6 +111,9 @@ def main(setup: Setup, voice: Voice) -> int:
         return voice.pool_too_small(available_gib=pool)
     engine = CARD_GIB * setup.fraction
     resumed = 0 if fault == "forget" else voice.saved()
+    short = _load(setup, engine_gib=engine, step=resumed) if fault == "load" and resumed else None
+    if short is not None:
+        return voice.out_of_memory(short)
     voice.ready(resumed=resumed)
     for step in range(resumed + 1, setup.steps + 1):
         if fault == "hang" and step == at and not resumed:  # once: a server died
@@ -132,6 +135,14 @@ def main(setup: Setup, voice: Voice) -> int:
             voice.checkpoint(step)
     voice.done()
     return 0
+
+
+def _load(setup: Setup, *, engine_gib: float, step: int) -> Shortage | None:
+    """Return what does not fit of a checkpoint whose tensors pass through the card, beside a new engine."""
+    held = _STATE_GIB["weights"] + (0.0 if setup.optimizer_offload else _STATE_GIB["optimizer"])
+    if engine_gib + 2 * held <= CARD_GIB:
+        return None
+    return Shortage(phase="load", step=step, asked_gib=0.62, held_gib=CARD_GIB - 0.4)
 
 
 def _passes(setup: Setup, *, engine_gib: float, step: int) -> tuple[Shortage | None, float]:

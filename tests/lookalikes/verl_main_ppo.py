@@ -28,6 +28,11 @@ _FRAMES = {
         ("engine/base.py", 129, "train_batch"),
         ("engine/fsdp/transformer_impl.py", 767, "forward_backward_batch"),
     ),
+    "load": (
+        "actor_rollout_ref_load_checkpoint",
+        ("engine_workers.py", 740, "load_checkpoint"),
+        ("engine/fsdp/transformer_impl.py", 803, "load_checkpoint"),
+    ),
     "rollout": (
         "actor_rollout_ref_update_weights",
         ("engine_workers.py", 728, "update_weights"),
@@ -146,6 +151,10 @@ class Verl:
             say(f'  File "/opt/verl/verl/workers/{file}", line {line}, in {name}')
         if method.endswith("update_actor"):
             say('  File "/opt/verl/torch/autograd/graph.py", line 829, in _engine_run_backward')
+        if method.endswith("load_checkpoint"):
+            manager = "/opt/verl/verl/utils/checkpoint/fsdp_checkpoint_manager.py"
+            say(f'  File "{manager}", line 181, in load_checkpoint')
+            say('  File "/opt/verl/torch/optim/optimizer.py", line 960, in load_state_dict')
         say(f"{'torch.' if kind == 'OutOfMemoryError' else ''}{kind}: {text}")
         say("Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.")
         return 1
