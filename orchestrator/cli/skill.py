@@ -39,7 +39,11 @@ def write(folder: Path, *, options: Options) -> None:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise Failure(f"cannot write `{error.filename}`: {reason}", code=ExitCode.USAGE) from None
+        raise Failure(
+            f"cannot write `{error.filename or home}`: {reason}",
+            hint="pass a folder that you can write: `autotune skill DIR`",
+            code=ExitCode.USAGE,
+        ) from None
     if options.json:
         click.echo(msgspec.json.encode({"schema": 1, "skill": str(target), "files": list(map(str, texts))}))
     else:
