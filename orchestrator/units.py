@@ -33,6 +33,14 @@ def size_bytes(written: object) -> int:
     return round(float(match[1]) * scale)
 
 
+def typed_size(size: int) -> str | int:
+    """Return `2GiB`, `24MiB` or `96KiB` where that is exact, else the bytes: a size as it stands in a job."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size > 0 and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return size
+
+
 def duration_s(written: object) -> float:
     """Return the seconds of `20s`, `10m`, `8h`, `1h 30m` or a plain number; raises ValueError."""
     if isinstance(written, (int, float)) and not isinstance(written, bool):

@@ -103,6 +103,7 @@ def _changes(history: History, framework: Framework, accepted: Accepted, knobs: 
     """Return what differs from the job as written, as the framework's users type it."""
     job, profile = accepted.job, accepted.profile
     settings = framework.settings(job, knobs) if knobs != profile.knobs else {}
+    settings = export.with_units(settings, framework, job)
     reasons = _reasons(history, profile)
     rows = []
     for name, value in settings.items():
