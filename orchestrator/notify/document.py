@@ -126,7 +126,8 @@ def _sentence(due: Due, *, attempts: int, seconds: float) -> str:
         case Finished(verdict=Rehearsed(cured=True)):
             return f"rehearsed, with other settings than written, in {show_duration(seconds)}"
         case Finished(verdict=verdict):
-            return messages.verdict(verdict, attempts=attempts, seconds=seconds)
+            words = messages.verdict(verdict, attempts=attempts, seconds=seconds)
+            return f"{words[:1].lower()}{words[1:]}"
         case None:
             return f"waits for a person: {due.reason}"
 

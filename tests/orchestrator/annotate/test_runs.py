@@ -189,7 +189,10 @@ def test_what_is_not_there_is_said_once(past: History, tmp_path: Path) -> None:
     named = Watched(tmp_path, past[:-1], (Tracker.TRACKIO, Tracker.SWANLAB))
     named.drive()
     assert [words.split()[0] for words in named.warnings] == ["annotate.trackio:", "annotate.swanlab:"]
-    assert f"{sys.executable} -m pip install trackio; the run is unaffected" in named.warnings[0]
+    assert named.warnings[0] == (
+        f"annotate.trackio: it cannot be written: needs trackio, which {sys.executable} lacks;"
+        f" hint: {sys.executable} -m pip install trackio; the run is unaffected"
+    )
     found = Watched(tmp_path, past[:-1], "auto")
     found.job = msgspec.structs.replace(found.job, env={})
     found.drive()
