@@ -38,6 +38,18 @@ from autotune.policies.values.value import Value
 _DRIVER_START_S = 30.0
 
 
+class Begun(Value, frozen=True, kw_only=True):
+    """The answer of `--detach --json`."""
+
+    run: str
+
+
+class Submitted(Value, frozen=True, kw_only=True):
+    """The answer of `--submit URL --json`."""
+
+    submission: str  # of the Ray job
+
+
 class Prepared(Value, frozen=True, kw_only=True):
     """A job that is ready to run: its text with the command line's options in place, and what it says."""
 
@@ -304,7 +316,7 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
     click.echo(f"submitted as Ray job {submission}; its run will be in {options.runs_dir}", err=True)
     click.echo(f"  ray job logs --address {url} --follow {submission}   follows it", err=True)
     click.echo(f"  autotune status{option_of(options.runs_dir)}   shows it", err=True)
-    click.echo(msgspec.json.encode({"submission": submission}) if options.json else submission)
+    click.echo(msgspec.json.encode(Submitted(submission=submission)) if options.json else submission)
 
 
 def _refuse_secrets(job: Job) -> None:
@@ -331,4 +343,4 @@ def _follow_up(run: directory.Run, words: str, options: Options) -> None:
         (run.call("stop"), "ends it"),
     ):
         click.echo(f"  {command}   {what}", err=True)
-    click.echo(msgspec.json.encode({"run": run.id}) if options.json else run.id)
+    click.echo(msgspec.json.encode(Begun(run=run.id)) if options.json else run.id)
