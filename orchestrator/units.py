@@ -83,6 +83,17 @@ def show_duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
+def gpu_unit(hours: float) -> tuple[str, float]:
+    """Return the unit for an amount of GPU time, and how many of it an hour has: minutes below an hour."""
+    return ("GPU-hours", 1.0) if hours >= 1 else ("GPU-minutes", 60.0)
+
+
+def show_gpu_time(hours: float) -> str:
+    """Return `3.7 GPU-hours` or `2.4 GPU-minutes`."""
+    unit, per_hour = gpu_unit(hours)
+    return f"{hours * per_hour:,.1f} {unit}"
+
+
 def show_time_left(least_s: float, most_s: float) -> str:
     """Return `about 2h 05m left`, `9m to 11m left` or, where least_s is 0, `at most 2h 05m left`."""
     unit = next((unit for below, unit in _ROUNDED_TO if most_s < below), 900)

@@ -32,7 +32,7 @@ from autotune.orchestrator.terminal.widgets import (
     two_ends,
     wants_color,
 )
-from autotune.orchestrator.units import show_duration
+from autotune.orchestrator.units import show_duration, show_gpu_time
 from autotune.orchestrator.verdicts import shown
 from autotune.policies.recovery.worst_case import cautions
 from autotune.policies.values.events import (
@@ -309,8 +309,8 @@ class Console(Observer):
         mark, style = _TONES[shown(event.verdict).tone]
         match event.verdict:
             case TrainingCompleted() | Stable():
-                hours = f" ({self._gpus * seconds / 3600:.1f} GPU-hours)" if self._gpus else ""
-                self._line(Text(f"{mark} {text}{hours}.", style=style))
+                spent = f" ({show_gpu_time(self._gpus * seconds / 3600)})" if self._gpus else ""
+                self._line(Text(f"{mark} {text}{spent}.", style=style))
                 self._offer(event.verdict.faster)
             case Rehearsed():
                 self._line(Text(f"{mark} {text}", style=style))
