@@ -131,7 +131,7 @@ def _chosen(run: directory.Run, history: History, attempt: int | None) -> int | 
     if attempt is None:
         return begun[-1] if begun else None
     if attempt not in begun:
-        known = f"it has 1 to {max(begun)}" if begun else "none has begun"
+        known = f"it has 1{f' to {max(begun)}' if max(begun) > 1 else ''}" if begun else "none has begun"
         raise Failure(f"run {run.id} has no attempt {attempt}: {known}", code=ExitCode.USAGE)
     return attempt
 
