@@ -109,6 +109,8 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
 def with_units(settings: dict[str, Any], framework: Framework, job: Job) -> dict[str, Any]:
     """Return settings of a job, sizes in bytes as such as `24MiB` where the framework reads both alike."""
     plain = msgspec.structs.replace(job, settings={**job.settings, **settings})
+    if framework.check(plain):
+        return settings
     profile = framework.profile(plain, assumed(job))
     sizes = {
         support.setting

@@ -195,6 +195,11 @@ def test_a_size_may_have_its_unit_in_the_stable_job(tmp_path: Path) -> None:
     )
 
 
+def test_stable_settings_that_no_job_has_are_a_difference_beside_the_files_too(of_builtin: Path) -> None:
+    found = tampered(of_builtin, lambda c: c["after"].update(lr="high"))
+    assert any("`settings.lr` of the stable settings" in each for each in found.differences)
+
+
 @pytest.mark.parametrize("name", ["job.yaml", "stable.yaml"])
 def test_a_job_file_that_was_changed_is_named(of_builtin: Path, name: str) -> None:
     file = of_builtin.with_name(name)
