@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Protocol
@@ -17,6 +18,9 @@ from autotune.policies.values.observation import Marker, Sample
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import STEPS, Met, Part
 from autotune.policies.values.value import Value
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[KMGT]iB")
+_NO_TEXT = ("true", "false", "null", "on", "off", "yes", "no", "y", "n")
 
 
 class Problem(Value, frozen=True, kw_only=True):
@@ -66,6 +70,13 @@ class Prompts(Value, frozen=True, kw_only=True):
 
     files: tuple[str, ...]  # paths, or names on a hub
     field: str  # of a row, that holds the prompt: a text or chat messages
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed in YAML: text in quotes only where it could be read as something else."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT:
+        return value
+    return msgspec.json.encode(value).decode()
 
 
 class Framework(Protocol):
@@ -141,7 +152,7 @@ class Framework(Protocol):
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user of the framework types them: overrides, flags or lines."""
-        return tuple(f"{name}: {msgspec.json.encode(value).decode()}" for name, value in settings.items())
+        return tuple(f"{name}: {_typed(value)}" for name, value in settings.items())
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings that the beginning of one of its logs shows, under its own names."""

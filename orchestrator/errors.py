@@ -8,6 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from autotune.launchers import packages
+from autotune.orchestrator.calls import call
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.value import Value
 
@@ -55,7 +56,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise Failure(
             f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-            hint=f"make room, or make it writable, then `autotune resume {path.parent.name}`",
+            hint=f"make room, or make it writable, then `{call('resume', path.parent)}`",
         ) from None
 
 

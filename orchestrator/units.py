@@ -33,6 +33,14 @@ def size_bytes(written: object) -> int:
     return round(float(match[1]) * scale)
 
 
+def typed_size(size: int) -> str | int:
+    """Return `2GiB`, `24MiB` or `96KiB` where that is exact, else the bytes: a size as it stands in a job."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size > 0 and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return size
+
+
 def duration_s(written: object) -> float:
     """Return the seconds of `20s`, `10m`, `8h`, `1h 30m` or a plain number; raises ValueError."""
     if isinstance(written, (int, float)) and not isinstance(written, bool):
@@ -73,6 +81,17 @@ def show_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def gpu_unit(hours: float) -> tuple[str, float]:
+    """Return the unit for an amount of GPU time, and how many of it an hour has: minutes below an hour."""
+    return ("GPU-hours", 1.0) if hours >= 1 else ("GPU-minutes", 60.0)
+
+
+def show_gpu_time(hours: float) -> str:
+    """Return `3.7 GPU-hours` or `2.4 GPU-minutes`."""
+    unit, per_hour = gpu_unit(hours)
+    return f"{hours * per_hour:,.1f} {unit}"
 
 
 def show_time_left(least_s: float, most_s: float) -> str:

@@ -46,7 +46,7 @@ class _News(NamedTuple):
     """What became of an attempt in a tracker."""
 
     tracker: Tracker
-    number: int
+    number: int  # of the attempt; 0: before the first
     where: str = ""
     nothing: str = ""  # why there is nothing to annotate, such as an attempt that failed before its tracker
     error: str = ""
@@ -147,7 +147,8 @@ class Annotator:
             elif news.nothing:
                 self._nothing[news.tracker] = news.nothing
             else:
-                self._tell(news.tracker, f"attempt #{news.number} was not annotated: {news.error}")
+                what = f"attempt #{news.number} was not annotated" if news.number else "it cannot be written"
+                self._tell(news.tracker, f"{what}: {news.error}")
 
     def _tell(self, tracker: Tracker | str, words: str) -> None:
         if tracker not in self._warned:

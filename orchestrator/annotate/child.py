@@ -114,7 +114,8 @@ def absent(job: Job, trackers: Iterable[Tracker], child: Child) -> Iterator[tupl
 def lacks(job: Job, package: str) -> str:
     """Return that no interpreter has a package, and the command that installs it into one."""
     tried = pythons(job)
-    return f"needs {package}, which {' and '.join(tried)} lack; hint: {tried[0]} -m pip install {package}"
+    lack = f"{tried[0]} lacks" if len(tried) == 1 else f"{' and '.join(tried)} lack"
+    return f"needs {package}, which {lack}; hint: {tried[0]} -m pip install {package}"
 
 
 def here(job: Job) -> str:

@@ -30,7 +30,8 @@ def certificate_in(path: Path) -> Certificate:
     except msgspec.ValidationError as error:
         raise unusable(path, f"not a certificate of this version: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise unusable(path, "not whole JSON", hint="write it again: `autotune resume RUN`") from None
+        hint = "name the certificate.json of a run; `autotune resume RUN` writes it again"
+        raise unusable(path, "not whole JSON", hint=hint) from None
     if certificate.schema != SCHEMA:
         hint = "use the newer autotune that wrote it"
         raise unusable(path, f"schema {certificate.schema}; this autotune knows {SCHEMA}", hint=hint)
@@ -92,7 +93,8 @@ def _bytes(path: Path, *, most: int, whole: bool = True) -> bytes:
                 raise unusable(path, f"it is larger than {most >> 10:,} KiB")
             data = file.read(most + 1) if whole else b""
     except OSError as error:
-        raise unusable(path, (error.strerror or str(error)).lower()) from None
+        hint = "name the certificate.json in it" if isinstance(error, IsADirectoryError) else ""
+        raise unusable(path, (error.strerror or str(error)).lower(), hint=hint) from None
     if len(data) > most:
         raise unusable(path, f"it is larger than {most >> 10:,} KiB")
     return data

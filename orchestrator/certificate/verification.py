@@ -11,7 +11,7 @@ from autotune.launchers.base import Framework
 from autotune.orchestrator.certificate import reading
 from autotune.orchestrator.certificate.replay import replayed
 from autotune.orchestrator.run import certificate as composing
-from autotune.orchestrator.run.export import stable_knobs
+from autotune.orchestrator.run.export import stable_knobs, with_units
 from autotune.policies.certificate.comparison import (
     Derived,
     declared,
@@ -99,7 +99,7 @@ def verify(path: Path) -> Verification:
             job = reading.job_beside(path, name)
             (missing if job is None else compared).append(name)
             if job is not None:
-                found += _against_job(before if part == "before" else after, job, name)
+                found += _against_job(before if part == "before" else after, job, name, framework)
     except RecursionError:
         raise reading.unusable(path, "its values are nested too deeply") from None
     except _UNREADABLE as error:
@@ -160,8 +160,10 @@ def _against_journal(certificate: Certificate, framework: Framework, history: Hi
     return deviations(certificate, composing.compose(history, framework, knobs), source="events.jsonl")
 
 
-def _against_job(claimed: Job, job: Job, name: str) -> Iterator[str]:
+def _against_job(claimed: Job, job: Job, name: str, framework: Framework) -> Iterator[str]:
     """Yield in what a job file differs from the job of the certificate, as far as it may concern training."""
+    typed = with_units(claimed.settings, framework, claimed)
+    sizes = {f"settings.{k}": v for k, v in typed.items() if v != claimed.settings[k]}
     parts = ("framework", "command", "python", "config", "model", "env")
     keys = {part: getattr(claimed, part) for part in parts} | {
         f"settings.{k}": v for k, v in claimed.settings.items()
@@ -170,4 +172,5 @@ def _against_job(claimed: Job, job: Job, name: str) -> Iterator[str]:
         f"settings.{k}": v for k, v in job.settings.items()
     }
     for key, here, there in unequal(keys, other):
-        yield f"`{key}` is {words(here)} in the certificate and {words(there)} in {name}"
+        if key not in sizes or there != sizes[key]:  # the same size with its unit is no difference
+            yield f"`{key}` is {words(here)} in the certificate and {words(there)} in {name}"

@@ -43,8 +43,18 @@ DRIVING = frozenset({"launch", "rehearse", "resume", "search"})
 ALIASES: Mapping[str, str] = {"ladder": "remedies"}
 
 
+# What helps where an argument is missing, by the name that stands for it in the help.
+_MISSING: Mapping[str, str] = {
+    "job.yaml": "`autotune init` creates a job file from a script or command",
+    "FRAMEWORK": "for example `autotune remedies verl`",
+    "FILE": "for example `autotune verify runs/7c1e/certificate.json`",
+}
+
+
 class Misuse(click.UsageError):
     """A wrong option, argument or command, shown as every other error is."""
+
+    hint = ""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the usage and the error on stderr."""
@@ -52,6 +62,8 @@ class Misuse(click.UsageError):
             help_option = f"{self.ctx.command_path} --help"
             click.echo(f"{self.ctx.get_usage()}\nTry '{help_option}' for help.\n", file=file, err=True)
         click.echo(f"error: {self.format_message()}", file=file, err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", file=file, err=True)
 
 
 @contextlib.contextmanager
@@ -62,7 +74,10 @@ def _misuse() -> Iterator[None]:
     except (Misuse, click.exceptions.NoArgsIsHelpError):
         raise
     except click.UsageError as error:
-        raise Misuse(error.format_message(), ctx=error.ctx) from None
+        misuse = Misuse(error.format_message(), ctx=error.ctx)
+        if isinstance(error, click.MissingParameter) and error.param is not None:
+            misuse.hint = _MISSING.get(error.param.human_readable_name, "")
+        raise misuse from None
 
 
 class Commands(click.Group):

@@ -18,7 +18,7 @@ from autotune.orchestrator.cli.shared.options import (
     option,
     rule_ids,
 )
-from autotune.orchestrator.config.model_files import find_model, read_model
+from autotune.orchestrator.config.model_files import find_model, unknown_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import explain
 from autotune.orchestrator.explain.json_output import document
@@ -39,7 +39,9 @@ _MAGIC_BYTES = 16
 def _shape(model: Path) -> Model:
     """Return the shape of a folder, a config.json or a public model; raises Failure with a hint."""
     found, _ = find_model(str(model), ".")
-    return found if found is not None else read_model(model)
+    if found is None:
+        raise unknown_model(str(model))
+    return found
 
 
 def explain_logs(

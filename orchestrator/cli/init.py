@@ -165,8 +165,11 @@ def _put(output: Path, text: str, *, force: bool, private: bool) -> None:
             code=ExitCode.USAGE,
         ) from None
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise Failure(f"cannot write `{output}`: {reason}", code=ExitCode.USAGE) from None
+        reason, folder = (error.strerror or str(error)).lower(), output.parent
+        hint = "pass -o FILE in a folder that you can write, or -o - for stdout"
+        if isinstance(error, FileNotFoundError):
+            hint = f"`mkdir -p {shlex.quote(str(folder))}`, or pass -o FILE in another folder"
+        raise Failure(f"cannot write `{output}`: {reason}", hint=hint, code=ExitCode.USAGE) from None
 
 
 def _say(draft: object, *, output: Path, checked: str, warnings: tuple[str, ...], options: Options) -> None:

@@ -112,9 +112,7 @@ def follow(run: directory.Run, *, attempt: int | None, options: Options, tail: i
         else:
             time.sleep(_POLL_S)
     if not finished and not driven:
-        click.echo(
-            f"run {run.id} has no driver; `autotune resume {run.id}{run.option}` continues it", err=True
-        )
+        click.echo(f"run {run.id} has no driver; `{run.call('resume')}` continues it", err=True)
     if number is None:
         raise _none_begun(run)
 
@@ -122,7 +120,7 @@ def follow(run: directory.Run, *, attempt: int | None, options: Options, tail: i
 def _none_begun(run: directory.Run) -> Failure:
     return Failure(
         f"no attempt of run {run.id} has started",
-        hint=f"`autotune status {run.id}{run.option}`",
+        hint=f"`{run.call('status')}`",
         code=ExitCode.NO,
     )
 
@@ -133,7 +131,7 @@ def _chosen(run: directory.Run, history: History, attempt: int | None) -> int | 
     if attempt is None:
         return begun[-1] if begun else None
     if attempt not in begun:
-        known = f"it has 1 to {max(begun)}" if begun else "none has begun"
+        known = f"it has 1{f' to {max(begun)}' if max(begun) > 1 else ''}" if begun else "none has begun"
         raise Failure(f"run {run.id} has no attempt {attempt}: {known}", code=ExitCode.USAGE)
     return attempt
 

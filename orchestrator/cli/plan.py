@@ -110,7 +110,8 @@ def with_cards(job: Job, cards: Gpus | None) -> Job:
 def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], options: Options) -> ExitCode:
     """Print the fastest configuration that is predicted to be safe."""
     from autotune.launchers.runners.node.model_folder import find_folder
-    from autotune.orchestrator.config.public_models import find_public, names_like
+    from autotune.orchestrator.config.model_files import unknown_model
+    from autotune.orchestrator.config.public_models import find_public
     from autotune.orchestrator.starting_job import FRAMEWORKS, Wish, even_batch, starting_job
 
     if framework not in FRAMEWORKS:
@@ -120,12 +121,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
             code=ExitCode.USAGE,
         )
     if find_public(model) is None and find_folder(model, ".") is None:
-        files = "the path of its folder or its config.json"
-        raise Failure(
-            f"--model: the shape of `{model}` is unknown",
-            hint=f"{near} Otherwise pass {files}" if (near := names_like(model)) else f"pass {files}",
-            code=ExitCode.USAGE,
-        )
+        raise unknown_model(model)
     if (wanted.per_node or 0) > _MOST_PER_NODE:
         many, card = wanted.per_node or 0, wanted.card.name
         spread = f"; for nodes of 8 write --gpus {many // 8}x8x{card}" if many % 8 == 0 else ""

@@ -9,6 +9,7 @@ import msgspec
 
 from autotune.orchestrator.cli.shared.options import Options, given, global_options
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.policies.values.value import Value
 
 _CODES = """\b
 Exit codes:
@@ -17,6 +18,14 @@ Exit codes:
 _NAME = "autotune"
 _TEXT = Path(__file__).with_name("shared") / "SKILL.md"
 _OURS = "\nname: autotune\n"  # in the head of every SKILL.md that this command wrote
+
+
+class SkillDocument(Value, frozen=True, kw_only=True):
+    """The answer of `autotune skill --json`."""
+
+    schema: int = 1
+    skill: str  # the file of instructions
+    files: tuple[str, ...]  # that were written, the skill first
 
 
 def write(folder: Path, *, options: Options) -> None:
@@ -39,9 +48,13 @@ def write(folder: Path, *, options: Options) -> None:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise Failure(f"cannot write `{error.filename}`: {reason}", code=ExitCode.USAGE) from None
+        raise Failure(
+            f"cannot write `{error.filename or home}`: {reason}",
+            hint="pass a folder that you can write: `autotune skill DIR`",
+            code=ExitCode.USAGE,
+        ) from None
     if options.json:
-        click.echo(msgspec.json.encode({"schema": 1, "skill": str(target), "files": list(map(str, texts))}))
+        click.echo(msgspec.json.encode(SkillDocument(skill=str(target), files=tuple(map(str, texts)))))
     else:
         click.echo(str(target))
 

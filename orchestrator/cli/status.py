@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autotune.orchestrator import messages
+from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import written
@@ -179,7 +180,9 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
                 click.clear()
             before, printed_at = _course(standings, attempts=bool(prefix)), now
             width = widgets.width_of(sys.stdout)
-            widgets.echo(table(standings, now=now, attempts=bool(prefix), width=width), color=options.color)
+            shown_runs = table(standings, now=now, attempts=bool(prefix), width=width)
+            none = f"no runs yet: `autotune launch job.yaml{option_of(options.runs_dir)}` starts one"
+            widgets.echo(shown_runs if standings else none, color=options.color)
         if not watch or not any(run.running for run in standings):
             return
         time.sleep(_REPEAT_S)
@@ -196,8 +199,6 @@ def _course(standings: list[RunStatus], *, attempts: bool) -> str:
 
 def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int | None = None) -> str:
     """Return runs as a table in `width` columns, None does not wrap; with `attempts` those of the first."""
-    if not standings:
-        return "no runs yet: `autotune launch job.yaml` starts one"
     rows = [
         (
             run.run,

@@ -40,7 +40,7 @@ def stop(run: directory.Run, *, options: Options) -> None:
     if last and isinstance(last[0], Finished) and not isinstance(last[0].verdict, Interrupted):
         click.echo(f"run {run.id} finished before it could be stopped", err=True)
         return
-    click.echo(f"run {run.id} is stopped; `autotune resume {run.id}{run.option}` continues it", err=True)
+    click.echo(f"run {run.id} is stopped; `{run.call('resume')}` continues it", err=True)
 
 
 def _ask(run: directory.Run, driver: Owner) -> None:
@@ -58,8 +58,7 @@ def _ask(run: directory.Run, driver: Owner) -> None:
         if time.monotonic() > until:
             raise Failure(
                 f"the driver of run {run.id} (pid {driver.pid} on {driver.host}) does not stop",
-                hint=f"on {driver.host} run `kill -9 {driver.pid}`,"
-                f" then `autotune stop {run.id}{run.option}` again",
+                hint=f"on {driver.host} run `kill -9 {driver.pid}`, then `{run.call('stop')}` again",
             )
         time.sleep(_POLL_S)
 

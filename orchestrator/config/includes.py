@@ -25,6 +25,7 @@ _DEEPEST = 16  # files that extend one another
 _REPLACES = "_override_"  # a section with it replaces the one that it would extend
 _SAMPLE = 256  # prompts, from the beginning of a file
 _LONGEST_LINE = 4 << 20  # bytes
+_SHAPE = "{layers: 36, hidden: 4096, heads: 32, kv_heads: 8, intermediate: 12288, vocab: 151936}"
 
 
 def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | None, tuple[Problem, ...]]:
@@ -116,7 +117,8 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
         found, place = (None, "") if name is None else find_model(name, job.workdir)
     except Failure as failure:
         path: tuple[str | int, ...] = ("model",) if job.model is not None else ("settings",)
-        return job, (Problem(path=path, message=failure.message, hint=failure.hint),)
+        hint = f"{failure.hint}, or write its shape: `model: {_SHAPE}`"
+        return job, (Problem(path=path, message=failure.message, hint=hint),)
     # Settings may describe a model that is not on this machine; they go before a mere name.
     own = framework.shape(job)
     read_here = name is not None and find_folder(name, job.workdir) is not None
@@ -140,7 +142,7 @@ def _written(shape: dict[str, int | str]) -> tuple[Model | None, tuple[Problem, 
     try:
         return model_from_shape(shape), ()
     except ValueError as error:
-        hint = "or name a folder with a config.json"
+        hint = f"such as `{_SHAPE}`; or name a folder with a config.json"
         return None, (Problem(path=("model",), message=str(error), hint=hint),)
 
 

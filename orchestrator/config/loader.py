@@ -54,7 +54,7 @@ def read_text(path: str | Path) -> str:
     try:
         return yaml_nodes.read_text(path)
     except UnreadableError as error:
-        hint = "`autotune init` creates a job file from a script or command" if error.absent else ""
+        hint = "`autotune init` creates a job file from a script or command" if error.absent else error.hint
         message = f"cannot read job file `{path}`: {error.reason}"
         raise Failure(message, hint=hint, code=ExitCode.USAGE) from None
 

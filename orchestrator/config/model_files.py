@@ -7,11 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.launchers.runners.node.model_folder import CONFIG, find_folder
-from autotune.orchestrator.config.public_models import PublicModel, find_public
+from autotune.launchers.runners.node.model_folder import CONFIG, HUB_NAME, find_folder
+from autotune.orchestrator.config.public_models import PublicModel, find_public, names_like
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.values.architecture.model import Model, model_from_config
 
+_EXAMPLE = "Qwen/Qwen3-8B"
 _LARGEST_CONFIG_BYTES = 8 << 20  # the longest public ones list every layer's quantisation, below 1 MiB
 _LARGEST_SIZE = 10**9  # of any count in a shape; the largest vocabularies are below 10**6
 
@@ -59,9 +60,16 @@ def shipped_as(known: PublicModel) -> str:
     )
 
 
+def unknown_model(name: str) -> Failure:
+    """Return the failure of an option `--model` whose model is found nowhere, with a way to find it."""
+    near = names_like(name)
+    hint = f"pass a model's folder, its config.json, or a hub name such as `{_EXAMPLE}`"
+    if near:
+        hint = f"{near} Otherwise pass the path of its folder or its config.json"
+    elif HUB_NAME.fullmatch(name):
+        hint = f"`hf download {name} {CONFIG}` puts it where autotune looks; or pass the path of its {CONFIG}"
+    return Failure(f"--model: the shape of `{name}` is unknown", hint=hint, code=ExitCode.USAGE)
+
+
 def _failure(file: Path, problem: str) -> Failure:
-    return Failure(
-        f"{file} {problem}",
-        hint="name a folder with a Hugging Face config.json, or write the shape: {hidden: ..., layers: ...}",
-        code=ExitCode.USAGE,
-    )
+    return Failure(f"{file} {problem}", hint=f"name a model's folder or {CONFIG}", code=ExitCode.USAGE)

@@ -321,7 +321,8 @@ class JobFile(Keys):
     model: OrNull[ModelSource] = _key(
         None,
         description=(
-            "Folder, `config.json` or hub name of the model, or its shape `{hidden: 4096, layers: 36}`, for"
+            "Folder, `config.json` or hub name of the model, or its shape with `layers`, `hidden`, `heads`,"
+            " `intermediate` and `vocab`, for"
             " the memory estimate. `null`: the model that `settings` name."
         ),
     )

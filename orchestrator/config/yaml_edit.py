@@ -17,7 +17,7 @@ from ruamel.yaml.tokens import CommentToken
 
 from autotune.orchestrator.config.yaml_nodes import Document, Path, round_trip, scalar
 
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[KMGT]iB")
 _YAML_1_1 = {"on", "off", "yes", "no", "y", "n"}  # which other readers take for booleans
 _INDENT = 2
 _MAP_COMMENT, _SEQUENCE_COMMENT = 2, 0  # where ruamel keeps the comment that follows an item

@@ -6,9 +6,11 @@ YAML 1.1 reads `off` as false and `3e-3` as text; both are everyday values of a 
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path as FilePath
+from shlex import quote
 from typing import Any, NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
@@ -94,8 +96,8 @@ _TextResolver.add_implicit_resolver_base(_MERGE, re.compile(r"<<\Z"), ["<"])
 class UnreadableError(Failure):
     """A file that the user names is absent or no text."""
 
-    def __init__(self, path: str | FilePath, reason: str, *, absent: bool = False) -> None:
-        super().__init__(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE)
+    def __init__(self, path: str | FilePath, reason: str, *, hint: str = "", absent: bool = False) -> None:
+        super().__init__(f"cannot read `{path}`: {reason}", hint=hint, code=ExitCode.USAGE)
         self.reason = reason
         self.absent = absent
 
@@ -105,10 +107,24 @@ def read_text(path: str | FilePath) -> str:
     try:
         return FilePath(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UnreadableError(path, f"not UTF-8 text (byte {error.start})") from None
+        raise _not_text(path, error.object, error.start) from None
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UnreadableError(path, reason, absent=isinstance(error, FileNotFoundError)) from None
+        reason, file = (error.strerror or str(error)).lower(), quote(str(path))
+        hint = "name a file in it" if isinstance(error, IsADirectoryError) else ""
+        hint = f"`ls -l {file}` shows who may read it" if isinstance(error, PermissionError) else hint
+        absent = isinstance(error, FileNotFoundError)
+        raise UnreadableError(path, reason, hint=hint, absent=absent) from None
+
+
+def _not_text(path: str | FilePath, data: bytes, wrong: int) -> UnreadableError:
+    """Return the error about a file whose byte `wrong` is the first that UTF-8 does not allow."""
+    begin = data.rfind(b"\n", 0, wrong) + 1
+    line, column = data.count(b"\n", 0, wrong) + 1, len(data[begin:wrong].decode()) + 1
+    encoding = "UTF-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "ISO-8859-1"
+    hint = f"`iconv -f {encoding} -t UTF-8 {quote(str(path))}` converts it from {encoding}"
+    if encoding != "UTF-16" and b"\0" in data:
+        hint = "name a text file"
+    return UnreadableError(path, f"not UTF-8 text (line {line}, column {column})", hint=hint)
 
 
 def round_trip() -> YAML:

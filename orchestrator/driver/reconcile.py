@@ -332,7 +332,7 @@ class _Reconciler:
     def leave(self, verdict: Verdict, *, why: str = "") -> Verdict:
         """Return the verdict of a run whose attempt could not be ended, without recording it."""
         if not self.local:
-            hint = f"`autotune stop {self.folder.id}` ends it"
+            hint = f"`{self.folder.call('stop')}` ends it"
             self.observer.warn(f"attempt #{self.number} may still run{why}; {hint}")
         return verdict
 

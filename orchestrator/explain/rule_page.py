@@ -15,6 +15,35 @@ from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, Rule
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.value import Value
+
+
+class RuleDocument(Value, frozen=True, kw_only=True):
+    """A rule, as `autotune explain --rule ID --json` prints it."""
+
+    schema: int = SCHEMA
+    rule: str
+    cause: Cause | None  # None: a consequence of another failure, or a harmless line
+    meaning: str
+    example: str  # a line that it recognises
+    pattern: str
+    fatal: str  # always | unless_progress | never
+    harmless: bool
+    weak: bool  # applies only where a log shows no other cause
+    remedies: dict[str, list[str]]  # by phase, the most promising first
+
+
+class CauseDocument(Value, frozen=True, kw_only=True):
+    """A cause, as `autotune explain --rule CAUSE --json` prints it."""
+
+    schema: int = SCHEMA
+    cause: Cause
+    meaning: str
+    is_oom: bool
+    resource: str  # the memory that ran out, or `none`
+    rules: list[str]  # that recognise it
+    remedies: dict[str, list[str]]  # by phase, the most promising first
+
 
 _CAUSES: dict[Cause, str] = {
     Cause.GPU_OOM: "a GPU ran out of memory",
@@ -138,32 +167,30 @@ def _memory(cause: Cause) -> str:
 def _rule_json(rule: Rule) -> str:
     phases = _PHASES if rule.phase is Phase.NONE else (rule.phase,)
     return _json(
-        {
-            "schema": SCHEMA,
-            "rule": rule.name,
-            "cause": rule.cause,
-            "meaning": _meaning(rule),
-            "example": rule.example,
-            "pattern": rule.signature,
-            "fatal": rule.fatal,
-            "harmless": rule.harmless,
-            "weak": rule.weak,
-            "remedies": {} if rule.cause is None else _names(rule.cause, phases),
-        }
+        RuleDocument(
+            rule=rule.name,
+            cause=rule.cause,
+            meaning=_meaning(rule),
+            example=rule.example,
+            pattern=rule.signature,
+            fatal=rule.fatal,
+            harmless=rule.harmless,
+            weak=rule.weak,
+            remedies={} if rule.cause is None else _names(rule.cause, phases),
+        )
     )
 
 
 def _cause_json(cause: Cause) -> str:
     return _json(
-        {
-            "schema": SCHEMA,
-            "cause": cause,
-            "meaning": _CAUSES[cause],
-            "is_oom": cause.is_oom,
-            "resource": cause.resource,
-            "rules": [rule.name for rule in RULES if rule.cause is cause],
-            "remedies": _names(cause, _PHASES),
-        }
+        CauseDocument(
+            cause=cause,
+            meaning=_CAUSES[cause],
+            is_oom=cause.is_oom,
+            resource=cause.resource,
+            rules=[rule.name for rule in RULES if rule.cause is cause],
+            remedies=_names(cause, _PHASES),
+        )
     )
 
 

@@ -111,7 +111,7 @@ def notification(run: directory.Run, history: History, due: Due, *, at: str) -> 
         marginal=goal.marginal if goal is not None and succeeded else None,
         headroom=goal.headroom if goal is not None and succeeded and goal.peaks else None,
         tokens_per_second=goal.tokens_per_second if goal is not None and succeeded else None,
-        next=_next(due.occasion, run.id),
+        next=_next(due.occasion, run),
     )
 
 
@@ -126,7 +126,8 @@ def _sentence(due: Due, *, attempts: int, seconds: float) -> str:
         case Finished(verdict=Rehearsed(cured=True)):
             return f"rehearsed, with other settings than written, in {show_duration(seconds)}"
         case Finished(verdict=verdict):
-            return messages.verdict(verdict, attempts=attempts, seconds=seconds)
+            words = messages.verdict(verdict, attempts=attempts, seconds=seconds)
+            return f"{words[:1].lower()}{words[1:]}"
         case None:
             return f"waits for a person: {due.reason}"
 
@@ -141,16 +142,17 @@ def _reason(verdict: Verdict | None) -> str:
             return ""
 
 
-def _next(occasion: Occasion, run: str) -> str:
+def _next(occasion: Occasion, run: directory.Run) -> str:
+    """Return the command that goes on, for a reader who may stand in any folder."""
     match occasion:
         case Occasion.STABLE:
-            return f"autotune status {run}"
+            return run.call_anywhere("status")
         case Occasion.FINISHED:
-            return f"autotune report {run}"
+            return run.call_anywhere("report")
         case Occasion.GAVE_UP | Occasion.FAILED:
-            return f"autotune resume {run} --edit"
+            return run.call_anywhere("resume", "--edit")
         case Occasion.INFRASTRUCTURE:
-            return f"autotune resume {run}"
+            return run.call_anywhere("resume")
 
 
 def _text(text: str) -> str:

@@ -87,4 +87,4 @@ def _failure(run: directory.Run, said: str) -> Failure:
 
 
 def _unwritten(run: directory.Run, why: str) -> Failure:
-    return Failure(f"report.html is not written: {why}; `autotune report {run.id}` writes it")
+    return Failure(f"report.html is not written: {why}; `{run.call('report')}` writes it")

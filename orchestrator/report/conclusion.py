@@ -103,6 +103,7 @@ def _changes(history: History, framework: Framework, accepted: Accepted, knobs: 
     """Return what differs from the job as written, as the framework's users type it."""
     job, profile = accepted.job, accepted.profile
     settings = framework.settings(job, knobs) if knobs != profile.knobs else {}
+    settings = export.with_units(settings, framework, job)
     reasons = _reasons(history, profile)
     rows = []
     for name, value in settings.items():
@@ -148,11 +149,9 @@ def _commands(run: directory.Run, verdict: Verdict | None) -> tuple[Fact, ...]:
         if run.request.mode is directory.Mode.LAUNCH:
             rows.append(Fact(name="look for a faster one", value=f"autotune search {_path(stable)}"))
     if verdict is None or isinstance(verdict, (Interrupted, Infrastructure)):
-        rows.append(Fact(name="continue the run", value=f"autotune resume {run.id}{run.option}"))
+        rows.append(Fact(name="continue the run", value=run.call_anywhere("resume")))
     if isinstance(verdict, (GaveUp, NeedsHuman)):
-        rows.append(
-            Fact(name="go on with the changed job", value=f"autotune resume {run.id} --edit{run.option}")
-        )
+        rows.append(Fact(name="go on with the changed job", value=run.call_anywhere("resume", "--edit")))
     return tuple(rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers import frameworks
 from autotune.orchestrator import messages
+from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.report.conclusion import conclusion_of
 from autotune.orchestrator.report.document import Report
@@ -26,7 +27,7 @@ def report_of(run: directory.Run) -> Report:
     if not history or not isinstance(history[0], Accepted):
         raise Failure(
             f"run {run.id} has nothing to report: its job was never accepted",
-            hint="`autotune status` lists the runs",
+            hint=f"`autotune status{option_of(run.path.parent)}` lists the runs",
             code=ExitCode.USAGE,
         )
     accepted = accepted_of(history)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from autotune.orchestrator import calls
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
@@ -23,7 +23,6 @@ from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
-DEFAULT_ROOT = Path("runs")  # in the folder where autotune is called
 _ID_BYTES = 4
 _TRIES = 16
 
@@ -100,10 +99,13 @@ class Run:
         self.path = path
         self.id = path.name
 
-    @property
-    def option(self) -> str:
-        """What a printed command needs after the run's id to find it: empty for the default folder."""
-        return option_of(self.path.parent)
+    def call(self, verb: str, *options: str) -> str:
+        """Return a command about this run, as it is printed on the terminal of this process."""
+        return calls.call(verb, self.path, *options)
+
+    def call_anywhere(self, verb: str, *options: str) -> str:
+        """Return a command about this run, as it is written where people read it later."""
+        return calls.call_anywhere(verb, self.path, *options)
 
     @property
     def job_text(self) -> str:
@@ -138,11 +140,6 @@ class Run:
     def attempt(self, number: int) -> Attempt:
         """Return the folder of an attempt."""
         return Attempt(self.path / "attempts" / f"{number:04d}")
-
-
-def option_of(root: Path) -> str:
-    """Return the option that names a folder of runs, with a space in front; empty for the default."""
-    return "" if root == DEFAULT_ROOT else f" --runs-dir {shlex.quote(str(root))}"
 
 
 def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> Run:
@@ -192,7 +189,9 @@ def find(root: Path, prefix: str | None) -> Run:
         refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs
     if not every:
         raise Failure(
-            f"no runs in `{root}`", hint="`autotune launch job.yaml` starts one", code=ExitCode.USAGE
+            f"no runs in `{root}`",
+            hint=f"`autotune launch job.yaml{calls.option_of(root)}` starts one",
+            code=ExitCode.USAGE,
         )
     if prefix is None:
         return _checked(every[-1])
@@ -207,7 +206,9 @@ def find(root: Path, prefix: str | None) -> Run:
             f"`{prefix}` names several runs: {names}", hint="write one more letter", code=ExitCode.USAGE
         )
     raise Failure(
-        f"no run `{prefix}` in `{root}`", hint="`autotune status` lists the runs", code=ExitCode.USAGE
+        f"no run `{prefix}` in `{root}`",
+        hint=f"`autotune status{calls.option_of(root)}` lists the runs",
+        code=ExitCode.USAGE,
     )
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.orchestrator.config import secrets
-from autotune.orchestrator.config.loader import written
+from autotune.orchestrator.config.loader import assumed, written
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited
 from autotune.orchestrator.messages import arrow
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.command import command_of
 from autotune.orchestrator.run.script import script
+from autotune.orchestrator.units import typed_size
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials
 from autotune.policies.values.events import CuredInPlace, Decided, Ended, GoalReached, History, Started
 from autotune.policies.values.history import accepted_of, fold, settled
 from autotune.policies.values.job import Job
+from autotune.policies.values.knob_table import KNOB_TABLE, Unit
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Completed
 
@@ -82,7 +86,7 @@ def write(
 
 def stable_text(job_text: str, history: History, framework: Framework, job: Job, knobs: Knobs) -> str:
     """Return the user's job with the changed settings in place; it loads as the stable job."""
-    settings = framework.settings(job, knobs)
+    settings = with_units(framework.settings(job, knobs), framework, job)
     reasons = _reasons(history)
     by_setting = {support.setting: name for name, support in accepted_of(history).profile.supported.items()}
     edits = [
@@ -100,6 +104,25 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
     if base is None or base != _as_written(shown, base):
         job_text = dumped(secrets.job_values(shown))  # the run's copy is no longer the job that runs
     return edited(job_text, edits, literal=LITERAL)
+
+
+def with_units(settings: dict[str, Any], framework: Framework, job: Job) -> dict[str, Any]:
+    """Return settings of a job, sizes in bytes as such as `24MiB` where the framework reads both alike."""
+    plain = msgspec.structs.replace(job, settings={**job.settings, **settings})
+    if framework.check(plain):
+        return settings
+    profile = framework.profile(plain, assumed(job))
+    sizes = {
+        support.setting
+        for name, support in profile.supported.items()
+        if KNOB_TABLE[name].unit is Unit.BYTES and isinstance(settings.get(support.setting), int)
+    }
+    if not sizes:
+        return settings
+    typed = {**settings, **{key: typed_size(settings[key]) for key in sizes}}
+    same = msgspec.structs.replace(job, settings={**job.settings, **typed})
+    is_read = not framework.check(same) and framework.profile(same, assumed(job)) == profile
+    return typed if is_read else settings
 
 
 def _as_written(job: Job, base: Job) -> Job:

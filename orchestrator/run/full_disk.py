@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.orchestrator.calls import call
 from autotune.orchestrator.errors import Failure
 
 RETRY_S = 15.0  # between two tries
@@ -94,7 +95,7 @@ def wait_for_room(
             if waited_s >= patience_s or interrupted():
                 raise Unrecordable(
                     f"cannot write `{path}`: {reason_of(error)}",
-                    hint=f"make room, then `autotune resume {path.parent.name}` continues the run",
+                    hint=f"make room, then `{call('resume', path.parent)}` continues the run",
                 ) from None
             if not waited_s:
                 most = f" up to {patience_s / 60:.0f} minutes" if math.isfinite(patience_s) else ""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from autotune.orchestrator.calls import call
 from autotune.orchestrator.errors import Failure, writing
 from autotune.policies.values.value import Value
 
@@ -93,7 +94,7 @@ class Lock:
             raise Failure(
                 f"run {self.path.parent.name} was taken over by another host, which this driver had not "
                 f"reported to for {STALE_S:.0f} s",
-                hint=f"`autotune status {self.path.parent.name}` shows it",
+                hint=f"`{call('status', self.path.parent)}` shows it",
             )
 
     def release(self) -> None:
@@ -135,7 +136,7 @@ class Lock:
     def _driven(self, holder: Owner | None, *, free_in_s: float | None) -> Driven:
         run = self.path.parent.name
         who = f"pid {holder.pid} on {holder.host}" if holder is not None else "another process"
-        hint = f"`autotune status {run}` shows it"
+        hint = f"`{call('status', self.path.parent)}` shows it"
         if free_in_s is not None:
             hint += f"; if that host is gone, resume in {free_in_s:.0f} s"
         return Driven(f"run {run} is driven by {who}", hint=hint, free_in_s=free_in_s)

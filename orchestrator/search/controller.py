@@ -12,7 +12,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.search.presets import presets
 from autotune.orchestrator.search.scheduler import TrialScheduler
 from autotune.orchestrator.search.trial import TrialContext
-from autotune.orchestrator.units import show_duration, show_rate
+from autotune.orchestrator.units import gpu_unit, show_duration, show_rate
 from autotune.policies.search import schedule, trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, forecast_of
@@ -164,8 +164,9 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
         share = gpus if what == "becoming stable" else gpus / max(1, job.search.parallel)
         parts[what] = share * seconds / 3600 if gpus else seconds
     if parts and gpus:
-        words = ", ".join(f"{what} {hours:.1f}" for what, hours in parts.items())
-        say(f"GPU-hours: {sum(parts.values()):.1f} ({words})")
+        unit, per_hour = gpu_unit(sum(parts.values()))
+        words = ", ".join(f"{what} {hours * per_hour:,.1f}" for what, hours in parts.items())
+        say(f"{unit}: {sum(parts.values()) * per_hour:,.1f} ({words})")
     elif parts:
         words = ", ".join(f"{what} {show_duration(seconds)}" for what, seconds in parts.items())
         say(f"time in attempts: {show_duration(sum(parts.values()))} ({words})")

@@ -185,7 +185,7 @@ class TrialScheduler:
         """Warn of attempts that could not be ended: the search's next driver ends them."""
         if attempts and self._bench.cluster.address != "local":
             numbers = ", ".join(f"#{number}" for number in attempts)
-            hint = f"`autotune stop {self._rig.folder.id}` ends what is left"
+            hint = f"`{self._rig.folder.call('stop')}` ends what is left"
             self._rig.observer.warn(f"attempt {numbers} may still run{why}; {hint}")
 
     def _recover(self) -> None:

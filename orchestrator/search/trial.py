@@ -211,7 +211,7 @@ class Trial:
         if ended.held:
             raise Failure(
                 f"memory was not released: {ended.held}",
-                hint=f"stop what holds it, then run `autotune resume {self._bench.context.folder.id}`",
+                hint=f"stop what holds it, then run `{self._bench.context.folder.call('resume')}`",
             )
         if by == "slow":
             self._speed = trials.speed(self._steps)
@@ -230,7 +230,7 @@ class Trial:
             # No configuration is to blame: the next would meet the same disk.
             raise Failure(
                 f"attempt {self.attempt}: {reason}",
-                hint=f"free space on the disk, then run `autotune resume {self._bench.context.folder.id}`",
+                hint=f"free space on the disk, then run `{self._bench.context.folder.call('resume')}`",
             )
         if diagnosis.cause.is_memory:
             where = f"{diagnosis.cause.value} in {diagnosis.phase.value}"

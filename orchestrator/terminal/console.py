@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +16,10 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.orchestrator import messages
+from autotune.orchestrator.calls import call
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.run.directory import option_of
 from autotune.orchestrator.terminal.live_region import goal_style, terminal
 from autotune.orchestrator.terminal.live_view import LiveView
 from autotune.orchestrator.terminal.widgets import (
@@ -31,7 +32,7 @@ from autotune.orchestrator.terminal.widgets import (
     two_ends,
     wants_color,
 )
-from autotune.orchestrator.units import show_duration
+from autotune.orchestrator.units import show_duration, show_gpu_time
 from autotune.orchestrator.verdicts import shown
 from autotune.policies.recovery.worst_case import cautions
 from autotune.policies.values.events import (
@@ -96,7 +97,7 @@ class Console(Observer):
         self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
         self._silent = self._rehearses = False
         self._live: Live | None = None
-        self._run, self._option = "", option_of(runs_dir)
+        self._run = ""
         self._first: Knobs | None = None
         self._knobs: Knobs | None = None
         self._number = self._attempt = 0
@@ -308,8 +309,8 @@ class Console(Observer):
         mark, style = _TONES[shown(event.verdict).tone]
         match event.verdict:
             case TrainingCompleted() | Stable():
-                hours = f" ({self._gpus * seconds / 3600:.1f} GPU-hours)" if self._gpus else ""
-                self._line(Text(f"{mark} {text}{hours}.", style=style))
+                spent = f" ({show_gpu_time(self._gpus * seconds / 3600)})" if self._gpus else ""
+                self._line(Text(f"{mark} {text}{spent}.", style=style))
                 self._offer(event.verdict.faster)
             case Rehearsed():
                 self._line(Text(f"{mark} {text}", style=style))
@@ -351,13 +352,13 @@ class Console(Observer):
         if rows:
             indented = [(f"  {knob}", change, setting) for knob, change, setting in rows]
             self._line(Text(rendered(table(indented, gap=3), width=None)))
-        report = f"report {self._run} --open{self._option}"
-        for name, call in (("report", report), ("reuse", f"launch {stable}")):
-            self._line(Text.assemble(f"  {name:10}", (f"autotune {call}", "cyan")))
+        report = call("report", self._runs_dir / self._run, "--open")
+        for name, command in (("report", report), ("reuse", f"autotune launch {shlex.quote(stable)}")):
+            self._line(Text.assemble(f"  {name:10}", (command, "cyan")))
 
     def _resume_hint(self, effect: str) -> Text:
-        call = f"`autotune resume {self._run}{self._option}`"
-        return Text.assemble("  hint: ", (call, "cyan"), f" {effect}")
+        command = call("resume", self._runs_dir / self._run)
+        return Text.assemble("  hint: ", (f"`{command}`", "cyan"), f" {effect}")
 
     def _log(self, attempt: int, line: int | None) -> str:
         path = self._runs_dir / self._run / "attempts" / f"{attempt:04d}" / "run.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.units import show_gib, show_rate, show_time_left
+from autotune.orchestrator.units import show_gib, show_gpu_time, show_rate, show_time_left
 from autotune.policies.values.events import Purpose, Result, Tried
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Unit
@@ -50,6 +50,20 @@ def test_a_trial_is_told_in_the_unit_of_its_speed() -> None:
 )
 def test_a_time_left_is_as_exact_as_it_is_known(least_s: float, most_s: float, shown: str) -> None:
     assert show_time_left(least_s, most_s) == shown
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"),
+    [
+        (3.66, "3.7 GPU-hours"),
+        (1536.2, "1,536.2 GPU-hours"),
+        (0.71, "42.6 GPU-minutes"),
+        (0.04, "2.4 GPU-minutes"),
+        (38 / 3600, "0.6 GPU-minutes"),
+    ],
+)
+def test_gpu_time_of_a_short_run_is_in_minutes(hours: float, shown: str) -> None:
+    assert show_gpu_time(hours) == shown
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,7 @@ def summarize(address: str, machines: list[Machine], offered: list[int]) -> Clus
 
 def _slow(attempt: int, run: str, error: Exception) -> Unreachable:
     return Unreachable(
-        f"attempt {attempt} of {run} has a supervisor that does not answer: {error}",
-        hint=f"its training may go on, nothing was ended; `autotune resume {run}` later",
+        f"attempt {attempt} of {run} has a supervisor that does not answer: {error};"
+        " nothing was ended, its training may go on",
+        hint="wait until its node answers",
     )

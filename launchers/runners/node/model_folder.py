@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CONFIG = "config.json"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def find_folder(name: str, workdir: str | Path, environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -16,7 +16,7 @@ def find_folder(name: str, workdir: str | Path, environment: Mapping[str, str] =
     local = Path(workdir) / Path(name).expanduser()
     if local.is_file() or (local / CONFIG).is_file():
         return local
-    if not _HUB_NAME.fullmatch(name):
+    if not HUB_NAME.fullmatch(name):
         return None
     return _snapshot(_cache(environment) / f"models--{name.replace('/', '--')}")
 

@@ -218,10 +218,10 @@ def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts:
     left = unended(journal.history())
     if left:
         numbers = ", ".join(f"#{number}" for number in left)
-        views.warn(f"attempt {numbers} may still run; `autotune stop {run.id}{run.option}` ends it")
+        views.warn(f"attempt {numbers} may still run; `{run.call('stop')}` ends it")
     else:
         views.say(f"stopped by {interrupts.by} before anything was started")
-    views.say(f"hint: `autotune resume {run.id}{run.option}` continues the run")
+    views.say(f"hint: `{run.call('resume')}` continues the run")
     return Interrupted(by=interrupts.by)
 
 
@@ -229,7 +229,7 @@ def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: Drive
     """Say in driver.log, and in the traceback that the user sees, what became of the run."""
     left = unended(journal.history())
     fate = f"attempt #{left[-1]} continues under its supervisor" if left else "nothing of it is left running"
-    error.add_note(f"run {run.id}: {fate}; `autotune resume {run.id}{run.option}` continues the run")
+    error.add_note(f"run {run.id}: {fate}; `{run.call('resume')}` continues the run")
     log.note("".join(traceback.format_exception(error)).rstrip())
 
 
@@ -356,6 +356,6 @@ def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> 
 
 
 def _unreachable(error: Unreachable, run: directory.Run) -> Failure:
-    resume = f"`autotune resume {run.id}{run.option}`"
+    resume = f"`{run.call('resume')}`"
     hint = f"{error.hint}, then run {resume}" if error.hint else f"{resume} continues the run"
     return Failure(error.message, hint=hint)

@@ -113,7 +113,7 @@ def check(edit: EditedJob | None, run: directory.Run) -> None:
         if isinstance(verdict, GaveUp):
             raise Failure(
                 f"nothing differs from the job with which run {run.id} gave up: {verdict.reason}",
-                hint=f"change {_where(run)}, or name another file: `autotune resume {run.id} --job FILE`",
+                hint=f"change {_where(run)}, or name another file: `{run.call('resume', '--job FILE')}`",
                 code=ExitCode.USAGE,
             )
         return
@@ -121,7 +121,7 @@ def check(edit: EditedJob | None, run: directory.Run) -> None:
     if left:
         raise Failure(
             f"attempt #{left[-1]} of run {run.id} may still run with the previous job",
-            hint=f"`autotune stop {run.id}`, then try again",
+            hint=f"`{run.call('stop')}`, then try again",
             code=ExitCode.USAGE,
         )
     if has_trials(history) and concerns_trials(edit.changes):
@@ -139,7 +139,7 @@ def check(edit: EditedJob | None, run: directory.Run) -> None:
 
 def how_to_go_on(run: directory.Run) -> str:
     """Return what a user does about a run that failed."""
-    return f"fix the cause or change {_where(run)}, then `autotune resume {run.id} --edit`"
+    return f"fix the cause or change {_where(run)}, then `{run.call('resume', '--edit')}`"
 
 
 def _where(run: directory.Run) -> str:

@@ -19,31 +19,41 @@ from autotune.orchestrator.certificate.verification import VerificationDocument
 from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
 from autotune.orchestrator.cli.plan import StartingJob
+from autotune.orchestrator.cli.shared.start import Begun, Submitted
+from autotune.orchestrator.cli.skill import SkillDocument
 from autotune.orchestrator.cli.status import RunStatus
 from autotune.orchestrator.doctor.check import Examined
 from autotune.orchestrator.explain.json_output import ExplanationDocument
+from autotune.orchestrator.explain.rule_page import CauseDocument, RuleDocument
 from autotune.orchestrator.explain.snapshot import SnapshotDocument
 from autotune.orchestrator.notify.document import Notification
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.terminal.remedy_table import RemedyTable
+from autotune.policies.values.command import Command
 from autotune.policies.values.events import Row
 
 # By file name: what is printed, and its type.
 DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "init": ("`autotune init --json`", JobDraft),
-    "events": ("a line of `launch`, `search` and `resume` with --json, and of events.jsonl", Row),
+    "events": ("a line of `launch`, `search`, `rehearse` and `resume` with --json, and of events.jsonl", Row),
+    "command": ("`launch`, `search` and `rehearse` with -n --json", Command),
+    "begun": ("`launch`, `search` and `rehearse` with --detach --json", Begun),
+    "submitted": ("`launch`, `search` and `rehearse` with --submit URL --json", Submitted),
     "plan": ("`autotune plan job.yaml --json`", Plan),
     "starting-job": ("`autotune plan --model NAME --gpus 8xH100 --json`", StartingJob),
     "doctor": ("`autotune doctor --json`", Examined),
     "explain": ("a line of `autotune explain LOG... --json`", ExplanationDocument),
     "explain-snapshot": ("a line of `autotune explain SNAPSHOT.pickle --json`", SnapshotDocument),
+    "explain-rule": ("`autotune explain --rule ID --json`", RuleDocument),
+    "explain-cause": ("`autotune explain --rule CAUSE --json`", CauseDocument),
     "status": ("`autotune status --json`", list[RunStatus]),
     "status-run": ("`autotune status RUN --json`", RunStatus),
     "report": ("`autotune report RUN --json`", Report),
     "logs": ("a line of `autotune logs --json`", LogLine),
     "verify": ("`autotune verify FILE --json`", VerificationDocument),
     "remedies": ("`autotune remedies FRAMEWORK --json`", RemedyTable),
+    "skill": ("`autotune skill --json`", SkillDocument),
     "annotation": ("what `annotate` logs of an attempt in MLflow and SwanLab", Annotation),
     "notification": ("what `notify` gives to a command and sends to a webhook", Notification),
 }

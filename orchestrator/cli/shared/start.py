@@ -16,6 +16,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.packages import DISTRIBUTION, EXTRAS, NEEDED
+from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.edit import changed_job, check, digest, with_options
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.cli.shared.options import Options
@@ -35,6 +36,18 @@ from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.value import Value
 
 _DRIVER_START_S = 30.0
+
+
+class Begun(Value, frozen=True, kw_only=True):
+    """The answer of `--detach --json`."""
+
+    run: str
+
+
+class Submitted(Value, frozen=True, kw_only=True):
+    """The answer of `--submit URL --json`."""
+
+    submission: str  # of the Ray job
 
 
 class Prepared(Value, frozen=True, kw_only=True):
@@ -236,10 +249,10 @@ def detach(prepared: Prepared, *, options: Options) -> None:
         if child.poll() is not None or time.monotonic() > until:
             raise Failure(
                 f"the background driver did not start; see `{log}`",
-                hint=f"`autotune resume {run.id}{run.option}`",
+                hint=f"`{run.call('resume')}`",
             )
         time.sleep(0.05)
-    _follow_up(run.id, f"run {run.id} continues in the background (pid {child.pid})", options)
+    _follow_up(run, f"run {run.id} continues in the background (pid {child.pid})", options)
 
 
 def dashboard(address: str) -> str:
@@ -302,8 +315,8 @@ def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = 
         click.echo(f"the cluster must define {names}: `env_vars` of its runtime environment do", err=True)
     click.echo(f"submitted as Ray job {submission}; its run will be in {options.runs_dir}", err=True)
     click.echo(f"  ray job logs --address {url} --follow {submission}   follows it", err=True)
-    click.echo(f"  autotune --runs-dir {options.runs_dir} status   shows it", err=True)
-    click.echo(msgspec.json.encode({"submission": submission}) if options.json else submission)
+    click.echo(f"  autotune status{option_of(options.runs_dir)}   shows it", err=True)
+    click.echo(msgspec.json.encode(Submitted(submission=submission)) if options.json else submission)
 
 
 def _refuse_secrets(job: Job) -> None:
@@ -322,11 +335,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _follow_up(run: str, words: str, options: Options) -> None:
+def _follow_up(run: directory.Run, words: str, options: Options) -> None:
     click.echo(words, err=True)
-    for verb, what in (("status", "shows it"), ("logs -f", "follows its log"), ("stop", "ends it")):
-        click.echo(f"  autotune {verb} {run}   {what}", err=True)
-    if options.json:
-        click.echo(msgspec.json.encode({"run": run}))
-    else:
-        click.echo(run)
+    for command, what in (
+        (run.call("status"), "shows it"),
+        (run.call("logs", "-f"), "follows its log"),
+        (run.call("stop"), "ends it"),
+    ):
+        click.echo(f"  {command}   {what}", err=True)
+    click.echo(msgspec.json.encode(Begun(run=run.id)) if options.json else run.id)

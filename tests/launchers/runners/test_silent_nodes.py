@@ -323,7 +323,7 @@ def test_a_slow_supervisor_is_attached_to_or_left_alone(runner, program: Program
     with frozen(pid_of(handle, handle._head)):
         with pytest.raises(Unreachable, match="does not answer") as caught:
             impatient.attach(run=run, attempt=1)
-        assert f"autotune resume {run}" in caught.value.hint
+        assert "its training may go on" in str(caught.value)
         assert not any(run in text for text in impatient.sweep(run=run))
     attached = impatient.attach(run=run, attempt=1)
     assert attached is not None

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -16,6 +17,7 @@ from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.annotate.child import LIMIT_S, Child, absent, environment, pythons
 from autotune.orchestrator.annotate.document import annotation, ended, markdown
 from autotune.orchestrator.annotate.places import VARIABLES
+from autotune.orchestrator.cli.shared import json_documents
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import JobErrors
@@ -89,6 +91,8 @@ def test_every_attempt_is_annotated_with_what_follows_it(tmp_path: Path) -> None
     assert "next: tokens_per_microbatch 4096 →" in first
     documents = {words[2]: words[1] for words in kept(tmp_path) if isinstance(words[1], dict)}
     one = documents["autotune/attempt-1.json"]
+    for document in documents.values():
+        jsonschema.validate(document, json_documents.schema("annotation"))
     assert (one["cause"], one["phase"], one["failed"]) == ("gpu-oom", "backward", True)
     assert one["next_changes"]["tokens_per_microbatch"][0] == 4096 and one["folder"] == str(folder.path)
     assert documents["autotune/attempt-2.json"]["changes"] == one["next_changes"]
@@ -189,7 +193,10 @@ def test_what_is_not_there_is_said_once(past: History, tmp_path: Path) -> None:
     named = Watched(tmp_path, past[:-1], (Tracker.TRACKIO, Tracker.SWANLAB))
     named.drive()
     assert [words.split()[0] for words in named.warnings] == ["annotate.trackio:", "annotate.swanlab:"]
-    assert f"{sys.executable} -m pip install trackio; the run is unaffected" in named.warnings[0]
+    assert named.warnings[0] == (
+        f"annotate.trackio: it cannot be written: needs trackio, which {sys.executable} lacks;"
+        f" hint: {sys.executable} -m pip install trackio; the run is unaffected"
+    )
     found = Watched(tmp_path, past[:-1], "auto")
     found.job = msgspec.structs.replace(found.job, env={})
     found.drive()

@@ -25,6 +25,7 @@ from autotune.orchestrator.run.directory import Run
 from autotune.policies.certificate.contents import Comparison, Replayed
 from autotune.policies.values.events import Accepted, Ended, Event, GoalReached, Progressed, Started
 from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Setting
 from autotune.policies.values.observation import Crashed
 
 BUILTIN = """\
@@ -55,14 +56,14 @@ settings:
 TAMPERED = Callable[[dict[str, Any]], object]
 
 
-def finished(folder: Path, text: str, *, losses: float = 0.0, name: str = "7c1e") -> Path:
+def finished(folder: Path, text: str, *, losses: float = 0.0, name: str = "7c1e", **changes: Setting) -> Path:
     """Write a run whose second attempt repeats steps of the first with half the tokens at once."""
     job = parse(text)
     framework = frameworks.find(job.framework)
     cluster = assumed(job)
     profile = framework.profile(job, cluster)
     tokens = profile.knobs.tokens_per_microbatch or 0
-    knobs = msgspec.structs.replace(profile.knobs, tokens_per_microbatch=tokens // 2)
+    knobs = msgspec.structs.replace(profile.knobs, tokens_per_microbatch=tokens // 2, **changes)
     history: list[Event] = [
         Accepted(
             at="2026-01-01T00:00:00.000Z",
@@ -182,6 +183,21 @@ def test_a_certificate_alone_shows_what_does_not_fit_together(
 )
 def test_the_journal_shows_what_was_made_up(of_builtin: Path, edit: TAMPERED, sentence: str) -> None:
     assert sentence in "\n".join(tampered(of_builtin, edit).differences)
+
+
+def test_a_size_may_have_its_unit_in_the_stable_job(tmp_path: Path) -> None:
+    path = finished(tmp_path, BUILTIN, sync_buffer=24 << 20)
+    stable = path.with_name("stable.yaml")
+    assert "sync_buffer: 24MiB" in stable.read_text() and verify(path).differences == ()
+    stable.write_text(stable.read_text().replace("24MiB", "25MiB"))
+    assert verify(path).differences == (
+        "`settings.sync_buffer` is 25165824 in the certificate and 25MiB in stable.yaml",
+    )
+
+
+def test_stable_settings_that_no_job_has_are_a_difference_beside_the_files_too(of_builtin: Path) -> None:
+    found = tampered(of_builtin, lambda c: c["after"].update(lr="high"))
+    assert any("`settings.lr` of the stable settings" in each for each in found.differences)
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "stable.yaml"])

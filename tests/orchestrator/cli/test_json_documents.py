@@ -1,6 +1,7 @@
 """What `--json` prints is what its schema says, and what the skill says is what the commands take."""
 
 import json
+import pickle
 import re
 import shlex
 from pathlib import Path
@@ -11,12 +12,15 @@ import jsonschema
 import pytest
 import yaml
 
+from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.orchestrator import planner
 from autotune.orchestrator.cli import COMMANDS, main
-from autotune.orchestrator.cli.shared import json_documents
+from autotune.orchestrator.cli.shared import json_documents, start
+from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.values.failure import Cause
 from tests.orchestrator.cli.terminal import ROOT, Seen, call, run
 from tests.orchestrator.scripted import JOB
+from tests.policies.snapshots import MIB, Allocator
 
 LOGS = ROOT / "tests" / "policies" / "logs"
 SCRIPT = (
@@ -66,7 +70,8 @@ def test_a_schema_refuses_what_is_no_such_document() -> None:
         assert not validator.is_valid({"type": "nothing"} if name != "status" else [{}]), name
 
 
-def test_a_run_and_what_is_said_of_it(home: Path) -> None:
+def test_a_run_and_what_is_said_of_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Builtin, "replay", lambda *_: None)  # seconds; its own tests run it
     events = validate(
         "events", run("launch", "job.yaml", "--json", cwd=home, play="tight_memory"), lines=True
     )
@@ -78,6 +83,10 @@ def test_a_run_and_what_is_said_of_it(home: Path) -> None:
     (report,) = validate("report", call("report", "--json"))
     assert report["run"] == runs[0]["run"] and report["story"]
     validate("plan", call("plan", "job.yaml", "--json"))
+    certificate = f"runs/{runs[0]['run']}/certificate.json"
+    (verified,) = validate("verify", call("verify", certificate, "--json"))
+    assert verified["agrees"]
+    assert call("stop", "--json").out == ""  # it is over: there is nothing to print
 
 
 def test_a_document_of_every_log_of_the_rules() -> None:
@@ -92,6 +101,56 @@ def test_what_needs_no_run(home: Path) -> None:
     validate("remedies", call("remedies", "slime", "--json"))
     (draft,) = validate("init", call("init", "--json", "-o", "made.yaml", "--", *shlex.split(SCRIPT)))
     assert draft["framework"] == "verl" and draft["file"] == "made.yaml"
+    wish = ("--model", "Qwen/Qwen3-8B", "--gpus", "8xH100")
+    validate("starting-job", call("plan", *wish, "--json"))
+    validate("explain-cause", call("explain", "--rule", "gpu-oom", "--json"))
+    for rule in RULES:
+        validate("explain-rule", call("explain", "--rule", rule.name, "--json"))
+    (home / "snapshot.pickle").write_bytes(pickle.dumps(Allocator(MIB).snapshot()))
+    validate("explain-snapshot", call("explain", "snapshot.pickle", "--json"), lines=True)
+    (skill,) = validate("skill", call("skill", "--json"))
+    assert skill["skill"] == skill["files"][0]
+    for command in ("launch", "search", "rehearse"):
+        (first,) = validate("command", call(command, "job.yaml", "-n", "--json"))
+        assert first["argv"]
+
+
+def test_what_goes_on_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started:
+        pid = 7
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+    class Client:
+        def __init__(self, _: str) -> None:
+            pass
+
+        def submit_job(self, **_: object) -> str:
+            return "raysubmit_1"
+
+    monkeypatch.setattr(start.subprocess, "Popen", Started)
+    monkeypatch.setattr(start, "owner", lambda _: Started)
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    seen = call("launch", "job.yaml", "--detach", "--json", "--runs-dir", "my runs")
+    (begun,) = validate("begun", seen)
+    for verb in ("status", "logs", "stop"):
+        assert f"  autotune {verb} {begun['run']} " in seen.err
+    assert seen.err.count("--runs-dir 'my runs'   ") == 3
+    place = ("--submit", "http://127.0.0.1:1", "--runs-dir", str(home / "runs"))
+    (submitted,) = validate("submitted", call("launch", "job.yaml", *place, "--json"))
+    assert submitted == {"submission": "raysubmit_1"}
+
+
+def test_every_document_is_tested() -> None:
+    here = Path(__file__).read_text()
+    elsewhere = {  # not printed: what they become is tested where it is written
+        "annotation": ROOT / "tests/orchestrator/annotate/test_runs.py",
+        "notification": ROOT / "tests/orchestrator/notify/test_channels.py",
+    }
+    for name in json_documents.DOCUMENTS:
+        text = elsewhere[name].read_text() if name in elsewhere else here
+        assert re.search(rf'(validate|json_documents\.schema)\(\s*"{name}"', text), name
 
 
 # ------------------------------------------------------------------ the skill

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -319,13 +321,41 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="no such file") as raised:
         load(tmp_path / "no.yaml")
     assert raised.value.code == ExitCode.USAGE
-    with pytest.raises(Failure, match="is a directory"):
+    with pytest.raises(Failure, match="is a directory") as raised:
         load(tmp_path)
-    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
-    with pytest.raises(Failure, match=r"cannot read job file `.*`: not UTF-8 text \(byte 9\)"):
-        load(tmp_path / "latin.yaml")
+    assert raised.value.hint == "name a file in it"
     (tmp_path / "bom.yaml").write_text("\ufeff" + HEAD)
     assert load(tmp_path / "bom.yaml").name == "j"
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "hint"),
+    [
+        (b"framework: verl\nname: caf\xc3\xa9-caf\xe9\n", (2, 15), "converts it from ISO-8859-1"),
+        (b"\xef\xbb\xbfname: \xe9", (1, 7), "converts it from ISO-8859-1"),
+        ("name: j\n".encode("utf-16"), (1, 1), "converts it from UTF-16"),
+        (b"\x7fELF\x00\xff", (1, 6), "name a text file"),
+    ],
+)
+def test_a_file_that_is_not_utf_8(tmp_path: Path, content: bytes, place: tuple[int, int], hint: str) -> None:
+    file = tmp_path / "my job.yaml"
+    file.write_bytes(content)
+    with pytest.raises(Failure) as raised:
+        load(file)
+    where = f"line {place[0]}, column {place[1]}"
+    assert raised.value.message == f"cannot read job file `{file}`: not UTF-8 text ({where})"
+    assert raised.value.hint.endswith(hint) and raised.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("encoding", ["ISO-8859-1", "UTF-16"])
+def test_the_command_for_another_encoding_makes_a_job_of_the_file(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "my job.yaml"
+    file.write_text(HEAD + "# café\n", encoding=encoding)
+    with pytest.raises(Failure) as raised:
+        load(file)
+    command = raised.value.hint.split("`")[1]
+    text = subprocess.run(shlex.split(command), capture_output=True, check=True, text=True).stdout
+    assert parse(text).name == "j"
 
 
 def test_missing_files_that_the_driver_reads() -> None:

@@ -2,14 +2,19 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from autotune.launchers.runners.node.model_folder import find_folder
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.config.model_files import find_model, read_model
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from benchmarks.architectures import ARCHITECTURES
 
+LOG = Path(__file__).parents[1] / "explain/logs/training.log"
 CONFIG = ARCHITECTURES["Qwen2.5-7B"]
 
 
@@ -94,6 +99,35 @@ def test_a_broken_config_is_a_failure_with_a_hint(tmp_path, text):
     assert caught.value.code is ExitCode.USAGE
     assert "config.json" in caught.value.message
     assert caught.value.hint
+
+
+def test_a_model_that_is_found_nowhere_comes_with_a_command_that_gets_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (["plan", "--gpus", "8xH100"], ["explain", str(LOG)]):
+        for name, hint in (
+            ("foo/bar", "`hf download foo/bar config.json` puts it where autotune looks"),
+            ("Qwen/Qwen3-8", "did you mean `Qwen/Qwen3-8B`?"),
+            ("/tmp", "pass a model's folder, its config.json, or a hub name such as `Qwen/Qwen3-8B`"),
+        ):
+            result = CliRunner().invoke(main, [*call, "--model", name])
+            error, advice = result.stderr.splitlines()
+            assert error == f"error: --model: the shape of `{name}` is unknown"
+            assert advice.startswith(f"hint: {hint}") and "{" not in advice
+            assert result.exit_code == ExitCode.USAGE
+
+
+def test_a_file_where_the_hub_puts_it_is_found(tmp_path):
+    repository = cached(tmp_path / "home/.cache/huggingface/hub")  # what `hf download` makes
+    assert find_model("Qwen/Qwen2.5-7B", tmp_path)[1].startswith(str(repository))
+
+
+def test_the_shape_that_a_job_is_offered_describes_a_model(tmp_path):
+    broken = written(tmp_path / "model", config={})
+    job = f"name: j\nframework: command\ncommand: ['true']\nmodel: {broken}\n"
+    with pytest.raises(JobErrors) as raised:
+        parse(job)
+    offered = raised.value.complaints[0].hint.split("`")[-2]
+    assert parse(job.replace(f"model: {broken}", offered)).shape.layers == 36
 
 
 def test_a_missing_or_unreadable_model_is_a_failure(tmp_path):

@@ -130,7 +130,7 @@ def test_what_does_not_answer_is_named_and_not_called_stopped(
         "autotune.orchestrator.driver.context.Observer.warn", lambda _, text: warned.append(text)
     )
     assert case.drive() == Interrupted(by="SIGINT")
-    assert warned == [f"attempt #1 may still run; `autotune stop {case.run.id}` ends it"]
+    assert warned == [f"attempt #1 may still run; `{case.run.call('stop')}` ends it"]
     assert not [e for e in case.history if isinstance(e, Ended)]
 
 
@@ -155,7 +155,7 @@ def test_an_attempt_that_cannot_be_asked_to_end_is_not_called_stopped(
     life = case.world.lives[1]
     assert life.running and life.supervised
     assert not [e for e in case.history if isinstance(e, (Ended, Finished))]
-    said = f"attempt #1 may still run: the head does not answer; `autotune stop {case.run.id}` ends it"
+    said = f"attempt #1 may still run: the head does not answer; `{case.run.call('stop')}` ends it"
     assert warned == [said]
 
     case.told = lambda _: None

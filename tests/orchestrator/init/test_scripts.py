@@ -501,7 +501,7 @@ def test_a_note_stands_once_however_often_its_reason_occurs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("run.sh", b"\xea\x00", "cannot read `run.sh`: not UTF-8 text (byte 0)"),
+        ("run.sh", b"\xea\x00", "cannot read `run.sh`: not UTF-8 text (line 1, column 1)"),
         ("run.sh", b" \n", "`run.sh` is empty"),
         ("run.sh", None, "cannot read `run.sh`: is a directory"),
         ("job.yaml", None, "cannot read `job.yaml`: is a directory"),

@@ -87,8 +87,9 @@ def test_a_webhook_and_a_command_are_told_once(
         assert (last["run"], last["job"], last["folder"]) == (folder.id, "story", str(folder.path))
         if play == "own_failure":
             assert last["cause"] == "code" and 'KeyError: "reward"' in last["evidence"]
-            assert last["next"] == f"autotune resume {folder.id} --edit"
+            assert last["next"] == f"autotune resume {folder.id} --edit --runs-dir {folder.path.parent}"
         if play == "tight_memory":
+            assert last["text"].startswith("story: training complete after 2 attempts in ")
             assert last["changes"]["tokens_per_microbatch"][0] == 4096 and last["step"] == 4
         if play == "own_failure":
             again = run("resume", cwd=tmp_path, play=play)

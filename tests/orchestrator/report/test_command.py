@@ -68,7 +68,7 @@ def test_the_result_waits_for_no_report_and_a_signal_cuts_it_short(tmp_path: Pat
 def test_a_report_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     found = recovered(tmp_path)
     os.mkfifo(found.path / "report.html")
-    with pytest.raises(Failure, match=f"it takes too long; `autotune report {found.id}` writes it"):
+    with pytest.raises(Failure, match=f"it takes too long; `{found.call('report')}` writes it"):
         at_end.write(found, limit_s=0.0)
     assert not list(found.path.glob(".report.html.*"))
 

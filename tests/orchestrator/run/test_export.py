@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+import yaml
 
 from autotune.launchers import frameworks
+from autotune.launchers.base import Framework
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.run import export
+from autotune.orchestrator.units import size_bytes
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -20,6 +25,8 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Crashed
 from autotune.policies.values.remedy import Remedy
+from tests.launchers.frameworks import megatron_jobs
+from tests.launchers.frameworks.megatron_jobs import MILES, RELAX, SLIME
 
 BUILTIN = frameworks.find("builtin")
 HEAD = "name: j\nframework: builtin\n"
@@ -47,6 +54,12 @@ goal: {steps: 3}
     "null": HEAD + "settings:\nworkdir: .\n",
     "anchored": HEAD + "settings: &s\n  save_every: 0\n  tokens_per_microbatch: 4096\nmodel:\n",
     "crlf": (HEAD + "settings:\n  save_every: 0\n  tokens_per_microbatch: 4096\n").replace("\n", "\r\n"),
+}
+SIZED = {
+    "builtin": HEAD + "settings: {trainer_budget: 100MiB, save_every: 0}\n",
+    "command": (
+        "name: j\nframework: command\ncommand: [./train, '{sync_buffer}']\nsettings: {sync_buffer: 64MiB}\n"
+    ),
 }
 CHANGES = {"tokens_per_microbatch": 1024, "logprob_tokens": 1024, "recompute": "full"}
 
@@ -138,3 +151,54 @@ def test_the_latest_configuration_that_held_is_the_stable_one() -> None:
     assert tokens(GOAL, failed, DONE) == 300
     assert tokens(GOAL, Ended(outcome=Cancelled(by="goal"))) == 200
     assert tokens(GOAL, Ended(outcome=Cancelled(by="user"))) == 100
+
+
+@pytest.mark.parametrize("name", ["builtin", "command"])
+def test_sizes_have_their_unit_and_mean_the_same(name: str) -> None:
+    framework = frameworks.find(name)
+    text = SIZED[name]
+    job = parse(text)
+    profile = framework.profile(job, assumed(job))
+    assert profile.knobs.sync_buffer == 64 << 20
+    for size, written in (
+        (24 << 20, "24MiB"),
+        (1 << 30, "1GiB"),
+        (96 << 10, "96KiB"),
+        (24_000_001, 24_000_001),
+    ):
+        knobs = msgspec.structs.replace(profile.knobs, sync_buffer=size)
+        history = (
+            Accepted(run="7c1e", job=job, profile=profile, cluster=assumed(job)),
+            Started(attempt=1, knobs=knobs),
+        )
+        loaded = parse(export.stable_text(text, history, framework, job, knobs))
+        assert loaded.settings["sync_buffer"] == written
+        again = framework.profile(loaded, assumed(loaded)).knobs
+        assert again == knobs
+        assert start(framework, loaded, again) == start(framework, job, knobs)
+
+
+def start(framework: Framework, job: Job, knobs: Knobs) -> tuple[Any, ...]:
+    """Return what is started; sizes in files of settings as bytes."""
+    command = framework.command(job, knobs, run="7c1e", attempt=1, resume=False)
+    settings = [yaml.safe_load(file.text) for file in command.files if file.name.endswith(".yaml")]
+    return (
+        command.argv,
+        command.env,
+        [{**each, "sync_buffer": size_bytes(each["sync_buffer"])} for each in settings],
+    )
+
+
+def test_settings_are_shown_as_they_are_typed() -> None:
+    shown = {"sync_buffer": "24MiB", "recompute": "full", "sync_mode": "off", "lr": "1e-3", "engine": ""}
+    text = "\n".join(BUILTIN.words(shown))
+    assert text.splitlines()[:3] == ["sync_buffer: 24MiB", "recompute: full", 'sync_mode: "off"']
+    assert yaml.safe_load(text) == shown
+
+
+@pytest.mark.parametrize("framework", [SLIME, RELAX, MILES], ids=lambda each: each.name)
+def test_a_framework_that_reads_bytes_keeps_them(framework: Framework) -> None:
+    settings = {"update-weight-buffer-size": 256 << 20}
+    job = megatron_jobs.job(framework)
+    assert framework.profile(job, assumed(job)).supported["sync_buffer"].setting in settings
+    assert export.with_units(settings, framework, job) == settings

@@ -303,7 +303,8 @@ def test_gpu_hours_are_those_of_the_cards_that_a_trial_had(tmp_path: Path, count
     spent = trials.spent(night.history)
     stable_s = spent.pop("becoming stable", 0.0)
     hours = 8 * (stable_s + sum(spent.values()) / count) / 3600
-    assert any(text.startswith(f"GPU-hours: {hours:.1f} (") for text in night.told), night.told
+    unit, per_hour = ("GPU-hours", 1) if hours >= 1 else ("GPU-minutes", 60)
+    assert any(text.startswith(f"{unit}: {hours * per_hour:.1f} (") for text in night.told), night.told
 
 
 def test_the_hours_until_a_search_is_resumed_are_not_of_its_duration(tmp_path: Path) -> None:

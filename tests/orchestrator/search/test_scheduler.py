@@ -400,7 +400,7 @@ def test_a_trial_that_cannot_be_asked_to_end_is_not_called_stopped(tmp_path: Pat
     assert life.running and life.supervised
     assert not [e for e in night.history if isinstance(e, Finished)]
     assert not [e for e in night.history if isinstance(e, Ended) and e.attempt == trial]
-    hint = f"`autotune stop {night.run.id}` ends what is left"
+    hint = f"`{night.run.call('stop')}` ends what is left"
     assert f"warning: attempt #{trial} may still run: the head does not answer; {hint}" in night.told
 
     night.recorded = lambda _: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -225,6 +226,9 @@ def test_printed_commands_find_the_run_in_its_folder(folder: str, option: str) -
     console = Console(stream, runs_dir=Path(folder))
     console.print_event(replace(accepted(), run="7c1e", at=AT))
     console.print_event(Finished(verdict=Infrastructure(reason="cluster lost"), at=AT))
-    console.summary([], stable="stable.yaml")
+    stable = f"{folder}/7c1e/stable.yaml"
+    console.summary([], stable=stable)
+    reuse = next(line for line in stream.getvalue().splitlines() if line.startswith("  reuse "))
+    assert shlex.split(reuse) == ["reuse", "autotune", "launch", stable]
     assert f"`autotune resume 7c1e{option}` continues the run" in stream.getvalue()
     assert f"  report    autotune report 7c1e --open{option}\n" in stream.getvalue()
