@@ -103,7 +103,13 @@ def drive(
             courier.begin(job)
             annotator.begin(job)
             try:
-                verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
+                with interrupts.insisted(
+                    slow=lambda left_s: views.say(
+                        f"asked again to end: at most {left_s:.0f} s to kill what runs"
+                    ),
+                    leave=lambda: _leave(run, journal, views, interrupts, known=len(before)),
+                ):
+                    verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
             except (Failure, ForcedExit):
                 raise
             except Exception as error:
@@ -215,14 +221,23 @@ def _drive(
 
 def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts) -> Verdict:
     """Return the verdict of a driver that was ended before it drove anything, and say what is left."""
-    left = unended(journal.history())
+    history = journal.history()
+    left = unended(history)
     if left:
         numbers = ", ".join(f"#{number}" for number in left)
         views.warn(f"attempt {numbers} may still run; `autotune stop {run.id}{run.option}` ends it")
-    else:
+    elif not any(isinstance(event, Started) for event in history):
         views.say(f"stopped by {interrupts.by} before anything was started")
     views.say(f"hint: `autotune resume {run.id}{run.option}` continues the run")
     return Interrupted(by=interrupts.by)
+
+
+def _leave(run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts, *, known: int) -> None:
+    """Say what is left by a driver that ends in the middle of a call; `known` rows are not its own."""
+    own = journal.history()[known:]
+    if not (own and isinstance(own[-1], Finished)):  # else the end has been told
+        _not_started(run, journal, views, interrupts)
+    views.close()
 
 
 def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:
