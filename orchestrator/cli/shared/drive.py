@@ -7,6 +7,7 @@ import platform
 import signal
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -103,12 +104,7 @@ def drive(
             courier.begin(job)
             annotator.begin(job)
             try:
-                with interrupts.insisted(
-                    slow=lambda left_s: views.say(
-                        f"asked again to end: at most {left_s:.0f} s to kill what runs"
-                    ),
-                    leave=lambda: _leave(run, journal, views, interrupts, known=len(before)),
-                ):
+                with _insisted(run, journal, views, interrupts):
                     verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
             except (Failure, ForcedExit):
                 raise
@@ -153,7 +149,8 @@ def end(run: directory.Run, *, options: Options) -> None:
         interrupts.note(signal.SIGTERM)
         history = journal.history()
         job = _job(run, history)
-        _drive(run, job, journal, views, interrupts)
+        with _insisted(run, journal, views, interrupts):
+            _drive(run, job, journal, views, interrupts)
 
 
 def _drive(
@@ -232,12 +229,22 @@ def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts:
     return Interrupted(by=interrupts.by)
 
 
-def _leave(run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts, *, known: int) -> None:
-    """Say what is left by a driver that ends in the middle of a call; `known` rows are not its own."""
-    own = journal.history()[known:]
-    if not (own and isinstance(own[-1], Finished)):  # else the end has been told
-        _not_started(run, journal, views, interrupts)
-    views.close()
+def _insisted(
+    run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts
+) -> AbstractContextManager[None]:
+    """Let a second request end the process, and say what it leaves where that is in the middle of a call."""
+    known = len(journal.history())
+
+    def slow(left_s: float) -> None:
+        views.say(f"asked again to end: at most {left_s:.0f} s to kill what runs")
+
+    def leave() -> None:
+        own = journal.history()[known:]
+        if not (own and isinstance(own[-1], Finished)):  # else the end has been told
+            _not_started(run, journal, views, interrupts)
+        views.close()
+
+    return interrupts.insisted(slow=slow, leave=leave)
 
 
 def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:
