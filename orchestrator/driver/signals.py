@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 HEARD_S = 1.0  # the main thread hears a second request by then, or is in a call that hears none
-KILLED_S = 20.0  # from a second request to the end, longer than attempt.KILL_S and the end of Ray
+KILLED_S = 40.0  # and its end follows by then, on a busy machine too: what it leaves goes on without it
 _LOOK_S = 0.25
 _TO_END = (signal.SIGINT, signal.SIGTERM)
 

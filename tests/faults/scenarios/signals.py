@@ -22,7 +22,7 @@ _HEARD_S = 20.0  # a second Ctrl-C is heard within 2 s; the end of Python and Ra
 _LONG_GRACE_S = 120.0  # so that a second Ctrl-C that is not heard shows, however slow the machine is
 _SLURM_GRACE_S = 45.0  # so that a driver still stops its job when Slurm's KillWait of 30 s is over
 _TERM_S = 40.0  # the job has 10 s, its processes and its memory some more
-_LEFT_S = 30.0  # 21 s where the cluster does not answer, however slow the machine is
+_LEFT_S = 50.0  # 41 s where the cluster does not answer, however slow the machine is
 _APART_S = 0.7
 _CONTINUE = ("launch", "--continue", "job.yaml")
 
@@ -123,7 +123,7 @@ def _deaf_in_training(bench: Bench, random: Random) -> int:
     nodes, driver = bench.launched(1)
     bench.training(2 * SAVE_EVERY)
     with frozen(nodes.gcs()):
-        time.sleep(random.uniform(0.0, 10.0))
+        time.sleep(random.uniform(0.0, 4.0))  # after 60 s its nodes would give it up
         _interrupt_twice(bench, driver)
         _left(bench, driver, within_s=_LEFT_S)
     second = bench.resume()
