@@ -1,7 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP as facts that the loop looks at; a second Ctrl-C cuts any wait short.
 
 The handler raises KeyboardInterrupt, which `cutting` turns into ForcedExit: Ray's compiled waits look for
-signals once a second and pass on no other exception, they wait to their end.
+signals once a second and pass on no other exception, they wait to their end. Where the head of a cluster does
+not answer, other calls of compiled code look for none: a thread then ends the process, see `insisted`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,50 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+HEARD_S = 1.0  # the main thread hears a second request by then, or is in a call that hears none
+KILLED_S = 40.0  # and its end follows by then, on a busy machine too: what it leaves goes on without it
+_LOOK_S = 0.25
+_TO_END = (signal.SIGINT, signal.SIGTERM)
 
 
 class ForcedExit(BaseException):
     """The user asked a second time: what runs is killed at once."""
 
 
+class Arrivals:
+    """The requests to end, as the interpreter writes them into a pipe whatever the main thread does."""
+
+    def __init__(self, source: int = -1) -> None:
+        self._source, self._counted = source, 0
+        self._numbers: list[int] = []
+
+    def read(self) -> list[int]:
+        """Return the signals that have asked for the end, in order."""
+        if self._source >= 0:
+            with suppress(BlockingIOError):
+                self._numbers += [n for n in os.read(self._source, 4096) if n in _TO_END]
+        return self._numbers
+
+    def fresh(self) -> int:
+        """Return how many there are that this has not counted yet."""
+        before, self._counted = self._counted, len(self.read())
+        return self._counted - before
+
+
 class Interrupts:
     """Whether the user or the machine asked the driver to end."""
 
-    def __init__(self, request: Path | None = None, *, arrived: Callable[[], int] = lambda: 1) -> None:
-        """`arrived` returns how many signals have come since it was last called."""
+    def __init__(self, request: Path | None = None, *, arrivals: Arrivals | None = None) -> None:
         self._by = ""
-        self._arrived = arrived
+        self._arrivals = arrivals or Arrivals()
         self._request = request
+        self._killed_s = KILLED_S
         self.impatient = False
         self._cutting = self._at_once = self._unheard = self._raised = False
 
@@ -41,7 +68,7 @@ class Interrupts:
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
-        first = not self._by and self._arrived() <= 1  # two that meet compiled code are noted once
+        first = not self._by and self._arrivals.fresh() <= 1  # two that meet compiled code are noted once
         if not self._by:
             self._by = signal.Signals(number).name
         if not first:
@@ -71,13 +98,55 @@ class Interrupts:
 
         What Ray does at exit with a connection that is half made can crash.
         """
-        asked = bool(self._by)
+        asked, before = bool(self._by), self._killed_s
+        self._killed_s = 0.0  # nothing is under way that could be killed
         try:
             yield
         except BaseException:
             if self._by and not asked:
                 atexit.register(_leave, 128 + signal.Signals[self._by])
             raise
+        finally:
+            self._killed_s = before
+
+    @contextmanager
+    def insisted(self, *, slow: Callable[[float], None], leave: Callable[[], None]) -> Iterator[None]:
+        """Let a second request end the process while the block runs, even if the main thread hears none.
+
+        That is so in a call of compiled code to a cluster whose head does not answer. `slow` is called where
+        the end takes longer than a second, with the seconds that are left to the main thread, and `leave`
+        before the process ends without it.
+        """
+        over = threading.Event()
+        thread = threading.Thread(
+            target=self._insist, args=(over, slow, leave), name="autotune-insist", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _insist(
+        self, over: threading.Event, slow: Callable[[float], None], leave: Callable[[], None]
+    ) -> None:
+        while not self.impatient and len(self._arrivals.read()) < 2:
+            if over.wait(_LOOK_S):
+                return
+        end = time.monotonic() + HEARD_S
+        if over.wait(HEARD_S):
+            return
+        end += self._killed_s
+        if self._killed_s:
+            slow(self._killed_s)
+        if over.wait(end - time.monotonic()):
+            return
+        self._by = self._by or signal.Signals(self._arrivals.read()[0]).name
+        try:
+            leave()
+        finally:
+            _leave(128 + signal.Signals[self._by])
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -128,8 +197,8 @@ def listening(
     os.set_blocking(arrivals, False)
     os.set_blocking(theirs, False)
     wakeup = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
-    interrupts = Interrupts(request, arrived=lambda: _requests(arrivals))
-    before = {number: signal.signal(number, interrupts.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupts = Interrupts(request, arrivals=Arrivals(arrivals))
+    before = {number: signal.signal(number, interrupts.note) for number in _TO_END}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: hung_up())
         if _hangups:
@@ -145,14 +214,6 @@ def listening(
         os.close(theirs)
         if request is not None:
             request.unlink(missing_ok=True)
-
-
-def _requests(arrivals: int) -> int:
-    """Return how many requests to end are in the pipe that the interpreter writes its signals into."""
-    try:
-        return sum(number in (signal.SIGINT, signal.SIGTERM) for number in os.read(arrivals, 4096))
-    except BlockingIOError:
-        return 0
 
 
 @contextmanager

@@ -29,6 +29,7 @@ PATIENCE_S = 90.0  # for what a healthy product does at once
 CONCLUSION_S = 240.0  # from the order to finish to the end of the driver; a relaunch may wait in between
 _LOOK_S = 0.01
 PROGRAM = Path(__file__).with_name("program.py")
+_BY_USER = {"outcome": "cancelled", "by": "user"}
 
 
 class Unmet(Exception):  # noqa: N818 - what the product did not do
@@ -276,10 +277,14 @@ class Bench:
         return [event for event in self.events() if event["type"] == kind]
 
     def unbegun(self) -> set[int]:
-        """Return the attempts on record as lost because their driver was killed before they began."""
+        """Return the attempts on record that their driver's death, or the user, ended before they began."""
         begun = {attempt for attempt, _ in self.starts()}
-        lost = (e for e in self.of("ended") if e["unwatched"] and e["outcome"]["outcome"] == "lost")
-        return {e["attempt"] for e in lost if e["step"] is None} - begun
+
+        def may_not_have(end: dict[str, Any]) -> bool:
+            lost = end["unwatched"] and end["outcome"]["outcome"] == "lost"
+            return end["step"] is None and (lost or end["outcome"] == _BY_USER)
+
+        return {end["attempt"] for end in self.of("ended") if may_not_have(end)} - begun
 
     def steps(self) -> list[int]:
         """Return the steps that the job made, in order, whatever was recorded."""

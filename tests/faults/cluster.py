@@ -146,6 +146,10 @@ class Nodes:
         time.sleep(down_s)
         head.start_gcs_server()
 
+    def gcs(self) -> list[psutil.Process]:
+        """Return the process of the head that answers drivers and keeps the cluster's tables."""
+        return [process for process in self.processes(1) if process.name() == "gcs_server"]
+
     def actors(self, number: int) -> list[psutil.Process]:
         """Return autotune's actors on a node: the supervisor, or a sampler."""
         return [process for process in self.processes(number) if _is_actor(process)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.faults.bench import Bench
 from tests.faults.page import placed, table
 from tests.faults.scenario import Row, Scenario, play
 from tests.faults.scenarios import EVERY
@@ -51,6 +53,24 @@ def test_only_the_marked_part_of_a_page_changes() -> None:
     assert placed(page, "faults", "new") == page.replace("old", "new")
     with pytest.raises(ValueError, match="no part"):
         placed(page, "soak", "new")
+
+
+def test_an_attempt_that_was_ended_before_it_began_is_told_from_one_that_the_job_does_not_know() -> None:
+    with Bench() as bench:
+        folder = bench.runs / "night"
+        folder.mkdir(parents=True)
+        by_user, lost = {"outcome": "cancelled", "by": "user"}, {"outcome": "lost", "reason": ""}
+        ends = (
+            {"attempt": 1, "outcome": by_user, "unwatched": False, "step": None},
+            {"attempt": 2, "outcome": lost, "unwatched": True, "step": None},
+            {"attempt": 3, "outcome": lost, "unwatched": False, "step": None},  # its driver watched it begin
+            {"attempt": 4, "outcome": by_user, "unwatched": False, "step": 2},  # and so did the job
+            {"attempt": 5, "outcome": by_user, "unwatched": False, "step": None},
+        )
+        lines = (json.dumps({"type": "ended", **end}) + "\n" for end in ends)
+        (folder / "events.jsonl").write_text("".join(lines))
+        (bench.folder / "starts.txt").write_text("5 4711\n")
+        assert bench.unbegun() == {1, 2}
 
 
 def test_names_are_told_apart() -> None:

@@ -7,6 +7,7 @@ import platform
 import signal
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -103,7 +104,8 @@ def drive(
             courier.begin(job)
             annotator.begin(job)
             try:
-                verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
+                with _insisted(run, journal, views, interrupts):
+                    verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
             except (Failure, ForcedExit):
                 raise
             except Exception as error:
@@ -147,7 +149,8 @@ def end(run: directory.Run, *, options: Options) -> None:
         interrupts.note(signal.SIGTERM)
         history = journal.history()
         job = _job(run, history)
-        _drive(run, job, journal, views, interrupts)
+        with _insisted(run, journal, views, interrupts):
+            _drive(run, job, journal, views, interrupts)
 
 
 def _drive(
@@ -215,14 +218,33 @@ def _drive(
 
 def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts) -> Verdict:
     """Return the verdict of a driver that was ended before it drove anything, and say what is left."""
-    left = unended(journal.history())
+    history = journal.history()
+    left = unended(history)
     if left:
         numbers = ", ".join(f"#{number}" for number in left)
         views.warn(f"attempt {numbers} may still run; `{run.call('stop')}` ends it")
-    else:
+    elif not any(isinstance(event, Started) for event in history):
         views.say(f"stopped by {interrupts.by} before anything was started")
     views.say(f"hint: `{run.call('resume')}` continues the run")
     return Interrupted(by=interrupts.by)
+
+
+def _insisted(
+    run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts
+) -> AbstractContextManager[None]:
+    """Let a second request end the process, and say what it leaves where that is in the middle of a call."""
+    known = len(journal.history())
+
+    def slow(left_s: float) -> None:
+        views.say(f"asked again to end: at most {left_s:.0f} s to kill what runs")
+
+    def leave() -> None:
+        own = journal.history()[known:]
+        if not (own and isinstance(own[-1], Finished)):  # else the end has been told
+            _not_started(run, journal, views, interrupts)
+        views.close()
+
+    return interrupts.insisted(slow=slow, leave=leave)
 
 
 def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:

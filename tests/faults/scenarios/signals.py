@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from tests.faults.bench import Bench, Driver, Unmet
+from tests.faults.bench import Bench, Driver, Unmet, frozen
 from tests.faults.program import SAVE_EVERY
 from tests.faults.scenario import Scenario
 
@@ -22,6 +22,7 @@ _HEARD_S = 20.0  # a second Ctrl-C is heard within 2 s; the end of Python and Ra
 _LONG_GRACE_S = 120.0  # so that a second Ctrl-C that is not heard shows, however slow the machine is
 _SLURM_GRACE_S = 45.0  # so that a driver still stops its job when Slurm's KillWait of 30 s is over
 _TERM_S = 40.0  # the job has 10 s, its processes and its memory some more
+_LEFT_S = 50.0  # 41 s where the cluster does not answer, however slow the machine is
 _APART_S = 0.7
 _CONTINUE = ("launch", "--continue", "job.yaml")
 
@@ -90,13 +91,57 @@ def _interrupted_twice(stage: str) -> Callable[[Bench, Random], int]:
     def play(bench: Bench, random: Random) -> int:
         bench.grace_s = _LONG_GRACE_S
         driver = _to_stage(bench, stage, random, terminal=False)
-        driver.signal(signal.SIGINT)
-        time.sleep(_APART_S)
-        bench.fault()
-        driver.signal(signal.SIGINT)
+        _interrupt_twice(bench, driver)
         return _resumed(bench, driver, code=130, within_s=_HEARD_S)
 
     return play
+
+
+def _interrupt_twice(bench: Bench, driver: Driver) -> None:
+    driver.signal(signal.SIGINT)
+    time.sleep(_APART_S)
+    bench.fault()
+    driver.signal(signal.SIGINT)
+
+
+def _deaf_at_start(bench: Bench, random: Random) -> int:
+    nodes = bench.nodes(1)
+    bench.job(nodes.address)
+    with frozen(nodes.gcs()):
+        driver = bench.launch()
+        bench.until(lambda: bench.runs.exists() and any(bench.runs.iterdir()), "no run was begun")
+        time.sleep(random.uniform(0.5, 8.0))
+        _interrupt_twice(bench, driver)
+        _left(bench, driver, within_s=_HEARD_S)
+    second = _relaunchable(bench)
+    bench.training(3)
+    return bench.finish(second)
+
+
+def _deaf_in_training(bench: Bench, random: Random) -> int:
+    bench.grace_s = _LONG_GRACE_S
+    nodes, driver = bench.launched(1)
+    bench.training(2 * SAVE_EVERY)
+    with frozen(nodes.gcs()):
+        time.sleep(random.uniform(0.0, 4.0))  # after 60 s its nodes would give it up
+        _interrupt_twice(bench, driver)
+        _left(bench, driver, within_s=_LEFT_S)
+    second = bench.resume()
+    bench.training(3)
+    return bench.finish(second)
+
+
+def _left(bench: Bench, driver: Driver, *, within_s: float) -> None:
+    """Ask that the driver ends in time by Ctrl-C, whatever it leaves."""
+    assert bench.fault_at is not None
+    code = driver.ended(within_s)
+    bench.noticed_s = time.time() - bench.fault_at
+    _ask_for(130, code, driver)
+
+
+def _ask_for(wanted: int, seen: int, driver: Driver) -> None:
+    if seen not in (wanted, 128 - wanted):  # the latter before it has begun: a shell counts it as the former
+        raise Unmet(f"exit code {seen}, not {wanted}: {driver.last_words}")
 
 
 def _killed_while_stopping(
@@ -137,8 +182,7 @@ def _resumed(bench: Bench, driver: Driver, *, code: int, within_s: float) -> int
             f"it ended {time.time() - begun:.0f} s after the signal, not within {within_s:.0f}"
         ) from None
     bench.noticed_s = time.time() - bench.fault_at
-    if seen not in (code, 128 - code):  # the latter before it has begun: a shell counts it as the former
-        raise Unmet(f"exit code {seen}, not {code}: {driver.last_words}")
+    _ask_for(code, seen, driver)
     bench.gone()
     _free_card(bench)
     second = _relaunchable(bench)
@@ -183,6 +227,21 @@ SCENARIOS = (
             ci=stage == "stop",
         )
         for stage, when in STAGES.items()
+    ),
+    Scenario(
+        name="ctrl-c-twice-start-deaf",
+        fault="Ctrl-C twice while it connects to a head that does not answer, then `resume`",
+        play=_deaf_at_start,
+        how="SIGSTOP to its GCS",
+    ),
+    Scenario(
+        name="ctrl-c-twice-training-deaf",
+        fault="Ctrl-C twice while the job trains and the head does not answer, then `resume`",
+        play=_deaf_in_training,
+        attempts=2,
+        repeated=SAVE_EVERY - 1,
+        why=_ENDS,
+        how="SIGSTOP to its GCS",
     ),
     Scenario(
         name="sigterm-then-sigkill",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import os
 import signal
@@ -14,7 +15,7 @@ from autotune.launchers.base import Exit, Unreachable
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.cli.shared import connect, drive
 from autotune.orchestrator.clock import Clock
-from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver import reconcile, signals
 from autotune.orchestrator.run import certificate, export
 from autotune.policies.values.command import Command
 from tests.orchestrator.scripted import Place, Script, World, forever, phase, reported, silent, tight_memory
@@ -42,6 +43,18 @@ def own_failure(_: World, __: Command) -> tuple[Script, Exit | None]:
 def never_starts(_: World, __: Command) -> tuple[Script, Exit | None]:
     time.sleep(_FOREVER_S)
     raise AssertionError("waited for ever")
+
+
+def deaf(_: World, __: Command) -> tuple[Script, Exit | None]:
+    hear_nothing()
+    raise AssertionError("waited for ever")
+
+
+def hear_nothing() -> None:
+    """Wait for ever in compiled code that looks for no signal, as Ray's does for a head that is silent."""
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
 
 
 def never_drains(world: World, command: Command) -> tuple[Script, Exit | None]:
@@ -97,6 +110,7 @@ PLAYS = {
         own_failure,
         bug,
         never_starts,
+        deaf,
         never_drains,
         no_stable_file,
         foreign_report,
@@ -114,6 +128,9 @@ def open_runner(*_: object, **__: object) -> Place:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
+    if play == "deaf_connection":
+        Path("connecting").touch()
+        hear_nothing()
     if play == "elsewhere":
         return Place(World(tight_memory, address="10.0.0.1:6379"), Fast())  # type: ignore[arg-type]
     return Place(World(PLAYS[play]), Fast())  # type: ignore[arg-type]
@@ -124,4 +141,5 @@ if __name__ == "__main__":
     connect.open_runner = open_runner  # type: ignore[assignment]
     drive.Clock = Fast  # type: ignore[misc]
     reconcile.LAST_WORDS_S = 0.5
+    signals.KILLED_S = 3.0
     main(prog_name="autotune")

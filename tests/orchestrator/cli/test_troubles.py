@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,41 @@ def test_a_second_ctrl_c_is_heard_while_it_starts(home: Path) -> None:
     assert seen.code == 130, seen.err
     assert the_end(home).outcome == Cancelled(by="user")
     assert "autotune resume" in seen.err
+
+
+def press_twice_once(there: Callable[[], object], child: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 20
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    for _ in range(2):
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+
+
+def test_a_second_ctrl_c_ends_a_connection_that_hears_none(home: Path) -> None:
+    seen = run(
+        "launch",
+        "job.yaml",
+        cwd=home,
+        play="deaf_connection",
+        meanwhile=partial(press_twice_once, (home / "connecting").exists),
+    )
+    assert seen.code == 130, seen.err
+    assert "stopped by SIGINT before anything was started" in seen.err
+    assert "autotune resume" in seen.err and "asked again" not in seen.err
+
+
+def test_a_second_ctrl_c_ends_a_call_to_the_cluster_that_hears_none(home: Path) -> None:
+    def press_twice(child: subprocess.Popen[bytes]) -> None:
+        until(home, "started")
+        press_twice_once(lambda: True, child)
+
+    seen = run("launch", "job.yaml", cwd=home, play="deaf", meanwhile=press_twice)
+    assert seen.code == 130, seen.err
+    assert "asked again to end: at most 3 s" in seen.err.partition("attempt #1 may still run")[0]
+    assert "`autotune stop" in seen.err
+    assert [e for e in the_run(home).history() if isinstance(e, Ended)] == []
 
 
 def test_an_interrupted_connection_does_not_crash_the_end(home: Path) -> None:
