@@ -130,6 +130,8 @@ def complaints(path):
 
 
 def test_every_measurement_of_a_card_agrees_with_the_estimate_and_is_read_exactly():
+    kinds = ("*.jsonl", "*-failures/index.jsonl", "outside/*.jsonl", "recoveries/*.jsonl")
+    assert all(list(replay.FOLDER.glob(kind)) for kind in kinds)
     assert not [(path.stem, what) for path in replay.files() for what in complaints(path)]
 
 
