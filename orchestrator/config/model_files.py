@@ -62,6 +62,8 @@ def shipped_as(known: PublicModel) -> str:
 
 def unknown_model(name: str) -> Failure:
     """Return the failure of an option `--model` whose model is found nowhere, with a way to find it."""
+    if name.endswith(".json"):
+        return _failure(Path(name), "does not exist")
     near = names_like(name)
     hint = f"pass a model's folder, its config.json, or a hub name such as `{_EXAMPLE}`"
     if near:

@@ -203,7 +203,7 @@ def test_mistakes_are_named_with_what_helps(each, path, said):
 
 
 def test_settings_are_told_as_lines():
-    assert FRAMEWORK.words({"concurrency": 8, "recompute": "full"}) == ("concurrency: 8", 'recompute: "full"')
+    assert FRAMEWORK.words({"concurrency": 8, "recompute": "full"}) == ("concurrency: 8", "recompute: full")
     assert FRAMEWORK.printed("--tokens 1") == {}
     assert FRAMEWORK.model_path(job("t")) is None
 

@@ -140,7 +140,7 @@ def test_the_document_has_its_names() -> None:
     } <= one.keys()  # fmt: skip
     assert one["facts"].keys() == {
         "requested_bytes", "free_bytes", "capacity_bytes", "allocated_bytes", "reserved_unallocated_bytes",
-        "outside_bytes",
+        "outside_bytes", "allowed_bytes",
     }  # fmt: skip
     assert one["evidence"][0].keys() == {"line", "text", "rule"}
     assert all({"name", "reason", "changes"} <= remedy.keys() for remedy in one["remedies"])
