@@ -180,15 +180,23 @@ def figures(message: str) -> dict[str, int]:
 
 def summary(found: list[Record]) -> tuple[float, float, int]:
     """Return mean and 90th percentile of the absolute errors, and how many lines were compared."""
-    sizes = sorted(abs(error(record)) for record in found if comparable(record))
+    return _figures(_errors(found))
+
+
+def _errors(found: list[Record]) -> list[float]:
+    return sorted(abs(error(record)) for record in found if comparable(record))
+
+
+def _figures(sizes: list[float]) -> tuple[float, float, int]:
     if not sizes:
         return 0.0, 0.0, 0
     return statistics.fmean(sizes), sizes[int(0.9 * (len(sizes) - 1))], len(sizes)
 
 
 def _print_summary(name: str, found: list[Record]) -> None:
-    mean, p90, count = summary(found)
-    largest = max((abs(error(record)) for record in found if comparable(record)), default=0.0)
+    sizes = _errors(found)
+    mean, p90, count = _figures(sizes)
+    largest = max(sizes, default=0.0)
     shares = f"mean {100 * mean:.1f} %, p90 {100 * p90:.1f} %, largest {100 * largest:.1f} %"
     print(f"{name}: {count} peaks, {shares}")
 

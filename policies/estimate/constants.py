@@ -136,10 +136,7 @@ TABLE: dict[str, Constant] = {
     "kernels_per_layer": Constant(60, "kernels of one layer forward in eager code, backward twice that"),
     "decode_overhead_s": Constant(1.5e-3, "scheduler and sampler per decoding step"),
     "decode_eager_s": Constant(1.2e-4, "per layer and decoding step without captured graphs"),
-    "pcie": Constant(
-        22e9,
-        "bytes per second between host and device, PCIe 4 x16 measured by bandwidthTest",
-    ),
+    "pcie": Constant(22e9, "bytes per second between host and device, PCIe 4 x16 measured by bandwidthTest"),
     "cpu_adam": Constant(
         1.5e9, "parameters per second of a vectorised CPU Adam over one node's memory channels / 8"
     ),

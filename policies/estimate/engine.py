@@ -38,14 +38,14 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     """
     if engine == _NO_ENGINE:
         return _nothing(load.count)
-    layout = load.layout
+    layout, pooled = load.layout, engine not in _POOLLESS
     weights = parameters(model).total / load.rollout_tensor * layout.engine_bytes
     outside = np.where(load.rollout_tensor > 1, constant("collectives"), 0.0) + constant("context")
     outside = outside * (not load.engine_budgeted)
-    base = constant("engine_base") * (engine not in _POOLLESS) + np.zeros(load.count)
+    base = constant("engine_base") * pooled + np.zeros(load.count)
     if not load.gpus:
         outside = constant("cpu_process") + np.zeros(load.count)
-        base = constant("engine_base_cpu") * (engine not in _POOLLESS) + np.zeros(load.count)
+        base = constant("engine_base_cpu") * pooled + np.zeros(load.count)
     element = int(max(1, layout.engine_bytes))
     # vLLM profiles a full chunk when it starts; SGLang meets what the running requests bring.
     prompts = load.concurrency * float(layout.prompt_tokens or load.sequence)
@@ -54,7 +54,7 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     sampling = load.concurrency * model.vocab * 4.0 * _SAMPLER_COPIES
     per_token = kv_token_bytes(model, load)
     warmed = np.zeros(load.count)
-    if engine in _POOLLESS:
+    if not pooled:
         pool = np.minimum(load.concurrency, max(1, layout.sequences)) * load.sequence * per_token
         pool = pool * (engine == "light")
     elif engine == "vllm":
@@ -69,7 +69,7 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         free = np.maximum(0.0, capacity - beside.sum(axis=0) - outside)
         pool = np.maximum(0.0, load.fraction * free - weights)
     graphs = np.zeros(load.count)
-    if load.gpus and engine not in _POOLLESS:
+    if load.gpus and pooled:
         limited, full = constant("graph_limited_batch"), constant("graph_full_batch")
         captured = np.where(load.graphs_off, 0.0, np.where(load.graphs_limited, limited, full))
         graphs = ~load.graphs_off * constant("graph_base") + constant("graph_per_batch") * captured
@@ -86,11 +86,11 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         buffers=base,
         outside=outside,
     )
-    reserved = pool * (engine not in _POOLLESS)  # a cache that grows with the answers is not there yet
+    reserved = pool * pooled  # a cache that grows with the answers is not there yet
     starting = instant(
         n, weights=weights, kv_pool=reserved, graphs=graphs, logits=warmed, buffers=base, outside=outside
     )
-    bucket = np.where(load.disk, 0.0, load.sync_buffer) * (engine not in _POOLLESS)
+    bucket = np.where(load.disk, 0.0, load.sync_buffer) * pooled
     if layout.engine_sleeps:
         # The order of a colocated sync: weights wake, are updated, and the pool wakes last.
         receiving = instant(n, weights=weights, graphs=graphs, buffers=bucket + base, outside=outside)

@@ -49,10 +49,11 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     # Without a mask PyTorch is given grouped heads, for which it has no fused kernel in fp32: it keeps the
     # scores, and without gradients has them twice (measured: docs/gpu.md).
     unfused = load.gpus and size == FP32 and model.kv_heads < model.heads and not (megatron or masked)
+    repeated = masked or unfused
     scores = size * load.sequence * model.heads / load.tensor * unfused
     fp8 = load.layout.fp8
-    kept = kept_by_layer(model, element_bytes=size, repeated_kv=masked or unfused, fused=megatron, fp8=fp8)
-    fused = kept_by_layer(model, element_bytes=size, repeated_kv=masked or unfused, fused=True, fp8=fp8)
+    kept = kept_by_layer(model, element_bytes=size, repeated_kv=repeated, fused=megatron, fp8=fp8)
+    fused = kept_by_layer(model, element_bytes=size, repeated_kv=repeated, fused=True, fp8=fp8)
     mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
     # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
     # gathers a product's input again in backward; DTensor's keeps the gathered one.

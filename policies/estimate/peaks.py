@@ -111,9 +111,7 @@ def estimates(
         on_engine[[PHASES.index(phase) for phase in _ENGINE_PHASES]] = 1.0
         row = PHASES.index(Phase.WEIGHT_SYNC)
         own = _share(devices["weight_sync"], trainer_capacity)
-        receiving = (
-            heaviest(engine.receiving, _waking(engine)) if load.layout.engine_sleeps else engine.receiving
-        )
+        receiving = heaviest(engine.receiving, _waking(engine))
         theirs = _share(receiving, engine_capacity)
         on_engine[row] = (theirs > own) if trainer_capacity and engine_capacity else 0.0
         devices["weight_sync"] = np.where(on_engine[row] > 0, receiving, devices["weight_sync"])

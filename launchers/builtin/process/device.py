@@ -175,9 +175,11 @@ class Device:
         )
 
     def _note(self) -> None:
-        used = self.used_bytes()
-        if self.on_gpu:
-            used += int(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+        used = (
+            int(torch.cuda.max_memory_allocated()) + self._outside_bytes()
+            if self.on_gpu
+            else self.used_bytes()
+        )
         self._peak_bytes = max(self._peak_bytes, used)
 
     def _sample(self) -> None:

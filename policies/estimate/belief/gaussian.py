@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -38,10 +38,10 @@ def measured(belief: Belief, row: Floats, value: float, *, error: float) -> Beli
     if total <= 0:
         return belief
     gain = spread / total
-    return Belief(
+    return replace(
+        belief,
         mean=belief.mean + gain * (value - float(row @ belief.mean)),
         covariance=belief.covariance - np.outer(gain, spread),
-        surprise=belief.surprise,
     )
 
 
@@ -50,7 +50,7 @@ def less_sure(belief: Belief, surprise: Floats) -> Belief:
     errors = np.sqrt(np.maximum(1e-30, np.diag(belief.covariance)))
     shared = belief.covariance / np.outer(errors, errors)
     wider = np.sqrt(1.0 + (np.square(shared) * (np.square(surprise) - 1.0)[None, :]).max(axis=1))
-    return Belief(mean=belief.mean, covariance=belief.covariance * np.outer(wider, wider))
+    return replace(belief, covariance=belief.covariance * np.outer(wider, wider))
 
 
 def at_least(
@@ -71,8 +71,8 @@ def at_least(
         # What was thought this unlikely was thought too surely: all that enters is believed less.
         wider = np.where(row != 0, min(_WIDEST, below / _SURPRISE), 1.0)
         before = np.ones_like(wider) if belief.surprise is None else belief.surprise
-        belief = Belief(
-            mean=belief.mean,
+        belief = replace(
+            belief,
             covariance=belief.covariance * np.outer(wider, wider),
             surprise=np.maximum(before, wider),
         )
@@ -86,10 +86,10 @@ def at_least(
     shift = _hazard(below)
     shrink = shift * (shift - below)
     gain = spread / total
-    return Belief(
+    return replace(
+        belief,
         mean=belief.mean + gain * deviation * shift,
         covariance=belief.covariance - np.outer(gain, spread) * min(1.0, max(0.0, shrink)),
-        surprise=belief.surprise,
     )
 
 
@@ -104,7 +104,7 @@ def doubted(belief: Belief, column: int, error: float) -> Belief:
     # What it shares with the others is not blown up with it.
     covariance = belief.covariance.copy()
     covariance[column, column] *= max(1.0, error / present) ** 2
-    return Belief(mean=belief.mean, covariance=covariance, surprise=belief.surprise)
+    return replace(belief, covariance=covariance)
 
 
 def exceeded(excess: Floats) -> Floats:
