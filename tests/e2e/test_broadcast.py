@@ -13,7 +13,7 @@ from autotune.launchers.builtin.config.settings import parse_settings
 from autotune.launchers.builtin.config.shape import ModelShape
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import Completion, EngineOptions
-from autotune.launchers.builtin.engines.rollout import start_rollout_actor
+from autotune.launchers.builtin.engines.rollout import RolloutActor, start_rollout_actor
 from autotune.launchers.builtin.weight_sync import Broadcast
 
 pytestmark = [
@@ -40,6 +40,12 @@ def greedy(actor) -> list[Completion]:
             PROMPTS, seeds=[0] * len(PROMPTS), max_new_tokens=12, temperature=0.0, ignore_eos=True, step=1
         )
     )
+
+
+def update_after_each_answer(actor: RolloutActor, folder: Path) -> None:
+    for step in range(4, 34):
+        actor.generate([[5, 5]], seeds=[0], max_new_tokens=4, temperature=0.0, ignore_eos=True, step=step)
+        actor.update_from_disk(str(folder), step=step)
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -76,4 +82,7 @@ def test_a_broadcast_gives_the_same_engine_as_the_weights_on_disk(cluster, tmp_p
     assert greedy(engine) == before
     ray.get(engine.update_from_disk.remote(str(new), step=3))
     assert greedy(engine) == broadcast
+
+    # Inside the actor, where nothing delays the update: the scheduler's batch still holds finished requests.
+    ray.get(engine.__ray_call__.remote(update_after_each_answer, new))
     end(trainers, engines=engines, patience_s=5)

@@ -123,7 +123,7 @@ class SglangEngine:
     def sleep(self) -> None:
         """Give weights and token pool back to the card; SGLang insists on a scheduler that is idle."""
         with self._watching():
-            self._check(self._await(self._engine.tokenizer_manager.flush_cache(timeout_s=_IDLE_S)))
+            self._drain()
             self._engine.release_memory_occupation(tags=["kv_cache", "weights"])
 
     def wake(self, part: Part) -> None:
@@ -144,6 +144,7 @@ class SglangEngine:
     def begin_update(self) -> None:
         """Open a transfer of weights through memory."""
         with self._watching():
+            self._drain()
             self._check(self._engine.begin_weight_update())
 
     def update(self, bucket: "list[tuple[str, torch.Tensor]]") -> None:
@@ -160,6 +161,7 @@ class SglangEngine:
     def update_from_disk(self, path: str) -> None:
         """Load all weights from a folder of safetensors."""
         with self._watching():
+            self._drain()
             self._check(self._engine.update_weights_from_disk(path))
 
     def join_update_group(self, **place: Unpack[Place]) -> None:
@@ -190,6 +192,10 @@ class SglangEngine:
         """End the engine and all its processes."""
         self._engine.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _drain(self) -> None:
+        # The scheduler answers before its batch drops the finished requests; until then it flushes no cache.
+        self._check(self._await(self._engine.tokenizer_manager.flush_cache(timeout_s=_IDLE_S)))
 
     def _await(self, answer: Any) -> Any:
         return self._engine.loop.run_until_complete(answer)
