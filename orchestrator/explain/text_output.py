@@ -28,6 +28,8 @@ _ELSE = {
     Cause.INFRASTRUCTURE: "start the job again once the cluster is healthy; no memory setting fixes this",
 }
 _INDENT = " " * 12
+_OF_RAY = "actor-died"
+_ENDED = frozenset({"killed", _OF_RAY})  # rules of lines that say that a process ended, but not why
 
 
 def render_explanation(explanation: Explanation, *, verbose: bool = False) -> str:
@@ -179,30 +181,34 @@ def _typed(advice: str) -> str:
 
 
 def _unknown(explanation: Explanation) -> list[str]:
-    rules = len(RULES)
-    killed = any(line.rule == "killed" for line in explanation.diagnosis.evidence)
     errors = [line for line in explanation.diagnosis.evidence if line.text][-_ERRORS:]
     if not errors:
         if not explanation.lines:
             return [f"unknown: {explanation.file} is empty"]
         read = "1 line" if explanation.lines == 1 else f"{explanation.lines:,} lines"
-        searched = f"{read}, {rules} rules"
+        searched = f"{read}, {len(RULES)} rules"
         return [
             f"unknown: found no known failure in {explanation.file} ({searched})",
             "hint: look in other files, e.g. the .err files of Ray's workers or the node's kernel log",
         ]
-    lines = [
-        f"unknown: no rule matches. Last {len(errors)} distinct errors:"
-        if len(errors) > 1
-        else ("unknown: no rule matches. The only error:")
-    ]
+    ended = {line.rule for line in explanation.diagnosis.evidence} & _ENDED
+    known = "a process ended, and no line says why" if ended else "no rule matches"
+    shown = f"Last {len(errors)} distinct errors" if len(errors) > 1 else "The only error"
+    lines = [f"unknown: {known}. {shown}:"]
     for line in errors:
-        shown = clipped(plain(line.text).strip(), (0, 1), width=_WIDTH)[0]
-        lines.append(f"  {explanation.file}:{line.line}  {shown}")
-    if killed:
+        text = clipped(plain(line.text).strip(), (0, 1), width=_WIDTH)[0]
+        lines.append(f"  {explanation.file}:{line.line}  {text}")
+    if not ended:
+        return [
+            *lines,
+            f"hint: none of {len(RULES)} rules recognises it; to add one, see CONTRIBUTING.md#a-rule",
+        ]
+    if _OF_RAY in ended:
         lines.append(
-            "hint: a process was killed and the log does not say why; if host memory ran out, "
-            "`dmesg -T | grep -i oom` on the node shows it"
+            "hint: look in the log of that process: worker-*.err in Ray's session folder on its node"
         )
-    lines.append(f"hint: none of {rules} rules recognises it; to add one, see CONTRIBUTING.md#a-rule")
+    lines.append(
+        "hint: if host memory ran out, `dmesg -T | grep -i oom` on the node shows it, and in Kubernetes "
+        "`kubectl describe pod` (OOMKilled)"
+    )
     return lines

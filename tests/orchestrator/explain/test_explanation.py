@@ -36,6 +36,12 @@ OOM = (
     "memory, this process has 70.19 GiB memory in use. Of the allocated memory 69.00 GiB is allocated by "
     "PyTorch, and 128.00 MiB is reserved by PyTorch but unallocated.\n"
 )
+DIED = (
+    "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit "
+    "detail: Worker exits unexpectedly. Worker exits with an exit code 1. The worker may have exceeded K8s "
+    "pod memory limits. The process receives a SIGTERM.\n"
+)
 
 
 class Scripted(Builtin):
@@ -123,6 +129,21 @@ def test_another_holder_of_the_card_is_named() -> None:
     found = of(OOM)
     assert [(holder.pid, holder.held_bytes) for holder in found.holders] == [(11, 8 << 30)]
     assert "pid 11 8.00 GiB" in render_explanation(found)
+
+
+@pytest.mark.parametrize(
+    "log, hints",
+    [
+        (DIED, ["worker-*.err", "dmesg", "kubectl describe pod"]),
+        ("[rank0] step 4\nKilled\n", ["dmesg", "kubectl describe pod"]),
+    ],
+)
+def test_a_process_that_ended_without_a_reason_is_told(log: str, hints: list[str]) -> None:
+    text = render_explanation(of(log))
+    assert text.startswith("unknown: a process ended, and no line says why.")
+    assert all(hint in text for hint in hints)
+    assert ("worker-" in text) == ("worker-*.err" in hints)
+    assert "rules recognises" not in text
 
 
 def test_the_model_tells_what_a_request_is() -> None:
