@@ -86,6 +86,20 @@ def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
     return stop_s
 
 
+def end_survivors(context: RunContext) -> None:
+    """End the attempts that are over by the journal and still have a supervisor: they could not be reached.
+
+    Raises Unreachable where one cannot be reached now either: nothing may start beside it.
+    """
+    unsure = (e for e in context.journal.history() if isinstance(e, Ended) and e.drain_s is None)
+    for number in sorted({ended.attempt for ended in unsure}):
+        handle = context.runner.attach(run=context.folder.id, attempt=number)
+        if handle is not None:
+            context.observer.say(f"attempt #{number} was over and still ran; it is ended")
+            handle.stop(grace_s=0.0)
+            handle.release()
+
+
 def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) -> tuple[int, ...]:
     """Kill attempts at once and record what ended; returns the numbers of those that may continue.
 

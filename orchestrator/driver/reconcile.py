@@ -12,7 +12,14 @@ from autotune.launchers.base import Handle, Unreachable
 from autotune.orchestrator.clock import seconds_of, timestamp
 from autotune.orchestrator.config.secrets import masked
 from autotune.orchestrator.driver import rehearsal
-from autotune.orchestrator.driver.attempt import POLL_S, RunningAttempt, explain, intended, kill
+from autotune.orchestrator.driver.attempt import (
+    POLL_S,
+    RunningAttempt,
+    end_survivors,
+    explain,
+    intended,
+    kill,
+)
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
@@ -23,6 +30,7 @@ from autotune.orchestrator.run.full_disk import Unrecordable
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.estimate.belief.calibration import kind_of
 from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.first_launch import AS_WRITTEN
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.events import (
     Accepted,
@@ -48,7 +56,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.history import RESUMED, accepted_of, fold
 from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.observation import Cancelled, Completed, Lost
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import Part, Rehearsal
@@ -114,18 +122,15 @@ class _Reconciler:
                 return self.decide_and_act()
         except ForcedExit:
             return self.kill()
-        except Unrecordable:
-            if self.under_way is not None:
-                self.observer.say(f"attempt #{self.number} is left running under its supervisor")
-            raise
-        except Failure as failure:
-            self.abandon(failure.message)
-            raise
         except Unreachable:
             raise
         except Exception as error:
-            if self.local:
-                self.abandon(f"autotune failed: {type(error).__name__}: {error}")
+            if self.local and not isinstance(error, Unrecordable):
+                why = f"autotune failed: {type(error).__name__}: {error}"
+                self.abandon(error.message if isinstance(error, Failure) else why)
+            elif self.under_way is not None:
+                # Another driver may have adopted it already.
+                self.observer.say(f"attempt #{self.number} is left running under its supervisor")
             raise
 
     def decide_and_act(self) -> Verdict:
@@ -173,6 +178,7 @@ class _Reconciler:
             self.record(resumed(self.number))
         if not self.number:
             return
+        end_survivors(self.context)
         read = log_cursor.read(self.folder.attempt(self.number).path).offsets
         handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=read)
         if self.ended() is not None:
@@ -221,8 +227,9 @@ class _Reconciler:
 
     def launch(self, action: Launch) -> None:
         history = self.journal.history()
-        told = isinstance(history[-1], Decided)
-        if (self.number or action.remedy is not None) and not told:
+        told = isinstance(history[-1], Decided) and history[-1].remedy == action.remedy
+        plain = action.rehearsal is not None or action.reason == AS_WRITTEN
+        if (self.number or action.remedy is not None or not plain) and not told:
             self.record(
                 Decided(
                     attempt=self.number,
@@ -351,9 +358,11 @@ class _Reconciler:
         """End the attempt that is under way."""
         assert self.under_way is not None
         attempt = self.under_way
-        _, self.evidence = attempt.end(stopped_by=stopped_by)
+        ended, self.evidence = attempt.end(stopped_by=stopped_by)
         self.observer.watch(attempt.watch.progress, now=self.clock.now())
         self.under_way = None
+        if isinstance(ended.outcome, (Crashed, Hung)) or ended.outcome == Cancelled(by="failure"):
+            self.explain()  # at once: a resume runs again what ended without a diagnosis
 
     def ran_before_s(self) -> float:
         """Return how long an attempt that another driver started has run already."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from autotune.launchers.base import Unreachable
-from autotune.orchestrator.driver.attempt import POLL_S, abandon, kill
+from autotune.orchestrator.driver.attempt import POLL_S, abandon, end_survivors, kill
 from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import ForcedExit
@@ -191,6 +191,7 @@ class TrialScheduler:
     def _recover(self) -> None:
         """End what a dead driver left running and close its trials."""
         context = self._rig
+        end_survivors(context)
         history = context.journal.history()
         ended = {e.attempt for e in history if isinstance(e, Ended)}
         for event in history:

@@ -243,6 +243,8 @@ class Attempt:
 
     def release(self) -> None:
         self.world.tick()
+        if self.world.deaf:
+            raise Unreachable("the head does not answer")
         self.life.supervised = False
 
 

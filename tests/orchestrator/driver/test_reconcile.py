@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -13,14 +14,14 @@ import msgspec
 import pytest
 
 from autotune.launchers import frameworks
-from autotune.launchers.base import Exit, Observed
+from autotune.launchers.base import Command, Exit, Observed, Unreachable
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.attempt import POLL_S, WATCH_S
 from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.run import directory, journal, log_cursor
+from autotune.orchestrator.run import directory, full_disk, journal, log_cursor
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -53,6 +54,7 @@ from tests.orchestrator.scripted import (
     Hands,
     Killed,
     Place,
+    Script,
     World,
     forever,
     phase,
@@ -339,6 +341,111 @@ def test_looks_are_rare_and_ctrl_c_is_heard_between_them(
     between = [round(later - earlier, 3) for earlier, later in itertools.pairwise(looks)]
     assert between[2:5] == [WATCH_S, POLL_S, WATCH_S]
     assert between[5] == POLL_S and max(slept) <= POLL_S
+
+
+def test_a_failure_is_diagnosed_before_ctrl_c_ends_the_run(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(tight_memory), ROOMY)
+
+    def told(event: Event) -> None:
+        if isinstance(event, StopRequested) and event.by == "failure" and not case.interrupts.by:
+            case.interrupts.note(signal.SIGINT)
+
+    case.told = told
+    assert case.drive() == Interrupted(by="SIGINT")
+    case.interrupts, case.told = Interrupts(), lambda _: None
+    assert isinstance(case.drive(), TrainingCompleted)
+    first, second, *_ = (e.knobs for e in case.history if isinstance(e, Started))
+    assert second != first
+
+
+def test_a_remedy_that_follows_a_resume_is_recorded(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(tight_memory), ROOMY)
+
+    def told(event: Event) -> None:
+        if isinstance(event, Diagnosed) and not case.interrupts.by:
+            case.interrupts.note(signal.SIGINT)
+
+    case.told = told
+    assert case.drive() == Interrupted(by="SIGINT")
+    case.interrupts, case.told = Interrupts(), lambda _: None
+    assert isinstance(case.drive(), TrainingCompleted)
+    assert fold(case.history).attempts[1].remedy is not None
+
+
+def test_advice_before_the_first_launch_is_recorded(tmp_path: Path) -> None:
+    text = JOB.replace("trainer_budget: 100MiB", "trainer_budget: 40MiB") + "recovery: {preflight: advise}\n"
+    case = Case(tmp_path, World(tight_memory), text, policy=Policy.ESTIMATE)
+    case.drive()
+    advice, start = case.history[1:3]
+    assert isinstance(advice, Decided) and isinstance(start, Started)
+    assert advice.remedy is None and "is predicted to fit" in advice.reason
+    assert start.knobs == case.history[0].profile.knobs  # type: ignore[union-attr]
+
+
+def on_a_cluster() -> World:
+    def play(_: World, __: Command) -> tuple[Script, Exit | None]:
+        return [*(step(n) for n in range(1, 5)), "builtin: done steps=4\n"], Exit(code=0)
+
+    return World(play, address="10.0.0.1:6379")
+
+
+def test_a_driver_that_was_taken_over_leaves_the_attempt_to_the_other(tmp_path: Path) -> None:
+    case = Case(tmp_path, on_a_cluster(), ROOMY)
+
+    def told(event: Event) -> None:
+        if isinstance(event, Progressed) and event.step == 2:
+            other = case.run.path / ".lock.other"
+            other.touch()
+            other.replace(case.run.path / "lock")
+
+    case.told = told
+    with pytest.raises(Failure, match="taken over"):
+        case.drive()
+    assert case.world.lives[1].running and case.world.lives[1].supervised
+    assert case.said[-1] == "attempt #1 is left running under its supervisor"
+
+
+def test_an_error_of_the_journals_disk_leaves_the_attempt_of_a_cluster_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, on_a_cluster(), ROOMY)
+    append = full_disk.append
+
+    def fails_once(fd: int, data: bytes) -> None:
+        if b'"progressed"' in data:
+            monkeypatch.undo()
+            raise OSError(errno.EIO, "Input/output error")
+        append(fd, data)
+
+    monkeypatch.setattr(full_disk, "append", fails_once)
+    with pytest.raises(Failure, match="input/output error"):
+        case.drive()
+    assert case.world.lives[1].running
+    assert isinstance(case.drive(), TrainingCompleted)
+    assert len(case.world.lives) == 1
+
+
+def test_an_attempt_that_could_not_be_ended_ends_before_a_resume_starts_another(tmp_path: Path) -> None:
+    def play(_: World, __: Command) -> tuple[Script, Exit | None]:
+        lost = Observed(lost="the Ray cluster's head has not answered for 300 s")
+        return [step(1), lost, *(step(n, 400) for n in range(2, 300))], None
+
+    case = Case(tmp_path, World(play, address="10.0.0.1:6379"), ROOMY)
+
+    def told(event: Event) -> None:
+        if isinstance(event, Progressed):
+            case.world.deaf, case.world.unreachable = True, "cannot connect to the Ray cluster"
+
+    case.told = told
+    assert isinstance(case.drive(), Infrastructure)
+    assert case.world.lives[1].running
+    case.told = lambda _: None
+    with pytest.raises(Unreachable):  # nothing starts beside it
+        case.drive()
+    case.world.deaf, case.world.unreachable = False, ""
+    case.interrupts.note(signal.SIGINT)
+    case.drive()
+    assert not case.world.lives[1].running
 
 
 def test_ctrl_c_during_a_backoff_ends_the_wait(tmp_path: Path) -> None:
