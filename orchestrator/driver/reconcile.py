@@ -23,7 +23,7 @@ from autotune.orchestrator.driver.attempt import (
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
-from autotune.orchestrator.driver.unwatched import evidence_on_record, unwatched_outcome
+from autotune.orchestrator.driver.unwatched import evidence_on_record, unwatched_end
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import log_cursor
 from autotune.orchestrator.run.full_disk import Unrecordable
@@ -194,10 +194,12 @@ class _Reconciler:
             self.observer.say(
                 f"run {self.folder.id} · attempt #{self.number} has no supervisor any more{left}"
             )
-            self.end_unwatched("the driver ended and no supervisor was left")
-            ended_now = self.ended()
-            if ended_now is not None and isinstance(ended_now.outcome, Lost):
-                # Nothing of the cluster failed: the user goes on at once.
+            why = "the driver ended and no supervisor was left"
+            end = unwatched_end(self.folder.attempt(self.number), self.of_attempt(), reason=why)
+            self.record(end)
+            if isinstance(end.outcome, Lost) and end.step is not None:
+                # Nothing of the cluster failed, as far as is known: the user goes on at once. What ends its
+                # driver again and again before a step is a loss.
                 self.record(resumed(self.number))
             self.go_on()
             return
@@ -214,14 +216,6 @@ class _Reconciler:
         asked = ended is not None and ended.outcome == Cancelled(by="user")
         if asked and last == ended and not self.interrupts.by:
             self.record(resumed(self.number))
-
-    def end_unwatched(self, reason: str) -> None:
-        rows = self.of_attempt()
-        steps = [e.step for e in rows if isinstance(e, Progressed)]
-        outcome = unwatched_outcome(rows, reason=reason)
-        self.record(
-            Ended(attempt=self.number, outcome=outcome, step=steps[-1] if steps else None, unwatched=True)
-        )
 
     # ------------------------------------------------------------------ the four actions
 
@@ -377,7 +371,7 @@ class _Reconciler:
         if isinstance(ended.outcome, Completed) or any(isinstance(e, Diagnosed) for e in self.of_attempt()):
             raise RuntimeError("asked to wait although the last attempt is over and explained")
         evidence = self.evidence or evidence_on_record(
-            self.folder.attempt(self.number).log, self.of_attempt(), ended.outcome
+            self.folder.attempt(self.number), self.of_attempt(), ended.outcome
         )
         explain(self.context, evidence, number=self.number)
 

@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import signal
+from collections.abc import Iterable
 
 import msgspec
 
 from autotune.orchestrator.driver.log_writer import reread
+from autotune.orchestrator.run.directory import Attempt
+from autotune.orchestrator.run.memory_record import samples_of
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.diagnosis import Evidence
-from autotune.policies.values.events import Event, FailureSeen, StopRequested
-from autotune.policies.values.observation import Cancelled, Crashed, Hung, Lost, Outcome
+from autotune.policies.values.events import Ended, Event, FailureSeen, Progressed, StopRequested
+from autotune.policies.values.failure import HOST_LIMIT
+from autotune.policies.values.observation import Cancelled, Crashed, Hung, Lost, Outcome, Sample
+
+_DEATH_S = 5.0  # before a node's last sample: what it showed then may be why it ended
 
 
-def unwatched_outcome(rows: tuple[Event, ...], *, reason: str) -> Outcome:
-    """Return how an attempt ended that no living driver watched to its end, from what was recorded."""
+def host_share_at_end(samples: Iterable[Sample]) -> float | None:
+    """Return the largest share of a node's host memory in the last seconds that are recorded of it."""
+    nodes: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if sample.host_total_bytes:
+            nodes.setdefault(sample.node, []).append(sample)
+    return max(
+        (
+            s.host_used_bytes / s.host_total_bytes
+            for own in nodes.values()
+            for s in own
+            if s.at >= max(last.at for last in own) - _DEATH_S
+        ),
+        default=None,
+    )
+
+
+def unwatched_end(attempt: Attempt, rows: tuple[Event, ...], *, reason: str) -> Ended:
+    """Return the end of an attempt that no living driver watched to it, from its rows and its files."""
+    steps = [e.step for e in rows if isinstance(e, Progressed)]
+    return Ended(
+        attempt=rows[0].attempt,
+        outcome=_outcome(rows, reason=reason, host_share=host_share_at_end(samples_of(attempt.path))),
+        step=steps[-1] if steps else None,
+        unwatched=True,
+    )
+
+
+def _outcome(rows: tuple[Event, ...], *, reason: str, host_share: float | None) -> Outcome:
     stop = next((e for e in rows if isinstance(e, StopRequested)), None)
     if stop is not None:
         return Hung(silent_s=0.0, reason=stop.reason) if stop.by == "hang" else Cancelled(by=stop.by)
-    return Crashed() if any(isinstance(e, FailureSeen) for e in rows) else Lost(reason=reason)
+    if any(isinstance(e, FailureSeen) for e in rows):
+        return Crashed()
+    # A container whose memory ran out is killed with all its processes, driver and supervisor among them.
+    if host_share is not None and host_share >= HOST_LIMIT:
+        return Crashed(signal=signal.SIGKILL)
+    return Lost(reason=reason)
 
 
-def evidence_on_record(log: Path, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
-    """Return the evidence of an attempt that another driver watched, from its run.log and its events."""
+def evidence_on_record(attempt: Attempt, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
+    """Return the evidence of an attempt that another driver watched, from its files and its events."""
     scanner = Scanner()
-    for line in reread(log):
+    for line in reread(attempt.log):
         scanner.line(line.text, number=line.number, source=line.source)
     seen: Evidence = scanner.evidence()
     recorded = tuple(e.finding for e in rows if isinstance(e, FailureSeen))
-    return msgspec.structs.replace(seen, outcome=outcome, findings=seen.findings or recorded)
+    return msgspec.structs.replace(
+        seen,
+        outcome=outcome,
+        findings=seen.findings or recorded,
+        host_peak_share=host_share_at_end(samples_of(attempt.path)),
+    )

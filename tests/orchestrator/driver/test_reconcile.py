@@ -45,8 +45,9 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
-from autotune.policies.values.observation import Cancelled, Completed, Hung, Lost
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 from autotune.policies.values.priors import Factor, Kind, Learned
+from tests.orchestrator.driver.test_monitor import sample
 from tests.orchestrator.full_disk import FullDisk
 from tests.orchestrator.scripted import (
     JOB,
@@ -423,6 +424,42 @@ def test_an_error_of_the_journals_disk_leaves_the_attempt_of_a_cluster_running(
     assert case.world.lives[1].running
     assert isinstance(case.drive(), TrainingCompleted)
     assert len(case.world.lives) == 1
+
+
+@pytest.mark.parametrize("share", [0.99, 0.5])
+def test_a_container_that_is_killed_as_a_whole_ran_out_of_memory(share: float, tmp_path: Path) -> None:
+    """Job, supervisor and driver end in the same moment; the host's last samples tell why."""
+
+    def play(_: World, __: Command) -> tuple[Script, Exit | None]:
+        full = tuple(sample(1_800_000_000.0 + n, host=share) for n in range(9))
+        return [step(1), Observed(samples=full)], None
+
+    case = Case(tmp_path, World(play), ROOMY)
+    looks = itertools.count(1)
+
+    def sleep(seconds: float) -> None:
+        case.clock.at += seconds
+        if next(looks) % 8 == 0:
+            raise Killed
+
+    case.clock.sleep = sleep  # type: ignore[method-assign]
+    for _ in range(40):
+        try:
+            case.drive()
+            break
+        except Killed:
+            for life in case.world.lives.values():
+                life.supervised = life.running = False
+    ended = [e for e in case.history if isinstance(e, Ended)]
+    assert len(ended) > 1
+    if share < 0.95:
+        assert all(isinstance(e.outcome, Lost) for e in ended)
+        return
+    assert all(e.outcome == Crashed(signal=signal.SIGKILL) for e in ended)
+    assert all(e.cause is Cause.HOST_OOM for e in case.history if isinstance(e, Diagnosed))
+    assert isinstance(case.history[-1], Finished)
+    knobs = [e.knobs for e in case.history if isinstance(e, Started)]
+    assert all(before != after for before, after in itertools.pairwise(knobs))
 
 
 def test_an_attempt_that_could_not_be_ended_ends_before_a_resume_starts_another(tmp_path: Path) -> None:
