@@ -198,8 +198,7 @@ class _Reconciler:
             end = unwatched_end(self.folder.attempt(self.number), self.of_attempt(), reason=why)
             self.record(end)
             if isinstance(end.outcome, Lost) and end.step is not None:
-                # Nothing of the cluster failed, as far as is known: the user goes on at once. What ends its
-                # driver again and again before a step is a loss.
+                # Nothing of the cluster failed: the user goes on at once. An end before a step is a loss.
                 self.record(resumed(self.number))
             self.go_on()
             return

@@ -35,6 +35,7 @@ from autotune.policies.values.observation import Cancelled, Completed, Crashed, 
 EDITED = "as the job file says now"
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
+_BACKOFF_DOUBLINGS = 10  # more than reach the most
 # What helps against faults of the cluster that stay after all retries.
 _HINTS = {
     "gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are",
@@ -148,7 +149,7 @@ def _after_loss(run: Run, last: Attempt) -> Action:
 
 def backoff_s(losses: int) -> float:
     """Return how long to wait after so many losses before the same knobs run again."""
-    return min(_BACKOFF_MOST_S, _BACKOFF_S * 2.0 ** (losses - 1))
+    return min(_BACKOFF_MOST_S, _BACKOFF_S * 2.0 ** min(losses - 1, _BACKOFF_DOUBLINGS))
 
 
 def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
@@ -175,7 +176,8 @@ def _spent(run: Run) -> str:
         for a in run.since_resumed
         if not (a.infrastructure or a.interrupted or a.foregone or a.cured or stopped_to_climb(a))
     ]
-    if len(failed) + len(run.refused) > recovery.relaunches:
+    refused = [each for each in run.refused if each.renewed == run.renewed]
+    if len(failed) + len(refused) > recovery.relaunches:
         return f"all {recovery.relaunches} relaunches are used"
     if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
         return f"the time limit of {recovery.duration_s:.0f} s (recovery.duration) has passed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.recovery.outlook import Outlook, outlook
-from autotune.policies.recovery.permissions import may_follow
+from autotune.policies.recovery.permissions import may_follow, started_before
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.recovery.remedy_text import peaks, step, words
@@ -46,7 +46,7 @@ def first_launch(run: Run) -> Launch:
 
 def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:
     run = view.run
-    started = run.accepted.job.resume
+    started = started_before(run)
 
     def permitted(knobs: Knobs) -> bool:
         return may_follow(run, written, knobs, started=started)

@@ -142,7 +142,7 @@ def started_before(run: Run) -> bool:
     """Return whether a checkpoint may exist that the next attempt continues."""
     if run.attempts and run.attempts[-1].rehearsal is Part.WORST:
         return False  # a rehearsal begins anew
-    return run.accepted.job.resume or run.best_step is not None
+    return run.accepted.job.resume or run.saved or run.best_step is not None
 
 
 def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Remedy | None:

@@ -40,16 +40,23 @@ def without_refused(run: Run) -> Run:
     What follows a refusal is then what follows the attempt before it, and never its change. An attempt
     refuses its change if it ends with an error that is neither memory nor infrastructure, and that names a
     changed setting or comes before the point that the attempt before it reached. The same error after changes
-    of different knobs is the job's own, and its attempt stays. Parallel sizes are refused also where the host
-    held the start before and does not hold it with them: no smaller batch helps there.
+    of different knobs is the job's own, and its attempt stays. Attempts with the same knobs that the cluster
+    ended in between say nothing, and go with the one that refused. Parallel sizes are refused also where
+    the host held the start before and does not hold it with them: no smaller batch helps there.
     """
     kept: list[Attempt] = []
     refused: list[Refused] = []
+    profile = run.accepted.profile
     for attempt in run.attempts:
-        refusal = _refusal(run.accepted.profile, attempt, kept[-1] if kept else None, refused)
+        lost = _losses(kept, attempt.knobs)
+        before = kept[: len(kept) - len(lost)]
+        remedy = attempt.remedy or next((a.remedy for a in lost if a.remedy is not None), None)
+        remedied = msgspec.structs.replace(attempt, remedy=remedy)
+        refusal = _refusal(profile, remedied, before[-1] if before else None, refused)
         if refusal is None:
             kept.append(attempt)
         else:
+            kept = before
             refused.append(refusal)
     return msgspec.structs.replace(run, attempts=tuple(kept), refused=tuple(refused))
 
@@ -83,6 +90,14 @@ def refusals_text(run: Run) -> str:
     )
 
 
+def _losses(attempts: Sequence[Attempt], knobs: Knobs) -> Sequence[Attempt]:
+    """Return the attempts with these knobs that the cluster ended last, in a row."""
+    place = len(attempts)
+    while place and attempts[place - 1].infrastructure and attempts[place - 1].knobs == knobs:
+        place -= 1
+    return attempts[place:]
+
+
 def _refusal(
     profile: Profile, attempt: Attempt, before: Attempt | None, refused: Sequence[Refused]
 ) -> Refused | None:
@@ -102,7 +117,7 @@ def _refusal(
     named = {knob: change for knob, change in changes.items() if _names(profile, knob, error)}
     if not changes or not (named or _earlier(attempt, before)):
         return None
-    refusal = Refused(number=attempt.number, changes=named or changes, error=error)
+    refusal = Refused(number=attempt.number, changes=named or changes, error=error, renewed=attempt.renewed)
     alike = [r for r in refused if _signature(r) == _signature(refusal)]
     return None if alike and not _common([*alike, refusal]) else refusal
 
@@ -115,7 +130,8 @@ def _too_large_for_host(
     starting = attempt.diagnosis is not None and attempt.diagnosis.phase in _START
     if before is None or not (sizes and starting and _earlier(attempt, before)):
         return None
-    return Refused(number=attempt.number, changes=sizes, error="host memory ran out at the start")
+    error = "host memory ran out at the start"
+    return Refused(number=attempt.number, changes=sizes, error=error, renewed=attempt.renewed)
 
 
 def _names(profile: Profile, knob: str, error: str) -> bool:

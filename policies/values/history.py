@@ -110,6 +110,7 @@ class Refused(Value, frozen=True, kw_only=True):
     number: int  # of the attempt
     changes: dict[str, tuple[Setting, Setting]]  # value before and after by knob
     error: str  # its decisive line
+    renewed: int = 0  # as of its attempt
 
 
 class Run(Value, frozen=True, kw_only=True):
@@ -123,6 +124,7 @@ class Run(Value, frozen=True, kw_only=True):
     edited: bool = False  # the user changed knobs, and nothing has run with them yet
     refused: tuple[Refused, ...] = ()  # changes; their attempts are not among `attempts`
     rehearsed: tuple[Attempt, ...] = ()  # before the training, and not among `attempts`
+    saved: bool = False  # a checkpoint of attempts before an edit of the training, which are not among them
 
     @property
     def best_step(self) -> int | None:
@@ -245,6 +247,7 @@ def _folded(history: History, *, left_out: set[int]) -> Run:  # noqa: C901 - one
         elapsed_s=elapsed_s(history),
         renewed=renewed,
         edited=edited and bool(attempts),
+        saved=saved_before,
     )
 
 

@@ -3,10 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.decide import backoff_s, decide
 from autotune.policies.values.events import (
     Await,
     Decided,
+    Edited,
     FailureSeen,
     Finished,
     GaveUp,
@@ -15,6 +16,7 @@ from autotune.policies.values.events import (
     Launch,
     NeedsHuman,
     Policy,
+    Progressed,
     Stable,
     Started,
     Stop,
@@ -237,6 +239,21 @@ def test_what_a_checkpoint_depends_on_is_fixed_once_there_may_be_one():
     after.launch()
     verdict = after.steps(1).fails().verdict()
     assert any("tensor_parallel = 2" in text for text in verdict.would_help)
+
+
+def test_what_a_checkpoint_fixes_stays_after_an_edit_of_the_training():
+    fixed = profile(constraints=(FixedDuringRun(knob="recompute", why="checkpoints are written with it"),))
+    story = Story(accepted(fixed))
+    first = story.events[0]
+    story.launch()
+    story.then(Progressed(step=10, saved=10)).fails(diagnosed(Cause.CODE)).verdict()
+    story.then(Edited(job=first.job, profile=first.profile, cluster=first.cluster, forgets=True)).launch()
+    after = story.fails().launch().knobs
+    assert after != KNOBS and after.recompute == KNOBS.recompute
+
+
+def test_the_wait_after_many_losses_is_bounded():
+    assert backoff_s(1) < backoff_s(2) < backoff_s(20) == backoff_s(5_000)
 
 
 def test_what_is_not_memory_is_the_users():

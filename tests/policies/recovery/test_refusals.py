@@ -7,14 +7,16 @@ from autotune.policies.values.diagnosis import Line
 from autotune.policies.values.events import (
     Decided,
     Diagnosed,
+    GaveUp,
     Infrastructure,
     Launch,
     NeedsHuman,
     Started,
 )
 from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import RESUMED
 from autotune.policies.values.job import Recovery
-from autotune.policies.values.observation import Completed
+from autotune.policies.values.observation import Completed, Lost
 from autotune.policies.values.remedy import Remedy
 from tests.policies.stories import KNOBS, SUPPORTED, Story, accepted, diagnosed, profile, support
 
@@ -45,6 +47,24 @@ def test_a_refused_change_is_undone_and_the_next_candidate_follows(cause):
     assert launch.knobs not in (failed, refused)
     assert launch.knobs.tokens_per_microbatch != refused.tokens_per_microbatch
     assert f"the job refused tokens_per_microbatch 8192 → 4096 in attempt #2 ({ERROR})" in launch.reason
+
+
+def test_a_loss_before_the_refusal_changes_nothing():
+    plain, after_loss = after_a_cure(), after_a_cure()
+    after_loss.ends(Lost(reason="node gone")).launch()
+    launches = [story.fails(refusal()).launch() for story in (plain, after_loss)]
+    assert launches[0].knobs == launches[1].knobs
+
+
+def test_refusals_before_a_resume_take_no_relaunch_after_it():
+    story = Story(accepted(recovery=Recovery(relaunches=2)))
+    story.launch()
+    story.steps(1).fails().launch()
+    story.fails(refusal("ValueError: cannot do this")).launch()
+    story.fails(refusal("ValueError: nor that"))
+    assert isinstance(story.verdict(), GaveUp)
+    story.then(Decided(reason=RESUMED)).launch()
+    story.fails().launch()
 
 
 def test_a_refused_change_never_comes_back():
