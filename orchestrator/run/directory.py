@@ -183,7 +183,9 @@ def runs(root: Path) -> tuple[Run, ...]:
 
 
 def find(root: Path, prefix: str | None) -> Run:
-    """Return the run whose id starts with `prefix`, or the latest."""
+    """Return the run whose id starts with `prefix`, or the latest; a prefix may be the path of its folder."""
+    if prefix is not None and os.sep in prefix:
+        root, prefix = Path(prefix).parent, Path(prefix).name
     every = runs(root)
     if root.is_dir():
         refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs

@@ -28,6 +28,8 @@ def test_runs_are_found_by_any_unique_beginning(tmp_path: Path) -> None:
     assert [run.id for run in directory.runs(tmp_path)] == ["7c1e", "58aa", "7c2f"]
     assert directory.find(tmp_path, None).id == "7c2f"
     assert directory.find(tmp_path, "5").id == "58aa"
+    assert directory.find(tmp_path / "others", f"{tmp_path}/5").path == tmp_path / "58aa"
+    assert directory.find(tmp_path / "others", f"{tmp_path}/7c1e/").path == tmp_path / "7c1e"
     for prefix, message in (("7c", "names several runs: 7c1e, 7c2f"), ("9", "no run `9`")):
         with pytest.raises(Failure, match=message) as raised:
             directory.find(tmp_path, prefix)
