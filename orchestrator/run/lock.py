@@ -22,6 +22,7 @@ from autotune.policies.values.value import Value
 BEAT_S = 10.0
 STALE_S = 60.0  # six beats: a driver of another host that is silent for so long is dead
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 _OWNER_BYTES = 4096
 
 
@@ -31,11 +32,17 @@ class Owner(Value, frozen=True, kw_only=True):
     host: str
     pid: int
     boot_id: str
+    pids: int | None = None  # the namespace of its pid; containers of one host have their own
 
     @property
     def is_here(self) -> bool:
-        """Whether the owner's pid means something on this machine now."""
+        """Whether the owner runs on this machine as it was booted last, in whichever container."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
+
+    @property
+    def can_be_signalled(self) -> bool:
+        """Whether the owner's pid means the same process here, as far as its lock tells."""
+        return self.is_here and self.pids in (None, pid_namespace())
 
 
 class Driven(Failure):
@@ -49,6 +56,14 @@ class Driven(Failure):
 def boot_id() -> str:
     """Return the identity of this boot of the machine."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+def pid_namespace() -> int | None:
+    """Return what tells the pids of this container from those of others; None where that is not known."""
+    try:
+        return _PID_NAMESPACE.stat().st_ino
+    except OSError:
+        return None
 
 
 def owner(folder: Path) -> Owner | None:
@@ -120,7 +135,7 @@ class Lock:
             if not away:
                 raise self._driven(holder, free_in_s=None) from None
             self._replace()
-        me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id())
+        me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id(), pids=pid_namespace())
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, msgspec.json.encode(me), 0)
 
