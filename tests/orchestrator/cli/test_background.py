@@ -1,7 +1,8 @@
-"""How `autotune stop` asks a driver that it may not be able to signal."""
+"""Drivers in the background: what `--detach` says of one, and how `stop` asks one that it may not signal."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,48 @@ import msgspec
 import pytest
 
 from autotune.orchestrator.cli import stop
+from autotune.orchestrator.cli.shared import start
 from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.directory import Run
 from autotune.orchestrator.run.lock import Lock, Owner, boot_id, owner, pid_namespace
+from tests.orchestrator.cli.terminal import Seen, call
+from tests.orchestrator.scripted import JOB
+
+
+def detached(code: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Run]:
+    """Launch with a driver that takes no lock within the wait, and has ended with `code` if it has one."""
+
+    class Child:
+        pid = 4242
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def poll(self) -> int | None:
+            return code
+
+    monkeypatch.chdir(folder)
+    Path("job.yaml").write_text(JOB)
+    monkeypatch.setattr("subprocess.Popen", Child)
+    monkeypatch.setattr(start, "_DRIVER_START_S", -1.0)
+    seen = call("launch", "job.yaml", "--detach", "--json", "--runs-dir", str(folder / "runs"))
+    (made,) = directory.runs(folder / "runs")
+    return seen, made
+
+
+def test_a_driver_that_is_slow_to_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, made = detached(None, tmp_path, monkeypatch)
+    assert seen.code == 0 and json.loads(seen.out) == {"run": made.id}
+    log = made.path / "driver.log"
+    assert f"run {made.id} is still starting in the background (pid 4242); see `{log}`" in seen.err
+    assert "  kill 4242   ends it" in seen.err and "did not start" not in seen.err
+
+
+def test_a_driver_that_ended_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, made = detached(1, tmp_path, monkeypatch)
+    assert seen.code == 3 and seen.out == ""
+    assert "the background driver did not start" in seen.err and f"resume {made.id}" in seen.err
 
 
 @pytest.fixture
