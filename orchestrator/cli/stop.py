@@ -44,21 +44,30 @@ def stop(run: directory.Run, *, options: Options) -> None:
 
 
 def _ask(run: directory.Run, driver: Owner) -> None:
-    """Ask a driver to stop and wait until it has; raises Failure after two minutes."""
+    """Ask a driver to stop and wait until it has; raises Failure after two minutes.
+
+    It reads the request in the run's folder; the signal only makes that quicker.
+    """
     directory.write_private(run.path / "stop", b"")
-    if driver.is_here:
+    if driver.can_be_signalled:
         try:
             os.kill(driver.pid, signal.SIGTERM)
         except ProcessLookupError:
             return
         except PermissionError:
-            raise Failure(f"run {run.id} belongs to another user (pid {driver.pid})") from None
+            click.echo(
+                f"pid {driver.pid} belongs to another user and was not signalled; "
+                f"the request is in `{run.path / 'stop'}`, waiting for the driver to read it",
+                err=True,
+            )
+    container = driver.is_here and not driver.can_be_signalled
+    place = f"in its container on {driver.host}" if container else f"on {driver.host}"
     until = time.monotonic() + _STOP_S
     while owner(run.path) is not None:
         if time.monotonic() > until:
             raise Failure(
                 f"the driver of run {run.id} (pid {driver.pid} on {driver.host}) does not stop",
-                hint=f"on {driver.host} run `kill -9 {driver.pid}`, then `{run.call('stop')}` again",
+                hint=f"{place} run `kill -9 {driver.pid}`, then `{run.call('stop')}` again",
             )
         time.sleep(_POLL_S)
 

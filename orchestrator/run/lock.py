@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import socket
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -22,7 +24,9 @@ from autotune.policies.values.value import Value
 BEAT_S = 10.0
 STALE_S = 60.0  # six beats: a driver of another host that is silent for so long is dead
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 _OWNER_BYTES = 4096
+_TRIES, _TRY_S = 20, 0.05  # about a second
 
 
 class Owner(Value, frozen=True, kw_only=True):
@@ -31,11 +35,17 @@ class Owner(Value, frozen=True, kw_only=True):
     host: str
     pid: int
     boot_id: str
+    pids: int | None = None  # the namespace of its pid; containers of one host have their own
 
     @property
     def is_here(self) -> bool:
-        """Whether the owner's pid means something on this machine now."""
+        """Whether the owner runs on this machine as it was booted last, in whichever container."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
+
+    @property
+    def can_be_signalled(self) -> bool:
+        """Whether the owner's pid means the same process here, as far as its lock tells."""
+        return self.is_here and self.pids in (None, pid_namespace())
 
 
 class Driven(Failure):
@@ -49,6 +59,14 @@ class Driven(Failure):
 def boot_id() -> str:
     """Return the identity of this boot of the machine."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+def pid_namespace() -> int | None:
+    """Return what tells the pids of this container from those of others; None where that is not known."""
+    try:
+        return _PID_NAMESPACE.stat().st_ino
+    except OSError:
+        return None
 
 
 def owner(folder: Path) -> Owner | None:
@@ -114,19 +132,27 @@ class Lock:
         silent_s = _silent_s(folder, self._file) if away else 0.0
         if away and silent_s < STALE_S:
             raise self._driven(holder, free_in_s=STALE_S - silent_s)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not away:
-                raise self._driven(holder, free_in_s=None) from None
-            self._replace()
-        me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id())
+        if away:
+            self._replace()  # a free lock too: another host's may have lapsed, or not be seen here
+        elif not self._granted():
+            raise self._driven(holder, free_in_s=None)
+        me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id(), pids=pid_namespace())
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, msgspec.json.encode(me), 0)
 
+    def _granted(self) -> bool:
+        """Return whether the file is locked now; readers lock it for a moment, another driver for long."""
+        for left in reversed(range(_TRIES)):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            if left:
+                time.sleep(_TRY_S)
+        return False
+
     def _replace(self) -> None:
-        """Lock a new file in the place of one whose dead holder the file server has not noticed."""
-        fresh = self.path.with_name(f".lock.{os.getpid()}")
+        """Lock a new file in the place of a silent holder's; if that one lives, its `check` notices."""
+        fresh = self.path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")  # hosts share pids
         file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fresh.replace(self.path)

@@ -269,12 +269,12 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="ty
 
 
 class Edited(EventBase, frozen=True, kw_only=True, tag="edited", tag_field="type"):
-    """The user changed the job and continues: the run's budgets start from zero."""
+    """The user changed the job and continues, or the run left its cluster: its budgets start from zero."""
 
     job: Job
     profile: Profile
     cluster: Cluster
-    file: str = ""  # where the changed job stands
+    file: str = ""  # where the changed job stands; empty: the run left its cluster
     changes: dict[str, tuple[Any, Any]] = {}  # dotted key of job.yaml -> value before and after
     knobs: bool = False  # knobs are among them: the next attempt runs as the job is written now
     forgets: bool = False  # what is trained may be: earlier failures say nothing about it

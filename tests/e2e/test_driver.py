@@ -169,6 +169,21 @@ def test_a_killed_drivers_run_can_be_stopped(head: Head) -> None:
     assert head.events()[-1]["type"] == "finished"
 
 
+def test_a_run_is_stopped_on_its_own_cluster_whatever_the_terminal_names(head: Head) -> None:
+    (head.folder / "job.yaml").write_text(JOB)
+    head.env["RAY_ADDRESS"] = head.address
+    driver = head.start("launch", "job.yaml")
+    until(lambda: len(head.steps()) > 1, "no steps")
+    driver.kill()
+    driver.wait()
+    run = next((head.folder / "runs").iterdir()).name
+    head.env["RAY_ADDRESS"] = "127.0.0.1:1"
+    stopped = head.autotune("stop", run)
+    assert stopped.returncode == 0 and "is stopped" in stopped.stderr, stopped.stderr
+    until(lambda: not marked(run), "processes are left", 20)
+    assert "edited" not in [event["type"] for event in head.events()]
+
+
 def test_submitted_as_a_ray_job(head: Head) -> None:
     runs = str(head.folder / "shared")
     refused = head.autotune("launch", "job.yaml", "--submit", head.url)

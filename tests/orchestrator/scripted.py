@@ -116,6 +116,7 @@ class World:
     ticks: int = 0
     held: str = ""
     gpus: int = 0
+    card_bytes: int = 0
     unreachable: str = ""
     deaf: bool = False  # nothing of it can be asked to end
     address: str = "local"
@@ -137,12 +138,16 @@ class Place:
         self.world, self.clock = world, clock
         self.closed = False
 
+    @property
+    def address(self) -> str:
+        return self.world.address
+
     def cluster(self) -> Cluster:
         return Cluster(
             address=self.world.address,
             nodes=1,
             gpus_per_node=self.world.gpus,
-            gpu_memory_bytes=0,
+            gpu_memory_bytes=self.world.card_bytes,
             host_memory_bytes=24 * GIB,
         )
 

@@ -10,14 +10,27 @@ from autotune.policies.values.job import Cluster, Job
 
 
 def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
-    """Return the cluster of a job, the same one as `before`; raises Unreachable."""
+    """Return the cluster of a job, the same one as `before` if its head answers; raises Unreachable.
+
+    A cluster that answers is never passed over: what runs on it would be taken for dead.
+    """
+    from autotune.launchers.runners.cluster.connection import Head
     from autotune.launchers.runners.cluster.runner import RayRunner
 
     spec = job.cluster
     address = spec.address
-    if address is None and before is not None:
-        address = "local" if before.address == "local" else "auto"
+    if before is not None and before.address == "local":
+        address = "local" if address is None else address
+    elif before is not None and address in (None, "auto"):
+        address = before.address if Head(before.address).answers() else "auto"
     return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+
+
+def left(runner: Runner, *, before: Cluster | None) -> Cluster | None:
+    """Return the cluster that a run was on, where `runner` is another one; our own is new every time."""
+    if before is None or before.address == "local":
+        return None
+    return None if getattr(runner, "address", before.address) == before.address else before
 
 
 def match(job: Job, cluster: Cluster) -> None:

@@ -19,9 +19,9 @@ from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
 from autotune.orchestrator.cli.shared.options import Options
+from autotune.orchestrator.cli.shared.taken_up import taken_up
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.config import secrets
-from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.context import RunContext
@@ -38,7 +38,6 @@ from autotune.orchestrator.terminal.views import Views
 from autotune.orchestrator.verdicts import shown
 from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
-    Edited,
     Finished,
     History,
     Interrupted,
@@ -197,11 +196,7 @@ def _drive(
             interrupts=interrupts,
             observer=views,
         )
-        if edit is not None:
-            context = _take_edit(context, edit)
-        elif fixed and isinstance(finished, Finished):
-            views.say("the job file is unchanged; the run continues after a fix elsewhere")
-            context.record(reconcile.resumed(finished.attempt))
+        context = taken_up(context, edit=edit, fixed=fixed)
         verdict = _conduct(context, views)
     except ForcedExit:
         return _not_started(run, journal, views, interrupts)
@@ -288,28 +283,6 @@ def _job(run: directory.Run, history: History) -> Job:
             f"the job needs {needed}, which is not set", hint=f"export {names}", code=ExitCode.USAGE
         )
     return job
-
-
-def _take_edit(context: RunContext, edit: EditedJob) -> RunContext:
-    """Record what the user changed; returns the context with the changed job."""
-    cluster = context.runner.cluster()
-    connect.match(edit.job, cluster)
-    job, before = connect.measured(edit.job, cluster), accepted_of(context.journal.history()).profile
-    profile = context.framework.profile(job, cluster)
-    context.record(
-        Edited(
-            attempt=max((e.attempt for e in context.journal.history() if isinstance(e, Started)), default=0),
-            job=secrets.masked(job),
-            profile=profile,
-            cluster=cluster,
-            file=edit.file,
-            changes=edit.changes,
-            knobs=profile.knobs != before.knobs,
-            forgets=concerns_training(edit.changes, profile),
-        )
-    )
-    context.folder.change(secrets.masked_job_text(edit.text, job), edit.request)
-    return msgspec.structs.replace(context, job=job)
 
 
 def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:

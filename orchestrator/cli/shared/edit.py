@@ -74,26 +74,25 @@ def with_options(
 
 
 def known_to(run: directory.Run) -> secrets.Lookup:
-    """Return what gives the values of a run's variables: its own job file first, then the environment."""
-    original = secrets.of_file(run.request.job_file)
-    return lambda name: original.get(name) or os.environ.get(name)
+    """Return what gives the values of a run's variables: its own job files first, then the environment."""
+    request = run.request
+    written_out = secrets.of_file(request.job_file) | secrets.of_file(request.edited_file)
+    return lambda name: written_out.get(name) or os.environ.get(name)
 
 
 def changed_job(run: directory.Run, *, job_file: Path | None = None, ask: bool = True) -> EditedJob | None:
-    """Return the changed job of a run: `job_file`, the file it was launched from, or its own copy.
+    """Return the changed job of a run: `job_file`, that of an edit before or of the launch, or its own copy.
 
     With `ask`, and on a terminal, an unchanged copy opens in the user's editor. None: nothing differs.
     """
     history, request = run.history(), run.request
     if job_file is not None:
-        file = str(job_file.absolute())
-        request = msgspec.structs.replace(request, job_file=file)
-        return _edit(run, history, read_text(job_file), file=file, request=request, options=True)
-    original = Path(request.job_file) if request.job_file else None
-    if original is not None and original.is_file() and digest(read_text(original)) != request.job_digest:
-        found = _edit(run, history, read_text(original), file=str(original), request=request, options=True)
-        if found is not None:
-            return found
+        return _edit_from(run, history, job_file, request=request)
+    for name, seen in ((request.edited_file, request.edited_digest), (request.job_file, request.job_digest)):
+        if name and _digest_of(name, seen) != seen:
+            found = _edit_from(run, history, Path(name), request=request)
+            if found is not None:
+                return found
     copy = str(run.path / "job.yaml")
     found = _edit(run, history, run.job_text, file=copy, request=request, options=False)
     if found is None and ask and sys.stdin.isatty() and sys.stderr.isatty():
@@ -143,8 +142,25 @@ def how_to_go_on(run: directory.Run) -> str:
 
 
 def _where(run: directory.Run) -> str:
-    original = run.request.job_file
-    return f"`{original if original and Path(original).is_file() else run.path / 'job.yaml'}`"
+    request = run.request
+    files = [name for name in (request.edited_file, request.job_file) if name and Path(name).is_file()]
+    return f"`{files[0] if files else run.path / 'job.yaml'}`"
+
+
+def _digest_of(name: str, default: str) -> str:
+    """Return the digest of a file as it is now, `default` where there is none."""
+    path = Path(name)
+    return digest(read_text(path)) if name and path.is_file() else default
+
+
+def _edit_from(
+    run: directory.Run, history: History, path: Path, *, request: directory.RunRequest
+) -> EditedJob | None:
+    """Return what a file changes; `job_file` stays, by which a repeated `--continue` finds the run."""
+    file = str(path.absolute())
+    launched = Path(request.job_file) in (path, path.absolute())
+    request = msgspec.structs.replace(request, edited_file="" if launched else file)
+    return _edit(run, history, read_text(path), file=file, request=request, options=True)
 
 
 def _edit(
@@ -168,7 +184,9 @@ def _edit(
     changes = differences(before, secrets.masked(job))
     if not changes:
         return None
-    original = Path(request.job_file)
-    if request.job_file and original.is_file():
-        request = msgspec.structs.replace(request, job_digest=digest(read_text(original)))
+    request = msgspec.structs.replace(
+        request,
+        job_digest=_digest_of(request.job_file, request.job_digest),
+        edited_digest=_digest_of(request.edited_file, ""),
+    )
     return EditedJob(text=given, job=job, file=file, request=request, changes=changes)

@@ -246,13 +246,18 @@ def detach(prepared: Prepared, *, options: Options) -> None:
         os.close(descriptor)
     until = time.monotonic() + _DRIVER_START_S
     while owner(run.path) is None:
-        if child.poll() is not None or time.monotonic() > until:
+        if child.poll() is not None:
             raise Failure(
                 f"the background driver did not start; see `{log}`",
                 hint=f"`{run.call('resume')}`",
             )
+        if time.monotonic() > until:  # a file server that is slow, or has just been mounted
+            words = f"run {run.id} is still starting in the background (pid {child.pid}); see `{log}`"
+            _follow_up(run, words, options, end=f"kill {child.pid}")  # `stop` finds no driver yet
+            return
         time.sleep(0.05)
-    _follow_up(run, f"run {run.id} continues in the background (pid {child.pid})", options)
+    words = f"run {run.id} continues in the background (pid {child.pid})"
+    _follow_up(run, words, options, end=run.call("stop"))
 
 
 def dashboard(address: str) -> str:
@@ -335,12 +340,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _follow_up(run: directory.Run, words: str, options: Options) -> None:
+def _follow_up(run: directory.Run, words: str, options: Options, *, end: str) -> None:
     click.echo(words, err=True)
     for command, what in (
         (run.call("status"), "shows it"),
         (run.call("logs", "-f"), "follows its log"),
-        (run.call("stop"), "ends it"),
+        (end, "ends it"),
     ):
         click.echo(f"  {command}   {what}", err=True)
     click.echo(msgspec.json.encode(Begun(run=run.id)) if options.json else run.id)

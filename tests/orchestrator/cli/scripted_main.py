@@ -1,4 +1,7 @@
-"""`autotune` over a scripted place to run: `python -m tests.orchestrator.cli.scripted_main PLAY ARGS…`."""
+"""`autotune` over a scripted place to run: `python -m tests.orchestrator.cli.scripted_main PLAY ARGS…`.
+
+`PLAY@HOST:PORT+80` plays on a cluster at that address, with a card of 80 GiB.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,12 @@ def open_runner(*_: object, **__: object) -> Place:
         hear_nothing()
     if play == "elsewhere":
         return Place(World(tight_memory, address="10.0.0.1:6379"), Fast())  # type: ignore[arg-type]
-    return Place(World(PLAYS[play]), Fast())  # type: ignore[arg-type]
+    name, _, where = play.partition("@")
+    address, _, gib = where.partition("+")
+    world = World(
+        PLAYS[name], address=address or "local", gpus=int(bool(gib)), card_bytes=int(gib or 0) << 30
+    )
+    return Place(world, Fast())  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from autotune.orchestrator.cli.shared.edit import known_to
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import STALE_S, Owner
 from autotune.policies.values.events import Decided, Edited, Started
@@ -110,6 +111,46 @@ def test_a_repeated_run_that_gave_up_begins_again_once_its_job_changed(home: Pat
     (home / "job.yaml").write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4"))
     assert requeued(home, "tight_memory").code == 0
     assert len(edits(home)) == len(directory.runs(home / "runs")) == 1
+
+
+def test_what_a_ray_job_repeats_is_found_after_an_edit(home: Path) -> None:
+    """Each try of a Ray job unpacks its job file into another folder."""
+
+    def tried(number: int, text: str, play: str) -> Seen:
+        folder = home / f"try-{number}"
+        folder.mkdir()
+        (folder / "job.yaml").write_text(text)
+        arguments = ("launch", "job.yaml", "--continue", "--runs-dir", str(home / "runs"))
+        return run(*arguments, cwd=folder, play=play, env={"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"})
+
+    changed = JOB.replace("prompt_tokens: 8", "prompt_tokens: 4")
+    assert tried(1, JOB, "own_failure").code == 1
+    assert tried(2, changed, "own_failure").code == 1
+    assert (the_run(home).request.job_file, the_run(home).request.edited_file) == ("job.yaml", "")
+    again = tried(3, changed, "tight_memory")
+    assert again.code == 1 and "failed after" in again.err  # nothing has changed since
+    assert tried(4, changed.replace("prompt_tokens: 4", "prompt_tokens: 6"), "tight_memory").code == 0
+    assert len(edits(home)) == 2
+
+
+def test_a_repeated_run_is_found_after_an_edit_from_another_file(home: Path) -> None:
+    hook = "notify: {{on: [gave-up], webhook: 'https://hooks.example.org/{}'}}\n"
+    (home / "job.yaml").write_text(JOB + hook.format("a"))
+    assert requeued(home, "own_failure").code == 1
+    other = home / "other.yaml"
+    other.write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4") + hook.format("b"))
+    edited = run("resume", "--job", "other.yaml", cwd=home, play="own_failure")
+    assert edited.code == 1 and str(other) in run("resume", cwd=home, play="tight_memory").err
+    assert known_to(the_run(home))("NOTIFY_WEBHOOK") == "https://hooks.example.org/b"
+    # The launched file has not changed: what it says does not replace the edit.
+    again = requeued(home, "tight_memory")
+    assert again.code == 1 and "failed after" in again.err and "has changed since" not in again.err
+    other.write_text(other.read_text().replace("prompt_tokens: 4", "prompt_tokens: 6"))
+    assert run("resume", "--edit", cwd=home, play="tight_memory").code == 0
+    assert [e.changes["settings.prompt_tokens"] for e in edits(home)] == [(8, 4), (4, 6)]
+    assert {e.file for e in edits(home)} == {str(other)}
+    done = requeued(home, "never_fits")
+    assert done.code == 0 and "has changed since" not in done.err
 
 
 def test_a_repeated_run_that_others_could_have_written_is_refused(home: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.journal import Journal
-from autotune.orchestrator.run.lock import STALE_S, Driven, Owner, boot_id, owner
+from autotune.orchestrator.run.lock import STALE_S, Driven, Owner, boot_id, owner, pid_namespace
 from autotune.policies.values.events import Event, Progressed, Started, StopRequested
 from autotune.policies.values.knobs import Knobs
 
@@ -90,7 +90,9 @@ def test_a_time_that_is_none_is_told_with_its_line(stamp: str, folder: Path) -> 
 def test_a_second_writer_is_refused_and_named(folder: Path) -> None:
     with Journal(folder):
         found = owner(folder)
-        assert found == Owner(host=os.uname().nodename, pid=os.getpid(), boot_id=boot_id())
+        assert found == Owner(
+            host=os.uname().nodename, pid=os.getpid(), boot_id=boot_id(), pids=pid_namespace()
+        )
         assert found is not None and found.is_here
         program = (
             "import sys, pathlib\n"
