@@ -12,7 +12,7 @@ from autotune.orchestrator.driver.cures import Cures
 from autotune.orchestrator.driver.forecaster import Forecaster
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
-from autotune.orchestrator.driver.peaks import raise_to
+from autotune.orchestrator.driver.peaks import HostMemory, raise_to
 from autotune.orchestrator.driver.process_table import BUSY_CORES, BUSY_GPU_SHARE
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import Attempt
@@ -46,7 +46,6 @@ from autotune.policies.values.observation import (
 )
 from autotune.policies.values.value import Value
 
-_DEATH_S = 5.0
 _SIGKILL, _SIGTERM = 9, 15
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
@@ -112,7 +111,7 @@ class AttemptMonitor:
         self._done = False
         self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
         self._last_step = framework.last_step(job)
-        self._recent: deque[Sample] = deque(maxlen=64)
+        self._hosts = HostMemory()
         self.progress = Progress()
 
     @property
@@ -134,8 +133,12 @@ class AttemptMonitor:
         lines = self.files.write(observed.chunks, observed.samples)
         self._suspicions.sampled(observed.samples, now)
         events = self._read(lines, now)
+        if observed.lost:  # what arrives with the news is of a time after the attempt
+            self._hosts.ended()
         for sample in observed.samples:
             self._take(sample, now)
+        if observed.ending or observed.exit is not None:
+            self._hosts.ended()
         if observed.chunks:
             self._liveness.heard(now)
         if self._suspicions.unseen(now):
@@ -173,7 +176,7 @@ class AttemptMonitor:
         if stopped_by:
             return Cancelled(by=stopped_by)
         causes = [f.cause for f in self._findings() if f.cause is not None and f.fatal != "never"]
-        host = self._host_share(ended.at if ended is not None and ended.at else None)
+        host = self._hosts.share(ended.at if ended is not None and ended.at else None)
         host_full = host is not None and host >= HOST_LIMIT
         if ended is None:
             return (
@@ -197,7 +200,7 @@ class AttemptMonitor:
             seen,
             findings=self._findings(),
             outcome=outcome,
-            host_peak_share=self._host_share(at),
+            host_peak_share=self._hosts.share(at),
             last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
         )
 
@@ -378,7 +381,7 @@ class AttemptMonitor:
         )
 
     def _take(self, sample: Sample, now: float) -> None:
-        self._recent.append(sample)
+        self._hosts.take(sample, now)
         samples = {**self.progress.samples, sample.node: sample}
         self.progress = msgspec.structs.replace(self.progress, samples=samples)
         if sample.cpu_share > BUSY_CORES or sample.gpu_share > BUSY_GPU_SHARE:
@@ -392,9 +395,3 @@ class AttemptMonitor:
             for card in ours if self._cards_known else sample.gpus:
                 peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
                 raise_to(self._card_peaks, phase, peak)
-
-    def _host_share(self, at: float | None) -> float | None:
-        """Return the largest share of a node's host memory in the last seconds."""
-        end = at if at is not None else max((s.at for s in self._recent), default=0.0)
-        near = [s for s in self._recent if abs(s.at - end) <= _DEATH_S and s.host_total_bytes]
-        return max((s.host_used_bytes / s.host_total_bytes for s in near), default=None)
