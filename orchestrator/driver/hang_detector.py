@@ -23,6 +23,7 @@ class HangDetector:
     def __init__(self, *, silence_s: float | None, now: float) -> None:
         self._silence_s = silence_s
         self._heard_at = self._active_at = self._stepped_at = now
+        self._told_at: float | None = None  # of the last step; None where it was read later than it was told
         self._durations: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._steps = 0
         self._asked_at = now
@@ -43,13 +44,16 @@ class HangDetector:
         """Record activity of a CPU or a GPU."""
         self._active_at = now
 
-    def stepped(self, now: float, *, seconds: float | None) -> float | None:
-        """Record a completed step; returns its seconds."""
-        if seconds is None and self._steps:
-            seconds = now - self._stepped_at
-        self._stepped_at = now
+    def stepped(self, now: float, *, seconds: float | None, late: bool = False) -> float | None:
+        """Record a completed step; returns its seconds, None where nothing shows them.
+
+        `late`: its line may have been written long before, while no driver was there to read it.
+        """
+        if seconds is None and self._told_at is not None and not late and now > self._told_at:
+            seconds = now - self._told_at
+        self._stepped_at, self._told_at = now, None if late else now
         self._steps += 1
-        if seconds is not None:
+        if seconds:
             self._durations.append(seconds)
         return seconds
 

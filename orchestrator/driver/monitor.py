@@ -88,6 +88,8 @@ class AttemptMonitor:
         self.files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say)
         self._scanner = Scanner()
         self._told = Counter(event.step for event in known if isinstance(event, Progressed))
+        self._took_s = {event.step: event.seconds for event in known if isinstance(event, Progressed)}
+        self._late = bool(self._took_s)  # what is read may be of a time in which no driver was there
         self._failure_known = any(isinstance(event, FailureSeen) for event in known)
         self._goal_known = any(isinstance(event, GoalReached) for event in known)
         self._stop_known = any(isinstance(event, StopRequested) for event in known)
@@ -126,7 +128,9 @@ class AttemptMonitor:
 
     def catch_up(self, *, now: float) -> tuple[Event, ...]:
         """Process a part of what is recorded; returns the events that follow and are not on record."""
-        return tuple(self._read(self.files.catch_up(), now))
+        recorded = self.files.catch_up()
+        self._late = self._late or bool(recorded)
+        return tuple(self._read(recorded, now))
 
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
         """Process new output and samples; returns the events that follow."""
@@ -144,6 +148,7 @@ class AttemptMonitor:
         if self._suspicions.unseen(now):
             self._liveness.worked(now)
         self._unread = bool(observed.silent_s or (self._unread and not observed.samples))
+        self._late = self._late and (observed.behind or self._unread)
         if self._unread:  # the runner does not reach the job: whether it is silent or idle is not known
             self._liveness.pause(now)
             return tuple(events)
@@ -176,7 +181,7 @@ class AttemptMonitor:
         if stopped_by:
             return Cancelled(by=stopped_by)
         causes = [f.cause for f in self._findings() if f.cause is not None and f.fatal != "never"]
-        host = self._hosts.share(ended.at if ended is not None and ended.at else None)
+        host = self._hosts.share(ended)
         host_full = host is not None and host >= HOST_LIMIT
         if ended is None:
             return (
@@ -194,13 +199,12 @@ class AttemptMonitor:
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:
         """Return what is kept to say why it died."""
-        at = ended.at if ended is not None and ended.at else None
         seen: Evidence = self._scanner.evidence()
         return msgspec.structs.replace(
             seen,
             findings=self._findings(),
             outcome=outcome,
-            host_peak_share=self._hosts.share(at),
+            host_peak_share=self._hosts.share(ended),
             last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
         )
 
@@ -302,7 +306,8 @@ class AttemptMonitor:
         for name, peak in done.peaks.items():
             raise_to(self._peaks, name, peak)
             raise_to(self._all_peaks, name, peak)
-        seconds = self._step_s = self._liveness.stepped(now, seconds=done.seconds)
+        seconds = self._took_s.pop(done.step, None) if done.seconds is None else done.seconds
+        seconds = self._step_s = self._liveness.stepped(now, seconds=seconds, late=self._late)
         peaks = self._peaks if self._all_peaks else self._card_peaks
         follows = self.progress.step is None or done.step == self.progress.step + 1
         self._consecutive = self._consecutive + 1 if follows else 1

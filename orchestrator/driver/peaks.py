@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from autotune.launchers.base import Exit
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.observation import Peak, Sample
 
@@ -42,15 +43,16 @@ class HostMemory:
         """Take note that the end of the attempt was noticed: later readings are not of its last seconds."""
         self._ends = self._ends or self._last()
 
-    def share(self, at: float | None) -> float | None:
-        """Return the largest share of a node's memory that was in use in the last seconds, or around `at`."""
+    def share(self, ended: Exit | None) -> float | None:
+        """Return the largest share of a node's memory in use in the last seconds, or around the exit."""
+        at = ended.at if ended is not None else 0.0
         ends = self._ends or self._last()
         return max(
             (
                 share
                 for node, readings in self._nodes.items()
                 for taken_at, share in readings.shares
-                if (at is not None and abs(taken_at - at) <= _DEATH_S)
+                if (at and abs(taken_at - at) <= _DEATH_S)
                 or (node in ends and 0 <= ends[node] - taken_at <= _DEATH_S)
             ),
             default=None,
