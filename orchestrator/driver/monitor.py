@@ -12,8 +12,7 @@ from autotune.orchestrator.driver.cures import Cures
 from autotune.orchestrator.driver.forecaster import Forecaster
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
-from autotune.orchestrator.driver.peaks import raise_to
-from autotune.orchestrator.driver.process_table import BUSY_CORES, BUSY_GPU_SHARE
+from autotune.orchestrator.driver.peaks import HostMemory, raise_to
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.certificate.overlap import step_loss
@@ -46,7 +45,6 @@ from autotune.policies.values.observation import (
 )
 from autotune.policies.values.value import Value
 
-_DEATH_S = 5.0
 _SIGKILL, _SIGTERM = 9, 15
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
@@ -89,12 +87,15 @@ class AttemptMonitor:
         self.files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say)
         self._scanner = Scanner()
         self._told = Counter(event.step for event in known if isinstance(event, Progressed))
+        self._took_s = {event.step: event.seconds for event in known if isinstance(event, Progressed)}
+        self._late = bool(self._took_s)  # what is read may be of a time in which no driver was there
         self._failure_known = any(isinstance(event, FailureSeen) for event in known)
         self._goal_known = any(isinstance(event, GoalReached) for event in known)
         self._stop_known = any(isinstance(event, StopRequested) for event in known)
         self._suspicions = Suspicions()
         self._stepped_at_line = self._outlived = 0  # the log's lines at the last step and at the one before
-        self._liveness = HangDetector(silence_s=job.recovery.silence_s, now=now)
+        limits = job.recovery
+        self._liveness = HangDetector(silence_s=limits.silence_s, stall_s=limits.stall_s, now=now)
         self._unread = False  # nothing has been read since its supervisor fell silent
         self._to_continue = saved
         self.saved: int | None = None  # the step of the attempt's own last checkpoint
@@ -112,7 +113,7 @@ class AttemptMonitor:
         self._done = False
         self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
         self._last_step = framework.last_step(job)
-        self._recent: deque[Sample] = deque(maxlen=64)
+        self._hosts = HostMemory()
         self.progress = Progress()
 
     @property
@@ -127,20 +128,26 @@ class AttemptMonitor:
 
     def catch_up(self, *, now: float) -> tuple[Event, ...]:
         """Process a part of what is recorded; returns the events that follow and are not on record."""
-        return tuple(self._read(self.files.catch_up(), now))
+        recorded = self.files.catch_up()
+        self._late = self._late or bool(recorded)
+        return tuple(self._read(recorded, now))
 
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
         """Process new output and samples; returns the events that follow."""
         lines = self.files.write(observed.chunks, observed.samples)
         self._suspicions.sampled(observed.samples, now)
         events = self._read(lines, now)
+        if observed.lost:  # what arrives with the news is of a time after the attempt
+            self._hosts.ended()
         for sample in observed.samples:
             self._take(sample, now)
+        if observed.ending or observed.exit is not None:
+            self._hosts.ended()
         if observed.chunks:
             self._liveness.heard(now)
-        if self._suspicions.unseen(now):
-            self._liveness.worked(now)
+        self._liveness.worked(self._suspicions.worked(now))
         self._unread = bool(observed.silent_s or (self._unread and not observed.samples))
+        self._late = self._late and (observed.behind or self._unread)
         if self._unread:  # the runner does not reach the job: whether it is silent or idle is not known
             self._liveness.pause(now)
             return tuple(events)
@@ -173,7 +180,7 @@ class AttemptMonitor:
         if stopped_by:
             return Cancelled(by=stopped_by)
         causes = [f.cause for f in self._findings() if f.cause is not None and f.fatal != "never"]
-        host = self._host_share(ended.at if ended is not None and ended.at else None)
+        host = self._hosts.share(ended)
         host_full = host is not None and host >= HOST_LIMIT
         if ended is None:
             return (
@@ -191,13 +198,12 @@ class AttemptMonitor:
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:
         """Return what is kept to say why it died."""
-        at = ended.at if ended is not None and ended.at else None
         seen: Evidence = self._scanner.evidence()
         return msgspec.structs.replace(
             seen,
             findings=self._findings(),
             outcome=outcome,
-            host_peak_share=self._host_share(at),
+            host_peak_share=self._hosts.share(ended),
             last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
         )
 
@@ -299,7 +305,8 @@ class AttemptMonitor:
         for name, peak in done.peaks.items():
             raise_to(self._peaks, name, peak)
             raise_to(self._all_peaks, name, peak)
-        seconds = self._step_s = self._liveness.stepped(now, seconds=done.seconds)
+        seconds = self._took_s.pop(done.step, None) if done.seconds is None else done.seconds
+        seconds = self._step_s = self._liveness.stepped(now, seconds=seconds, late=self._late)
         peaks = self._peaks if self._all_peaks else self._card_peaks
         follows = self.progress.step is None or done.step == self.progress.step + 1
         self._consecutive = self._consecutive + 1 if follows else 1
@@ -378,11 +385,9 @@ class AttemptMonitor:
         )
 
     def _take(self, sample: Sample, now: float) -> None:
-        self._recent.append(sample)
+        self._hosts.take(sample, now)
         samples = {**self.progress.samples, sample.node: sample}
         self.progress = msgspec.structs.replace(self.progress, samples=samples)
-        if sample.cpu_share > BUSY_CORES or sample.gpu_share > BUSY_GPU_SHARE:
-            self._liveness.worked(now)
         phase = self.progress.phase
         self._forecaster.take(sample, phase)
         ours = [card for card in sample.gpus if card.of_attempt]
@@ -392,9 +397,3 @@ class AttemptMonitor:
             for card in ours if self._cards_known else sample.gpus:
                 peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
                 raise_to(self._card_peaks, phase, peak)
-
-    def _host_share(self, at: float | None) -> float | None:
-        """Return the largest share of a node's host memory in the last seconds."""
-        end = at if at is not None else max((s.at for s in self._recent), default=0.0)
-        near = [s for s in self._recent if abs(s.at - end) <= _DEATH_S and s.host_total_bytes]
-        return max((s.host_used_bytes / s.host_total_bytes for s in near), default=None)

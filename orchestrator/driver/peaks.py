@@ -1,9 +1,17 @@
-"""The highest readings of memory, by phase."""
+"""The highest readings of memory: by phase, and of each host in the last seconds of an attempt."""
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
+
+from autotune.launchers.base import Exit
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.observation import Peak
+from autotune.policies.values.observation import Peak, Sample
+
+_DEATH_S = 5.0
+_READINGS = 150  # of each node: a minute, so that what is read after a death leaves the readings before it
+_FORGOTTEN_S = 1200.0  # longer than a runner waits for a node that does not answer
 
 
 def raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
@@ -11,6 +19,60 @@ def raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
     before = peaks.get(str(phase))
     if before is None or _fullness(peak) > _fullness(before):
         peaks[str(phase)] = peak
+
+
+class HostMemory:
+    """How full the host memory of each node was in the last seconds of an attempt.
+
+    A node is looked at by its own last reading too: it may have died long before the driver hears of it, and
+    its clock need not be that of the node whose clock says when the attempt ended.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Readings] = {}
+        self._ends: dict[str, float] = {}  # node -> its last reading when the end was noticed
+
+    def take(self, sample: Sample, now: float) -> None:
+        """Take note of a reading that arrived at a time of the driver's clock."""
+        if sample.host_total_bytes:
+            node = self._nodes.setdefault(sample.node, _Readings())
+            node.shares.append((sample.at, sample.host_used_bytes / sample.host_total_bytes))
+            node.arrived_at = now
+
+    def ended(self) -> None:
+        """Take note that the end of the attempt was noticed: later readings are not of its last seconds."""
+        self._ends = self._ends or self._last()
+
+    def share(self, ended: Exit | None) -> float | None:
+        """Return the largest share of a node's memory in use in the last seconds, or around the exit."""
+        at = ended.at if ended is not None else 0.0
+        ends = self._ends or self._last()
+        return max(
+            (
+                share
+                for node, readings in self._nodes.items()
+                for taken_at, share in readings.shares
+                if (at and abs(taken_at - at) <= _DEATH_S)
+                or (node in ends and 0 <= ends[node] - taken_at <= _DEATH_S)
+            ),
+            default=None,
+        )
+
+    def _last(self) -> dict[str, float]:
+        newest = max((readings.arrived_at for readings in self._nodes.values()), default=0.0)
+        return {
+            node: readings.shares[-1][0]
+            for node, readings in self._nodes.items()
+            if newest - readings.arrived_at <= _FORGOTTEN_S
+        }
+
+
+@dataclass
+class _Readings:
+    """What one node has shown: when by its clock, and the share of its memory in use."""
+
+    shares: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_READINGS))
+    arrived_at: float = 0.0  # the last, by the driver's clock
 
 
 def _fullness(peak: Peak) -> tuple[float, int]:

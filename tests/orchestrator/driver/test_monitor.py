@@ -169,7 +169,8 @@ def test_the_rule_of_silence_looks_at_activity_too(steps: int, tmp_path: Path) -
 def test_a_number_replaces_the_rule_of_silence(tmp_path: Path) -> None:
     followed = Followed(tmp_path, JOB + "recovery: {silence: 20s}\n")
     assert followed.see(samples=(sample(1, gpu=1.0),), after=19) == ()
-    assert [type(e) for e in followed.see(samples=(sample(2, gpu=1.0),), after=2)] == [StopRequested]
+    assert followed.see(samples=(sample(2),), after=19) == ()
+    assert [type(e) for e in followed.see(samples=(sample(3),), after=2)] == [StopRequested]
 
 
 def test_exit_code_0_after_the_last_step_is_a_success(followed: Followed) -> None:
@@ -232,6 +233,51 @@ def test_a_sigkill_beside_a_full_host_is_no_loss(
     assert isinstance(outcome, Lost) is lost
     evidence = followed.watch.evidence(outcome, ended)
     assert evidence.host_peak_share == pytest.approx(share if at == 100.0 else 0.4)
+
+
+def on_nodes(names: str, begin: float, end: float, host: float) -> tuple[Sample, ...]:
+    """Return what nodes of one letter each show twice a second."""
+    times = [begin + 0.5 * n for n in range(round((end - begin) * 2))]
+    return tuple(msgspec.structs.replace(sample(at, host=host), node=node) for at in times for node in names)
+
+
+def test_the_readings_of_many_nodes_after_a_death_hide_none_before_it(followed: Followed) -> None:
+    nodes = "abcdefghijklmnopqrstuvwxyz"
+    followed.see(samples=on_nodes("a", 990.0, 1000.0, 0.99) + on_nodes(nodes[1:], 990.0, 1000.0, 0.5))
+    for at in (1000.0, 1002.0, 1004.0):
+        followed.see(samples=on_nodes(nodes, at, at + 2.0, 0.5), after=2.0)
+    outcome = followed.watch.outcome(Exit(signal=9, at=1000.0), lost="", stopped_by="")
+    assert outcome == Crashed(signal=9)
+
+
+@pytest.mark.parametrize(("before_s", "crashed"), [(20.0, True), (2000.0, False)])
+def test_a_node_is_compared_with_its_own_last_reading(
+    before_s: float, crashed: bool, followed: Followed
+) -> None:
+    """A node that left long ago, without the attempt's processes, says nothing about the end."""
+    followed.see(samples=on_nodes("b", 990.0, 1000.0, 0.99))
+    followed.see(samples=on_nodes("a", 1000.0 + before_s - 2.0, 1000.0 + before_s, 0.3), after=before_s)
+    followed.see(lost="node b left the cluster", samples=on_nodes("a", 1001.0 + before_s, 1020.0, 0.3))
+    outcome = followed.watch.outcome(None, lost="node b left the cluster", stopped_by="")
+    assert outcome == (Crashed() if crashed else Lost(reason="node b left the cluster"))
+
+
+def test_the_last_words_of_a_lost_supervisor_do_not_hide_its_own(followed: Followed) -> None:
+    """Another actor on its node has read them, and shows the memory of a later time."""
+    followed.see(samples=on_nodes("a", 990.0, 1000.0, 0.99))
+    followed.see(after=9.0, silent_s=9.0)
+    followed.see(after=1.0, samples=on_nodes("a", 1008.0, 1010.0, 0.2), lost="its supervisor died")
+    assert followed.watch.outcome(None, lost="its supervisor died", stopped_by="") == Crashed()
+
+
+@pytest.mark.parametrize("skew_s", [-60.0, 60.0])
+def test_the_clocks_of_nodes_may_differ(skew_s: float, followed: Followed) -> None:
+    death = 1000.0 + skew_s
+    followed.see(samples=on_nodes("b", death - 10.0, death, 0.99))
+    followed.see(samples=on_nodes("b", death, death + 1.5, 0.3), after=1.5, ending=True)
+    ended = Exit(signal=9, at=1000.0)
+    followed.see(samples=on_nodes("b", death + 1.5, death + 8.0, 0.3), after=6.5, exit=ended)
+    assert followed.watch.outcome(ended, lost="", stopped_by="") == Crashed(signal=9)
 
 
 def test_what_was_recorded_before_a_reattach_is_not_repeated(tmp_path: Path) -> None:
@@ -299,7 +345,7 @@ def test_the_silence_of_the_supervisor_is_not_the_jobs(tmp_path: Path) -> None:
         assert followed.see(after=10.0, silent_s=10.0) == ()
     assert followed.see(after=1.0) == ()  # answers again; no sample has been taken since
     assert followed.see(after=55.0, samples=(sample(1.0),)) == ()
-    (stop,) = followed.see(after=60.0)
+    (stop,) = followed.see(after=60.0, samples=(sample(2.0),))
     assert isinstance(stop, StopRequested) and stop.by == "hang"
 
 
