@@ -82,6 +82,12 @@ def test_no_folder_holds_more_than_15_modules_and_no_module_more_than_400_lines(
             assert all(len(path.read_text().splitlines()) <= 400 for path in modules), folder
 
 
+@pytest.mark.parametrize("name", ["miles", "ms_swift", "nemo_rl", "openrlhf", "skyrl", "trl"])
+def test_a_framework_of_data_files_has_at_most_400_lines_of_python(name: str) -> None:
+    modules = (ROOT / "launchers" / "frameworks" / name).rglob("*.py")
+    assert 0 < sum(len(path.read_text().splitlines()) for path in modules) <= 400
+
+
 def test_the_tree_names_no_private_path() -> None:
     for path in ROOT.rglob("*.py"):
         if any(part.startswith(".") for part in path.relative_to(ROOT).parts):

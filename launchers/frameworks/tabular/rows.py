@@ -60,7 +60,7 @@ class Row(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A knob and the setting behind it; of several rows of one knob the first is read, all are written."""
 
     knob: str
-    setting: str = ""  # empty: there is none, and the knob is `always` the same
+    setting: str = ""  # empty: there is none, the knob is `always` the same, or it is `read` and `stays`
     always: Setting = None  # what the knob is in every job
     also: dict[str, str] = {}  # a predicate -> the same setting of another model, which jobs of it have too
     read: str = ""  # the name of the function that reads the knob, where the setting alone does not tell it
