@@ -2,6 +2,7 @@
 
 python -m benchmarks.facts verl 0.8.0 0.9.1      write these releases' files
 python -m benchmarks.facts areal 1.0.3 --source FOLDER    from a source tree: a release that PyPI lacks
+python -m benchmarks.facts trl 1.16.0 --with transformers==5.23.0    on that release of what it needs
 python -m benchmarks.facts verl --newest         compare PyPI's newest release with the newest file
 """
 
@@ -19,25 +20,29 @@ from typing import Any, NamedTuple
 
 import click
 
-from benchmarks.facts import areal, engines, skyrl, verl
+from benchmarks.facts import areal, engines, ms_swift, skyrl, trl, verl
+from benchmarks.facts.pins import required
 
 _LAUNCHERS = Path("launchers/frameworks")
 
 
 class _Subject(NamedTuple):
-    """What has releases: how one is read, where its file lies, which Python files of the wheel it takes."""
+    """What has releases: how one is read, where its file lies, which Python files of the wheels it takes."""
 
     read: Callable[[Path], dict[str, Any]]
     folder: Path
     files: str = r".*"
+    below: tuple[str, ...] = ()  # packages that a release needs and that hold some of its settings
 
 
 _SUBJECTS = {
     "areal": _Subject(areal.facts, _LAUNCHERS / "areal/facts"),
+    "ms-swift": _Subject(ms_swift.facts, _LAUNCHERS / "ms_swift/facts", ms_swift.FILES, ms_swift.BELOW),
     "sglang": _Subject(
         engines.sglang, _LAUNCHERS / "dialects/facts/sglang", r"sglang/srt/(server_args\.py|arg_groups/.*)"
     ),
     "skyrl": _Subject(skyrl.facts, _LAUNCHERS / "skyrl/facts"),
+    "trl": _Subject(trl.facts, _LAUNCHERS / "trl/facts", trl.FILES, trl.BELOW),
     "verl": _Subject(verl.facts, _LAUNCHERS / "verl/facts"),
     "vllm": _Subject(
         engines.vllm,
@@ -57,20 +62,24 @@ _SECTIONS = ("both", "dp", "megatron", "defaults")  # of a file, those that hold
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Read a source tree in place of a wheel.",
 )
-def main(subject: str, versions: tuple[str, ...], newest: bool, source: Path | None) -> None:
+@click.option("--with", "pins", multiple=True, help="The release of a package below, as NAME==VERSION.")
+def main(
+    subject: str, versions: tuple[str, ...], newest: bool, source: Path | None, pins: tuple[str, ...]
+) -> None:
     """Write or compare the facts of releases."""
-    if source is not None and len(versions) != 1:
-        raise click.UsageError("--source takes one version: the one that the folder holds")
     own = _SUBJECTS[subject]
+    if source is not None and (len(versions) != 1 or own.below):
+        raise click.UsageError("--source takes one version, of a package that has all settings itself")
     with tempfile.TemporaryDirectory() as scratch:
         for version in versions:
-            found = own.read(source) if source else _read(subject, version, Path(scratch) / version)[0]
+            folder = Path(scratch) / version
+            found = own.read(source) if source else release(subject, version, folder, pins)[0]
             path = own.folder / f"{version}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_written(found))
             click.echo(f"{path}: {sum(len(found.get(name, ())) for name in (*_SECTIONS, 'types'))} facts")
         if newest:
-            found, version = _read(subject, "", Path(scratch) / "newest")
+            found, version = release(subject, "", Path(scratch) / "newest", pins)
             files = sorted(own.folder.glob("*.json"), key=lambda file: _ordered(file.stem))
             click.echo(f"{subject} {version} against {files[-1].stem}")
             click.echo("\n".join(differences(json.loads(files[-1].read_text()), found)) or "nothing changed")
@@ -101,9 +110,26 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _read(subject: str, version: str, folder: Path) -> tuple[dict[str, Any], str]:
-    folder.mkdir()
-    package = subject + (f"=={version}" if version else "")
+def release(
+    subject: str, version: str, folder: Path, pins: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], str]:
+    """Return the facts of a release, the newest one where no version is given, and its version.
+
+    `pins`: releases of packages below it, such as `transformers==5.23.0`; of the others the newest it takes.
+    """
+    own = _SUBJECTS[subject]
+    package = folder / "package"
+    given = {pin.partition("==")[0]: pin for pin in pins}
+    found = _unpacked(subject + (f"=={version}" if version else ""), folder / subject, package, own.files)
+    needed = required(package)
+    for name in own.below:
+        _unpacked(given.get(name, needed.get(name, name)), folder / name, package, own.files)
+    return own.read(package), found
+
+
+def _unpacked(requirement: str, folder: Path, package: Path, files: str) -> str:
+    """Download a wheel, put what is read of it below `package`, and return its version."""
+    folder.mkdir(parents=True)
     words = [
         "-m",
         "pip",
@@ -115,17 +141,14 @@ def _read(subject: str, version: str, folder: Path) -> tuple[dict[str, Any], str
         ":all:",
         "-d",
         str(folder),
-        package,
+        requirement,
     ]
     subprocess.run([sys.executable, *words], check=True)
-    own = _SUBJECTS[subject]
-    wanted = re.compile(rf"{own.files}|[^/]*\.dist-info/METADATA")
+    wanted = re.compile(rf"{files}|[^/]*\.dist-info/METADATA")
     wheel = next(folder.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(
-            folder / "package", [name for name in archive.namelist() if wanted.fullmatch(name)]
-        )
-    return own.read(folder / "package"), wheel.name.split("-")[1]
+        archive.extractall(package, [name for name in archive.namelist() if wanted.fullmatch(name)])
+    return wheel.name.split("-")[1]
 
 
 def _written(found: dict[str, Any]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from benchmarks.facts import ms_swift, trl
 from benchmarks.facts.__main__ import differences
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in, fields_of, read
-from benchmarks.facts.pins import pinned
+from benchmarks.facts.pins import pinned, required, versions
 
 _SOURCE = """
 from dataclasses import dataclass, field
@@ -129,3 +131,106 @@ def test_a_type_that_changed_or_came_without_a_default_is_shown() -> None:
     old = {"defaults": {"a": 1}, "types": {"a": "int", "b": "any"}}
     new = {"defaults": {"a": 1, "d": 2}, "types": {"a": "float", "c": "any", "d": "int"}}
     assert differences(old, new) == ["+ defaults d = 2", "- b", "+ c: any", "! type of a: int -> float"]
+
+
+_TRL = {
+    "transformers/training_args.py": """
+default_optim = "adamw_torch"
+@dataclass
+class TrainingArguments:
+    output_dir: str | None = field(default=None)
+    logging_steps: float = field(default=500)
+    optim: OptimizerNames | str = field(default=default_optim)
+    use_cpu: bool = field(default=False)
+    _n_gpu: int = field(init=False, default=-1)
+""",
+    "trl/trainer/base_config.py": """
+@dataclass
+class _BaseConfig(TrainingArguments):
+    logging_steps: float = field(default=10)
+""",
+    "trl/trainer/grpo_config.py": """
+@dataclass
+class GRPOConfig(_BaseConfig):
+    num_generations: int | None = field(default=8)
+""",
+    "trl/trainer/model_config.py": "@dataclass\nclass ModelConfig:\n    lora_r: int = 16\n",
+    "trl/scripts/utils.py": """
+@dataclass
+class DatasetMixtureConfig:
+    streaming: bool = False
+@dataclass
+class ScriptArguments:
+    dataset_name: str | None = None
+""",
+    "trl/scripts/grpo.py": """
+@dataclass
+class GRPOScriptArguments(ScriptArguments):
+    reward_funcs: list[str] | None = field(default=None)
+""",
+    "accelerate/commands/launch.py": """
+parser.add_argument("-h", "--help", action="help")
+parser.add_argument("--use_cpu", action="store_true")
+parser.add_argument("-m", "--module", action="store_true")
+parser.add_argument("--num_processes", type=int, default=None)
+parser.add_argument("--gradient-clipping", type=float)
+parser.add_argument("--fsdp_version", type=str, choices=["1", "2"])
+parser.add_argument("--env", action="append")
+""",
+}
+
+
+def test_what_trl_takes_is_read_in_three_packages(tmp_path: Path) -> None:
+    for name, text in _TRL.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in ("trl-1.16.0", "transformers-5.23.0", "accelerate-1.15.0"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    assert trl.facts(tmp_path) == {
+        "source": "TRL 1.16.0 with transformers 5.23.0 and accelerate 1.15.0",
+        "types": {
+            "accelerate_config": "launch",
+            "dataset_name": "str?",
+            "fsdp_version": "launch",
+            "gradient_clipping": "launch float",
+            "logging_steps": "float",
+            "lora_r": "int",
+            "module": "launch switch",
+            "num_generations": "int?",
+            "num_processes": "launch int",
+            "optim": "any",
+            "output_dir": "str?",
+            "reward_funcs": "any",
+            "streaming": "bool",
+            "use_cpu": "bool",  # the training's, which both know
+        },
+        "defaults": {
+            "logging_steps": 10,
+            "lora_r": 16,
+            "num_generations": 8,
+            "optim": "adamw_torch_fused",
+            "streaming": False,
+            "use_cpu": False,
+        },
+    }
+
+
+def test_the_packages_below_a_release_are_those_that_it_always_needs(tmp_path: Path) -> None:
+    folder = tmp_path / "ms_swift-4.6.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Name: ms-swift\nRequires-Dist: transformers<5.20,>=4.33\n"
+        "Requires-Dist: accelerate\nRequires-Dist: vllm>=0.5; extra == 'all'\n"
+    )
+    assert required(tmp_path) == {"transformers": "transformers<5.20,>=4.33", "accelerate": "accelerate"}
+    assert versions(tmp_path) == {"ms_swift": "4.6.0"}
+
+
+def test_the_wheels_of_ms_swift_are_read_where_its_settings_stand() -> None:
+    wanted = (
+        "swift/arguments/base_args/base_args.py",
+        "swift/rlhf_trainers/args_mixin.py",
+        "transformers/training_args_seq2seq.py",
+    )
+    assert all(re.fullmatch(ms_swift.FILES, name) for name in wanted)
+    assert not re.fullmatch(ms_swift.FILES, "swift/megatron/arguments.py")

@@ -89,7 +89,8 @@ def facts() -> dict[str, Any]:
 def test_the_lists_of_names_are_those_of_the_packages(facts: dict[str, Any]) -> None:
     ours: dict[str, set[str]] = {}
     for name, kind in FACTS.types.items():
-        ours.setdefault(kind, set()).add(name)
+        plain = kind.startswith("launch") or kind.rstrip("?") in ("int", "float", "bool")
+        ours.setdefault(kind if plain else "text", set()).add(name)
     switches, launch = ours.pop("launch switch"), ours.pop("launch")
     numbers = {kind: ours.pop(f"launch {kind}") for kind in ("int", "float")}
     assert ours == {kind: set(names) for kind, names in facts["kinds"].items()}
@@ -101,11 +102,9 @@ def test_the_lists_of_names_are_those_of_the_packages(facts: dict[str, Any]) -> 
 
 
 def test_the_defaults_are_those_of_the_packages(facts: dict[str, Any]) -> None:
-    own = [name for name in SHOWN if not FACTS.types[name].startswith("launch")]
-    assert {name: FACTS.defaults.get(name) for name in own} == {
-        name: facts["values"].get(name) for name in own
-    }
-    assert FACTS.defaults.keys() <= set(own)
+    given = {name: value for name, value in facts["values"].items() if value is not None}
+    assert {name: value for name, value in FACTS.defaults.items() if name in given} == given
+    assert FACTS.defaults.keys() == given.keys() and FACTS.types.keys() >= SHOWN
 
 
 def test_the_entry_finds_what_it_watches(facts: dict[str, Any]) -> None:
