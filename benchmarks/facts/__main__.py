@@ -14,13 +14,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from benchmarks.facts import areal, engines, ms_swift, skyrl, trl, verl
+from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.launchers.frameworks.tabular.rows import knob_rows
+from benchmarks.facts import areal, argparse_flags, engines, ms_swift, skyrl, trl, verl
 from benchmarks.facts.pins import required
 
 _LAUNCHERS = Path("launchers/frameworks")
@@ -35,9 +38,12 @@ class _Subject(NamedTuple):
     below: tuple[str, ...] = ()  # packages that a release needs and that hold some of its settings
 
 
-_SUBJECTS = {
+SUBJECTS = {
     "areal": _Subject(areal.facts, _LAUNCHERS / "areal/facts"),
     "ms-swift": _Subject(ms_swift.facts, _LAUNCHERS / "ms_swift/facts", ms_swift.FILES, ms_swift.BELOW),
+    "openrlhf": _Subject(
+        argparse_flags.openrlhf, _LAUNCHERS / "openrlhf/facts", argparse_flags.OPENRLHF_FILE
+    ),
     "sglang": _Subject(
         engines.sglang, _LAUNCHERS / "dialects/facts/sglang", r"sglang/srt/(server_args\.py|arg_groups/.*)"
     ),
@@ -50,11 +56,11 @@ _SUBJECTS = {
         r"vllm/(engine/arg_utils\.py|config/.*|entrypoints/.*cli_args\.py)",
     ),
 }
-_SECTIONS = ("both", "dp", "megatron", "defaults")  # of a file, those that hold defaults by key
+_SECTIONS = ("both", "dp", "megatron", "defaults", "flags")  # of a file, those of values by key
 
 
 @click.command(help=__doc__)
-@click.argument("subject", type=click.Choice(sorted(_SUBJECTS)))
+@click.argument("subject", type=click.Choice(sorted(SUBJECTS)))
 @click.argument("versions", nargs=-1)
 @click.option("--newest", is_flag=True, help="Print what the newest release changed, by key; write nothing.")
 @click.option(
@@ -67,7 +73,7 @@ def main(
     subject: str, versions: tuple[str, ...], newest: bool, source: Path | None, pins: tuple[str, ...]
 ) -> None:
     """Write or compare the facts of releases."""
-    own = _SUBJECTS[subject]
+    own = SUBJECTS[subject]
     if source is not None and (len(versions) != 1 or own.below):
         raise click.UsageError("--source takes one version, of a package that has all settings itself")
     with tempfile.TemporaryDirectory() as scratch:
@@ -82,32 +88,49 @@ def main(
             found, version = release(subject, "", Path(scratch) / "newest", pins)
             files = sorted(own.folder.glob("*.json"), key=lambda file: _ordered(file.stem))
             click.echo(f"{subject} {version} against {files[-1].stem}")
-            click.echo("\n".join(differences(json.loads(files[-1].read_text()), found)) or "nothing changed")
+            lines = differences(json.loads(files[-1].read_text()), found, knobs_of(subject))
+            click.echo("\n".join(lines) or "nothing changed")
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return a line for every setting that came, went or has another default or type."""
-    lines = []
+def differences(old: dict[str, Any], new: dict[str, Any], knobs: Mapping[str, str]) -> list[str]:
+    """Return a line for every setting that came, went or has another default or type; knobs come first."""
+    found = [(line, knobs.get(key)) for key, line in _changes(old, new)]
+    return [f"{line} ({knob})" for line, knob in found if knob] + [line for line, knob in found if not knob]
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield every setting that differs, and how."""
     known: set[str] = set()
     for section in (name for name in _SECTIONS if name in old):
         before, after = old[section], new[section]
         known |= before.keys() ^ after.keys()
-        lines += [f"- {section} {key}" for key in sorted(before.keys() - after.keys())]
-        lines += [f"+ {section} {key} = {after[key]!r}" for key in sorted(after.keys() - before.keys())]
-        lines += [
-            f"! {section} {key}: {before[key]!r} -> {after[key]!r}"
-            for key in sorted(before.keys() & after.keys())
-            if before[key] != after[key]
-        ]
+        yield from ((key, f"- {section} {key}") for key in sorted(before.keys() - after.keys()))
+        yield from (
+            (key, f"+ {section} {key} = {after[key]!r}") for key in sorted(after.keys() - before.keys())
+        )
+        for key in sorted(before.keys() & after.keys()):
+            if before[key] != after[key]:
+                yield key, f"! {section} {key}: {before[key]!r} -> {after[key]!r}"
     before, after = old.get("types", {}), new.get("types", {})
-    lines += [f"- {key}" for key in sorted(before.keys() - after.keys() - known)]
-    lines += [f"+ {key}: {after[key]}" for key in sorted(after.keys() - before.keys() - known)]
-    lines += [
-        f"! type of {key}: {before[key]} -> {after[key]}"
-        for key in sorted(before.keys() & after.keys())
-        if before[key] != after[key]
-    ]
-    return lines
+    yield from ((key, f"- {key}") for key in sorted(before.keys() - after.keys() - known))
+    yield from ((key, f"+ {key}: {after[key]}") for key in sorted(after.keys() - before.keys() - known))
+    for key in sorted(before.keys() & after.keys()):
+        if before[key] != after[key]:
+            yield key, f"! type of {key}: {before[key]} -> {after[key]}"
+
+
+def knobs_of(subject: str) -> dict[str, str]:
+    """Return the knob behind each setting, of an engine by the section that AReaL has for its arguments."""
+    framework = FRAMEWORKS[subject if subject in FRAMEWORKS else "areal"]
+    node = "" if subject in FRAMEWORKS else f"{subject}."
+    assert isinstance(framework, TabularFramework)
+    return {
+        name.removeprefix(node): row.knob
+        for row in knob_rows(*framework.tables)
+        for names in row.settings
+        for name in names.split(", ")
+        if name and name.startswith(node)
+    }
 
 
 def release(
@@ -117,7 +140,7 @@ def release(
 
     `pins`: releases of packages below it, such as `transformers==5.23.0`; of the others the newest it takes.
     """
-    own = _SUBJECTS[subject]
+    own = SUBJECTS[subject]
     package = folder / "package"
     given = {pin.partition("==")[0]: pin for pin in pins}
     found = _unpacked(subject + (f"=={version}" if version else ""), folder / subject, package, own.files)
@@ -153,6 +176,8 @@ def _unpacked(requirement: str, folder: Path, package: Path, files: str) -> str:
 
 def _written(found: dict[str, Any]) -> str:
     """Return one setting a line, so that a change of a release reads as such."""
+    if "flags" in found:
+        return argparse_flags.written(found)
     return json.dumps(found, indent=0, ensure_ascii=False) + "\n"
 
 

@@ -15,7 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.facts.pins import versions
+
 Fact = dict[str, Any]
+_OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
+OPENRLHF_FILE = rf".*{_OPENRLHF}"  # some wheels have it below a folder of data
 _CALLS = ("add_argument", "reset_arg")
 
 
@@ -107,8 +111,22 @@ def main(words: list[str]) -> None:
             found |= {n: fact for n, fact in flags_of(Path(file).read_text()).items() if n in wanted}
     for file in files[:at]:
         found |= flags_of(Path(file).read_text())
-    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(found.items()))
-    sys.stdout.write(f'{{\n"source": {json.dumps(source)},\n"further": [],\n"flags": {{\n{rows}\n}}\n}}\n')
+    sys.stdout.write(written({"source": source, "flags": found}))
+
+
+def openrlhf(root: Path) -> dict[str, Any]:
+    """Return the flags of an unpacked release of OpenRLHF."""
+    (file,) = root.rglob(_OPENRLHF)
+    source = f"openrlhf {versions(root)['openrlhf']}, {_OPENRLHF}"
+    return {"source": source, "further": [], "flags": flags_of(file.read_text())}
+
+
+def written(found: dict[str, Any]) -> str:
+    """Return the facts as JSON, one flag a line."""
+    rows = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(found["flags"].items())
+    )
+    return f'{{\n"source": {json.dumps(found["source"])},\n"further": [],\n"flags": {{\n{rows}\n}}\n}}\n'
 
 
 if __name__ == "__main__":

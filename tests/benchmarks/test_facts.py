@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from benchmarks.facts import ms_swift, trl
-from benchmarks.facts.__main__ import differences
+from benchmarks.facts.__main__ import differences, knobs_of
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in, fields_of, read
 from benchmarks.facts.pins import pinned, required, versions
 
@@ -59,8 +61,31 @@ def test_fields_come_with_types_and_defaults_and_nothing_is_run(tmp_path: Path) 
 def test_a_new_release_is_shown_by_setting() -> None:
     old = {"both": {"a": 1, "b": 2}, "dp": {}, "megatron": {"m": None}}
     new = {"both": {"a": 1, "b": 3, "c": "x"}, "dp": {}, "megatron": {}}
-    assert differences(old, new) == ["+ both c = 'x'", "! both b: 2 -> 3", "- megatron m"]
-    assert differences(old, old) == []
+    assert differences(old, new, {}) == ["+ both c = 'x'", "! both b: 2 -> 3", "- megatron m"]
+    assert differences(old, old, {}) == []
+
+
+def test_what_changed_behind_a_knob_comes_first_and_names_it() -> None:
+    old = {"flags": {"a": {"type": "int"}, "b": {}}}
+    new = {"flags": {"a": {"type": "float"}, "c": {}}}
+    assert differences(old, new, {"a": "concurrency"}) == [
+        "! flags a: {'type': 'int'} -> {'type': 'float'} (concurrency)",
+        "- flags b",
+        "+ flags c = {}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("subject", "setting", "knob"),
+    [
+        ("trl", "vllm_gpu_memory_utilization", "memory_fraction"),
+        ("openrlhf", "train.micro_batch_size", "microbatch_size"),
+        ("sglang", "mem_fraction_static", "memory_fraction"),
+        ("vllm", "enforce_eager", "cuda_graphs"),
+    ],
+)
+def test_the_knob_of_a_setting_is_that_of_its_row(subject: str, setting: str, knob: str) -> None:
+    assert knobs_of(subject)[setting] == knob and "" not in knobs_of(subject)
 
 
 _ENGINE = """
@@ -130,7 +155,7 @@ def test_the_engines_of_a_release_are_read_from_a_wheel_or_a_source_tree(tmp_pat
 def test_a_type_that_changed_or_came_without_a_default_is_shown() -> None:
     old = {"defaults": {"a": 1}, "types": {"a": "int", "b": "any"}}
     new = {"defaults": {"a": 1, "d": 2}, "types": {"a": "float", "c": "any", "d": "int"}}
-    assert differences(old, new) == ["+ defaults d = 2", "- b", "+ c: any", "! type of a: int -> float"]
+    assert differences(old, new, {}) == ["+ defaults d = 2", "- b", "+ c: any", "! type of a: int -> float"]
 
 
 _TRL = {

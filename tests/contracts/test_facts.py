@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 _PINS = re.compile(r"(transformers|accelerate)[ -](\d[\w.]*\w)")
 _ON_RECORD = [
     (subject, version)
-    for subject in ("ms-swift", "skyrl", "trl")
+    for subject in ("ms-swift", "openrlhf", "skyrl", "trl")
     for version in import_module(f"autotune.launchers.frameworks.{subject.replace('-', '_')}.config").RELEASES
 ]
 
