@@ -15,6 +15,7 @@ from autotune.launchers.frameworks.core import tool_spellings
 from autotune.launchers.frameworks.core.traces import Traces
 from autotune.orchestrator.config.public_models import find_by_numbers, find_public
 from autotune.orchestrator.explain.reader import Reading
+from autotune.orchestrator.explain.sanitize import uncoloured
 from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
@@ -70,7 +71,7 @@ def context_of(
     reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
 ) -> Context:
     """Return what the log shows of its job."""
-    text = "\n".join((reading.ends, *(line.text for line in diagnosis.evidence)))
+    text = "\n".join((uncoloured(reading.ends), *(line.text for line in diagnosis.evidence)))
     name = framework or recognised(text, traces())
     found = FRAMEWORKS[name] if name else None
     shape = model or printed_model(reading.head)
