@@ -24,18 +24,21 @@ _CALLS = ("add_argument", "reset_arg")
 
 
 def flags_of(source: str) -> dict[str, Fact]:
-    """Return the flags that a module declares, by their names without dashes.
-
-    A name that a loop over literals makes (`f"--{prefix}.optim"`) is given for each of them.
-    """
-    found: dict[str, Fact] = {}
-    for node, names in _calls(ast.parse(source), {}):
-        fact = _fact({keyword.arg: keyword.value for keyword in node.keywords if keyword.arg})
-        found |= dict.fromkeys(names, fact)
+    """Return the flags that a module declares, by their names without dashes: in calls and in dataclasses."""
+    found = {name: fact for names, fact in added(source) for name in names}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
             found = dict(_fields(node)) | found
     return found
+
+
+def added(source: str) -> Iterator[tuple[list[str], Fact]]:
+    """Yield the names of each flag that a module adds to a parser.
+
+    A name that a loop over literals makes (`f"--{prefix}.optim"`) is given for each of them.
+    """
+    for node, names in _calls(ast.parse(source), {}):
+        yield names, _fact({keyword.arg: keyword.value for keyword in node.keywords if keyword.arg})
 
 
 def _calls(node: ast.AST, loops: dict[str, list[str]]) -> Iterator[tuple[ast.Call, list[str]]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.facts import ms_swift, trl
+from benchmarks.facts import engines, ms_swift, nemo_rl, trl
 from benchmarks.facts.__main__ import differences, knobs_of
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in, fields_of, read
 from benchmarks.facts.pins import pinned, required, versions
@@ -259,3 +259,53 @@ def test_the_wheels_of_ms_swift_are_read_where_its_settings_stand() -> None:
     )
     assert all(re.fullmatch(ms_swift.FILES, name) for name in wanted)
     assert not re.fullmatch(ms_swift.FILES, "swift/megatron/arguments.py")
+
+
+_SERVER_ARGS = """
+class ServerArgs:
+    model_path: A[str, Arg(help="the model", aliases=["--model"])]
+    context_length: A[Optional[int], Arg(help="length", type_parser=human_readable_int)] = None
+    tp_size: int = 1
+    cuda_graph_max_bs: A[Optional[int], Arg(no_cli=True)] = None
+    own: A[bool, Arg(no_cli=True)] = False
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--tensor-parallel-size", "--tp-size", type=int, default=1)
+        parser.add_argument("--cuda-graph-max-bs", type=int)
+        parser.add_argument("--stream-output", action="store_true")
+"""
+
+
+def test_what_the_command_line_of_sglang_takes_beside_its_fields_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "sglang" / "srt"
+    folder.mkdir(parents=True)
+    (folder / "server_args.py").write_text(_SERVER_ARGS)
+    assert engines.sglang(tmp_path) == {
+        "types": {
+            "context_length": "count?",
+            "cuda_graph_max_bs": "int?",
+            "model_path": "str",
+            "own": "bool",
+            "tp_size": "int",
+        },
+        "defaults": {"own": False, "tp_size": 1},
+        "command_line": {"model": "str", "stream_output": "bool", "tensor_parallel_size": "int"},
+        "internal": ["own"],
+    }
+
+
+def test_the_type_of_a_default_that_is_null_is_what_all_annotations_of_its_name_say(tmp_path: Path) -> None:
+    (tmp_path / nemo_rl.FILE).parent.mkdir(parents=True)
+    (tmp_path / nemo_rl.FILE).write_text("policy: {chunk: null, plan: null, many: null, size: 4}\n")
+    (tmp_path / "nemo_rl").mkdir()
+    (tmp_path / "nemo_rl" / "policy.py").write_text(
+        "class A(TypedDict):\n    chunk: NotRequired[int | None]\n    plan: str\n    many: list[int] | None\n"
+        "class B(TypedDict):\n    chunk: int\n    plan: int | None\n"
+    )
+    assert nemo_rl.facts(tmp_path, "c0ffee")["types"] == {
+        "policy.chunk": "int?",
+        "policy.many": "any",
+        "policy.plan": "any",
+        "policy.size": "float",
+    }

@@ -12,6 +12,7 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
+from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
@@ -114,6 +115,14 @@ class MegatronRl(ListedFlagFramework[Config]):
         )
 
     # ------------------------------------------------------------------------ mistakes
+
+    def misfit(self, flag: str, value: Any) -> str:
+        """Return what is wrong with the value of a flag, of the engines' too."""
+        kind = self.dialect.engine_types.get(self.dialect.argument(flag) or "")
+        if kind is None:
+            return super().misfit(flag, value)
+        wanted = misfit(kind, value)
+        return f"is {wanted}" if wanted else ""
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield the flags that are not the user's to set, and the rows of `refused.yaml`."""

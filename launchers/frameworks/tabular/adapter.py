@@ -148,7 +148,8 @@ class TabularFramework(GuidedFramework, Generic[C]):
         if not config.is_own:
             return ()
         unknown = tuple(problem for problem in self.unknown(config) if self.is_certain(config, problem))
-        misfits = tuple(config.facts.misfits(config, config.given, exact=config.release.exact))
+        numbers, exact = rows.numbers(*self.tables), config.release.exact
+        misfits = tuple(config.facts.misfits(config, config.given, numbers, exact=exact))
         for engine, arguments in self._handed_on(job, config):
             misfits += tuple(engine_arguments.problems(engine, arguments))
         return unknown + (misfits or tuple(self.refused(config)))

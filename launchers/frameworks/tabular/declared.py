@@ -62,16 +62,16 @@ class Facts(Value, frozen=True, dict=True, gc=True):
             yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
 
     def misfits(
-        self, settings: Settings, given: Mapping[str, Any], *, exact: bool = True
+        self, settings: Settings, given: Mapping[str, Any], numbers: frozenset[str], *, exact: bool = True
     ) -> Iterator[Problem]:
-        """Yield the settings whose value is of a wrong type.
+        """Yield the settings whose value is of a wrong type; `numbers`: those that are one, declared or not.
 
         A release that is not the job's own (not `exact`) is trusted only where a text can be no number.
         """
         for spelled in given:
             key = bare(spelled)
-            value = settings.get(key)
-            wanted = misfit(self.types.get(key), value)
+            value, kind = settings.get(key), self.types.get(key, FREE)
+            wanted = misfit("float" if kind == FREE and key in numbers else kind, value)
             if wanted and (exact or isinstance(value, str)):
                 message = f"{key} must be {wanted}, not {value!r}"
                 yield Problem(path=("settings", spelled), message=message)

@@ -180,14 +180,19 @@ class ListedFlagFramework(FlagFramework[F]):
         given = {flag: value for flag, value in config.flags.items() if value is not None}
         known = _values(self.tables[-1])
         for flag, value in given.items():
-            kind = _NUMBER if flag in known.numbers else _SWITCH if flag in known.switches else _WORD
             single = str(value) if isinstance(value, list) else value  # a list is no value of these
-            if wrong := flag_facts.misfit(kind, single):
+            if wrong := self.misfit(flag, single):
                 yield Problem(path=config.place(flag), message=f"--{flag} {wrong}, not {value!r}")
         for flag, choices in known.choices.items():
             if flag in given and given[flag] not in choices:
                 message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)
                 yield Problem(path=config.place(flag), message=message, hint=hint)
+
+    def misfit(self, flag: str, value: Any) -> str:
+        """Return what is wrong with the value of a flag, to follow its name; empty where nothing is known."""
+        known = _values(self.tables[-1])
+        kind = _NUMBER if flag in known.numbers else _SWITCH if flag in known.switches else _WORD
+        return flag_facts.misfit(kind, value)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""

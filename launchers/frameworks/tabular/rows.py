@@ -15,6 +15,7 @@ from autotune.launchers.frameworks.core.data import rows, table
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Job
+from autotune.policies.values.knob_table import KNOB_TABLE, Unit
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import (
     AtLeast,
@@ -138,6 +139,14 @@ def knob_rows(*packages: str) -> tuple[Row, ...]:
     """Return the rows of a framework's `knobs.yaml`, its own before those that it shares."""
     every = shared_rows(packages, "knobs.yaml", Row)
     return tuple(msgspec.structs.replace(row, grid=_counted(row.grid)) for row in every)
+
+
+@cache
+def numbers(*packages: str) -> frozenset[str]:
+    """Return the settings that are the number which their knob is."""
+    every = (row for row in knob_rows(*packages) if not (row.modes or row.states or row.read or row.write))
+    counted = (row for row in every if KNOB_TABLE[row.knob].unit not in (Unit.SWITCH, Unit.MODE))
+    return frozenset(name for row in counted for name in row.settings if name)
 
 
 @cache

@@ -83,6 +83,17 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
 
 
 @every
+def test_a_text_is_no_number_of_any_knob(framework: TabularFramework[Any]) -> None:
+    release = framework.releases[-1] if framework.releases else None
+    for row in knob_rows(*framework.tables):
+        names = {name for names in row.settings for name in names.split(", ") if "[]" not in name}
+        sized = row.grid.minimum is not None or row.grid.multiple is not None
+        for name in names if sized and not row.modes and not row.states else ():
+            job = Job(name="j", framework=framework.name, framework_version=release, settings={name: "16k"})
+            assert any("'16k'" in problem.message for problem in framework.check(job)), name
+
+
+@every
 def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_named(
     framework: TabularFramework[Any],
 ) -> None:
