@@ -12,18 +12,18 @@ from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.areal import checks
 from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed, known, overrides
 from autotune.launchers.frameworks.areal.knobs import READERS, WRITERS, allocation_mode
-from autotune.launchers.frameworks.areal.layout import layout_of, placement, resident, split_sizes
+from autotune.launchers.frameworks.areal.layout import layout, resident, split_sizes
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import SECTION
 from autotune.policies.certificate.contents import Training
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Constraint, Grid, Placement, Requires
+from autotune.policies.values.profile import Constraint, Grid, Requires
 from autotune.policies.values.rehearsing import Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
@@ -75,6 +75,8 @@ class Areal(TabularFramework[Config]):
     when = WHEN
     readers = READERS
     writers = WRITERS
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     reads_declined = True
     model_key = "actor.path"
 
@@ -141,10 +143,6 @@ class Areal(TabularFramework[Config]):
             seeds={} if seed is None else {"seed": seed},
             data_order="" if shuffle is None else "shuffled" if shuffle else "as the files have it",
         )
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return who works where, who holds device memory in which phase, and every size."""
-        return placement(config), resident(config), layout_of(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
         """Return the splits that heads and devices allow, and the fewest rollouts that hold a batch."""

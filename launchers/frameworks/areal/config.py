@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.dialects.interpolation import resolved
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts, releases
 from autotune.policies.values.job import SAVE_S, Job
+from autotune.policies.values.profile import Placement
 
 RELEASES = releases(__package__)
 _RECOVERING = ("on", "auto")  # the values of recover.mode that write checkpoints and go on from them
@@ -169,6 +171,12 @@ class Config(DeclaredSettings):
     def colocated(self) -> bool:
         """Whether engines and trainer share their devices."""
         return self._backends[2]
+
+    @property
+    def placement(self) -> Placement:
+        """Whether trainer and engines share their cards, and whether they work at the same time."""
+        ahead = self.count("rollout.max_head_offpolicyness") > 0
+        return residency.placement(shared=self.colocated, ahead=ahead)
 
     @property
     def engine(self) -> str:

@@ -23,10 +23,9 @@ from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagFramework
 from autotune.policies.certificate.contents import Training
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Placement
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
@@ -44,6 +43,8 @@ class MegatronRl(ListedFlagFramework[Config]):
     when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
     readers: ClassVar[Mapping[str, rows.Reader]] = READERS
     writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     model_key = "hf-checkpoint"
     steps_key = "num-rollout"  # none of the frameworks prints how many steps there are
     prompt_keys = PromptKeys(files="prompt-data", field="input", field_key="input-key")
@@ -74,10 +75,6 @@ class MegatronRl(ListedFlagFramework[Config]):
     def shape(self, job: Job) -> Model | None:
         """Return the shape that Megatron's flags describe, where no config tells it."""
         return job.shape or model_of(self.config(job))
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement, who holds device memory in which phase, and every size of an estimate."""
-        return config.placement, resident(config), layout(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the parallel sizes that leave whole copies of the model, of its experts too."""

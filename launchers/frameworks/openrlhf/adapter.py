@@ -13,7 +13,7 @@ from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement
@@ -70,6 +70,8 @@ class OpenRlhf(ArgparseFramework[Config]):
     releases = RELEASES
     modules = ("openrlhf",)
     when = WHEN
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
@@ -95,10 +97,6 @@ class OpenRlhf(ArgparseFramework[Config]):
             "context_parallel": splits.sizes(config.ring, config.actors // config.tensor),
             "tensor_parallel": splits.sizes(config.tensor, config.actors // config.ring),
         }
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return who works where, who holds device memory in which phase, and every size."""
-        return config.placement, resident(config), layout(config)
 
     def knob_settings(self, config: Config, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that make a job use `knobs`, but for those that its packing ignores."""

@@ -34,7 +34,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Constraint, Grid, Placement, Profile
+from autotune.policies.values.profile import Constraint, Grid, Profile
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
@@ -48,6 +48,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
     """
 
     settings_class: Callable[[Job], C]  # what a job's settings come to
+    layout: Callable[[Any], Layout]  # every size of an estimate
+    resident: Callable[[Any], dict[str, tuple[str, ...]]] = staticmethod(
+        lambda _: {}
+    )  # who holds a card, by phase
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
     env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
@@ -119,10 +123,6 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the settings that an attempt needs beside the job's own, its checkpoints above all."""
 
-    @abstractmethod
-    def spread(self, config: C) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement, who holds device memory in which phase, and every size of an estimate."""
-
     def present(self, config: C) -> tuple[rows.Row, ...]:
         """Return the rows of the knobs that a job offers."""
         refused = self.declined(config)
@@ -177,21 +177,20 @@ class TabularFramework(GuidedFramework, Generic[C]):
         supported = rows.offered(present, grids, phases, spell=config.key)
         sizes = rows.bounds(present, config.size, config, supported)
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
-        placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
             knobs=rows.read(self._read(config), config, self.readers),
             supported=supported,
             unsupported=self.declined(config) | rows.staying(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
-            placement=placement,
-            resident=resident,
+            placement=config.placement,
+            resident=self.resident(config),
             engine=config.engine,
             engine_version=job.engine_versions.get(config.engine)
             or config.facts.engines.get(config.engine, ""),
             longest_sequence=config.longest,
             resumable=config.resumes,
-            layout=with_lengths(layout, job),
+            layout=with_lengths(self.layout(config), job),
             warnings=(
                 *job.notes,
                 *self.warnings(config),

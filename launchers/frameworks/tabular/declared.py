@@ -18,6 +18,7 @@ from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, pre
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.launchers.likeness import nearest
 from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 from autotune.policies.values.value import Value
 
 FREE = "any"  # the type of a setting that takes any value, sections of any names among them
@@ -191,6 +192,11 @@ class DeclaredSettings(Settings, ABC):
     def saves(self) -> bool:
         """Whether the job writes checkpoints, even such that it would not continue from."""
         return self.resumes
+
+    @property
+    @abstractmethod
+    def placement(self) -> Placement:
+        """Whether trainer and engines share their cards, and whether they work at the same time."""
 
     @property
     @abstractmethod

@@ -28,9 +28,7 @@ from autotune.launchers.frameworks.trl.config import (
     setting_of,
 )
 from autotune.launchers.frameworks.trl.layout import layout, tile
-from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.job import Job
-from autotune.policies.values.profile import Placement
 
 _MODULE = "trl.scripts.grpo"
 _RESUMED = "resume_from_checkpoint"
@@ -67,6 +65,7 @@ class Trl(HuggingFaceTrainer[Config]):
     releases = RELEASES
     modules = ("trl",)
     when = WHEN
+    layout = staticmethod(layout)
     readers: ClassVar[Mapping[str, Reader]] = {"tile": tile}
     makes_pieces = True
     saving: ClassVar[Mapping[str, Any]] = {
@@ -93,10 +92,6 @@ class Trl(HuggingFaceTrainer[Config]):
         """Yield what TRL and accelerate refuse."""
         yield from _of_command(config)
         yield from super().refused(config)
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement, from which follows who is on a card, and every size."""
-        return config.placement, {}, layout(config)
 
     def launch(self, config: Config, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
         """Return the script inside the entry, under the launcher of the job; its file goes behind it."""
