@@ -172,7 +172,7 @@ class Areal(TabularFramework[Config]):
         result: dict[str, Any] = {}
         for _ in range(_ROUNDS):
             config = Config(changed(job, result))
-            wanted = rows.written(offered, config, own, READERS, WRITERS)
+            wanted = rows.settings_for(offered, config, own, READERS, WRITERS)
             more = {
                 name: value
                 for name, value in wanted.items()
@@ -183,7 +183,7 @@ class Areal(TabularFramework[Config]):
             result |= more
         return result | _pinned(Config(job), Config(changed(job, result)), result)
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the settings without which a job would not start, not continue or mix its logs."""
         own: dict[str, Any] = {}
         launcher = _old_launcher(job)
@@ -211,7 +211,7 @@ class Areal(TabularFramework[Config]):
         """
         own = self.settings(job, knobs)
         config = Config(changed(job, own))
-        settings = {**overrides(job), **self.started(config, job, run=run, resume=resume), **own}
+        settings = {**overrides(job), **self.run_settings(config, job, run=run, resume=resume), **own}
         argv = [*job.command]
         if argv and _INTERPRETERS.fullmatch(argv[0]):
             argv[0] = "{python}"
@@ -281,7 +281,7 @@ def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[s
     keys = {name.rpartition(".")[2] for name in written}
     return {
         name: before.get(name)
-        for name in before.written()
+        for name in before.names()
         if not any(f"{name}.".startswith(f"{each}.") for each in written)
         and name.rpartition(".")[2] not in keys
         and before.facts.kind_of(name) not in (None, SECTION)
@@ -328,7 +328,7 @@ def _places(config: Config, folder: str) -> dict[str, str]:
     own = {"trial_name": f"autotune{tag}", "fileroot": folder}
     spelled = {
         name: own[key]
-        for name in config.written()
+        for name in config.names()
         for section, _, key in (name.rpartition("."),)
         if key in own and section not in ("", "cluster") and config.reference(name) is None
     }

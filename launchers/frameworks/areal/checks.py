@@ -129,7 +129,7 @@ def _wrong(config: Config, name: str, message: str, hint: str = "") -> Problem:
 
 
 def _values(config: Config) -> Iterator[Problem]:
-    for name in config.written():
+    for name in config.names():
         value = config.get(name)
         if wanted := misfit(config.facts.kind_of(name), value):
             yield _wrong(config, name, f"`{name}` must be {wanted}, not {value!r}")

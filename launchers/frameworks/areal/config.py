@@ -92,7 +92,7 @@ class Config(DeclaredSettings):
         whole = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         return whole[1] if whole else None
 
-    def written(self) -> Iterator[str]:
+    def names(self) -> Iterator[str]:
         """Yield the dotted name of every setting that the job's YAML and overrides contain."""
         yield from self._written
 
@@ -281,7 +281,7 @@ class Config(DeclaredSettings):
         context = self.number("vllm.max_model_len" if with_vllm else "sglang.context_length")
         bound = min(limit, context) if context else limit
         prompt, answer = self.number("train_dataset.max_length"), self.number("gconfig.max_new_tokens")
-        turns = (self.number(name) or 1 for name in self.written() if name.rpartition(".")[2] == "max_turns")
+        turns = (self.number(name) or 1 for name in self.names() if name.rpartition(".")[2] == "max_turns")
         if prompt is None or answer is None or any(each > 1 for each in turns):
             return bound, False
         return min(bound, prompt + answer), True

@@ -103,7 +103,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt: the program inside the entry, whose files lie beside it."""
         config = self.config(with_settings(job, self.settings(job, knobs)))
-        own = self.started(config, job, run=run, resume=resume)
+        own = self.run_settings(config, job, run=run, resume=resume)
         entry = (ENTRY, run, self.mode(job, resume=resume))
         return Command(
             argv=self.launch(config, own, entry),
@@ -189,7 +189,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
                 changed[name] = config.with_mode(name, value) if name in ENVIRONMENT else value
         return changed
 
-    def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, and how often they come where the job does not say."""
         own: dict[str, Any] = {"output_dir": _output(config, job, run=run)}
         # Which checkpoint is the best depends on which there are.

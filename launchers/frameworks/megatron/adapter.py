@@ -155,7 +155,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         stable = {"WANDB_RUN_ID": f"{config.job.name}-{run}", "WANDB_RESUME": "allow"}
         return stable if config.flag("use-wandb") else {}
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the flags by which an attempt continues its own run's checkpoint and no other.
 
         The frameworks continue whatever lies in --load, and shipped scripts give it the folder of --save. A
@@ -190,7 +190,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         """Return the flags of an engine of evaluations."""
         return tuple(flag for flag in config.flags if flag.startswith(self.dialect.prefixes))
 
-    def tried(self, config: Config, *, folder: str, steps: int) -> dict[str, Any]:
+    def trial_flags(self, config: Config, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the steps of a trial, its start and folders of its own."""
         own: dict[str, Any] = {self.steps_key: steps}
         if config.has("load") and not config.start:

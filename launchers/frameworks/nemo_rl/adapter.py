@@ -77,7 +77,7 @@ class NemoRL(TabularFramework[Config]):
     model_key = "policy.model_name"
     steps_key = "grpo.max_num_steps"
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie and how often they come: what lies there is always continued from."""
         named = config.has(_FOLDER) and "${" not in config.text(_FOLDER)
         folder = folder_of(job, config.text(_FOLDER), run=run, named=named)

@@ -103,7 +103,7 @@ class OpenRlhf(ArgparseFramework[Config]):
         idle = () if knobs.dynamic_batching is None else _IDLE[bool(knobs.dynamic_batching)]
         return super().knob_settings(config, msgspec.structs.replace(knobs, **dict.fromkeys(idle)))
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, how often they come, and whether the attempt goes on from one."""
         own: dict[str, Any] = {}
         if config.resumes:

@@ -66,7 +66,7 @@ class SkyRL(TabularFramework[Config]):
     }
     no_file = "write its settings under `settings:`, such as trainer.strategy: fsdp"
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, how often they come, and whether the attempt continues from one."""
         place, interval = "trainer.ckpt_path", "trainer.ckpt_interval"
         own: dict[str, Any] = {"trainer.resume_mode": "latest" if resume and config.resumes else "none"}

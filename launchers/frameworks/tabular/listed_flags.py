@@ -143,7 +143,7 @@ class ListedFlagFramework(FlagFramework[F]):
         """The flags that have a --no- form."""
         return self.dialect.negatable
 
-    def tried(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
+    def trial_flags(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the flags of a trial beside those of `trial.yaml`."""
         return {self.steps_key: steps}
 
@@ -201,7 +201,7 @@ class ListedFlagFramework(FlagFramework[F]):
             config = self.config(with_settings(job, self._spelled(job, found)))
             return self.known(config), config
 
-        return self._spelled(job, rows.written_in_turn(again, knobs, self.readers, self.writers))
+        return self._spelled(job, rows.settings_in_turn(again, knobs, self.readers, self.writers))
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`: no checkpoints and no trackers."""
@@ -209,7 +209,8 @@ class ListedFlagFramework(FlagFramework[F]):
         own: dict[str, Any] = {}
         for package in reversed(self.tables):
             own |= document(package, "trial.yaml", dict[str, Any])
-        own |= self.tried(config, folder=folder, steps=steps) | dict.fromkeys(self.of_validation(config))
+        own |= self.trial_flags(config, folder=folder, steps=steps)
+        own |= dict.fromkeys(self.of_validation(config))
         changes = self._spelled(job, own)
         if not config.has(self.save_key):
             changes[self.save_key] = None  # said, so that no checkpoint is added

@@ -195,7 +195,7 @@ def read(present: Iterable[Row], settings: Settings, readers: Mapping[str, Reade
     return msgspec.structs.replace(Knobs(), **found)
 
 
-def offered(
+def supports(
     present: Iterable[Row],
     grids: Mapping[str, tuple[int, ...] | Grid],
     phases: Mapping[str, tuple[Phase, ...]] | None = None,
@@ -249,12 +249,12 @@ def fixed(present: Iterable[Row]) -> tuple[FixedDuringRun, ...]:
     return tuple(FixedDuringRun(knob=row.knob, why=row.fixed) for row in present if row.fixed)
 
 
-def staying(present: Iterable[Row]) -> dict[str, str]:
+def reasons_to_stay(present: Iterable[Row]) -> dict[str, str]:
     """Return the knobs that are read and never offered, each with the reason."""
     return {row.knob: row.stays for row in present if row.stays}
 
 
-def written(
+def settings_for(
     present: Iterable[Row],
     settings: Settings,
     knobs: Knobs,
@@ -289,13 +289,13 @@ def written(
     return result
 
 
-def written_in_turn(
+def settings_in_turn(
     again: Callable[[Mapping[str, Any]], tuple[Iterable[Row], Settings]],
     knobs: Knobs,
     readers: Mapping[str, Reader] | None = None,
     writers: Mapping[str, Writer] | None = None,
 ) -> dict[str, Any]:
-    """Return the settings of `written` where what a job leaves out follows other settings of its own.
+    """Return the settings of `settings_for` where what a job leaves out follows other settings of its own.
 
     Each knob is written once, and what is left is read anew: `again` returns the rows and the settings of the
     job with those that are found so far.
@@ -308,7 +308,7 @@ def written_in_turn(
         name = next((each for each, value in wanted.items() if getattr(now, each) != value), None)
         if name is None:
             return found
-        found |= written(present, settings, Knobs(**{name: wanted.pop(name)}), readers, writers)
+        found |= settings_for(present, settings, Knobs(**{name: wanted.pop(name)}), readers, writers)
 
 
 def _is(settings: Settings, name: str, wanted: Setting) -> bool:

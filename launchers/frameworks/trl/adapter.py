@@ -119,7 +119,7 @@ class Trl(HuggingFaceTrainer[Config]):
         """Return True: both generators can be told to go on to `max_completion_length`."""
         return True
 
-    def forced(self, config: Config) -> dict[str, Any]:
+    def longest_settings(self, config: Config) -> dict[str, Any]:
         """Return what the generator is told beyond the job's own."""
         least = {"min_new_tokens": config.count("max_completion_length")}
         given = config.get("generation_kwargs")

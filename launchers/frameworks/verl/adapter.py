@@ -157,11 +157,11 @@ class Verl(TabularFramework[Config]):
         """Return settings as Hydra overrides, as a release takes them, the newest where none is named."""
         return tuple(override(keys.taken(key, version), value) for key, value in settings.items())
 
-    def typed(self, config: Config, settings: dict[str, Any]) -> tuple[str, ...]:
+    def command_words(self, config: Config, settings: dict[str, Any]) -> tuple[str, ...]:
         """Return an attempt's settings as Hydra takes them."""
         return self.words(settings, config.release.version)
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return what makes an attempt resumable, and its loggers go on where they stopped."""
         resumes = resume and config.text("trainer.resume_mode") != "disable"
         loggers = _loggers(config)
