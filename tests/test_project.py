@@ -9,6 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from benchmarks.facts.__main__ import SUBJECTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,6 +83,31 @@ def test_no_folder_holds_more_than_15_modules_and_no_module_more_than_400_lines(
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
             assert len(modules) <= 15, (folder, len(modules))
             assert all(len(path.read_text().splitlines()) <= 400 for path in modules), folder
+
+
+@pytest.mark.parametrize("name", ["miles", "ms_swift", "nemo_rl", "openrlhf", "skyrl", "trl"])
+def test_a_framework_of_data_files_has_at_most_400_lines_of_python(name: str) -> None:
+    modules = (ROOT / "launchers" / "frameworks" / name).rglob("*.py")
+    assert 0 < sum(len(path.read_text().splitlines()) for path in modules) <= 400
+
+
+def test_new_releases_are_compared_every_week_with_the_facts_on_record() -> None:
+    text = (ROOT / ".github/workflows/facts.yml").read_text()
+    workflow = yaml.safe_load(text)
+    (job,) = workflow["jobs"].values()
+    (schedule,) = workflow[True]["schedule"]  # YAML reads `on` as true
+    *_, month, weekday = schedule["cron"].split()
+    assert (month, weekday.isdigit()) == ("*", True)
+    assert (workflow["permissions"], job["permissions"]) == ({}, {"contents": "read"})
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert used and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name) for name in used)
+    assert all(re.search(rf"{name} # v\d", text) for name in used)
+    assert any("make --silent facts" in step.get("run", "") for step in job["steps"])
+
+
+def test_make_facts_compares_every_package_that_has_facts() -> None:
+    (loop,) = re.findall(r"for each in ([a-z -]+); do .*benchmarks\.facts", (ROOT / "Makefile").read_text())
+    assert sorted(loop.split()) == sorted(SUBJECTS)
 
 
 def test_the_tree_names_no_private_path() -> None:

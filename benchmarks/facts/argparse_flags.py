@@ -15,23 +15,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.facts.pins import versions
+
 Fact = dict[str, Any]
+_OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
+OPENRLHF_FILE = rf".*{_OPENRLHF}"  # some wheels have it below a folder of data
 _CALLS = ("add_argument", "reset_arg")
 
 
 def flags_of(source: str) -> dict[str, Fact]:
-    """Return the flags that a module declares, by their names without dashes.
-
-    A name that a loop over literals makes (`f"--{prefix}.optim"`) is given for each of them.
-    """
-    found: dict[str, Fact] = {}
-    for node, names in _calls(ast.parse(source), {}):
-        fact = _fact({keyword.arg: keyword.value for keyword in node.keywords if keyword.arg})
-        found |= dict.fromkeys(names, fact)
+    """Return the flags that a module declares, by their names without dashes: in calls and in dataclasses."""
+    found = {name: fact for names, fact in added(source) for name in names}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
             found = dict(_fields(node)) | found
     return found
+
+
+def added(source: str) -> Iterator[tuple[list[str], Fact]]:
+    """Yield the names of each flag that a module adds to a parser.
+
+    A name that a loop over literals makes (`f"--{prefix}.optim"`) is given for each of them.
+    """
+    for node, names in _calls(ast.parse(source), {}):
+        yield names, _fact({keyword.arg: keyword.value for keyword in node.keywords if keyword.arg})
 
 
 def _calls(node: ast.AST, loops: dict[str, list[str]]) -> Iterator[tuple[ast.Call, list[str]]]:
@@ -107,8 +114,22 @@ def main(words: list[str]) -> None:
             found |= {n: fact for n, fact in flags_of(Path(file).read_text()).items() if n in wanted}
     for file in files[:at]:
         found |= flags_of(Path(file).read_text())
-    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(found.items()))
-    sys.stdout.write(f'{{\n"source": {json.dumps(source)},\n"further": [],\n"flags": {{\n{rows}\n}}\n}}\n')
+    sys.stdout.write(written({"source": source, "flags": found}))
+
+
+def openrlhf(root: Path) -> dict[str, Any]:
+    """Return the flags of an unpacked release of OpenRLHF."""
+    (file,) = root.rglob(_OPENRLHF)
+    source = f"openrlhf {versions(root)['openrlhf']}, {_OPENRLHF}"
+    return {"source": source, "further": [], "flags": flags_of(file.read_text())}
+
+
+def written(found: dict[str, Any]) -> str:
+    """Return the facts as JSON, one flag a line."""
+    rows = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(found["flags"].items())
+    )
+    return f'{{\n"source": {json.dumps(found["source"])},\n"further": [],\n"flags": {{\n{rows}\n}}\n}}\n'
 
 
 if __name__ == "__main__":

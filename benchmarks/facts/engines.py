@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts.argparse_flags import flags_of
+from benchmarks.facts.argparse_flags import Fact, added, flags_of
 from benchmarks.facts.dataclass_fields import Field, fields_of, read
 
-_FLAG = Field(kind="", default=None, section="")  # of the command line alone
+_ONLY_FLAG = Field(kind="", default=None, section="")  # of the command line alone
+_KINDS = {"int": "int", "float": "float", "store_true": "bool", "store_false": "bool"}
+_ALIASES = re.compile(r"aliases=\[([^\]]*)\]")
+_FLAG = re.compile(r"--[\w-]+")
 
 
 def sglang(root: Path) -> dict[str, Any]:
-    """Return types and defaults of `ServerArgs`; later releases assemble it of namespaces."""
+    """Return types and defaults of `ServerArgs`; later releases assemble it of namespaces.
+
+    `command_line`: types of the names that it takes beside them; `internal`: fields that it does not take.
+    """
     source = root / "sglang" / "srt"
     folder = source / "arg_groups" / "fields"
     found: dict[str, Field] = {}
@@ -20,7 +29,45 @@ def sglang(root: Path) -> dict[str, Any]:
         namespaces = read(folder)
         for name in namespaces.classes:
             found |= fields_of(name, namespaces)
-    return _facts(found | fields_of("ServerArgs", read(source / "server_args.py")))
+    found |= fields_of("ServerArgs", read(source / "server_args.py"))
+    files = [source / "server_args.py", *sorted((source / "arg_groups").rglob("*.py"))]
+    texts = [file.read_text() for file in files]
+    notes = {name: note for text in texts for name, note in _notes(text) if name in found}
+    kinds = {
+        name: field.kind.replace("int", "count")
+        if "human_readable_int" in notes.get(name, "")
+        else field.kind
+        for name, field in found.items()
+    }
+    flags: dict[str, str] = {}
+    for names, fact in (each for text in texts for each in added(text)):
+        own = next((kinds[name] for name in map(_plain, names) if name in kinds), _KINDS.get(_how(fact), ""))
+        flags |= {_plain(name): own or "any" for name in names}
+    for name, note in notes.items():
+        for aliases in _ALIASES.findall(note):
+            flags |= {_plain(alias): kinds[name] or "any" for alias in _FLAG.findall(aliases)}
+    hidden = {name for name, note in notes.items() if "no_cli=True" in note}
+    return {
+        **_facts({name: field._replace(kind=kinds[name]) for name, field in found.items()}),
+        "command_line": {name: kind for name, kind in sorted(flags.items()) if name not in found},
+        "internal": sorted(hidden - flags.keys()),
+    }
+
+
+def _notes(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a module's classes with what is written behind their types."""
+    for node in ast.walk(ast.parse(source)):
+        for entry in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(entry, ast.AnnAssign):
+                yield ast.unparse(entry.target), ast.unparse(entry.annotation)
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _how(fact: Fact) -> str:
+    return str(fact.get("action") or fact.get("type") or "")
 
 
 def vllm(root: Path) -> dict[str, Any]:
@@ -30,7 +77,7 @@ def vllm(root: Path) -> dict[str, Any]:
     files = sorted((source / "entrypoints").rglob("cli_args.py"))  # its place changes between releases
     file, server = next((f, found) for f in files if "FrontendArgs" in (found := read(f)).classes)
     texts = ((source / "engine" / "arg_utils.py").read_text(), file.read_text())
-    flags = {name.replace("-", "_"): _FLAG for text in texts for name in flags_of(text)}
+    flags = {name.replace("-", "_"): _ONLY_FLAG for text in texts for name in flags_of(text)}
     return _facts(flags | fields_of("FrontendArgs", server) | fields_of("AsyncEngineArgs", engine))
 
 

@@ -1,33 +1,19 @@
-"""ms-swift's settings as the dataclasses of a release declare them, with those of the transformers below it.
-
-python -m benchmarks.facts.ms_swift 4.6.0       write that release's file
-"""
+"""ms-swift's settings as a release declares them, with those of the transformers below it."""
 
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
-import tempfile
-import zipfile
-from email import message_from_string
 from pathlib import Path
 from typing import Any
 
-import click
-from packaging.requirements import Requirement
-
 from benchmarks.facts.dataclass_fields import Field, declared, fields_of, read
+from benchmarks.facts.pins import versions
 
-_FOLDER = Path("launchers/frameworks/ms_swift/facts")
-_SWIFT = (
-    "swift/arguments/",
-    "swift/trainers/arguments.py",
-    "swift/rlhf_trainers/args_mixin.py",
-    "swift/ray_utils/arguments.py",
+FILES = (
+    r"swift/(arguments/.*|trainers/arguments\.py|rlhf_trainers/args_mixin\.py|ray_utils/arguments\.py)"
+    r"|transformers/training_args(_seq2seq)?\.py"
 )
-_BELOW = ("transformers/training_args.py", "transformers/training_args_seq2seq.py")
+BELOW = ("transformers",)
 _ROOT, _BELOW_ROOT = "RLHFArguments", "Seq2SeqTrainingArguments"
 # What RLHFArguments fills in after its fields where `--rlhf_type grpo` is given (arguments/rlhf_args.py).
 _OF_GRPO = {
@@ -39,29 +25,11 @@ _OF_GRPO = {
 }
 
 
-@click.command(help=__doc__)
-@click.argument("version")
-def main(version: str) -> None:
-    """Download the release and the newest transformers that it takes, and write its facts."""
-    with tempfile.TemporaryDirectory() as scratch:
-        wheel = _downloaded(f"ms-swift=={version}", Path(scratch, "swift"))
-        needed = [Requirement(text) for text in _requirements(wheel)]
-        below = next(each for each in needed if each.name == "transformers" and not each.marker)
-        found = facts(wheel, _downloaded(str(below), Path(scratch, "transformers")))
-    path = _FOLDER / f"{version}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
-    click.echo(f"{path}: {len(found['types'])} facts")
-
-
-def facts(wheel: Path, below: Path) -> dict[str, Any]:
+def facts(root: Path) -> dict[str, Any]:
     """Return what `swift rlhf` takes: types and defaults, `any` for no plain value."""
-    with tempfile.TemporaryDirectory() as scratch:
-        own, transformers = Path(scratch, "swift"), Path(scratch, "transformers")
-        _unpack(wheel, own, _SWIFT)
-        _unpack(below, transformers, _BELOW)
-        found = _inherited(fields_of(_BELOW_ROOT, read(transformers)), own)
-    return {"source": f"ms-swift with {'-'.join(below.name.split('-')[:2])}", **declared(found, _OF_GRPO)}
+    found = _inherited(fields_of(_BELOW_ROOT, read(root / "transformers")), root / "swift")
+    below = versions(root)["transformers"]
+    return {"source": f"ms-swift with transformers-{below}", **declared(found, _OF_GRPO)}
 
 
 def _inherited(below: dict[str, Field], root: Path) -> dict[str, Field]:
@@ -81,24 +49,3 @@ def _order(name: str, classes: dict[str, ast.ClassDef]) -> list[str]:
     for parent in parents:
         order += [each for each in _order(parent, classes) if each not in order] if parent in classes else []
     return order
-
-
-def _downloaded(requirement: str, folder: Path) -> Path:
-    words = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
-    subprocess.run([sys.executable, *words, requirement], check=True)
-    return next(folder.glob("*.whl"))
-
-
-def _requirements(wheel: Path) -> list[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return message_from_string(archive.read(name).decode()).get_all("Requires-Dist", [])
-
-
-def _unpack(wheel: Path, folder: Path, beginnings: tuple[str, ...]) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(beginnings)])
-
-
-if __name__ == "__main__":
-    main()

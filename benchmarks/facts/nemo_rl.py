@@ -7,6 +7,7 @@ PyPI has a placeholder under its name only, so the facts are read from a checkou
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -18,15 +19,24 @@ import yaml
 
 FILE = "examples/configs/grpo_math_1B.yaml"
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_NOT_REQUIRED = re.compile(r"^NotRequired\[(.*)\]$", re.DOTALL)
+_SCALARS = ("int", "float", "bool", "str")
 _FOLDER = Path("launchers/frameworks/nemo_rl/facts")
 
 
 def facts(root: Path, commit: str) -> dict[str, Any]:
-    """Return types and defaults by key; a number may be whole or not, as no schema says it."""
+    """Return types and defaults by key; a number may be whole or not, as the file does not say it.
+
+    The type of a key whose default is null is what every annotation of that name in the source says.
+    """
     found = dict(_leaves(yaml.safe_load((root / FILE).read_text()), ""))
+    noted = _annotated(root / "nemo_rl")
     return {
         "source": f"https://github.com/NVIDIA-NeMo/RL/blob/{commit}/{FILE}",
-        "types": {key: _kind(value, found) for key, value in sorted(found.items())},
+        "types": {
+            key: noted.get(key.rpartition(".")[2], "any") if value is None else _kind(value, found)
+            for key, value in sorted(found.items())
+        },
         "defaults": {key: value for key, value in sorted(found.items()) if value is not None},
     }
 
@@ -37,6 +47,19 @@ def _leaves(tree: dict[str, Any], node: str) -> list[tuple[str, Any]]:
         path = f"{node}{name}"
         result += _leaves(value, f"{path}.") if isinstance(value, dict) and value else [(path, value)]
     return result
+
+
+def _annotated(source: Path) -> dict[str, str]:
+    """Return the types of names that every class which has them says to be one plain type, or null."""
+    kinds: dict[str, set[str]] = {}
+    for file in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            for entry in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(entry, ast.AnnAssign):
+                    text = _NOT_REQUIRED.sub(r"\1", ast.unparse(entry.annotation))
+                    parts = [part.strip() for part in text.split("|")]
+                    kinds.setdefault(ast.unparse(entry.target), set()).update({*parts} - {"None"})
+    return {name: f"{kind}?" for name, found in kinds.items() for kind in _SCALARS if found == {kind}}
 
 
 def _kind(value: Any, settings: dict[str, Any]) -> str:

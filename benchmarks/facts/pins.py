@@ -1,4 +1,4 @@
-"""The inference engines that a release of a framework asks for in one version."""
+"""What a release of a framework asks for: inference engines in one version, packages that it builds on."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ def pinned(root: Path) -> dict[str, str]:
             if pin.operator == "==":
                 found.setdefault(required.name, pin.version)
     return found
+
+
+def required(root: Path) -> dict[str, str]:
+    """Return what an unpacked wheel always needs, such as `transformers>=4.56`, by the package's name."""
+    needed = [Requirement(text) for text in _of_wheel(root)]
+    return {each.name: str(each) for each in needed if each.marker is None}
+
+
+def versions(root: Path) -> dict[str, str]:
+    """Return the versions of the wheels that are unpacked in a folder, by the package's name."""
+    names = [folder.name.removesuffix(".dist-info") for folder in root.glob("*.dist-info")]
+    return {name: version for name, _, version in (each.rpartition("-") for each in names)}
 
 
 def _of_wheel(root: Path) -> Iterator[str]:

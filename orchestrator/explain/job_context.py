@@ -15,6 +15,7 @@ from autotune.launchers.frameworks.core import tool_spellings
 from autotune.launchers.frameworks.core.traces import Traces
 from autotune.orchestrator.config.public_models import find_by_numbers, find_public
 from autotune.orchestrator.explain.reader import Reading
+from autotune.orchestrator.explain.sanitize import uncoloured
 from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
@@ -23,7 +24,7 @@ from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import ENGINE_KNOBS
-from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.profile import Profile, Support
 from autotune.policies.values.value import Value
 
@@ -47,6 +48,7 @@ class Context(Value, frozen=True, kw_only=True):
     model: Model | None = None
     offers: dict[str, Support] = {}  # how the framework offers the knobs, in any job that its guides show
     advised: dict[str, str] = {}  # settings that its guides name for a knob, where no preset uses them
+    implied: dict[str, Any] = {}  # settings that the log tells without printing them
     note: str = ""  # why the printed settings could not be used
 
     @property
@@ -69,20 +71,22 @@ def context_of(
     reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
 ) -> Context:
     """Return what the log shows of its job."""
-    text = "\n".join((reading.ends, *(line.text for line in diagnosis.evidence)))
+    text = "\n".join((uncoloured(reading.ends), *(line.text for line in diagnosis.evidence)))
     name = framework or recognised(text, traces())
     found = FRAMEWORKS[name] if name else None
     shape = model or printed_model(reading.head)
     tools = tool_spellings.seen(text, driven=found is not None)
     if found is None:
         return Context(tools=tools, model=shape or _public(reading.head), known=_of_tools(tools, text))
+    implied = traces()[found.name].implied(text)
     settings, note = _printed(found, reading.head)
+    settings = implied | settings
     job = Job(name="log", framework=found.name, settings=settings, shape=shape)
     on_device = diagnosis.cause.resource == "gpu"
     cluster = _cluster((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
     profile, why = _profile(found, job, cluster)
     note = note or (why if settings else "")
-    offers, advised = _offers(found), _advised(found)
+    offers, advised = _offers(found, implied), _advised(found)
     if profile is None:
         return Context(
             framework=found,
@@ -91,6 +95,7 @@ def context_of(
             model=shape,
             offers=offers,
             advised=advised,
+            implied=implied,
             note=note,
         )
     if _knobs_in(settings, profile) < _FEWEST:
@@ -117,6 +122,7 @@ def context_of(
         model=shape or _named(found, settings) or _public(reading.head),
         offers=offers,
         advised=advised,
+        implied=implied,
         note=note,
     )
 
@@ -229,9 +235,17 @@ def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str,
             continue
         switch = True in support.grid.values
         value = _SWITCHED.get(str(direction), _BLANK) if switch else _BLANK
-        said = _said(framework, {support.setting: value})
+        said = _mode(framework, context, knob, direction) or _said(framework, {support.setting: value})
         lines += said or ((support.setting,) if value is not False else ())
     return tuple(lines)
+
+
+def _mode(framework: Framework, context: Context, knob: str, mode: Setting) -> tuple[str, ...]:
+    """Return how the framework's users type a mode of a knob; nothing where it is no mode that is offered."""
+    if not isinstance(mode, str) or mode not in context.offers[knob].grid.values:
+        return ()
+    job = Job(name="log", framework=framework.name, settings=dict(context.implied))
+    return _said(framework, framework.settings(job, msgspec.structs.replace(Knobs(), **{knob: mode})))
 
 
 def _own_settings(context: Context, cure: Cure) -> dict[str, Any]:
@@ -287,17 +301,17 @@ def _advised(framework: Framework) -> dict[str, str]:
     """Return the settings that guides name for a knob and that work, where no preset uses them."""
     found: dict[str, str] = {}
     for row in framework.advice:
-        setting = row.setting.partition(":")[0]
+        setting = re.split("[:=]", row.setting)[0]
         if row.status is Status.WORKS and " " not in setting and (turns := spoken(row.remedy)):
             found[next(iter(turns))] = setting
     return found
 
 
-def _offers(framework: Framework) -> dict[str, Support]:
-    """Return how the framework offers the knobs, in any job that its guides show."""
+def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Support]:
+    """Return how the framework offers the knobs, in any job of its guides with the `implied` settings."""
     found: dict[str, Support] = {}
     for preset in (*framework.presets.values(), {}):
-        job = Job(name="log", framework=framework.name, settings=dict(preset))
+        job = Job(name="log", framework=framework.name, settings={**preset, **implied})
         profile, _ = _profile(framework, job, _cluster(0))
         if profile is not None:
             found = profile.supported | found

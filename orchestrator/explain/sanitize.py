@@ -9,10 +9,14 @@ from autotune.policies.explain.secrets import masked
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
 
+def uncoloured(text: str) -> str:
+    """Return a text without the control sequences of terminals."""
+    return _ESCAPES.sub("", text) if "\x1b" in text else text
+
+
 def plain(text: str) -> str:
     """Return text of a log with secrets masked and control characters replaced."""
-    text = _ESCAPES.sub("", text) if "\x1b" in text else text
-    text = text.replace("\t", " ")
+    text = uncoloured(text).replace("\t", " ")
     if not text.isprintable():
         text = "".join(char if char.isprintable() else "?" for char in text)
     return masked(text)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from benchmarks.facts.__main__ import differences
+import pytest
+
+from benchmarks.facts import engines, ms_swift, nemo_rl, trl
+from benchmarks.facts.__main__ import differences, knobs_of
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in, fields_of, read
-from benchmarks.facts.pins import pinned
+from benchmarks.facts.pins import pinned, required, versions
 
 _SOURCE = """
 from dataclasses import dataclass, field
@@ -57,8 +61,31 @@ def test_fields_come_with_types_and_defaults_and_nothing_is_run(tmp_path: Path) 
 def test_a_new_release_is_shown_by_setting() -> None:
     old = {"both": {"a": 1, "b": 2}, "dp": {}, "megatron": {"m": None}}
     new = {"both": {"a": 1, "b": 3, "c": "x"}, "dp": {}, "megatron": {}}
-    assert differences(old, new) == ["+ both c = 'x'", "! both b: 2 -> 3", "- megatron m"]
-    assert differences(old, old) == []
+    assert differences(old, new, {}) == ["+ both c = 'x'", "! both b: 2 -> 3", "- megatron m"]
+    assert differences(old, old, {}) == []
+
+
+def test_what_changed_behind_a_knob_comes_first_and_names_it() -> None:
+    old = {"flags": {"a": {"type": "int"}, "b": {}}}
+    new = {"flags": {"a": {"type": "float"}, "c": {}}}
+    assert differences(old, new, {"a": "concurrency"}) == [
+        "! flags a: {'type': 'int'} -> {'type': 'float'} (concurrency)",
+        "- flags b",
+        "+ flags c = {}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("subject", "setting", "knob"),
+    [
+        ("trl", "vllm_gpu_memory_utilization", "memory_fraction"),
+        ("openrlhf", "train.micro_batch_size", "microbatch_size"),
+        ("sglang", "mem_fraction_static", "memory_fraction"),
+        ("vllm", "enforce_eager", "cuda_graphs"),
+    ],
+)
+def test_the_knob_of_a_setting_is_that_of_its_row(subject: str, setting: str, knob: str) -> None:
+    assert knobs_of(subject)[setting] == knob and "" not in knobs_of(subject)
 
 
 _ENGINE = """
@@ -128,4 +155,157 @@ def test_the_engines_of_a_release_are_read_from_a_wheel_or_a_source_tree(tmp_pat
 def test_a_type_that_changed_or_came_without_a_default_is_shown() -> None:
     old = {"defaults": {"a": 1}, "types": {"a": "int", "b": "any"}}
     new = {"defaults": {"a": 1, "d": 2}, "types": {"a": "float", "c": "any", "d": "int"}}
-    assert differences(old, new) == ["+ defaults d = 2", "- b", "+ c: any", "! type of a: int -> float"]
+    assert differences(old, new, {}) == ["+ defaults d = 2", "- b", "+ c: any", "! type of a: int -> float"]
+
+
+_TRL = {
+    "transformers/training_args.py": """
+default_optim = "adamw_torch"
+@dataclass
+class TrainingArguments:
+    output_dir: str | None = field(default=None)
+    logging_steps: float = field(default=500)
+    optim: OptimizerNames | str = field(default=default_optim)
+    use_cpu: bool = field(default=False)
+    _n_gpu: int = field(init=False, default=-1)
+""",
+    "trl/trainer/base_config.py": """
+@dataclass
+class _BaseConfig(TrainingArguments):
+    logging_steps: float = field(default=10)
+""",
+    "trl/trainer/grpo_config.py": """
+@dataclass
+class GRPOConfig(_BaseConfig):
+    num_generations: int | None = field(default=8)
+""",
+    "trl/trainer/model_config.py": "@dataclass\nclass ModelConfig:\n    lora_r: int = 16\n",
+    "trl/scripts/utils.py": """
+@dataclass
+class DatasetMixtureConfig:
+    streaming: bool = False
+@dataclass
+class ScriptArguments:
+    dataset_name: str | None = None
+""",
+    "trl/scripts/grpo.py": """
+@dataclass
+class GRPOScriptArguments(ScriptArguments):
+    reward_funcs: list[str] | None = field(default=None)
+""",
+    "accelerate/commands/launch.py": """
+parser.add_argument("-h", "--help", action="help")
+parser.add_argument("--use_cpu", action="store_true")
+parser.add_argument("-m", "--module", action="store_true")
+parser.add_argument("--num_processes", type=int, default=None)
+parser.add_argument("--gradient-clipping", type=float)
+parser.add_argument("--fsdp_version", type=str, choices=["1", "2"])
+parser.add_argument("--env", action="append")
+""",
+}
+
+
+def test_what_trl_takes_is_read_in_three_packages(tmp_path: Path) -> None:
+    for name, text in _TRL.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in ("trl-1.16.0", "transformers-5.23.0", "accelerate-1.15.0"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    assert trl.facts(tmp_path) == {
+        "source": "TRL 1.16.0 with transformers 5.23.0 and accelerate 1.15.0",
+        "types": {
+            "accelerate_config": "launch",
+            "dataset_name": "str?",
+            "fsdp_version": "launch",
+            "gradient_clipping": "launch float",
+            "logging_steps": "float",
+            "lora_r": "int",
+            "module": "launch switch",
+            "num_generations": "int?",
+            "num_processes": "launch int",
+            "optim": "any",
+            "output_dir": "str?",
+            "reward_funcs": "any",
+            "streaming": "bool",
+            "use_cpu": "bool",  # the training's, which both know
+        },
+        "defaults": {
+            "logging_steps": 10,
+            "lora_r": 16,
+            "num_generations": 8,
+            "optim": "adamw_torch_fused",
+            "streaming": False,
+            "use_cpu": False,
+        },
+    }
+
+
+def test_the_packages_below_a_release_are_those_that_it_always_needs(tmp_path: Path) -> None:
+    folder = tmp_path / "ms_swift-4.6.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Name: ms-swift\nRequires-Dist: transformers<5.20,>=4.33\n"
+        "Requires-Dist: accelerate\nRequires-Dist: vllm>=0.5; extra == 'all'\n"
+    )
+    assert required(tmp_path) == {"transformers": "transformers<5.20,>=4.33", "accelerate": "accelerate"}
+    assert versions(tmp_path) == {"ms_swift": "4.6.0"}
+
+
+def test_the_wheels_of_ms_swift_are_read_where_its_settings_stand() -> None:
+    wanted = (
+        "swift/arguments/base_args/base_args.py",
+        "swift/rlhf_trainers/args_mixin.py",
+        "transformers/training_args_seq2seq.py",
+    )
+    assert all(re.fullmatch(ms_swift.FILES, name) for name in wanted)
+    assert not re.fullmatch(ms_swift.FILES, "swift/megatron/arguments.py")
+
+
+_SERVER_ARGS = """
+class ServerArgs:
+    model_path: A[str, Arg(help="the model", aliases=["--model"])]
+    context_length: A[Optional[int], Arg(help="length", type_parser=human_readable_int)] = None
+    tp_size: int = 1
+    cuda_graph_max_bs: A[Optional[int], Arg(no_cli=True)] = None
+    own: A[bool, Arg(no_cli=True)] = False
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--tensor-parallel-size", "--tp-size", type=int, default=1)
+        parser.add_argument("--cuda-graph-max-bs", type=int)
+        parser.add_argument("--stream-output", action="store_true")
+"""
+
+
+def test_what_the_command_line_of_sglang_takes_beside_its_fields_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "sglang" / "srt"
+    folder.mkdir(parents=True)
+    (folder / "server_args.py").write_text(_SERVER_ARGS)
+    assert engines.sglang(tmp_path) == {
+        "types": {
+            "context_length": "count?",
+            "cuda_graph_max_bs": "int?",
+            "model_path": "str",
+            "own": "bool",
+            "tp_size": "int",
+        },
+        "defaults": {"own": False, "tp_size": 1},
+        "command_line": {"model": "str", "stream_output": "bool", "tensor_parallel_size": "int"},
+        "internal": ["own"],
+    }
+
+
+def test_the_type_of_a_default_that_is_null_is_what_all_annotations_of_its_name_say(tmp_path: Path) -> None:
+    (tmp_path / nemo_rl.FILE).parent.mkdir(parents=True)
+    (tmp_path / nemo_rl.FILE).write_text("policy: {chunk: null, plan: null, many: null, size: 4}\n")
+    (tmp_path / "nemo_rl").mkdir()
+    (tmp_path / "nemo_rl" / "policy.py").write_text(
+        "class A(TypedDict):\n    chunk: NotRequired[int | None]\n    plan: str\n    many: list[int] | None\n"
+        "class B(TypedDict):\n    chunk: int\n    plan: int | None\n"
+    )
+    assert nemo_rl.facts(tmp_path, "c0ffee")["types"] == {
+        "policy.chunk": "int?",
+        "policy.many": "any",
+        "policy.plan": "any",
+        "policy.size": "float",
+    }

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from autotune.launchers.frameworks import find
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.hugging_face import entry
+from autotune.launchers.frameworks.hugging_face.settings import shown_settings
 from autotune.launchers.frameworks.ms_swift.adapter import _LOSSES, _MODULE
-from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, READ, RELEASES
+from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, RELEASES
 from autotune.launchers.frameworks.tabular.declared import facts as known_facts
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.rehearsing import Part
@@ -68,7 +69,7 @@ def test_every_loss_is_one_of_the_trainer(text: dict[str, str]) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_setting_that_can_be_written_is_known_and_fits(release: str) -> None:
     facts = known_facts("autotune.launchers.frameworks.ms_swift", release)
-    assert facts.types.keys() >= READ
+    assert facts.types.keys() >= shown_settings("autotune.launchers.frameworks.ms_swift")
     for settings in JOBS:
         own = {"rlhf_type": "grpo", "per_device_train_batch_size": 8, **settings}
         job = Job(name="j", framework="ms-swift", framework_version=release, settings=own)

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from autotune.launchers.frameworks import find
 from autotune.launchers.frameworks.hugging_face import entry
+from autotune.launchers.frameworks.hugging_face.settings import shown_settings
 from autotune.launchers.frameworks.tabular.declared import facts as known_facts
-from autotune.launchers.frameworks.trl.config import READ, RELEASES
+from autotune.launchers.frameworks.trl.config import RELEASES
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.rehearsing import Part
 from tests.contracts.environments import run
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 TRL = find("trl")
 FACTS = known_facts("autotune.launchers.frameworks.trl", RELEASES[-1])
+SHOWN = shown_settings("autotune.launchers.frameworks.trl")
 CLUSTER = Cluster(
     address="local", nodes=1, gpus_per_node=1, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
 )
@@ -87,7 +89,8 @@ def facts() -> dict[str, Any]:
 def test_the_lists_of_names_are_those_of_the_packages(facts: dict[str, Any]) -> None:
     ours: dict[str, set[str]] = {}
     for name, kind in FACTS.types.items():
-        ours.setdefault(kind, set()).add(name)
+        plain = kind.startswith("launch") or kind.rstrip("?") in ("int", "float", "bool")
+        ours.setdefault(kind if plain else "text", set()).add(name)
     switches, launch = ours.pop("launch switch"), ours.pop("launch")
     numbers = {kind: ours.pop(f"launch {kind}") for kind in ("int", "float")}
     assert ours == {kind: set(names) for kind, names in facts["kinds"].items()}
@@ -99,11 +102,9 @@ def test_the_lists_of_names_are_those_of_the_packages(facts: dict[str, Any]) -> 
 
 
 def test_the_defaults_are_those_of_the_packages(facts: dict[str, Any]) -> None:
-    own = [name for name in READ if not FACTS.types[name].startswith("launch")]
-    assert {name: FACTS.defaults.get(name) for name in own} == {
-        name: facts["values"].get(name) for name in own
-    }
-    assert FACTS.defaults.keys() <= set(own)
+    given = {name: value for name, value in facts["values"].items() if value is not None}
+    assert {name: value for name, value in FACTS.defaults.items() if name in given} == given
+    assert FACTS.defaults.keys() == given.keys() and FACTS.types.keys() >= SHOWN
 
 
 def test_the_entry_finds_what_it_watches(facts: dict[str, Any]) -> None:

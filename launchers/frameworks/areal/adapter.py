@@ -12,18 +12,18 @@ from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.areal import checks
 from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed, known, overrides
 from autotune.launchers.frameworks.areal.knobs import READERS, WRITERS, allocation_mode
-from autotune.launchers.frameworks.areal.layout import layout_of, placement, resident, split_sizes
+from autotune.launchers.frameworks.areal.layout import layout, resident, split_sizes
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import SECTION
 from autotune.policies.certificate.contents import Training
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Constraint, Grid, Placement, Requires
+from autotune.policies.values.profile import Constraint, Grid, Requires
 from autotune.policies.values.rehearsing import Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
@@ -75,6 +75,8 @@ class Areal(TabularFramework[Config]):
     when = WHEN
     readers = READERS
     writers = WRITERS
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     reads_declined = True
     model_key = "actor.path"
 
@@ -142,10 +144,6 @@ class Areal(TabularFramework[Config]):
             data_order="" if shuffle is None else "shuffled" if shuffle else "as the files have it",
         )
 
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return who works where, who holds device memory in which phase, and every size."""
-        return placement(config), resident(config), layout_of(config)
-
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
         """Return the splits that heads and devices allow, and the fewest rollouts that hold a batch."""
         context = split_sizes(config, "actor", "context")
@@ -174,7 +172,7 @@ class Areal(TabularFramework[Config]):
         result: dict[str, Any] = {}
         for _ in range(_ROUNDS):
             config = Config(changed(job, result))
-            wanted = rows.written(offered, config, own, READERS, WRITERS)
+            wanted = rows.settings_for(offered, config, own, READERS, WRITERS)
             more = {
                 name: value
                 for name, value in wanted.items()
@@ -185,7 +183,7 @@ class Areal(TabularFramework[Config]):
             result |= more
         return result | _pinned(Config(job), Config(changed(job, result)), result)
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the settings without which a job would not start, not continue or mix its logs."""
         own: dict[str, Any] = {}
         launcher = _old_launcher(job)
@@ -213,7 +211,7 @@ class Areal(TabularFramework[Config]):
         """
         own = self.settings(job, knobs)
         config = Config(changed(job, own))
-        settings = {**overrides(job), **self.started(config, job, run=run, resume=resume), **own}
+        settings = {**overrides(job), **self.run_settings(config, job, run=run, resume=resume), **own}
         argv = [*job.command]
         if argv and _INTERPRETERS.fullmatch(argv[0]):
             argv[0] = "{python}"
@@ -283,7 +281,7 @@ def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[s
     keys = {name.rpartition(".")[2] for name in written}
     return {
         name: before.get(name)
-        for name in before.written()
+        for name in before.names()
         if not any(f"{name}.".startswith(f"{each}.") for each in written)
         and name.rpartition(".")[2] not in keys
         and before.facts.kind_of(name) not in (None, SECTION)
@@ -330,7 +328,7 @@ def _places(config: Config, folder: str) -> dict[str, str]:
     own = {"trial_name": f"autotune{tag}", "fileroot": folder}
     spelled = {
         name: own[key]
-        for name in config.written()
+        for name in config.names()
         for section, _, key in (name.rpartition("."),)
         if key in own and section not in ("", "cluster") and config.reference(name) is None
     }

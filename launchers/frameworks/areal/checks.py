@@ -70,15 +70,20 @@ def problems(config: Config) -> Iterator[Problem]:
 
 
 def unknown(config: Config) -> Iterator[Problem]:
-    """Yield the settings that the release which stands for the job's AReaL does not know."""
+    """Yield the settings that the release which stands for the job's AReaL does not know.
+
+    One that the script's own configuration may have has no hint.
+    """
     names = [*config.given, *_document_names(config.job.document, "", config.facts)]
     for name in dict.fromkeys(names):
         if name in config.facts or name in _HYDRA:
             continue
         if not _NAME.fullmatch(name):
             yield _wrong(config, name, f"`{name}` {NO_NAME}", "null removes a section")
-        elif not _is_own(config, name.partition(".")[0]):
-            yield _wrong(config, name, f"unknown setting `{name}`", _suggestion(name, config.facts))
+        else:
+            own = _is_own(config, name.partition(".")[0])
+            hint = "" if own else _suggestion(name, config.facts)
+            yield _wrong(config, name, f"unknown setting `{name}`", hint)
 
 
 def _document_names(tree: dict[str, Any], prefix: str, facts: Facts) -> Iterator[str]:
@@ -124,7 +129,7 @@ def _wrong(config: Config, name: str, message: str, hint: str = "") -> Problem:
 
 
 def _values(config: Config) -> Iterator[Problem]:
-    for name in config.written():
+    for name in config.names():
         value = config.get(name)
         if wanted := misfit(config.facts.kind_of(name), value):
             yield _wrong(config, name, f"`{name}` must be {wanted}, not {value!r}")

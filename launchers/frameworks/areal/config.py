@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.areal.backend import Backend, BackendError, from_allocation_mode, parse
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.dialects.interpolation import resolved
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts, releases
 from autotune.policies.values.job import SAVE_S, Job
+from autotune.policies.values.profile import Placement
 
 RELEASES = releases(__package__)
 _RECOVERING = ("on", "auto")  # the values of recover.mode that write checkpoints and go on from them
@@ -90,7 +92,7 @@ class Config(DeclaredSettings):
         whole = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         return whole[1] if whole else None
 
-    def written(self) -> Iterator[str]:
+    def names(self) -> Iterator[str]:
         """Yield the dotted name of every setting that the job's YAML and overrides contain."""
         yield from self._written
 
@@ -169,6 +171,12 @@ class Config(DeclaredSettings):
     def colocated(self) -> bool:
         """Whether engines and trainer share their devices."""
         return self._backends[2]
+
+    @property
+    def placement(self) -> Placement:
+        """Whether trainer and engines share their cards, and whether they work at the same time."""
+        ahead = self.count("rollout.max_head_offpolicyness") > 0
+        return residency.placement(shared=self.colocated, ahead=ahead)
 
     @property
     def engine(self) -> str:
@@ -273,7 +281,7 @@ class Config(DeclaredSettings):
         context = self.number("vllm.max_model_len" if with_vllm else "sglang.context_length")
         bound = min(limit, context) if context else limit
         prompt, answer = self.number("train_dataset.max_length"), self.number("gconfig.max_new_tokens")
-        turns = (self.number(name) or 1 for name in self.written() if name.rpartition(".")[2] == "max_turns")
+        turns = (self.number(name) or 1 for name in self.names() if name.rpartition(".")[2] == "max_turns")
         if prompt is None or answer is None or any(each > 1 for each in turns):
             return bound, False
         return min(bound, prompt + answer), True

@@ -13,18 +13,10 @@ from autotune.launchers.frameworks.core.optimizer_state import (
 )
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.profile import Placement
 
 _HALVED = "adam_bf16"
 # What FSDP's optimizer of that name is built with (fsdp_engine.py, fsdp_utils/optimizer.py).
 _ANY_PRECISION = {"momentum_dtype": "bfloat16", "variance_dtype": "bfloat16", "use_kahan_summation": True}
-
-
-def placement(config: Config) -> Placement:
-    """Return whether trainer and engines share their cards, and whether they work at the same time."""
-    return residency.placement(
-        shared=config.colocated, ahead=config.count("rollout.max_head_offpolicyness") > 0
-    )
 
 
 def split_sizes(config: Config, role: str, dimension: str) -> tuple[int, ...]:
@@ -64,7 +56,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
     )
 
 
-def layout_of(config: Config) -> Layout:
+def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
     actor = config.actor or Backend(engine="fsdp")
     megatron = actor.engine == "megatron"

@@ -102,7 +102,7 @@ class Builtin(Framework):
         return Profile(
             framework=self.name,
             knobs=Knobs(**own),
-            supported=rows.offered(present, {}),
+            supported=rows.supports(present, {}),
             unsupported=unsupported_always(__package__),
             constraints=(*rows.bounds(present, {"sequence": sequence}.__getitem__), most),
             placement=Placement.COLOCATED if shared else Placement.SEPARATE,

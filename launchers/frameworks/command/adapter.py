@@ -61,7 +61,7 @@ class AnyCommand(Framework):
         longest = job.settings.get("longest_sequence")
         present = [_row(name) for name in own]
         grids = {row.knob: _grid(job, row, own[row.knob], cluster) for row in present}
-        supported = rows.offered(present, grids)
+        supported = rows.supports(present, grids)
         heads = job.shape.heads if job.shape is not None else 0
         sizes = {"longest": longest if isinstance(longest, int) else 0, "heads": heads}
         return Profile(

@@ -5,24 +5,34 @@ from __future__ import annotations
 import re
 from typing import Any
 
+# Whole numbers as some arguments of the engines take them: `human_readable_int` of SGLang and vLLM.
+_COUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]i?")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def misfit(kind: str | None, value: Any) -> str:
     """Return what a value should have been, empty if it fits or only the framework can tell.
 
-    `kind` is int, float or bool, with `?` where null is allowed; every other one takes any value. A text that
-    is a number stands for it, 0 and 1 for false and true, and a text with `${` refers to another setting.
+    `kind` is int, float, bool or count, which may be such as 16k, with `?` where null is allowed; every other
+    one takes any value. A text that is a number stands for it, 0 and 1 for false and true, and a text with
+    `${` refers to another setting.
     """
     if not kind or value is None or (isinstance(value, str) and "${" in value):
         return ""
     base = kind.rstrip("?")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     text_number = isinstance(value, str) and _NUMBER.fullmatch(value) is not None
-    if base == "int" and not (number and float(value).is_integer()) and not text_number:
+    if base == "count" and is_count(value):
+        return ""
+    if base in ("int", "count") and not (number and float(value).is_integer()) and not text_number:
         return "a whole number"
     if base == "float" and not number and not text_number:
         return "a number"
     if base == "bool" and str(value).lower() not in ("true", "false", "0", "1"):
         return "true or false"
     return ""
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number with a unit, such as 16k."""
+    return isinstance(value, str) and _COUNT.fullmatch(value.strip()) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
@@ -13,21 +12,27 @@ from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import versions
-from autotune.launchers.frameworks.core.types import misfit
+from autotune.launchers.frameworks.core.types import is_count, misfit
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
-# Whole numbers as the engines' command lines take them: `human_readable_int` of both.
-_COUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]i?")
 _TITLES: Mapping[str, str] = {"sglang": "SGLang", "vllm": "vLLM"}
 
 
 class EngineFacts(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of `python -m benchmarks.facts sglang VERSION`, or of `vllm`."""
 
-    types: dict[str, str]  # int, float, bool or str, with `?` where null is allowed; else `any`
+    types: dict[str, str]  # int, float, bool, str or count, with `?` where null is allowed; else `any`
     defaults: dict[str, Any]
+    command_line: dict[str, str] = {}  # types of the names that only the command line has
+    internal: frozenset[str] = frozenset()  # arguments that the command line does not have
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The types of the flags of the command line, by their names without dashes."""
+        every = {**self.types, **self.command_line}
+        return {name.replace("_", "-"): kind for name, kind in every.items() if name not in self.internal}
 
 
 class Argument(NamedTuple):
@@ -89,7 +94,9 @@ def problems(engine: Engine, given: Iterable[Argument]) -> Iterator[Problem]:
         if not _is_known(argument, facts):
             if (near := _near(argument, facts)) and not _known_elsewhere(engine, argument):
                 yield Problem(path=path, message=f"{engine} has no argument {argument.name}", hint=near)
-        elif (wanted := misfit(facts.types.get(argument.name), argument.value)) and not _is_count(argument):
+        elif (wanted := misfit(facts.types.get(argument.name), argument.value)) and not (
+            engine.name == "vllm" and is_count(argument.value)  # its facts do not say of which it is taken
+        ):
             message = f"{argument.name} of {engine} must be {wanted}, not {argument.value!r}"
             yield Problem(path=path, message=message)
 
@@ -133,10 +140,6 @@ def _is_known(argument: Argument, facts: EngineFacts) -> bool:
     """Return whether an argument is one of a release; a switch may also be written with `no_`."""
     kind = facts.types.get(argument.name.removeprefix("no_"), "")
     return argument.name in facts.types or kind.startswith("bool")
-
-
-def _is_count(argument: Argument) -> bool:
-    return isinstance(argument.value, str) and _COUNT.fullmatch(argument.value.strip()) is not None
 
 
 def _near(argument: Argument, facts: EngineFacts) -> str:

@@ -14,6 +14,7 @@ from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.core import trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import package_of
+from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
@@ -25,10 +26,13 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     TrainerSettings,
     said,
+    shown_settings,
 )
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.launchers.likeness import suggestion
+from autotune.policies.remedies.permissions import denial
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
@@ -40,6 +44,7 @@ ENTRY = "{attempt}/entry.py"
 _FILES = ("entry.py", "at_import.py", "in_place.py")
 _BEST = "load_best_model_at_end"
 _BLANK = "..."  # a value that is not known
+_NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
 
 C = TypeVar("C", bound=TrainerSettings)
 
@@ -55,13 +60,13 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     title: ClassVar[str]  # of the framework, in messages
     reported_as: ClassVar[str]  # the program that the lines of the entry name
-    read: ClassVar[frozenset[str]]  # settings that a log may show and that are read here
     saving: ClassVar[Mapping[str, Any]]  # the values that save memory
     sizes_batch: ClassVar[frozenset[str]] = frozenset(
         {WHOLE}
     )  # once one is refused, the batch is not looked at
     section: ClassVar[str]  # of a file of settings: variables of the environment
     factor: ClassVar[str]  # what keeps the batch when a pass gets smaller
+    makes_pieces = False  # whether `in_place.py` can cure the trainer without a restart
     saves_by_time = False
     announces_end = True
     done_is_final = True  # a callback may end the training before max_steps, and the entry says so
@@ -98,11 +103,11 @@ class HuggingFaceTrainer(TabularFramework[C]):
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt: the program inside the entry, whose files lie beside it."""
         config = self.config(with_settings(job, self.settings(job, knobs)))
-        own = self.started(config, job, run=run, resume=resume)
+        own = self.run_settings(config, job, run=run, resume=resume)
         entry = (ENTRY, run, self.mode(job, resume=resume))
         return Command(
             argv=self.launch(config, own, entry),
-            env=self.environment(config, job, run),
+            env={**self.environment(config, job, run), **self._in_place(job, knobs)},
             cwd=job.workdir,
             files=self.files,
             ray_native=False,
@@ -148,7 +153,30 @@ class HuggingFaceTrainer(TabularFramework[C]):
             gpus_per_node=cluster.gpus_per_node or job.cluster.gpus_per_node,
             nodes=max(cluster.nodes, job.cluster.nodes),
         )
-        return super().profile(msgspec.structs.replace(job, cluster=measured), cluster)
+        found = super().profile(msgspec.structs.replace(job, cluster=measured), cluster)
+        if not self.makes_pieces:
+            return found
+        ranks, reason = found.layout.ranks, found.unsupported.get("microbatch_size", "")
+        why = f"it works with one process only, this job has {ranks}" if ranks > 1 else reason
+        return msgspec.structs.replace(found, cures_in_place=not why, not_in_place=why)
+
+    def sizes(self, config: C, shape: Model | None) -> dict[str, tuple[int, ...]]:
+        """Return the sizes of a pass and of an engine."""
+        engines = head_sizes(divisors(config.processes), shape)
+        return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
+
+    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
+        """Return the job with a few steps, which is of its own configuration and never cures itself."""
+        recovery = msgspec.structs.replace(job.recovery, in_place=False)
+        short = super().trial(job, folder=folder, steps=steps, longest=longest)
+        return msgspec.structs.replace(short, recovery=recovery)
+
+    def _in_place(self, job: Job, knobs: Knobs) -> dict[str, str]:
+        """Return the variable by which the entry makes passes smaller itself, where the job permits it."""
+        profile = self.profile(job, _NOWHERE)
+        smaller = msgspec.structs.replace(knobs, microbatch_size=1)
+        permitted = profile.cures_in_place and not denial(job.recovery, profile, knobs, smaller)
+        return {"AUTOTUNE_IN_PLACE": "1"} if permitted and job.recovery.in_place is not False else {}
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the settings that differ from the job as written."""
@@ -161,7 +189,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
                 changed[name] = config.with_mode(name, value) if name in ENVIRONMENT else value
         return changed
 
-    def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, and how often they come where the job does not say."""
         own: dict[str, Any] = {"output_dir": _output(config, job, run=run)}
         # Which checkpoint is the best depends on which there are.
@@ -218,7 +246,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         """Return the settings that a command line, a configuration or the arguments' own text shows."""
         types = facts(package_of(self), self.releases[-1]).types
         found: dict[str, Any] = {}
-        for name in self.read:
+        for name in shown_settings(package_of(self)):
             match = re.search(rf"(?:--{name}[\s=]+|(?<![\w.-]){name}['\"]?\s?[=:]\s?)['\"]?([\w.+-]+)", text)
             if match is not None and not misfit(types[name], value := parsed_value(match[1].rstrip("."))):
                 found[name] = value

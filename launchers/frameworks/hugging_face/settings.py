@@ -7,13 +7,16 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import host_allocators, residency
+from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
+from autotune.launchers.frameworks.tabular.rows import knob_rows
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
@@ -176,6 +179,14 @@ class TrainerSettings(DeclaredSettings):
         if self.written.get(SPREAD) is not None:
             changed[SPREAD] = self.micro * self.passes // size
         return changed
+
+
+@cache
+def shown_settings(package: str) -> frozenset[str]:
+    """Return the settings whose values a log may show: those of a framework's knobs and of `shown.yaml`."""
+    knobs = (row.setting for row in knob_rows(package))
+    further = document(package, "shown.yaml", tuple[str, ...])
+    return frozenset((*knobs, *further)).difference(("", *ENVIRONMENT))
 
 
 def arguments(settings: Mapping[str, Any]) -> Iterator[str]:

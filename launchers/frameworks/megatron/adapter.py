@@ -12,6 +12,7 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
+from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
@@ -22,10 +23,9 @@ from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagFramework
 from autotune.policies.certificate.contents import Training
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Placement
 
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
@@ -43,6 +43,8 @@ class MegatronRl(ListedFlagFramework[Config]):
     when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
     readers: ClassVar[Mapping[str, rows.Reader]] = READERS
     writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     model_key = "hf-checkpoint"
     steps_key = "num-rollout"  # none of the frameworks prints how many steps there are
     prompt_keys = PromptKeys(files="prompt-data", field="input", field_key="input-key")
@@ -73,10 +75,6 @@ class MegatronRl(ListedFlagFramework[Config]):
     def shape(self, job: Job) -> Model | None:
         """Return the shape that Megatron's flags describe, where no config tells it."""
         return job.shape or model_of(self.config(job))
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement, who holds device memory in which phase, and every size of an estimate."""
-        return config.placement, resident(config), layout(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the parallel sizes that leave whole copies of the model, of its experts too."""
@@ -115,6 +113,14 @@ class MegatronRl(ListedFlagFramework[Config]):
 
     # ------------------------------------------------------------------------ mistakes
 
+    def misfit(self, flag: str, value: Any) -> str:
+        """Return what is wrong with the value of a flag, of the engines' too."""
+        kind = self.dialect.engine_types.get(self.dialect.argument(flag) or "")
+        if kind is None:
+            return super().misfit(flag, value)
+        wanted = misfit(kind, value)
+        return f"is {wanted}" if wanted else ""
+
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield the flags that are not the user's to set, and the rows of `refused.yaml`."""
         for key, flag in ((key, bare(key)) for key in config.given):
@@ -149,7 +155,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         stable = {"WANDB_RUN_ID": f"{config.job.name}-{run}", "WANDB_RESUME": "allow"}
         return stable if config.flag("use-wandb") else {}
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the flags by which an attempt continues its own run's checkpoint and no other.
 
         The frameworks continue whatever lies in --load, and shipped scripts give it the folder of --save. A
@@ -184,7 +190,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         """Return the flags of an engine of evaluations."""
         return tuple(flag for flag in config.flags if flag.startswith(self.dialect.prefixes))
 
-    def tried(self, config: Config, *, folder: str, steps: int) -> dict[str, Any]:
+    def trial_flags(self, config: Config, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the steps of a trial, its start and folders of its own."""
         own: dict[str, Any] = {self.steps_key: steps}
         if config.has("load") and not config.start:

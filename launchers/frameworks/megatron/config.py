@@ -9,6 +9,7 @@ from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.megatron.dialect import dialect_of, facts_of
 from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagSettings
 from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 
 _SPLITS = ("tensor-model", "pipeline-model", "context", "expert-model")
 _CARDS = ("actor-num-nodes", "actor-num-gpus-per-node")
@@ -19,6 +20,7 @@ class Config(ListedFlagSettings):
 
     engine = "sglang"
     saves = resumes = True
+    placement = Placement.COLOCATED
     longest: int | None = None
 
     def __init__(self, job: Job, package: str) -> None:

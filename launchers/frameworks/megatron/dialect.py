@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.core.data import Words, document, table
+from autotune.launchers.frameworks.dialects.engine_arguments import arguments_of
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.listed_flags import FlagNames
 
@@ -22,7 +23,7 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     engine_version: str
     # `names` are the flags of the trainer and of Megatron.
-    engine_names: Words = Words()  # arguments of SGLang behind --sglang-
+    engine_types: dict[str, str] = {}  # of the arguments of SGLang behind --sglang-, by their names
     set_by_itself: Words = Words()  # ... that the framework sets, so that there is no flag for them
     prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
     strict: bool = False
@@ -33,14 +34,18 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def knows(self, flag: str) -> bool:
         """Return whether the framework takes a flag, or took it once."""
-        if flag.startswith(ENGINE):
-            return flag.startswith(_OF_CLIENT) or flag.removeprefix(ENGINE) in self.engine_names
-        for prefix in self.prefixes:
-            if flag.startswith(prefix):
-                return flag.removeprefix(prefix).removeprefix("no-") in self.engine_names
+        if (name := self.argument(flag)) is not None:
+            return flag.startswith(_OF_CLIENT) or name in self.engine_types
         if flag.startswith(_OPEN) or (flag.startswith("no-") and flag[3:] in self.negatable):
             return True
         return super().knows(flag)
+
+    def argument(self, flag: str) -> str | None:
+        """Return the argument of SGLang behind the prefix of a flag; None for a flag of the trainer."""
+        if flag.startswith(ENGINE):
+            return flag.removeprefix(ENGINE)
+        prefix = next((each for each in self.prefixes if flag.startswith(each)), "")
+        return flag.removeprefix(prefix).removeprefix("no-") if prefix else None
 
 
 @cache
@@ -48,12 +53,11 @@ def dialect_of(package: str) -> Dialect:
     """Return the dialect of a framework's folder."""
     own = document(package, "dialect.yaml", Dialect)
     common = table(__package__, "flags.yaml", Words)
-    engine = table(__package__, "sglang_flags.yaml", Words)
     return msgspec.structs.replace(
         own,
         names=Words(own.names.union(*common.values())),
-        engine_names=Words(engine["every"] | engine[own.engine_version]),
-        set_by_itself=engine["set_by_the_framework"],
+        engine_types=arguments_of("sglang", own.engine_version).flags,
+        set_by_itself=table(__package__, "sglang_flags.yaml", Words)["set_by_the_framework"],
     )
 
 
@@ -61,7 +65,7 @@ def dialect_of(package: str) -> Dialect:
 def facts_of(package: str) -> Facts:
     """Return the flags of a framework and the defaults that count here."""
     own = dialect_of(package)
-    engine = {prefix + name for prefix in (ENGINE, *own.prefixes) for name in own.engine_names}
+    engine = {prefix + name for prefix in (ENGINE, *own.prefixes) for name in own.engine_types}
     defaults = document(__package__, "defaults.yaml", dict[str, Any])
     return Facts(
         types=dict.fromkeys(own.names | engine, "str"),

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.lengths import PromptKeys
-from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import (
@@ -19,11 +18,9 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     arguments,
 )
-from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, PROCESSES, READ, RELEASES, Config
+from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, PROCESSES, RELEASES, Config
 from autotune.launchers.frameworks.ms_swift.layout import layout
-from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import Job
-from autotune.policies.values.profile import Placement
 
 _MODULE = "swift.cli.rlhf"
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
@@ -66,7 +63,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     releases = RELEASES
     modules = ("swift",)
     when = WHEN
-    read = READ
+    layout = staticmethod(layout)
     saving: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(_SWITCHES, True), ALLOCATORS[0]: EXPANDABLE}
     section = "ENV"
     factor = f"--{ACCUMULATION} up by the same factor"
@@ -82,15 +79,6 @@ class MsSwift(HuggingFaceTrainer[Config]):
         if not config.env.get(PROCESSES, "1").isdigit():
             yield Problem(path=("env", PROCESSES), message="the processes of a node are a whole number")
         yield from super().refused(config)
-
-    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of a pass and of an engine."""
-        engines = head_sizes(divisors(config.processes), shape)
-        return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement, from which follows who is on a card, and every size."""
-        return config.placement, {}, layout(config)
 
     def launch(self, config: Config, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
         """Return the module inside the entry, under torchrun where the job asks for processes."""

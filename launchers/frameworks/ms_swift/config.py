@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.launchers.frameworks.core.data import table
-from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT, SPREAD, TrainerSettings
-from autotune.launchers.frameworks.tabular.rows import knob_rows
+from autotune.launchers.frameworks.hugging_face.settings import SPREAD, TrainerSettings
 from autotune.policies.values.job import Job
 
 RELEASES = ("4.5.3", "4.6.0")
@@ -16,13 +15,6 @@ PROCESSES = "NPROC_PER_NODE"
 LAUNCH_VARIABLES = (PROCESSES, "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
 # Losses that liger divides by the tokens of a pass, and ms-swift by those of a step.
 _BY_PASS = ("dapo", "cispo", "fipo")
-
-# Settings of which a log's values are read: those of knobs, and what decides which of them there are.
-READ = frozenset(row.setting for row in knob_rows(__package__) if row.setting not in ENVIRONMENT) | {
-    *("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_generations"),
-    *("loss_type", "beta", "tuner_type", "max_length", "max_completion_length", "use_vllm", "vllm_mode"),
-    *("sleep_level", "model"),
-}
 
 
 class Config(TrainerSettings):

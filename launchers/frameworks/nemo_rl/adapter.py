@@ -16,11 +16,10 @@ from autotune.launchers.frameworks.dialects.printed_dicts import braced
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.config import Config
-from autotune.launchers.frameworks.nemo_rl.layout import layout, placement, resident
+from autotune.launchers.frameworks.nemo_rl.layout import layout, resident
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-from autotune.policies.values.profile import Placement
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
 _ALLOCATORS = ("", "expandable_segments:True")  # those that knobs.yaml knows
@@ -72,11 +71,13 @@ class NemoRL(TabularFramework[Config]):
     releases = key.RELEASES
     modules = ("nemo_rl",)
     when = WHEN
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     entry = ("uv", "run", "examples/run_grpo.py")
     model_key = "policy.model_name"
     steps_key = "grpo.max_num_steps"
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie and how often they come: what lies there is always continued from."""
         named = config.has(_FOLDER) and "${" not in config.text(_FOLDER)
         folder = folder_of(job, config.text(_FOLDER), run=run, named=named)
@@ -111,10 +112,6 @@ class NemoRL(TabularFramework[Config]):
     def last_step(self, job: Job) -> int | None:
         """Return the step that ends an asynchronous training; the length of the data may end another one."""
         return super().last_step(job) if Config(job).flag("grpo.async_grpo.enabled") else None
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return who works where, who holds device memory in which phase, and every size."""
-        return placement(config), resident(config), layout(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the sizes that the job's GPUs, heads and batches allow, from more memory to less."""

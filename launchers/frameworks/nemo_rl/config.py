@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.dialects.interpolation import resolved
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 
 GENERATION = "policy.generation"
 VLLM, VLLM_KWARGS, SGLANG = (f"{GENERATION}.{name}" for name in ("vllm_cfg", "vllm_kwargs", "sglang_cfg"))
@@ -47,6 +49,11 @@ class Config(DeclaredSettings):
     def colocated(self) -> bool:
         """Whether trainer and engines share their GPUs."""
         return self.flag(f"{GENERATION}.colocated.enabled")
+
+    @property
+    def placement(self) -> Placement:
+        """Whether trainer and engines share their GPUs, and whether they work at the same time."""
+        return residency.placement(shared=self.colocated, ahead=self.flag("grpo.async_grpo.enabled"))
 
     @property
     def packed(self) -> str:

@@ -7,12 +7,6 @@ from autotune.launchers.frameworks.core.optimizer_state import megatron_state_by
 from autotune.launchers.frameworks.core.transformer import with_transformer
 from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.profile import Placement
-
-
-def placement(config: Config) -> Placement:
-    """Return whether trainer and engines share their cards, and whether they work at the same time."""
-    return residency.placement(shared=config.colocated, ahead=config.flag("grpo.async_grpo.enabled"))
 
 
 def resident(config: Config) -> dict[str, residency.Held]:

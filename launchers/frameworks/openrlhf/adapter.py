@@ -13,7 +13,7 @@ from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement
@@ -70,6 +70,8 @@ class OpenRlhf(ArgparseFramework[Config]):
     releases = RELEASES
     modules = ("openrlhf",)
     when = WHEN
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
@@ -96,16 +98,12 @@ class OpenRlhf(ArgparseFramework[Config]):
             "tensor_parallel": splits.sizes(config.tensor, config.actors // config.ring),
         }
 
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return who works where, who holds device memory in which phase, and every size."""
-        return config.placement, resident(config), layout(config)
-
     def knob_settings(self, config: Config, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that make a job use `knobs`, but for those that its packing ignores."""
         idle = () if knobs.dynamic_batching is None else _IDLE[bool(knobs.dynamic_batching)]
         return super().knob_settings(config, msgspec.structs.replace(knobs, **dict.fromkeys(idle)))
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, how often they come, and whether the attempt goes on from one."""
         own: dict[str, Any] = {}
         if config.resumes:

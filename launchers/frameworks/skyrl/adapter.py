@@ -20,11 +20,10 @@ from autotune.launchers.frameworks.skyrl.config import (
     TRAIN_SIZE,
     Config,
 )
-from autotune.launchers.frameworks.skyrl.layout import layout, placement, resident
+from autotune.launchers.frameworks.skyrl.layout import layout, resident
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-from autotune.policies.values.profile import Placement
 
 # The predicates that the data files name.
 WHEN: dict[str, Callable[[Config], bool]] = {
@@ -53,6 +52,8 @@ class SkyRL(TabularFramework[Config]):
     releases = RELEASES
     modules = ("skyrl",)
     when = WHEN
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     entry = ("{python}", "-m", "skyrl.train.entrypoints.main_base")
     # Without it what workers and engines print, errors too, goes to a file of their node (ray_logging.py).
     env: ClassVar[Mapping[str, str]] = {"SKYRL_DUMP_INFRA_LOG_TO_STDOUT": "1", "RAY_DEDUP_LOGS": "0"}
@@ -65,7 +66,7 @@ class SkyRL(TabularFramework[Config]):
     }
     no_file = "write its settings under `settings:`, such as trainer.strategy: fsdp"
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, how often they come, and whether the attempt continues from one."""
         place, interval = "trainer.ckpt_path", "trainer.ckpt_interval"
         own: dict[str, Any] = {"trainer.resume_mode": "latest" if resume and config.resumes else "none"}
@@ -100,10 +101,6 @@ class SkyRL(TabularFramework[Config]):
     def can_force_longest(self, job: Job) -> bool:
         """Return whether vLLM can be told to continue after the end of an answer: where there is one turn."""
         return Config(job).count("generator.max_turns") <= 1
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return who works where, who holds device memory in which phase, and every size."""
-        return placement(config), resident(config), layout(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the sizes that the job's GPUs, heads and batches allow, from more memory to less."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 
 ENGINE = "generator.inference_engine"
 POLICY = "trainer.policy"
@@ -43,6 +45,11 @@ class Config(DeclaredSettings):
     def colocated(self) -> bool:
         """Whether trainer and engines share their GPUs."""
         return self.flag(f"{PLACEMENT}.colocate_all")
+
+    @property
+    def placement(self) -> Placement:
+        """Whether trainer and engines share their GPUs, and whether they work at the same time."""
+        return residency.placement(shared=self.colocated, ahead=self.flag("trainer.fully_async.enabled"))
 
     @property
     def world(self) -> int:

@@ -34,7 +34,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import Constraint, Grid, Placement, Profile
+from autotune.policies.values.profile import Constraint, Grid, Profile
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
@@ -48,6 +48,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
     """
 
     settings_class: Callable[[Job], C]  # what a job's settings come to
+    layout: Callable[[Any], Layout]  # every size of an estimate
+    resident: Callable[[Any], dict[str, tuple[str, ...]]] = staticmethod(
+        lambda _: {}
+    )  # who holds a card, by phase
     when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
     env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
@@ -116,12 +120,8 @@ class TabularFramework(GuidedFramework, Generic[C]):
         yield from ()
 
     @abstractmethod
-    def started(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the settings that an attempt needs beside the job's own, its checkpoints above all."""
-
-    @abstractmethod
-    def spread(self, config: C) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement, who holds device memory in which phase, and every size of an estimate."""
 
     def present(self, config: C) -> tuple[rows.Row, ...]:
         """Return the rows of the knobs that a job offers."""
@@ -148,7 +148,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         if not config.is_own:
             return ()
         unknown = tuple(problem for problem in self.unknown(config) if self.is_certain(config, problem))
-        misfits = tuple(config.facts.misfits(config, config.given, exact=config.release.exact))
+        misfits = tuple(config.misfits(rows.numbers(*self.tables)))
         for engine, arguments in self._handed_on(job, config):
             misfits += tuple(engine_arguments.problems(engine, arguments))
         return unknown + (misfits or tuple(self.refused(config)))
@@ -173,24 +173,23 @@ class TabularFramework(GuidedFramework, Generic[C]):
         present = self.present(config)
         knobs = {row.knob for row in present}
         phases, grids = self.phases(config), self.sizes(config, job.shape)
-        supported = rows.offered(present, grids, phases, spell=config.key)
+        supported = rows.supports(present, grids, phases, spell=config.key)
         sizes = rows.bounds(present, config.size, config, supported)
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
-        placement, resident, layout = self.spread(config)
         return Profile(
             framework=self.name,
             knobs=rows.read(self._read(config), config, self.readers),
             supported=supported,
-            unsupported=self.declined(config) | rows.staying(present),
+            unsupported=self.declined(config) | rows.reasons_to_stay(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
-            placement=placement,
-            resident=resident,
+            placement=config.placement,
+            resident=self.resident(config),
             engine=config.engine,
             engine_version=job.engine_versions.get(config.engine)
             or config.facts.engines.get(config.engine, ""),
             longest_sequence=config.longest,
             resumable=config.resumes,
-            layout=with_lengths(layout, job),
+            layout=with_lengths(self.layout(config), job),
             warnings=(
                 *job.notes,
                 *self.warnings(config),
@@ -205,13 +204,13 @@ class TabularFramework(GuidedFramework, Generic[C]):
         changed = self.settings(job, knobs)
         whole = self.config(with_settings(job, changed))
         needed = self.of_attempt(whole, job, run=run, attempt=attempt)
-        needed |= self.started(whole, job, run=run, resume=resume)
+        needed |= self.run_settings(whole, job, run=run, resume=resume)
         own = {whole.key(key): value for key, value in needed.items()}
         replaced = {bare(key) for key in (*changed, *own)}
         kept = {key: value for key, value in config.given.items() if bare(key) not in replaced}
         entry = tuple(word for word in job.command if not overrides_in([word], top=self.top)) or self.entry
         file = () if job.config is None else (self.file_option, job.config)
-        words = self.typed(config, {**kept, **changed, **own})
+        words = self.command_words(config, {**kept, **changed, **own})
         return Command(argv=(*entry, *file, *words), env={**self.env, **job.env}, cwd=job.workdir)
 
     def model_path(self, job: Job) -> str | None:
@@ -248,11 +247,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         own = rows.filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
         own |= self.of_steps(config, steps)
         if longest and self.can_force_longest(job):
-            own |= self.forced(config)
+            own |= self.longest_settings(config)
         given = {key: value for key, value in config.given.items() if self.bare(key) not in own}
         return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
 
-    def forced(self, config: C) -> Mapping[str, Any]:
+    def longest_settings(self, config: C) -> Mapping[str, Any]:
         """Return the settings with which every answer is as long as the job allows."""
         return self.forces_longest
 
@@ -273,18 +272,18 @@ class TabularFramework(GuidedFramework, Generic[C]):
         )
 
     def of_attempt(self, config: C, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
-        """Return the settings of one attempt alone, beside those of `started`."""
+        """Return the settings of one attempt alone, beside those of `run_settings`."""
         return {}
 
-    def typed(self, config: C, settings: dict[str, Any]) -> tuple[str, ...]:
+    def command_words(self, config: C, settings: dict[str, Any]) -> tuple[str, ...]:
         """Return an attempt's settings as its command line takes them."""
-        return self.words(self.spelled(config, settings))
+        return self.words(self.with_prefixes(config, settings))
 
     def declared(self, version: str) -> Facts:
         """Return the settings of a known release."""
         return facts(package_of(self), version)
 
-    def spelled(self, config: C, settings: dict[str, Any]) -> dict[str, Any]:
+    def with_prefixes(self, config: C, settings: dict[str, Any]) -> dict[str, Any]:
         """Return an attempt's settings under the keys that its command line takes."""
         if not self.adds:
             return settings
@@ -347,7 +346,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
         """Return the settings of the rows in which a job does not use `knobs` already."""
-        return rows.written(self._read(config), config, knobs, self.readers, self.writers)
+        return rows.settings_for(self._read(config), config, knobs, self.readers, self.writers)
 
     def _read(self, config: C) -> tuple[rows.Row, ...]:
         if self.reads_declined:

@@ -18,6 +18,7 @@ from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, pre
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.launchers.likeness import nearest
 from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 from autotune.policies.values.value import Value
 
 FREE = "any"  # the type of a setting that takes any value, sections of any names among them
@@ -60,21 +61,6 @@ class Facts(Value, frozen=True, dict=True, gc=True):
             near = similar(key, self.types)
             hint = f"did you mean {near}?" if near else ""
             yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
-
-    def misfits(
-        self, settings: Settings, given: Mapping[str, Any], *, exact: bool = True
-    ) -> Iterator[Problem]:
-        """Yield the settings whose value is of a wrong type.
-
-        A release that is not the job's own (not `exact`) is trusted only where a text can be no number.
-        """
-        for spelled in given:
-            key = bare(spelled)
-            value = settings.get(key)
-            wanted = misfit(self.types.get(key), value)
-            if wanted and (exact or isinstance(value, str)):
-                message = f"{key} must be {wanted}, not {value!r}"
-                yield Problem(path=("settings", spelled), message=message)
 
 
 @cache
@@ -129,17 +115,29 @@ class DeclaredSettings(Settings, ABC):
         self.facts = facts(package, self.release.version) if declared is None else declared
         self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.is_own = not job.command or any(entry in word for word in job.command)
-        written = flat(document or {}) | {bare(key): value_of(value) for key, value in self.given.items()}
+        self._document = flat(document or {})
+        written = self._document | {bare(key): value_of(value) for key, value in self.given.items()}
         super().__init__(written, ({} if document else self.facts.defaults) | dict(filled or {}))
         # Of a file that is not here nothing is known.
-        own = flat(document) if document else {} if job.config is not None else self.facts.types
+        own = self._document if document else {} if job.config is not None else self.facts.types
         self.keys = frozenset(own)
-        self._has_file = bool(document)
 
     @property
     def knows_all(self) -> bool:
         """Whether all settings are known that the program takes: from its file, or from the job's release."""
-        return self.release.exact or self._has_file
+        return self.release.exact or bool(self._document)
+
+    def misfits(self, numbers: frozenset[str]) -> Iterator[Problem]:
+        """Yield the settings whose value is of a wrong type; `numbers`: those that are one, declared or not.
+
+        A release that is not the job's own is trusted only where a text can be no number.
+        """
+        own = {bare(spelled): ("settings", spelled) for spelled in self.given}
+        for key, place in ({name: ("config", *name.split(".")) for name in self._document} | own).items():
+            value, kind = self.get(key), self.facts.types.get(key, FREE)
+            wanted = misfit("float" if kind == FREE and key in numbers else kind, value)
+            if wanted and (self.release.exact or isinstance(value, str)):
+                yield Problem(path=place, message=f"{key} must be {wanted}, not {value!r}")
 
     def holds(self, key: str) -> bool:
         """Return whether the job's file, or without one the framework's own, has a key or a section."""
@@ -191,6 +189,11 @@ class DeclaredSettings(Settings, ABC):
     def saves(self) -> bool:
         """Whether the job writes checkpoints, even such that it would not continue from."""
         return self.resumes
+
+    @property
+    @abstractmethod
+    def placement(self) -> Placement:
+        """Whether trainer and engines share their cards, and whether they work at the same time."""
 
     @property
     @abstractmethod

@@ -84,7 +84,7 @@ class FlagFramework(TabularFramework[F]):
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as the program with all flags, in the order in which the job writes them."""
         config = self.config(with_settings(job, self.settings(job, knobs)))
-        own = self.started(config, job, run=run, resume=resume)
+        own = self.run_settings(config, job, run=run, resume=resume)
         own |= self.of_attempt(config, job, run=run, attempt=attempt)
         given = {**config.flags, **{config.named(name): value for name, value in own.items()}}
         kept = {name: value for name, value in given.items() if name not in self.dropped}

@@ -143,7 +143,7 @@ class ListedFlagFramework(FlagFramework[F]):
         """The flags that have a --no- form."""
         return self.dialect.negatable
 
-    def tried(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
+    def trial_flags(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
         """Return the flags of a trial beside those of `trial.yaml`."""
         return {self.steps_key: steps}
 
@@ -180,14 +180,19 @@ class ListedFlagFramework(FlagFramework[F]):
         given = {flag: value for flag, value in config.flags.items() if value is not None}
         known = _values(self.tables[-1])
         for flag, value in given.items():
-            kind = _NUMBER if flag in known.numbers else _SWITCH if flag in known.switches else _WORD
             single = str(value) if isinstance(value, list) else value  # a list is no value of these
-            if wrong := flag_facts.misfit(kind, single):
+            if wrong := self.misfit(flag, single):
                 yield Problem(path=config.place(flag), message=f"--{flag} {wrong}, not {value!r}")
         for flag, choices in known.choices.items():
             if flag in given and given[flag] not in choices:
                 message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)
                 yield Problem(path=config.place(flag), message=message, hint=hint)
+
+    def misfit(self, flag: str, value: Any) -> str:
+        """Return what is wrong with the value of a flag, to follow its name; empty where nothing is known."""
+        known = _values(self.tables[-1])
+        kind = _NUMBER if flag in known.numbers else _SWITCH if flag in known.switches else _WORD
+        return flag_facts.misfit(kind, value)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
@@ -196,7 +201,7 @@ class ListedFlagFramework(FlagFramework[F]):
             config = self.config(with_settings(job, self._spelled(job, found)))
             return self.known(config), config
 
-        return self._spelled(job, rows.written_in_turn(again, knobs, self.readers, self.writers))
+        return self._spelled(job, rows.settings_in_turn(again, knobs, self.readers, self.writers))
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`: no checkpoints and no trackers."""
@@ -204,7 +209,8 @@ class ListedFlagFramework(FlagFramework[F]):
         own: dict[str, Any] = {}
         for package in reversed(self.tables):
             own |= document(package, "trial.yaml", dict[str, Any])
-        own |= self.tried(config, folder=folder, steps=steps) | dict.fromkeys(self.of_validation(config))
+        own |= self.trial_flags(config, folder=folder, steps=steps)
+        own |= dict.fromkeys(self.of_validation(config))
         changes = self._spelled(job, own)
         if not config.has(self.save_key):
             changes[self.save_key] = None  # said, so that no checkpoint is added

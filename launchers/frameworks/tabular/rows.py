@@ -15,6 +15,7 @@ from autotune.launchers.frameworks.core.data import rows, table
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Job
+from autotune.policies.values.knob_table import KNOB_TABLE, Unit
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import (
     AtLeast,
@@ -60,7 +61,7 @@ class Row(Conditional, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A knob and the setting behind it; of several rows of one knob the first is read, all are written."""
 
     knob: str
-    setting: str = ""  # empty: there is none, and the knob is `always` the same
+    setting: str = ""  # empty: there is none, the knob is `always` the same, or it is `read` and `stays`
     always: Setting = None  # what the knob is in every job
     also: dict[str, str] = {}  # a predicate -> the same setting of another model, which jobs of it have too
     read: str = ""  # the name of the function that reads the knob, where the setting alone does not tell it
@@ -141,6 +142,14 @@ def knob_rows(*packages: str) -> tuple[Row, ...]:
 
 
 @cache
+def numbers(*packages: str) -> frozenset[str]:
+    """Return the settings that are the number which their knob is."""
+    every = (row for row in knob_rows(*packages) if not (row.modes or row.states or row.read or row.write))
+    counted = (row for row in every if KNOB_TABLE[row.knob].unit not in (Unit.SWITCH, Unit.MODE))
+    return frozenset(name for row in counted for name in row.settings if name)
+
+
+@cache
 def terms(condition: str) -> tuple[tuple[str, bool], ...]:
     """Return the names in a condition, each with whether it has to be true."""
     words = condition.split(" and ") if condition else []
@@ -186,7 +195,7 @@ def read(present: Iterable[Row], settings: Settings, readers: Mapping[str, Reade
     return msgspec.structs.replace(Knobs(), **found)
 
 
-def offered(
+def supports(
     present: Iterable[Row],
     grids: Mapping[str, tuple[int, ...] | Grid],
     phases: Mapping[str, tuple[Phase, ...]] | None = None,
@@ -240,12 +249,12 @@ def fixed(present: Iterable[Row]) -> tuple[FixedDuringRun, ...]:
     return tuple(FixedDuringRun(knob=row.knob, why=row.fixed) for row in present if row.fixed)
 
 
-def staying(present: Iterable[Row]) -> dict[str, str]:
+def reasons_to_stay(present: Iterable[Row]) -> dict[str, str]:
     """Return the knobs that are read and never offered, each with the reason."""
     return {row.knob: row.stays for row in present if row.stays}
 
 
-def written(
+def settings_for(
     present: Iterable[Row],
     settings: Settings,
     knobs: Knobs,
@@ -280,13 +289,13 @@ def written(
     return result
 
 
-def written_in_turn(
+def settings_in_turn(
     again: Callable[[Mapping[str, Any]], tuple[Iterable[Row], Settings]],
     knobs: Knobs,
     readers: Mapping[str, Reader] | None = None,
     writers: Mapping[str, Writer] | None = None,
 ) -> dict[str, Any]:
-    """Return the settings of `written` where what a job leaves out follows other settings of its own.
+    """Return the settings of `settings_for` where what a job leaves out follows other settings of its own.
 
     Each knob is written once, and what is left is read anew: `again` returns the rows and the settings of the
     job with those that are found so far.
@@ -299,7 +308,7 @@ def written_in_turn(
         name = next((each for each, value in wanted.items() if getattr(now, each) != value), None)
         if name is None:
             return found
-        found |= written(present, settings, Knobs(**{name: wanted.pop(name)}), readers, writers)
+        found |= settings_for(present, settings, Knobs(**{name: wanted.pop(name)}), readers, writers)
 
 
 def _is(settings: Settings, name: str, wanted: Setting) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-import msgspec
-
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import ENTRY, HuggingFaceTrainer
@@ -21,21 +19,16 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     arguments,
 )
+from autotune.launchers.frameworks.tabular.rows import Reader
 from autotune.launchers.frameworks.trl.config import (
-    READ,
     RELEASES,
     Config,
     is_of_launcher,
     is_switch,
     setting_of,
 )
-from autotune.launchers.frameworks.trl.layout import layout, tiled
-from autotune.policies.remedies.permissions import denial
-from autotune.policies.values.architecture.model import Layout, Model
-from autotune.policies.values.command import Command
-from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Placement, Profile
+from autotune.launchers.frameworks.trl.layout import layout, tile
+from autotune.policies.values.job import Job
 
 _MODULE = "trl.scripts.grpo"
 _RESUMED = "resume_from_checkpoint"
@@ -44,7 +37,6 @@ _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 # The predicates that the data files name, beside those of every trainer.
 WHEN: dict[str, Callable[[Config], bool]] = {
     **shared.WHEN,
-    "resumes_by_a_switch": lambda config: config.on(_RESUMED),
     "compares_nothing": lambda config: config.count("num_generations") < 2,
     "names_its_generation_twice": lambda config: (
         config.count("num_generations") > 1
@@ -55,14 +47,11 @@ WHEN: dict[str, Callable[[Config], bool]] = {
     "runs_a_script": lambda config: (
         bool(config.job.command) and not any("trl" in word for word in config.job.command[:2])
     ),
-    "sleeps": lambda config: config.on("vllm_enable_sleep_mode"),
     "has_no_deepspeed": lambda config: not config.sharding.startswith("zero"),
     "averages_entropy_by_pass": lambda config: (
         bool(config.get("entropy_coef")) or config.on("use_adaptive_entropy")
     ),
 }
-
-_NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
 
 
 class Trl(HuggingFaceTrainer[Config]):
@@ -76,7 +65,9 @@ class Trl(HuggingFaceTrainer[Config]):
     releases = RELEASES
     modules = ("trl",)
     when = WHEN
-    read = READ
+    layout = staticmethod(layout)
+    readers: ClassVar[Mapping[str, Reader]] = {"tile": tile}
+    makes_pieces = True
     saving: ClassVar[Mapping[str, Any]] = {
         "gradient_checkpointing": True,
         **dict.fromkeys(ALLOCATORS, EXPANDABLE),
@@ -102,23 +93,6 @@ class Trl(HuggingFaceTrainer[Config]):
         yield from _of_command(config)
         yield from super().refused(config)
 
-    def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with TRL's defaults filled in, and what limits them."""
-        found = super().profile(job, cluster)
-        ranks, reason = found.layout.ranks, found.unsupported.get("microbatch_size", "")
-        why = f"it works with one process only, this job has {ranks}" if ranks > 1 else reason
-        knobs = tiled(found.knobs, self.config(job))
-        return msgspec.structs.replace(found, knobs=knobs, cures_in_place=not why, not_in_place=why)
-
-    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of a pass and of an engine."""
-        engines = tuple(2**n for n in range(8) if config.processes % 2**n == 0)
-        return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return the placement, from which follows who is on a card, and every size."""
-        return config.placement, {}, layout(config)
-
     def launch(self, config: Config, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
         """Return the script inside the entry, under the launcher of the job; its file goes behind it."""
         launcher, script, rest = _parts(config.job)
@@ -137,24 +111,6 @@ class Trl(HuggingFaceTrainer[Config]):
             return f"fresh-{mode}" if resume else "fresh"
         return mode
 
-    def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt, which may cure itself where the job permits it."""
-        command = super().command(job, knobs, run=run, attempt=attempt, resume=resume)
-        return msgspec.structs.replace(command, env={**command.env, **self._in_place(job, knobs)})
-
-    def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps, which is of its own configuration and never cures itself."""
-        recovery = msgspec.structs.replace(job.recovery, in_place=False)
-        short = super().trial(job, folder=folder, steps=steps, longest=longest)
-        return msgspec.structs.replace(short, recovery=recovery)
-
-    def _in_place(self, job: Job, knobs: Knobs) -> dict[str, str]:
-        """Return the variable by which the entry makes passes smaller itself, where the job permits it."""
-        profile = self.profile(job, _NOWHERE)
-        smaller = msgspec.structs.replace(knobs, microbatch_size=1)
-        permitted = profile.cures_in_place and not denial(job.recovery, profile, knobs, smaller)
-        return {"AUTOTUNE_IN_PLACE": "1"} if permitted and job.recovery.in_place is not False else {}
-
     def flag(self, name: str, value: Any) -> str:
         """Return an argument of GRPOConfig, or a flag of accelerate."""
         return super().flag(name, value) if is_of_launcher(name) else f"{name}={value}"
@@ -163,7 +119,7 @@ class Trl(HuggingFaceTrainer[Config]):
         """Return True: both generators can be told to go on to `max_completion_length`."""
         return True
 
-    def forced(self, config: Config) -> dict[str, Any]:
+    def longest_settings(self, config: Config) -> dict[str, Any]:
         """Return what the generator is told beyond the job's own."""
         least = {"min_new_tokens": config.count("max_completion_length")}
         given = config.get("generation_kwargs")

@@ -10,6 +10,7 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     ALLOCATORS,
     MICRO,
     TrainerSettings,
+    shown_settings,
 )
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.policies.values.job import Job
@@ -52,15 +53,7 @@ def setting_of(word: str) -> str:
         if name in own:
             return name
     longer = [name for name in own if name.startswith(flag)]
-    return longer[0] if len(longer) == 1 and longer[0] in READ else ""
-
-
-# Settings that are read here: those with a default of the packages, and those without one.
-READ = frozenset(facts(__package__, RELEASES[-1]).defaults) | {
-    *("steps_per_generation", "generation_batch_size", "router_aux_loss_coef", "activation_checkpointing"),
-    *("vllm_max_model_length", "accelerate_config", "num_processes", "zero_stage"),
-    *("offload_optimizer_device", "offload_param_device", "fsdp_offload_params"),
-}
+    return longer[0] if len(longer) == 1 and longer[0] in shown_settings(__package__) else ""
 
 
 class Config(TrainerSettings):

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes, with_zero
 from autotune.launchers.frameworks.hugging_face.layout import layout as shared
 from autotune.launchers.frameworks.trl.config import Config
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.knobs import Knobs
 
 _TILE = 4096, 32768  # tokens and words of the vocabulary at once, trl/kernels/chunked_logprob.py
 
 
-def tiled(knobs: Knobs, config: Config) -> Knobs:
-    """Return the knobs with what the fused head does in their words: chunks, and again in backward."""
-    if not config.has_head:
-        return knobs
+def tile(config: Config) -> int:
+    """Return the tokens whose whole logits would take as much as a tile of the fused head."""
     tokens, words = _TILE
     shape = config.job.shape
-    chunk = tokens * words // max(words, shape.vocab if shape is not None else 0)
-    return replace(knobs, logprob_chunk=chunk, loss_recompute=True)
+    return tokens * words // max(words, shape.vocab if shape is not None else 0)
 
 
 def layout(config: Config) -> Layout:

@@ -28,12 +28,12 @@ from autotune.launchers.frameworks.verl.knobs import (
 )
 from autotune.launchers.frameworks.verl.layout import layout, resident
 from autotune.policies.certificate.contents import Training
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Grid, Placement
+from autotune.policies.values.profile import Grid
 
 _SECTIONS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward")
 _SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
@@ -58,6 +58,8 @@ class Verl(TabularFramework[Config]):
     when = WHEN
     readers: ClassVar[Mapping[str, rows.Reader]] = READERS
     writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
+    layout = staticmethod(layout)
+    resident = staticmethod(resident)
     reads_declined = True
     entry = ("{python}", "-m", "verl.trainer.main_ppo")
     unread_in = "0.9.1"
@@ -89,11 +91,6 @@ class Verl(TabularFramework[Config]):
     def engines(self, config: Config) -> tuple[str, ...]:
         """Return the engines: a reward model may have another one than the policy."""
         return ("vllm", "sglang")
-
-    def spread(self, config: Config) -> tuple[Placement, dict[str, tuple[str, ...]], Layout]:
-        """Return who works where, who holds device memory in which phase, and every size."""
-        where = Placement.COLOCATED if config.colocated else Placement.ASYNCHRONOUS
-        return where, resident(config), layout(config)
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
         """Return the values that the job's GPUs, heads, batches and limits allow."""
@@ -160,11 +157,11 @@ class Verl(TabularFramework[Config]):
         """Return settings as Hydra overrides, as a release takes them, the newest where none is named."""
         return tuple(override(keys.taken(key, version), value) for key, value in settings.items())
 
-    def typed(self, config: Config, settings: dict[str, Any]) -> tuple[str, ...]:
+    def command_words(self, config: Config, settings: dict[str, Any]) -> tuple[str, ...]:
         """Return an attempt's settings as Hydra takes them."""
         return self.words(settings, config.release.version)
 
-    def started(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return what makes an attempt resumable, and its loggers go on where they stopped."""
         resumes = resume and config.text("trainer.resume_mode") != "disable"
         loggers = _loggers(config)

@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.launchers.frameworks.verl.keys import RELEASES, is_node, keys_of
 from autotune.policies.values.job import Job
+from autotune.policies.values.profile import Placement
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
@@ -193,6 +195,11 @@ class Config(DeclaredSettings):
         if self.apart:
             return False
         return not self.flag("trainer.use_v1") or self.text("trainer.v1.trainer_mode") != "separate_async"
+
+    @property
+    def placement(self) -> Placement:
+        """Whether trainer and engine take turns on their GPUs."""
+        return residency.placement(shared=self.colocated, ahead=True)
 
     @property
     def sleeps(self) -> bool:

@@ -433,6 +433,19 @@ def test_unknown_settings_are_named_with_what_was_meant(settings, hint):
 
 
 @pytest.mark.parametrize(
+    ("settings", "document"),
+    [({"rewards.scale": 2}, {}), ({"actor.zigzag": 2}, {}), ({}, {"rewards": {"scale": 2}})],
+)
+def test_a_setting_that_only_the_script_may_know_is_passed_on_and_told(settings, document):
+    given = job(settings)
+    given = msgspec.structs.replace(given, document={**given.document, **document})
+    assert FRAMEWORK.check(given) == ()
+    (warning,) = (each for each in FRAMEWORK.profile(given, CLUSTER).warnings if "passed on" in each)
+    name = next(iter(settings or document))
+    assert f"areal 1.0.4 does not have the setting {name}; it is passed on" in warning
+
+
+@pytest.mark.parametrize(
     "document",
     [
         {"actor": "${actor.backend}"},

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 
 from autotune.launchers.frameworks.dialects.flags import bare
+from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.profile import Grid, Placement
 from autotune.policies.values.remedy import Effect
 
-from .megatron_jobs import APART, COLOCATED, EVERY, NEVER, dashed, flag, job
+from .megatron_jobs import APART, COLOCATED, EVERY, MILES, NEVER, RELAX, SLIME, dashed, flag, job
 from .megatron_replay import CLUSTER
 
 CONFIGS = sorted(
@@ -415,3 +416,26 @@ def test_advice_says_why_and_what_instead(framework) -> None:
         assert row.status.value != "replaced" or row.instead, row
     settings = [row.setting for row in framework.advice]
     assert len(settings) == len(set(settings))
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "value", "wrong"),
+    [
+        (SLIME, "sglang-max-queued-requests", "16k", "is a whole number"),
+        (SLIME, "sglang-schedule-conservativeness", "high", "is a number"),
+        (SLIME, "--sglang-enable-dp-attention", "maybe", "is true or false"),
+        (SLIME, "sglang-tensor-parallel-size", "two", "is a whole number"),
+        (SLIME, "sglang-context-length", "16k", ""),
+        (RELAX, "sglang-context-length", "16k", "is a whole number"),  # SGLang 0.5.9 takes no unit
+        (MILES, "eval-sglang-max-running-requests", "16k", "is a whole number"),
+        (MILES, "sglang-lora-target-modules", ["all"], ""),
+    ],
+)
+def test_a_value_that_sglang_would_refuse_is_refused_at_once(
+    framework: MegatronRl, name: str, value: Any, wrong: str
+) -> None:
+    given = job(framework, {**COLOCATED, name: value})
+    found = [each for each in framework.check(given) if each.path == ("settings", name)]
+    assert [each.message for each in found] == (
+        [f"--{name.lstrip('-')} {wrong}, not {value!r}"] if wrong else []
+    )

@@ -311,3 +311,14 @@ def test_products_in_fp8_follow_their_own_section():
     for enabled in (False, True):
         found = profile(job({**named, f"{section}.enabled": enabled})).layout
         assert (found.fp8, found.fp8_weights) == (enabled, False)
+
+
+def test_a_value_of_the_file_is_checked_too_unless_an_override_replaces_it():
+    document = {
+        "policy": {"logprob_chunk_size": "1k", "train_micro_batch_size": "two"},
+        "data": {"mine": "x"},
+    }
+    of = job(document=document, config="mine.yaml")  # an override gives train_micro_batch_size
+    (problem,) = (each for each in FRAMEWORK.check(of) if "must be" in each.message)
+    assert problem.path == ("config", "policy", "logprob_chunk_size")
+    assert problem.message == "policy.logprob_chunk_size must be a whole number, not '1k'"

@@ -31,13 +31,13 @@ from autotune.launchers.frameworks.tabular.rows import (
     bounds,
     holds,
     knob_rows,
-    offered,
     read,
+    settings_for,
+    settings_in_turn,
     shared_rows,
+    supports,
     terms,
     unread,
-    written,
-    written_in_turn,
 )
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Job
@@ -71,7 +71,8 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
     free = tuple(f"{key}." for key, kind in types.items() if kind == "any")
     for row in knob_rows(*framework.tables):
         assert row.knob in KNOBS
-        assert bool(row.setting) != (row.always is not None)
+        assert not row.setting or row.always is None
+        assert row.setting or row.always is not None or (row.read and row.stays)
         for setting in (name for names in row.settings if names for name in names.split(", ")):
             name = setting.partition("[]")[0]  # of a list, what stands in each of its items
             if name in ENVIRONMENT:
@@ -79,6 +80,17 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
             section = name.partition(".")[0]  # an override may add a key to it
             adds = framework.adds and any(key.startswith(f"{section}.") for key in types)
             assert name in types or name.startswith(free) or adds, setting
+
+
+@every
+def test_a_text_is_no_number_of_any_knob(framework: TabularFramework[Any]) -> None:
+    release = framework.releases[-1] if framework.releases else None
+    for row in knob_rows(*framework.tables):
+        names = {name for names in row.settings for name in names.split(", ") if "[]" not in name}
+        sized = row.grid.minimum is not None or row.grid.multiple is not None
+        for name in names if sized and not row.modes and not row.states else ():
+            job = Job(name="j", framework=framework.name, framework_version=release, settings={name: "16k"})
+            assert any("'16k'" in problem.message for problem in framework.check(job)), name
 
 
 @every
@@ -160,8 +172,8 @@ def test_a_switch_or_mode_of_several_models_is_what_each_of_them_saves() -> None
     rows = (switch, mode, size)
     present = read(rows, settings)
     assert present == Knobs(param_offload=False, recompute="selective", tensor_parallel=4)
-    assert written(rows, settings, present) == {}
-    assert written(rows, settings, Knobs(param_offload=True, recompute="full", tensor_parallel=2)) == {
+    assert settings_for(rows, settings, present) == {}
+    assert settings_for(rows, settings, Knobs(param_offload=True, recompute="full", tensor_parallel=2)) == {
         "critic.offload": True,
         "critic.recompute": "full",
         "actor.tensor": 2,
@@ -174,8 +186,8 @@ def test_functions_read_and_write_what_a_setting_alone_does_not_tell() -> None:
     readers = {"doubled": lambda of: of.count("tokens") * 2}
     writers = {"halved": lambda _, before, after: {"tokens": after.tokens_per_microbatch // 2, "was": before}}
     assert read((row,), settings, readers) == Knobs(tokens_per_microbatch=16)
-    assert written((row,), settings, Knobs(tokens_per_microbatch=16), readers, writers) == {}
-    changed = written((row,), settings, Knobs(tokens_per_microbatch=4), readers, writers)
+    assert settings_for((row,), settings, Knobs(tokens_per_microbatch=16), readers, writers) == {}
+    changed = settings_for((row,), settings, Knobs(tokens_per_microbatch=4), readers, writers)
     assert changed == {"tokens": 2, "was": Knobs(tokens_per_microbatch=16)}
 
 
@@ -188,14 +200,14 @@ def test_a_row_writes_every_setting_that_makes_a_value_so_and_fills_what_a_job_l
     )
     settings = Settings({"offload": False}, {})
     settings.root = "/ck"
-    assert written((row,), settings, Knobs(optimizer_offload=True)) == {
+    assert settings_for((row,), settings, Knobs(optimizer_offload=True)) == {
         "offload": True,
         "precise": True,
         "folder": "/ck/states",
     }
     placed = Settings({"offload": False, "folder": "/mine"}, {})
-    assert "folder" not in written((row,), placed, Knobs(optimizer_offload=True))
-    assert written((row,), Settings({"offload": True}, {}), Knobs(optimizer_offload=False)) == {
+    assert "folder" not in settings_for((row,), placed, Knobs(optimizer_offload=True))
+    assert settings_for((row,), Settings({"offload": True}, {}), Knobs(optimizer_offload=False)) == {
         "offload": False
     }
 
@@ -208,10 +220,10 @@ def test_what_follows_another_setting_is_written_after_it() -> None:
         return rows, Settings({**job, **found}, {"score": "${train}"})
 
     both = Knobs(tokens_per_microbatch=8, logprob_tokens=8)
-    assert written_in_turn(again, both) == {"train": 8}
-    assert written_in_turn(again, Knobs(tokens_per_microbatch=8)) == {"train": 8}
+    assert settings_in_turn(again, both) == {"train": 8}
+    assert settings_in_turn(again, Knobs(tokens_per_microbatch=8)) == {"train": 8}
     apart = Knobs(tokens_per_microbatch=8, logprob_tokens=16)
-    assert written_in_turn(again, apart) == {"train": 8, "score": 16}
+    assert settings_in_turn(again, apart) == {"train": 8, "score": 16}
 
 
 def test_rows_hold_by_predicates_and_by_the_values_of_settings() -> None:
@@ -282,9 +294,9 @@ def test_a_knob_that_would_follow_another_one_is_written_beside_it() -> None:
         Row(knob="logprob_tokens", setting="scoring"),
     )
     settings = Settings({"training": 8}, {"scoring": "${training}"})
-    alone = written(rows, settings, Knobs(tokens_per_microbatch=4))
+    alone = settings_for(rows, settings, Knobs(tokens_per_microbatch=4))
     assert alone == {"training": 4}
-    both = written(rows, settings, Knobs(tokens_per_microbatch=4, logprob_tokens=8))
+    both = settings_for(rows, settings, Knobs(tokens_per_microbatch=4, logprob_tokens=8))
     assert both == {"training": 4, "scoring": 8}
 
 
@@ -310,26 +322,26 @@ def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
 
 def test_grids_and_phases_of_a_job_stand_over_those_of_a_row() -> None:
     row = Row(knob="concurrency", setting="a.b", grid=Grid(minimum=8), phases=(Phase.ROLLOUT,))
-    assert offered((row,), {})["concurrency"] == Support(
+    assert supports((row,), {})["concurrency"] == Support(
         setting="a.b", grid=Grid(minimum=8), phases=(Phase.ROLLOUT,)
     )
-    own = offered((row,), {"concurrency": Grid(maximum=4)}, {"concurrency": ()}, spell="++{}".format)
+    own = supports((row,), {"concurrency": Grid(maximum=4)}, {"concurrency": ()}, spell="++{}".format)
     assert own["concurrency"] == Support(setting="++a.b", grid=Grid(maximum=4))
 
 
 def test_rows_are_read_offered_and_written() -> None:
     assert read(ROWS, SETTINGS) == Knobs(cuda_graphs="full", sync_buffer=2 << 30, sequence_parallel=1)
     grids = {
-        name: support.grid.values for name, support in offered(ROWS, {"sequence_parallel": (1, 2)}).items()
+        name: support.grid.values for name, support in supports(ROWS, {"sequence_parallel": (1, 2)}).items()
     }
     assert grids == {"cuda_graphs": ("full", "off"), "sync_buffer": (), "sequence_parallel": (1, 2)}
     wanted = Knobs(cuda_graphs="off", sync_buffer=512 << 20, sequence_parallel=2)
-    assert written(ROWS, SETTINGS, wanted) == {
+    assert settings_for(ROWS, SETTINGS, wanted) == {
         "engine.eager": True,
         "engine.buffer_gb": 0.5,
         "actor.split": 2,  # the other one has it
     }
-    assert written(ROWS, SETTINGS, Knobs()) == {}
+    assert settings_for(ROWS, SETTINGS, Knobs()) == {}
 
 
 @pytest.mark.parametrize(
@@ -378,7 +390,7 @@ def test_hydra_needs_no_space_behind_the_colon_of_a_mapping() -> None:
 def test_a_knob_may_be_the_same_in_every_job_and_a_mode_that_is_none_is_not_written() -> None:
     fixed = (*ROWS, Row(knob="loss_recompute", always=False))
     assert read(fixed, SETTINGS).loss_recompute is False
-    assert written(ROWS, SETTINGS, Knobs(cuda_graphs="limited")) == {}
+    assert settings_for(ROWS, SETTINGS, Knobs(cuda_graphs="limited")) == {}
 
 
 def test_names_below_a_free_setting_and_sections_are_known() -> None:

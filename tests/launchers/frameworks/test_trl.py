@@ -162,6 +162,21 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
         assert set(KNOBS) == profile.supported.keys() | profile.unsupported.keys()
 
 
+@pytest.mark.parametrize(("release", "tile"), [("1.16.0", 4096), ("1.14.0", None)])
+def test_the_tile_of_the_fused_head_is_known_and_never_offered(release: str, tile: int | None) -> None:
+    profile = TRL.profile(replace(job(), framework_version=release), CLUSTER)
+    assert (profile.knobs.logprob_chunk, profile.knobs.loss_recompute) == (tile, tile and True)
+    assert not {"logprob_chunk", "loss_recompute"} & profile.supported.keys()
+    assert ("tile" in profile.unsupported["logprob_chunk"]) is bool(tile)
+    assert set(KNOBS) == profile.supported.keys() | profile.unsupported.keys()
+
+
+def test_an_engine_is_spread_over_divisors_of_the_processes_that_split_the_heads() -> None:
+    shape = replace(MOE, heads=12, kv_heads=6)
+    profile = TRL.profile(replace(job(use_vllm=True, num_processes=6), shape=shape), CLUSTER)
+    assert profile.supported["rollout_tensor_parallel"].grid.values == (1, 2, 3, 6)
+
+
 def test_the_file_holds_and_the_settings_override() -> None:
     written = job(
         document={"per_device_train_batch_size": 32, "num_processes": 4, "output_dir": "/out"},

@@ -74,21 +74,45 @@ def test_every_log_is_one_of_device_memory(found: dict[str, Explanation]) -> Non
 
 
 def test_every_framework_is_recognised_alone(found: dict[str, Explanation]) -> None:
-    # A vLLM log of prime-rl whose only line of its own is that it starts inference.
-    unnamed = {"prime-rl: prime-inference-capture"}
-    assert {name for name, each in found.items() if not is_recognised(CASES[name], each)} == unnamed
+    assert {name for name, each in found.items() if not is_recognised(CASES[name], each)} == set()
+
+
+def test_a_line_that_is_coloured_for_a_terminal_tells_a_framework_too() -> None:
+    case = CASES["prime-rl: prime-inference-capture"]
+    dim, bold, end = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+    own = f"{dim}10:10:10{end} {bold}   INFO{end} {bold}\x1b[22mStarting inference on http://0.0.0.0:8000/v1{end}"
+    text = case.text.replace("10:10:10    INFO Starting inference", own)
+    assert text != case.text and is_recognised(case, explained(case._replace(text=text)))
 
 
 def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, Explanation]) -> None:
     others = {
-        "prime-rl: prime-inference-capture",  # vLLM's own flag
-        "nemo-rl: nemo-logprob-chunk",  # the allocator's setting, as a DTensor job has it
-        "nemo-rl: nemo-train-backward",  # the same in a Megatron job, which does not read it
+        # The allocator's setting, which the second reader did not think of.
+        "nemo-rl: nemo-logprob-chunk",
+        "nemo-rl: nemo-train-backward",
         # Another process holds 34 GiB: a look at the card comes before a setting.
         "trl: trl-vllm-colocate-init",
         "verl-agent: verl-agent-vllm-init",
     }
     assert {name for name, each in found.items() if not is_typeable(CASES[name], each)} == others
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("nemo-logprob-chunk", "policy.dtensor_cfg"), ("nemo-train-backward", "policy.megatron_cfg")],
+)
+def test_the_class_of_the_workers_tells_which_trainer_reads_a_setting(
+    name: str, setting: str, found: dict[str, Explanation]
+) -> None:
+    ((_, lines),) = found[f"nemo-rl: {name}"].remedies[0].words
+    assert lines == (f"++{setting}.env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",)
+
+
+def test_no_remedy_has_two_values(found: dict[str, Explanation]) -> None:
+    said = [
+        line for each in found.values() for cure in each.remedies for _, lines in cure.words for line in lines
+    ]
+    assert [line for line in said if re.search(r"=[^=\s]*=\.\.\.", line)] == []
 
 
 def test_the_phase_is_that_of_the_log(found: dict[str, Explanation]) -> None:
