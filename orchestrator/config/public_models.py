@@ -25,6 +25,7 @@ _SNAPSHOT = re.compile(
 _SIZE = re.compile(
     r"(?i)(?<![A-Za-z0-9])(?:\d+(?:\.\d+)?x)?a?\d+(?:\.\d+)?[bm](?![A-Za-z0-9])|\d[bm](?![A-Za-z0-9])"
 )
+_SUFFIX = re.compile(r"[-_](?:base|instruct|chat|hf|it)$")  # of another training of the same shape
 # Copies with weights of another kind, number or purpose than the model in their name.
 _OTHER_COPY = re.compile(
     r"(?i)(?<![a-z])(?:\w*vlm?|llava\w*|ovis\w*|omni|audio|vision|eagle\d?|draft|mtp|moe|lora|adapter|embed\w*|rerank\w*|awq|gptq|gguf|fp8|fp4"
@@ -80,6 +81,9 @@ def find_like(name: str) -> tuple[str, PublicModel] | None:
     A trained copy has the shape of the model that its name holds. The last part of a path that tells a size
     counts; one that tells of another kind of copy (`AWQ`, a draft model, a part of the layers) is none.
     """
+    plain, suffixed = _SUFFIX.subn("", name.strip().rstrip("/").rpartition("/")[2].lower())
+    if suffixed and plain in _by_name():
+        return _by_name()[plain].names[0], _by_name()[plain]
     parts = [part for part in name.strip().rstrip("/").split("/") if _SIZE.search(part)]
     if not parts:
         return None

@@ -189,6 +189,7 @@ def test_a_script_with_the_flags_of_trl_is_driven(tmp_path: Path, monkeypatch: p
         ("me/Qwen2.5-7B-Instruct-GRPO", "Qwen/Qwen2.5-7B-Instruct"),
         ("/data/Qwen3-30B-A3B-sft", "Qwen/Qwen3-30B-A3B"),
         ("/data/DeepSeek-R1-Distill-Qwen-7B-x", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+        ("/models/zai-org/GLM-4.5-Air-Base", "zai-org/GLM-4.5-Air"),
         ("/data/Qwen2.5-7B/my-13b", ""),
         ("/data/Qwen3-8B-Eagle3", ""),
         ("/data/Qwen2.5-7B-Instruct-AWQ", ""),
