@@ -11,6 +11,7 @@ held out: they count with --held-out only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -29,7 +31,7 @@ _LIST = Path(__file__).with_name("init_scripts.json")
 _NOW = 1_795_000_000  # the clock of both sides, Unix seconds
 _STUBS = (
     "python python3 torchrun ray uv accelerate deepspeed nvidia-smi pkill kill sleep pip pip3 curl wget git "
-    "hf huggingface-cli ps srun hostname npu-smi mkdir"
+    "hf huggingface-cli ps srun hostname npu-smi mkdir trl swift"
 )
 _REAL = "bash cat dirname basename seq tr wc cut head tail grep sed awk realpath readlink env sort uniq"
 # What autotune itself sets so that an attempt can be resumed and watched, by framework.
@@ -40,7 +42,17 @@ _OURS: Mapping[str, str] = {
     "slime": r"save|load|save-interval|finetune|no-load-optim|no-load-rng|start-rollout-id|ckpt-step"
     r"|tb-experiment-name",
 }
-_OURS = {**_OURS, "relax": f"{_OURS['slime']}|use-health-check|max-global-restart"}
+_OURS = {
+    **_OURS,
+    "relax": f"{_OURS['slime']}|use-health-check|max-global-restart",
+    "miles": _OURS["slime"],
+    "openrlhf": r"logger\.wandb\.run_name|ckpt\.(path|output_dir|save_steps|max_num|load_enable|disable_ds)",
+    "skyrl": r"trainer\.(logger|resume_mode|resume_path|ckpt_path|ckpt_interval|max_ckpts_to_keep)",
+    "nemo-rl": r"checkpointing\..*|logger\..*",
+    "trl": r"output_dir|save_\w+|report_to|num_processes|resume_from_checkpoint",
+    "ms-swift": r"output_dir|save_\w+|report_to|add_version|nproc_per_node|resume_from_checkpoint",
+}
+_OF_FLAGS = ("slime", "relax", "miles", "openrlhf", "trl", "ms-swift")
 _INSIDE = r"""
 set -e
 root=$1 repo=$2 out=$3 stubs=$4
@@ -62,6 +74,7 @@ unset BASH_ENV
 record=$(/usr/bin/mktemp /out/XXXXXXXX)
 printf '%s\0' "${0##*/}" "$@" > "$record"
 case "${0##*/} $1" in python*" -c"|python*" -"|nvidia-smi*|npu-smi*|"ray status") exit 1 ;; esac
+case "$1" in */model_args_utils.py) exec /usr/bin/python3 "$@" ;; esac
 exit 0
 """
 
@@ -72,7 +85,9 @@ class Case(msgspec.Struct, frozen=True):
     checkout: str
     path: str  # `README.md#2`: the second command of a document
     env: dict[str, str] = {}  # what its head says one has to set
+    arguments: list[str] = []  # ... and to pass
     folder: str = ""  # of the checkout, where its document says to stand
+    sample: str = "2026-11-23"  # the day on which the script was drawn
 
     @property
     def is_held_out(self) -> bool:
@@ -96,15 +111,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--held-out", action="store_true", help="judge the held-out half instead")
+    parser.add_argument("--sample", default="", help="the day of a sample; default: all")
+    parser.add_argument("--quiet", action="store_true", help="print the counts only")
     parser.add_argument("--only", default="", help="part of a path")
     options = parser.parse_args()
     listed = msgspec.json.decode(_LIST.read_bytes())
     cases = msgspec.convert(listed["scripts"], list[Case])
     results = []
     for case in cases:
-        if case.is_held_out == options.held_out and options.only in case.path:
+        wanted = case.is_held_out == options.held_out and options.only in f"{case.checkout}/{case.path}"
+        if wanted and options.sample in ("", case.sample):
             result = judged(case, (options.folder / case.checkout).resolve())
             results.append(result)
+            if options.quiet:
+                continue
             mark = "ok" if not result.problem else "--"
             print(
                 f"{mark} {result.framework or '?':7} {result.settings:4} {case.checkout}/{case.path}",
@@ -125,9 +145,10 @@ def judged(case: Case, repository: Path) -> Judged:
     with tempfile.TemporaryDirectory(prefix="init-scripts-") as scratch:
         script = _script_of(case, repository, Path(scratch))
         result = Judged(case=case)
-        started = list(starts_of(script, repository, case, Path(scratch)))
+        is_script = script.suffix == ".sh"
+        started = list(starts_of(script, repository, case, Path(scratch))) if is_script else []
         code, said = _autotune(
-            ["init", str(script), "--gpus", "H100", "-o", f"{scratch}/job.yaml"],
+            ["init", str(script), "--gpus", "H100", "-o", f"{scratch}/job.yaml", "--", *case.arguments],
             repository / case.folder,
             case.env,
         )
@@ -135,7 +156,7 @@ def judged(case: Case, repository: Path) -> Judged:
             result.problem = said.strip().split("\n")[0]
             return result
         text = Path(scratch, "job.yaml").read_text()
-        result.framework = re.search(r"^framework: (\w+)", text, re.M)[1]  # type: ignore[index]
+        result.framework = re.search(r"^framework: ([\w-]+)", text, re.M)[1]  # type: ignore[index]
         if code:
             wrong = [line for line in said.splitlines() if line.startswith("error")]
             result.problem = f"the framework refuses it: {(wrong or [said])[0]}"
@@ -151,6 +172,9 @@ def judged(case: Case, repository: Path) -> Judged:
             result.problem = said.strip().split("\n")[0]
             return result
         ours = json.loads(said[said.index("{") :].splitlines()[0])["argv"]
+        if not is_script:
+            result.problem = "" if str(script) in ours else f"`{case.path}` is not passed on: {ours}"
+            return result
         training = [argv for argv in started if _is_training(argv, result.framework)]
         if not training:
             result.broken = True
@@ -162,9 +186,9 @@ def judged(case: Case, repository: Path) -> Judged:
 
 def compared(theirs: list[str], ours: list[str], framework: str) -> tuple[int, str]:
     """Return how many settings a script gives, and in what the two command lines differ."""
-    read = _flags if framework in ("slime", "relax") else _overrides
-    program, wanted = read(theirs, framework)
-    own_program, given = read(ours, framework)
+    read = _flags if framework in _OF_FLAGS else _overrides
+    program, wanted = read(_without_entry(theirs), framework)
+    own_program, given = read(_without_entry(ours), framework)
     words = [re.sub(r".*\{python\}$", "python3", word) for word in own_program]
     if [_plain(w) for w in words] != [_plain(w) for w in program]:
         return len(wanted), f"program {words} instead of {program}"
@@ -176,6 +200,27 @@ def compared(theirs: list[str], ours: list[str], framework: str) -> tuple[int, s
     parts = [f"lost {lost}" if lost else "", f"added {added}" if added else ""]
     parts += [f"{name}: {given[name]} instead of {wanted[name]}" for name in differing[:3]]
     return len(wanted), "; ".join(part for part in parts if part)
+
+
+def _without_entry(argv: list[str]) -> list[str]:
+    """Return the command line of a Hugging Face trainer as module and flags, whichever way it is started."""
+    at = [n for n, word in enumerate(argv) if word.endswith("/entry.py")]
+    behind = at[-1] + 3 if at else 0  # the entry's own words: the run, and which checkpoints it may continue
+    words = [word for n, word in enumerate(argv) if n not in at and not (at and at[-1] < n < behind)]
+    for module, name in (("trl.scripts.grpo", "trl grpo"), ("swift.cli.rlhf", "swift rlhf")):
+        if module in words:  # behind `accelerate launch` or torchrun and their own flags
+            at = words.index(module)
+            around = [
+                w for n, w in enumerate(words[:at]) if w.startswith("--") or words[n - 1].startswith("--")
+            ]
+            return [*name.split(), *around, *words[at + 1 :]]
+        for script in (f"{module.replace('.', '/')}.py", f"-m {module}"):
+            found = re.fullmatch(
+                rf"\S*python3?\s(?:\S*/)?{script}", " ".join(words[: 1 + len(script.split())])
+            )
+            if found:
+                return [*name.split(), *words[1 + len(script.split()) :]]
+    return words
 
 
 def _plain(word: str) -> str:
@@ -203,7 +248,8 @@ def _flags(argv: list[str], framework: str) -> tuple[list[str], dict[str, str]]:
             given[name].append(word)
         else:
             program.append(word)
-    return program, {name: " ".join(map(_normal, values)) for name, values in given.items()}
+    switch = "true" if framework in ("trl", "ms-swift") else ""  # Hugging Face's parser takes both
+    return program, {name: " ".join(map(_normal, values)) or switch for name, values in given.items()}
 
 
 def _normal(text: str) -> str:
@@ -224,8 +270,19 @@ def _program(argv: list[str]) -> list[str]:
 
 def _is_training(argv: list[str], framework: str) -> bool:
     words = " ".join(argv)
-    marks = {"verl": r"actor_rollout_ref\.", "areal": r"--config", "slime": r"train(_async)?\.py .*--"}
-    return re.search(marks.get(framework, r"relax.entrypoints.train"), words, re.DOTALL) is not None
+    marks = {
+        "verl": r"actor_rollout_ref\.",
+        "areal": r"--config",
+        "slime": r"train(_async)?\.py .*--",
+        "miles": r"train(_async)?\.py .*--",
+        "relax": r"relax.entrypoints.train",
+        "openrlhf": r"openrlhf.cli.train_ppo_ray",
+        "skyrl": r"trainer\.",
+        "nemo-rl": r"run_\w*grpo\w*\.py",
+        "trl": r"^trl grpo|grpo\w*\.py",
+        "ms-swift": r"^swift rlhf",
+    }
+    return re.search(marks.get(framework, "train"), words, re.DOTALL) is not None
 
 
 def starts_of(script: Path, repository: Path, case: Case, scratch: Path) -> Iterator[list[str]]:
@@ -247,16 +304,18 @@ def starts_of(script: Path, repository: Path, case: Case, scratch: Path) -> Iter
     if place is not script:
         place.write_text(script.read_text())
     seen_as = place if script.is_relative_to(repository) else Path("/stubs", script.name)
-    started = f"cd {shlex.quote(str(repository / case.folder))} && bash {shlex.quote(str(seen_as))}"
+    started = f"cd {shlex.quote(str(repository / case.folder))} && bash {shlex.quote(str(seen_as))} "
+    started += shlex.join(case.arguments)
     namespaces = ["unshare", "-r", "-m", "-n", "-p", "-f", "--kill-child"]
     arguments = [str(root), str(repository), str(out), str(stubs), *given, "bash", "-c", started]
-    subprocess.run(
-        [*namespaces, "bash", "-c", inside, "sandbox", *arguments],
-        capture_output=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"]},
-    )
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for other nodes
+        subprocess.run(
+            [*namespaces, "bash", "-c", inside, "sandbox", *arguments],
+            capture_output=True,
+            timeout=20,
+            check=False,
+            env={"PATH": os.environ["PATH"]},
+        )
     for record in sorted(out.iterdir(), key=lambda path: path.stat().st_mtime_ns):
         yield record.read_bytes().decode(errors="replace").split("\0")[:-1]
 
@@ -283,10 +342,14 @@ def _script_of(case: Case, repository: Path, scratch: Path) -> Path:
     path, _, number = case.path.partition("#")
     if not number:
         return repository / path
-    blocks = re.findall(r"^```(?:bash|shell|sh)\n(.*?)^```", (repository / path).read_text(), re.M | re.S)
-    starting = [block for block in blocks if "--config" in block and "python" in block]
+    text = (repository / path).read_text()
+    blocks = re.findall(r"^ *```(?:bash|shell|sh)\n(.*?)^ *```", text, re.M | re.S)
+    marks = (
+        r"(?s)(?=.*--config).*python" if case.checkout == "areal" else r"(?s).*(?:\bpython|accelerate|trl )"
+    )
+    starting = [block for block in blocks if re.match(marks, block)]
     script = scratch / "command.sh"
-    script.write_text(starting[int(number) - 1])
+    script.write_text(textwrap.dedent(starting[int(number) - 1]))
     return script
 
 

@@ -56,6 +56,11 @@ def find(name: str) -> Framework:
     return FRAMEWORKS[name]
 
 
+def package_of(name: str) -> str:
+    """Return the folder of a framework as a package, without an import of its adapter."""
+    return f"{__name__}.{_ADAPTERS[name][0]}"
+
+
 def traces() -> dict[str, Traces]:
     """Return how the logs of each framework are told, by its name."""
     return {name: traces_of(f"{__name__}.{folder}") for name, (folder, _) in _ADAPTERS.items()}

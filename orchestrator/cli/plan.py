@@ -36,6 +36,7 @@ from autotune.policies.values.value import Value
 
 _ROUNDED = 1.05  # of a card's memory: how far above it people write it
 _MOST_PER_NODE = 16  # GPUs; more are a mistake for several nodes, or a rack
+_OFFERED = ("verl", "slime")  # instead of a framework whose job does not fit
 _CODES = """\b
 Exit codes:
   0    the plan is printed
@@ -112,14 +113,19 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     from autotune.launchers.runners.node.model_folder import find_folder
     from autotune.orchestrator.config.model_files import unknown_model
     from autotune.orchestrator.config.public_models import find_public
-    from autotune.orchestrator.starting_job import FRAMEWORKS, Wish, even_batch, starting_job
+    from autotune.orchestrator.first_job import Wish, even_batch, frameworks_with_a_start, refusal
+    from autotune.orchestrator.starting_job import starting_job
 
-    if framework not in FRAMEWORKS:
+    able = frameworks_with_a_start()
+    if framework not in able:
         raise Failure(
-            f"--framework {framework}: --model generates jobs only for {' and '.join(FRAMEWORKS)}",
+            f"--framework {framework}: --model generates jobs only for {', '.join(able)}",
             hint="`autotune init FILE` creates a job from a script or config",
             code=ExitCode.USAGE,
         )
+    reason, instead = refusal(framework, wanted)
+    if reason:
+        raise Failure(f"--framework {framework}: {reason}", hint=instead, code=ExitCode.USAGE)
     if find_public(model) is None and find_folder(model, ".") is None:
         raise unknown_model(model)
     if (wanted.per_node or 0) > _MOST_PER_NODE:
@@ -143,7 +149,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"
     if found is None:
         click.echo(f"no configuration of {model} for {framework} is predicted to fit {where}", err=True)
-        others = (msgspec.structs.replace(wish, framework=name) for name in FRAMEWORKS if name != framework)
+        others = (msgspec.structs.replace(wish, framework=name) for name in _OFFERED if name != framework)
         fitting = []
         for other in others:
             with contextlib.suppress(JobErrors):  # of a job that the person did not ask for

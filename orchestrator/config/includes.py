@@ -14,7 +14,7 @@ import msgspec
 
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.runners.node.model_folder import find_folder
-from autotune.orchestrator.config.model_files import find_model
+from autotune.orchestrator.config.model_files import ASSUMED, find_model
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.estimate.constants import constant
@@ -124,6 +124,9 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
     read_here = name is not None and find_folder(name, job.workdir) is not None
     if own is not None and (found is None or (not read_here and _differ(own, found))):
         found, place = own, "the framework's own settings"
+    if place.startswith(ASSUMED):
+        note = f"the shape of the model `{name}` is {place.partition(':')[0]}"
+        job = msgspec.structs.replace(job, notes=(*job.notes, note))
     return msgspec.structs.replace(job, shape=found, shape_from=place), ()
 
 

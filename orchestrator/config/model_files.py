@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.runners.node.model_folder import CONFIG, HUB_NAME, find_folder
-from autotune.orchestrator.config.public_models import PublicModel, find_public, names_like
+from autotune.orchestrator.config.public_models import PublicModel, find_like, find_public, names_like
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.values.architecture.model import Model, model_from_config
 
+ASSUMED = "assumed"  # begins where a shape comes from that only a name tells
 _EXAMPLE = "Qwen/Qwen3-8B"
 _LARGEST_CONFIG_BYTES = 8 << 20  # the longest public ones list every layer's quantisation, below 1 MiB
 _LARGEST_SIZE = 10**9  # of any count in a shape; the largest vocabularies are below 10**6
@@ -46,9 +47,12 @@ def find_model(name: str, workdir: str | Path) -> tuple[Model | None, str]:
     if place is not None:
         return read_model(place), str(place / CONFIG if place.is_dir() else place)
     known = find_public(name)
-    if known is None:
+    if known is not None:
+        return known.shape, shipped_as(known)
+    like = find_like(name)
+    if like is None:
         return None, ""
-    return known.shape, shipped_as(known)
+    return like[1].shape, f"{ASSUMED} to be that of {like[0]}, whose name it holds: {shipped_as(like[1])}"
 
 
 def shipped_as(known: PublicModel) -> str:

@@ -22,6 +22,15 @@ _FILE = Path(__file__).with_name("public_models.json")
 _SNAPSHOT = re.compile(
     r"models--([\w.-]+?)--([\w.-]+?)/snapshots(?:/|$)"
 )  # a folder of the Hugging Face cache
+_SIZE = re.compile(
+    r"(?i)(?<![A-Za-z0-9])(?:\d+(?:\.\d+)?x)?a?\d+(?:\.\d+)?[bm](?![A-Za-z0-9])|\d[bm](?![A-Za-z0-9])"
+)
+_SUFFIX = re.compile(r"[-_](?:base|instruct|chat|hf|it)$")  # of another training of the same shape
+# Copies with weights of another kind, number or purpose than the model in their name.
+_OTHER_COPY = re.compile(
+    r"(?i)(?<![a-z])(?:\w*vlm?|llava\w*|ovis\w*|omni|audio|vision|eagle\d?|draft|mtp|moe|lora|adapter|embed\w*|rerank\w*|awq|gptq|gguf|fp8|fp4"
+    r"|nvfp4|mxfp4|int[48]|w4a16|w8a8|[48]bit|prun\w*|\d+layers?|layers?)(?![a-z])"
+)
 _FEWEST = 4  # numbers that a text must show before it is taken to mean one of these models
 
 
@@ -66,6 +75,27 @@ def find_public(name: str) -> PublicModel | None:
     return by_name.get(wanted.lower()) or by_name.get(wanted.rpartition("/")[2].lower())
 
 
+def find_like(name: str) -> tuple[str, PublicModel] | None:
+    """Return the public model that a checkpoint was made from, by its name: `sft-qwen-2.5-7b-step_300`.
+
+    A trained copy has the shape of the model that its name holds. The last part of a path that tells a size
+    counts; one that tells of another kind of copy (`AWQ`, a draft model, a part of the layers) is none.
+    """
+    plain, suffixed = _SUFFIX.subn("", name.strip().rstrip("/").rpartition("/")[2].lower())
+    if suffixed and plain in _by_name():
+        return _by_name()[plain].names[0], _by_name()[plain]
+    parts = [part for part in name.strip().rstrip("/").split("/") if _SIZE.search(part)]
+    if not parts:
+        return None
+    part = parts[-1]
+    fitting = [(found[0], full) for pattern, full in _inside() for found in [pattern.search(part)] if found]
+    if not fitting:
+        return None
+    text, full = max(fitting, key=lambda each: len(each[0]))
+    rest = part.replace(text, "", 1)
+    return None if _OTHER_COPY.search(rest) or _SIZE.search(rest) else (full, _by_name()[full.lower()])
+
+
 def names_like(name: str) -> str:
     """Return `did you mean ...?` for the hub name that is most like another one, or the empty string."""
     known = {each.lower(): each for model in public_models() for each in model.names}
@@ -92,6 +122,25 @@ def _by_name() -> dict[str, PublicModel]:
             found[name.lower()] = model
             found.setdefault(name.rpartition("/")[2].lower(), model)
     return found
+
+
+@cache
+def _inside() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Return a pattern for every name that tells a size, with or without the separators in it."""
+    patterns = []
+    for model in public_models():
+        for full in model.names:
+            words = re.findall(r"[A-Za-z]+|\d+", full.rpartition("/")[2])
+            if not _SIZE.search(full):
+                continue
+            between = (
+                "[-_.]" if a.isdigit() and b.isdigit() else "[-_.]?"
+                for a, b in zip(words, [*words[1:], ""], strict=True)
+            )
+            inner = "".join(word + gap for word, gap in zip(words, between, strict=True))
+            inner = inner.removesuffix("[-_.]?")
+            patterns.append((re.compile(rf"(?i)(?<![A-Za-z0-9.]){inner}(?![A-Za-z0-9]|\.\d)"), full))
+    return tuple(patterns)
 
 
 def _agrees(model: PublicModel, fields: Mapping[str, int | str]) -> bool:

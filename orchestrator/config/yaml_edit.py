@@ -29,6 +29,7 @@ class Edit(NamedTuple):
     path: Path
     value: Any
     why: str
+    is_said: bool = False  # the reason stands in full at another edit
 
 
 def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> str:
@@ -41,6 +42,7 @@ def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> st
     if not edits or before.complaints or not isinstance(before.value, dict):
         return text
     values = with_values(before.value, edits)
+    edits = _said_once(before.value, edits)
     try:
         out = _in_place(before.text, edits)
     except YAMLError:  # the writer takes less than the reader, such as one `<<` in a mapping
@@ -61,6 +63,26 @@ def with_values(values: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
             mapping = mapping[part]
         mapping[name] = value
     return out
+
+
+def _said_once(values: dict[str, Any], edits: list[Edit]) -> list[Edit]:
+    """Return edits of which only the first in the text says a reason in full; the others of it say its name.
+
+    A reason such as `remedy: why` has a name, and one without has none.
+    """
+
+    def place(at: int) -> tuple[int, int]:
+        *parents, name = map(str, edits[at].path)
+        owner: Any = values
+        for part in parents:
+            owner = owner.get(part) if isinstance(owner, dict) else None
+        keys = list(owner) if isinstance(owner, dict) else []
+        return (keys.index(name), 0) if name in keys else (len(keys), at)
+
+    first: dict[str, int] = {}
+    for at in sorted(range(len(edits)), key=place):
+        first.setdefault(edits[at].why, at)
+    return [edit._replace(is_said=first[edit.why] != at) for at, edit in enumerate(edits)]
 
 
 def dumped(values: dict[str, Any]) -> str:
@@ -95,6 +117,8 @@ def _apply(root: CommentedMap, edit: Edit, *, indent: int) -> str | None:
         return None
     level = _deepest_block(root, parents)
     comment = _comment(edit, old, edit.path[level + 1 :])
+    if not comment:
+        return None
     if level < 0:
         return comment
     for part in parents[:level]:
@@ -116,9 +140,14 @@ def _deepest_block(root: CommentedMap, parents: list[str]) -> int:
 
 def _comment(edit: Edit, old: Any, below: Path) -> str:
     """Return the reason of an edit on one line; `below` is the path from the line it stands above."""
-    where = f"{'.'.join(map(str, below))}: " if below else ""
     before = old if isinstance(old, str) else "" if old is None else json.dumps(old, ensure_ascii=False)
-    return " ".join(f"{where}{f'was {before}: ' if before else ''}{edit.why}".split())
+    name, named, _ = edit.why.partition(": ")
+    why = (name if named else "") if edit.is_said else edit.why
+    said = ": ".join(part for part in (f"was {before}" if before else "", why) if part)
+    if not said:
+        return ""
+    where = f"{'.'.join(map(str, below))}: " if below else ""
+    return " ".join(f"{where}{said}".split())
 
 
 def _above(comments: list[str], text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
+from autotune.orchestrator.init.checkout import folder_of, trainer_of
 from autotune.orchestrator.init.documents import (
     areal_script,
     document_of,
@@ -29,6 +30,7 @@ from autotune.orchestrator.init.entry_points import (
     Program,
     framework_of,
     framework_of_document,
+    is_shell_text,
     unwrapped,
 )
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
@@ -116,10 +118,11 @@ def _of_script(
         raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
     notes = list(reading.notes)
     found: list[tuple[Invocation, Program, str]] = []
-    for invocation in reading.invocations:
+    for invocation in _with_texts(reading.invocations, notes, environment, now):
         program = unwrapped(invocation.argv)
         framework = framework_of(program.argv, document_of(program, invocation.cwd)) if program.argv else ""
         if framework:
+            framework = trainer_of(framework, program.argv, program.workdir or invocation.cwd, place)
             found.append((invocation, program, framework))
     if not found:
         seen = (
@@ -170,6 +173,24 @@ def _of_script(
     return msgspec.structs.replace(draft, notes=tuple(near))
 
 
+def _with_texts(
+    invocations: Sequence[Invocation], notes: list[Note], environment: Mapping[str, str], now: float
+) -> Iterator[Invocation]:
+    """Yield each program; for `srun ... bash -c TEXT` those that a text of several lines starts."""
+    for invocation in invocations:
+        words = unwrapped(invocation.argv).argv
+        if not is_shell_text(words) or "\n" not in words[2].strip():
+            yield invocation
+            continue
+        around = {**environment, **invocation.env}
+        place = Path(invocation.file)
+        reading = read_script(place, words[2], cwd=invocation.cwd, environment=around, now=now)
+        notes += reading.notes
+        for inner in reading.invocations:
+            own = {**invocation.env, **inner.env}
+            yield msgspec.structs.replace(inner, env=own, line=invocation.line)
+
+
 def _drafted(
     invocation: Invocation,
     program: Program,
@@ -209,21 +230,21 @@ def _drafted(
     if own == "command":
         command = tuple(_PLACEHOLDER.sub(r"{{\1}}", word) for word in command)
     config = shown(said.config) if said.config is not None else None
-    workdir = _workdir(program.workdir or invocation.cwd, command, config, script)
+    workdir = folder_of(program.workdir or invocation.cwd, command, config, script)
     document = readable_document(Path(workdir, config)) if config is not None else None
-    python = command[0] if own == "areal" and command and _INTERPRETER.fullmatch(command[0]) else None
+    interpreter = command[0] if command and _INTERPRETER.fullmatch(command[0]) else None
     return Draft(
         source=source,
         name=_name(script, own, given),
         framework=own,
         other=other,
         command=command,
-        python=python,
+        python=interpreter if own == "areal" else None,
         config=config,
         settings=given,
         env=env,
         workdir=workdir,
-        hardware=hardware_of(own, given, document or {}),
+        hardware=hardware_of(own, given, document or {}, alone=interpreter is not None),
         notes=tuple(notes),
         secrets=secrets,
         is_private=any(masked(f"{name}={value}") != f"{name}={value}" for name, value in given.items()),
@@ -360,19 +381,6 @@ def _environment(
         else:
             env[name] = value
     return env, tuple(secrets)
-
-
-def _workdir(cwd: str, command: Sequence[str], config: str | None, script: Path | None) -> str:
-    """Return the folder that the program's relative paths start from: where they exist, if any is seen."""
-    relative = [
-        word for word in (*command[1:4], config or "") if re.fullmatch(r"[\w./-]+\.(?:py|ya?ml)", word)
-    ]
-    relative = [word for word in relative if not word.startswith("/")]
-    if relative and script is not None and not Path(cwd, relative[0]).is_file():
-        for folder in script.resolve().parents:
-            if (folder / relative[0]).is_file():
-                return str(folder)
-    return cwd
 
 
 def _name(script: Path | None, framework: str, settings: Mapping[str, Any]) -> str:

@@ -19,6 +19,12 @@ _PROGRAM = re.compile(
     r"(?:.*/)?(?:python(?:3(?:\.\d+)?)?|torchrun|accelerate|deepspeed|uv|bash|sh|ray|trl|rl|swift|megatron)"
 )
 _PLAIN_WRAPPERS = frozenset({"nohup", "exec", "time", "setsid", "env", "sudo", "unbuffer", "command"})
+_WITH_VALUE = {
+    "env": ("-u", "--unset", "-C", "--chdir"),
+    "sudo": ("-u", "-g"),
+    "time": ("-f", "-o"),
+    "exec": ("-a",),
+}
 # Programs with options of their own before the program that counts.
 _WRAPPERS = frozenset(
     {"srun", "timeout", "stdbuf", "numactl", "nice", "ionice", "taskset", "mpirun", "conda", "docker", "nsys"}
@@ -40,6 +46,11 @@ _MILES_FLAGS = frozenset(
     | {"--rematerialize-param-from-master-weight", "--offload-train-target", "--fully-async"}
 )
 _SLIME_FLAGS = frozenset({"--hf-checkpoint", "--rollout-batch-size", "--actor-num-gpus-per-node"})
+_TRL_FLAGS = frozenset(
+    {"model_name_or_path", "dataset_name", "per_device_train_batch_size", "num_generations", "output_dir"}
+    | {"max_completion_length", "use_vllm", "vllm_mode", "learning_rate", "reward_funcs"}
+)
+_ENOUGH = 3  # of them, by which a script named after GRPO is taken to start TRL's trainer
 # Other frameworks by what stands in their command lines: the first that is found.
 _OTHERS: tuple[tuple[str, str], ...] = (
     ("verl's supervised trainer", r"verl[./].*sft_trainer"),
@@ -84,7 +95,8 @@ def unwrapped(argv: Sequence[str]) -> Program:
             around.append(name)
             words.pop(0)
             while words and words[0].startswith("-"):
-                words.pop(0)
+                takes_next = words.pop(0) in _WITH_VALUE.get(name, ())
+                words = words[1:] if takes_next else words
         elif name in _WRAPPERS:
             at = next((n for n, word in enumerate(words) if n and _PROGRAM.fullmatch(word)), None)
             if at is None:
@@ -99,7 +111,7 @@ def unwrapped(argv: Sequence[str]) -> Program:
             env |= variables
             problems += wrong
             words = inner
-        elif name in ("bash", "sh") and len(words) == 3 and re.fullmatch(r"-[a-z]*c", words[1]):
+        elif is_shell_text(words) and "\n" not in words[2].strip():
             *before, inner = _commands_of(words[2]) or [[]]
             if not inner:
                 break
@@ -110,6 +122,12 @@ def unwrapped(argv: Sequence[str]) -> Program:
     return Program(
         argv=tuple(words), env=env, workdir=workdir, around=tuple(around), problems=tuple(problems)
     )
+
+
+def is_shell_text(words: Sequence[str]) -> bool:
+    """Return whether a command is `bash -c TEXT`."""
+    name = PurePosixPath(words[0]).name if words else ""
+    return name in ("bash", "sh") and len(words) == 3 and re.fullmatch(r"-[a-z]*c", words[1]) is not None
 
 
 def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) -> str:
@@ -142,9 +160,10 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     known = any("." in name and name in areal_settings() for name in named)
     if (known or re.search(r"(?:^|[\s./])areal[./]", joined)) and "--config" in argv:
         return "areal"
+    if _is_grpo(argv, document):
+        return "trl"
     if other:
-        driven = "trl" if _is_grpo(argv) else "ms-swift" if _is_swift_grpo(argv) else ""
-        return driven or f"command: {other}"
+        return "ms-swift" if _is_swift_grpo(argv) else f"command: {other}"
     return "command:" if _PROGRAM.fullmatch(argv[0]) and len(argv) > 1 and _trains(argv) else ""
 
 
@@ -172,9 +191,14 @@ def framework_of_document(document: dict[str, Any]) -> str:
     return ""
 
 
-def _is_grpo(argv: Sequence[str]) -> bool:
-    """Return whether TRL's own command starts its GRPOTrainer."""
-    return PurePosixPath(argv[0]).name == "trl" and list(argv[1:2]) == ["grpo"]
+def _is_grpo(argv: Sequence[str], document: dict[str, Any] | None) -> bool:
+    """Return whether TRL's own command starts its GRPOTrainer, or a script with the flags of one does."""
+    if PurePosixPath(argv[0]).name == "trl":
+        return list(argv[1:2]) == ["grpo"]
+    script = next((PurePosixPath(word).name for word in argv if word.endswith(".py")), "")
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word[:2] == "--"}
+    by_file = document is not None and framework_of_document(document) == "trl"
+    return "grpo" in script and (by_file or len(given & _TRL_FLAGS) >= _ENOUGH)
 
 
 def _is_swift_grpo(argv: Sequence[str]) -> bool:

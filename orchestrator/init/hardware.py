@@ -16,8 +16,13 @@ class Hardware(Value, frozen=True, kw_only=True):
     gpus_per_node: int | None = None
 
 
-def hardware_of(framework: str, settings: Mapping[str, Any], document: Mapping[str, Any]) -> Hardware:
-    """Return what a job's settings say of its size; `document` is the framework's own file."""
+def hardware_of(
+    framework: str, settings: Mapping[str, Any], document: Mapping[str, Any], *, alone: bool = False
+) -> Hardware:
+    """Return what a job's settings say of its size; `document` is the framework's own file.
+
+    `alone`: the interpreter starts the script, without a launcher.
+    """
     match framework:
         case "verl":
             return _of_overrides({key.lstrip("+"): value for key, value in settings.items()})
@@ -46,6 +51,8 @@ def hardware_of(framework: str, settings: Mapping[str, Any], document: Mapping[s
             return _of_flags(settings)
         case "openrlhf":
             return _of_dotted_flags(settings)
+        case "trl" if alone:
+            return Hardware(nodes=1, gpus_per_node=1)
     return Hardware()
 
 

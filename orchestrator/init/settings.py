@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.dialects.hydra import bare, value_of, value_text
+from autotune.launchers.frameworks.trl.config import is_of_launcher
 from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
@@ -92,10 +93,27 @@ def file_and_overrides(argv: Sequence[str]) -> Settings:
 
 
 def trl_settings(argv: Sequence[str]) -> Settings:
-    """Return the flags of `trl grpo` and the file of `--config`."""
-    said = flag_settings(argv, last_of_program="^grpo$")
+    """Return the flags of `trl grpo` or of a script, of `accelerate launch`, and the file of `--config`."""
+    script = next((word for word in argv if word.endswith(".py")), None)
+    said = flag_settings(argv, last_of_program="^grpo$" if script is None else f"^{re.escape(script)}$")
     config = said.given.pop("config", None)
-    return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
+    if script is None:
+        return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
+    command, launch = _of_accelerate(said.command)
+    return Settings(command=command, given={**launch, **said.given}, config=config, repeated=said.repeated)
+
+
+def _of_accelerate(command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return a launcher and its script without the flags that TRL's settings name, and these."""
+    at = next((n for n, word in enumerate(command) if word in ("launch", "accelerate.commands.launch")), None)
+    if at is None:
+        return tuple(command), {}
+    script = command[-1]
+    said = flag_settings(command[at:-1], last_of_program=".")
+    given = {name.replace("-", "_"): value for name, value in said.given.items()}
+    if not all(map(is_of_launcher, given)):
+        return tuple(command), {}
+    return (*command[:at], *said.command, script), given
 
 
 def swift_settings(argv: Sequence[str]) -> Settings:

@@ -14,7 +14,8 @@ from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.cards import CARDS, find_card, parse_gpus
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.errors import Complaint, JobErrors
-from autotune.orchestrator.starting_job import Start, Wish
+from autotune.orchestrator.first_job import Wish
+from autotune.orchestrator.starting_job import Start
 from autotune.policies.estimate.constants import DEFAULT_CARD, card
 
 _JOB = """\
@@ -108,6 +109,14 @@ def test_other_cards_for_the_same_job(tmp_path: Path) -> None:
         ("verl", "Qwen/Qwen2.5-7B-Instruct"),
         ("slime", "Qwen/Qwen2.5-7B-Instruct"),
         ("slime", "Qwen/Qwen3-30B-A3B"),  # only with its experts spread over the GPUs
+        ("areal", "Qwen/Qwen2.5-7B-Instruct"),
+        ("miles", "Qwen/Qwen2.5-7B-Instruct"),
+        ("relax", "Qwen/Qwen2.5-7B-Instruct"),
+        ("openrlhf", "Qwen/Qwen2.5-7B-Instruct"),
+        ("skyrl", "Qwen/Qwen2.5-7B-Instruct"),
+        ("nemo-rl", "Qwen/Qwen2.5-7B-Instruct"),
+        ("trl", "Qwen/Qwen2.5-7B-Instruct"),
+        ("ms-swift", "Qwen/Qwen2.5-7B-Instruct"),
     ],
 )
 def test_a_model_alone_becomes_a_job_that_fits(framework: str, model: str, tmp_path: Path) -> None:
@@ -119,6 +128,41 @@ def test_a_model_alone_becomes_a_job_that_fits(framework: str, model: str, tmp_p
     assert planned.exit_code == 0, planned.stderr
     assert "overflows" not in planned.stdout
     assert "first attempt: as written" in planned.stdout
+    shown = CliRunner().invoke(main, ["launch", "-n", str(tmp_path / "job.yaml")])
+    assert shown.exit_code == 0, shown.stderr
+
+
+def test_a_model_with_experts_is_trained_by_megatron_where_that_fits() -> None:
+    words = ["plan", "--model", "Qwen/Qwen3-30B-A3B", "--framework", "verl", "--gpus"]
+    many = CliRunner().invoke(main, [*words, "4x8xH100"]).stdout
+    assert "  model_engine: megatron\n" in many
+    assert "  actor_rollout_ref.actor.megatron.expert_model_parallel_size: 8\n" in many
+    assert "megatron" not in CliRunner().invoke(main, [*words, "8xH100"]).stdout  # FSDP alone fits
+
+
+def test_a_framework_without_a_start_names_those_that_have_one() -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "8xH100", "--framework", "builtin"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert (
+        "only for verl, areal, relax, slime, miles, openrlhf, skyrl, nemo-rl, trl, ms-swift\n"
+        in result.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpus", "said"),
+    [
+        ("trl", "2x8xH100", "its jobs run on one node\nhint: --gpus 8xH100-80GB\n"),
+        ("ms-swift", "2x8xH100", "its jobs run on one node\nhint: --gpus 8xH100-80GB\n"),
+        ("areal", "1xH100", "GPUs of their own\nhint: --gpus 2xH100-80GB\n"),
+    ],
+)
+def test_gpus_that_a_framework_cannot_use_are_refused(framework: str, gpus: str, said: str) -> None:
+    words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", gpus, "--framework", framework]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert result.stderr.endswith(said)
 
 
 def test_no_configuration_fits() -> None:

@@ -73,10 +73,9 @@ def _pwd(shell: Shell, node: Node, call: Call) -> bool:
 def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) -> bool | None:
     """Read a script: as part of the present one (`source`), or as a program of its own (`bash FILE`)."""
     name = call.words[0] if call.words else ""
-    places = [Path(shell.state.cwd, name), Path(shell.state.file).parent / name]
+    places = [] if is_unknown(name) else places_of(shell, name)
     text = shell.state.files.get(name)
-    places += [] if is_unknown(name) else _same_ending(name, Path(shell.state.file))
-    path = next((place for place in places if not is_unknown(name) and place.is_file()), None)
+    path = next((place for place in places if place.is_file()), None)
     if text is None and path is not None:
         try:
             text = read_text(path).replace("\r\n", "\n")
@@ -181,6 +180,12 @@ def _command(shell: Shell, node: Node, call: Call) -> bool | None:
 
 def _exec(shell: Shell, node: Node, call: Call) -> bool | None:
     return shell.run(node, call.words, call.own, call.stdin)[0] if call.words else True
+
+
+def places_of(shell: Shell, name: str) -> list[Path]:
+    """Return where a file that a script names may lie on this machine."""
+    file = Path(shell.state.file)
+    return [Path(shell.state.cwd, name), file.parent / name, *_same_ending(name, file)]
 
 
 def _same_ending(name: str, script: Path) -> list[Path]:

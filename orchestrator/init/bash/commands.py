@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import posixpath
 from abc import ABC, abstractmethod
 
 from tree_sitter import Node
 
 from autotune.orchestrator.init.bash import expansion
-from autotune.orchestrator.init.bash.builtins import BUILTINS, Call, Leave, printf_into, read_file
+from autotune.orchestrator.init.bash.builtins import (
+    BUILTINS,
+    Call,
+    Leave,
+    places_of,
+    printf_into,
+    read_file,
+)
+from autotune.orchestrator.init.bash.model_flags import model_flags, prints_model_flags
 from autotune.orchestrator.init.bash.state import Invocation, State, is_unknown, shown
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, text_of
 from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of
@@ -182,8 +192,11 @@ class Commands(ABC):
     def command(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
         """Read one command; returns its status and what it prints."""
         own: dict[str, str] = {}
+        apart = _line_before(node)
         for child in node.children:
-            if child.type == "variable_assignment":
+            if child.type == "variable_assignment" and child.end_byte <= apart:
+                self.statement(child)
+            elif child.type == "variable_assignment":
                 name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
                 if name is not None:
                     own[text_of(name)] = "" if value is None else expansion.text(self.state, value)
@@ -234,6 +247,13 @@ class Commands(ABC):
             return self.text_command(node, words, stdin)
         if name in ("realpath", "readlink") and words[1:] and not words[-1].startswith("-"):
             return True, posixpath.normpath(posixpath.join(self.state.cwd, words[-1])) + "\n"
+        return self._program(node, words, own)
+
+    def _program(self, node: Node, words: list[str], own: dict[str, str]) -> tuple[bool | None, str | None]:
+        if prints_model_flags(words) and not any(map(is_unknown, words)):
+            exported = {each: self.state.text(each) or "" for each in self.state.exported}
+            with contextlib.suppress(CannotTell, KeyError, TypeError, ValueError):
+                return True, model_flags(places_of(self, words[1]), words[2], {**exported, **own})
         self._start(node, words, own)
         return None, None
 
@@ -299,6 +319,16 @@ class Commands(ABC):
         finally:
             self.depth -= 1
             self.state.positional = before
+
+
+def _line_before(node: Node) -> int:
+    """Return where a line of assignments ends that the grammar takes for part of the next command; else 0."""
+    source, end = node.text or b"", 0
+    for child, following in itertools.pairwise(node.children):
+        between = source[child.end_byte - node.start_byte : following.start_byte - node.start_byte]
+        if child.type == "variable_assignment" and b"\n" in between.replace(b"\\\n", b""):
+            end = child.end_byte
+    return end
 
 
 def _file_redirects(redirect: Node) -> list[Node]:

@@ -122,9 +122,12 @@ def _unary(state: State, operator: str, operand: str) -> bool | None:
         return operator != "-d"
     path = Path(state.cwd, operand)
     try:
-        return path.is_dir() if operator == "-d" else path.is_file() if operator == "-f" else path.exists()
+        found = path.is_dir() if operator == "-d" else path.is_file() if operator == "-f" else path.exists()
     except OSError:
-        return False
+        found = False
+    if not found:
+        state.missing.add(operand)
+    return found
 
 
 def _binary(left: str, operator: str, right: str, *, pattern: bool) -> bool | None:

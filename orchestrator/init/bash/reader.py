@@ -132,6 +132,13 @@ class _Reader(Assignments):
             self.state.functions[text_of(name)] = (self.state.file, body)
         return True
 
+    def _is_elsewhere(self, body: list[Node]) -> bool:
+        """Return whether a script would end only because a path of the cluster is not on this machine."""
+        return bool(self.state.missing) and any(map(_ends, body))
+
+    def _names(self, tests: list[Node]) -> str:
+        return first_line(" ".join(sorted(self.state.missing)) or text_of(tests[-1]))
+
     def both(self, node: Node, *, probed: bool = False) -> bool | None:
         """Read `a && b` or `a || b`.
 
@@ -141,6 +148,8 @@ class _Reader(Assignments):
         parts = [child for child in node.children if child.type not in ("comment", "\n")]
         left, operator, right = parts[0], parts[1].type, parts[-1]
         nested = left.type == "list"
+        if not nested:
+            self.state.missing.clear()
         status = self.both(left, probed=operator == "||") if nested else self.statement(left)
         if status is None and operator == "&&" and probed:
             self.state.note(left, f"assumed to fail: `{first_line(text_of(left))}`")
@@ -149,6 +158,9 @@ class _Reader(Assignments):
             status = True
         if operator == "&&":
             return self.statement(right) if status is not False else False
+        if status is False and self._is_elsewhere([right]):
+            self.state.note(left, f"assumed to exist where the job runs: `{self._names([left])}`")
+            return True
         return self.statement(right) if status is False else status
 
     def branch(self, node: Node) -> bool | None:
@@ -162,13 +174,23 @@ class _Reader(Assignments):
         for arm in (node, *(child for child in node.children if child.type == "elif_clause")):
             tests, body = _arm(arm)
             status: bool | None = False
+            self.state.missing.clear()
             for test in tests:
                 status = self.statement(test)
+            if status and self._is_elsewhere(body):
+                self.state.note(tests[-1], f"assumed to exist where the job runs: `{self._names(tests)}`")
+                status = False
             if status:
                 taken = body
                 break
             if status is None:
                 unknown.append((tests[-1], body))
+        waited = next(
+            (n for n, (_, body) in enumerate(unknown) if any(text_of(x) == "break" for x in body)), None
+        )
+        if taken is None and waited is not None:
+            test, taken = unknown.pop(waited)
+            self.state.note(test, f"assumed true, what the loop waits for: `{first_line(text_of(test))}`")
         if taken is None and unknown and otherwise is not None and _gives_up(otherwise):
             test, taken = unknown.pop(0)
             self.state.note(test, f"assumed true, else the script ends: `{first_line(text_of(test))}`")
@@ -273,4 +295,10 @@ def _arm(node: Node) -> tuple[list[Node], list[Node]]:
 
 def _gives_up(node: Node) -> bool:
     """Return whether statements end the script with an error."""
-    return any(re.fullmatch(r"exit\s+[1-9]\d*", text_of(child)) for child in node.children)
+    return any(map(_ends, node.children))
+
+
+def _ends(node: Node) -> bool:
+    """Return whether a statement, or one in its braces, ends the script with an error."""
+    inside = node.children if node.type == "compound_statement" else ()
+    return re.fullmatch(r"exit\s+[1-9]\d*", text_of(node)) is not None or any(map(_ends, inside))

@@ -69,6 +69,7 @@ class State:
     invocations: list[Invocation] = field(default_factory=list)
     program: str = ""  # the script that was started; empty while `file` is that
     callers: tuple[str, ...] = ()  # the files that sourced or called what is read, the innermost first
+    missing: set[str] = field(default_factory=set)  # paths that conditions looked for, and did not find here
     read_from_outside: dict[str, str] = field(default_factory=dict)  # variables of the caller, with their use
 
     def get(self, name: str) -> Variable | None:

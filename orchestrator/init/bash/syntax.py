@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import tree_sitter
 import tree_sitter_bash
 from tree_sitter import Node
+
+# Words that go over the end of a line, and variables that another word stands directly before.
+_ODD_WORD = re.compile(r"(?<=[^\s\\])\\\n(?=\S)|(?<=[^\s(\[\"'`|&;<>{$])\$[A-Za-z_]")
+# Here-documents, quoted texts, comments and `${...}` stay as they are.
+_LEXEME = re.compile(
+    r"""(?P<heredoc><<-?[ \t]*(?P<mark>['"]?)(?P<end>\w+)(?P=mark)[^\n]*\n
+        (?:[^\n]*\n)*?[ \t]*(?P=end)(?=\n|\Z))
+    |(?P<raw>'[^']*')|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<comment>(?<![^\s;])\#[^\n]*)|(?P<braced>\$\{[^{}]*\})
+    |(?<=[^\s\\])(?P<broken>\\\n(?=\S))(?:\$(?P<joined>[A-Za-z_]\w*))?|(?P<escaped>\\.)
+    |(?<=[^\s(\["'`|&;<>{$])\$(?P<inside>[A-Za-z_]\w*)|.""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 @cache
@@ -16,7 +29,31 @@ def _parser() -> tree_sitter.Parser:
 
 def parse(text: str) -> Node:
     """Return the tree of a script; what the grammar cannot read are nodes of type `ERROR`."""
-    return _parser().parse(text.encode()).root_node
+    return _parser().parse(_whole_words(text).encode()).root_node
+
+
+def _whole_words(text: str) -> str:
+    r"""Return a script without two forms of words that the grammar reads wrongly.
+
+    Bash joins `a\` and the line `b` to `ab`; the line ends that are left out follow behind the next one, so
+    that every later line keeps its number. And `$a-$b-c` becomes `$a-${b}-c`.
+    """
+    if not _ODD_WORD.search(text):
+        return text
+    result, owed = list[str](), 0
+    for found in _LEXEME.finditer(text):
+        piece = found[0]
+        if found["broken"]:
+            owed += 1
+            result.append(f"${{{found['joined']}}}" if found["joined"] else "")
+        elif found.lastgroup == "inside":
+            result.append(f"${{{found['inside']}}}")
+        elif piece == "\n" and owed:
+            result.append("\n" * (owed + 1))
+            owed = 0
+        else:
+            result.append(piece)
+    return "".join(result)
 
 
 def errors_in(tree: Node) -> list[Node]:

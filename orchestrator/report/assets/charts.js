@@ -40,8 +40,10 @@
   }
 
   function draw(id, traces, extra) {
-    const place = document.getElementById(id);
-    if (place) Plotly.react(place, traces, layout(extra), { responsive: true, displaylogo: false, displayModeBar: id === "chart-timeline" && !narrow.matches && !printing, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendDataToCloud"] });
+    const place = document.getElementById(id), whole = layout(extra);
+    // On a telephone, names of phases stand left of the plot: the legend above begins over them, else it is cut.
+    if (narrow.matches && id === "chart-parts") whole.legend = { ...whole.legend, x: -0.28 };
+    if (place) Plotly.react(place, traces, whole, { responsive: true, displaylogo: false, displayModeBar: id === "chart-timeline" && !narrow.matches && !printing, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendDataToCloud"] });
   }
 
   // Where a chart has more to label than a small screen is wide, it scrolls; a long one is higher.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_GLM4 = {"norms_per_layer": 4, "fused_gate": True, "partial_rotary": True}
+_GLM4V = {**_GLM4, "qkv_bias": True}
 _GEMMA2 = {
     "norm": "rms32",
     "tied": True,
@@ -46,7 +48,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
     "glm": {"fused_gate": True, "partial_rotary": True},
-    "glm4": {"norms_per_layer": 4, "fused_gate": True, "partial_rotary": True},
+    "glm4": _GLM4,
+    "glm4v": _GLM4V,
+    "glm4v_text": _GLM4V,
     "glm4_moe": {"partial_rotary": True, "router_fp32": True},
     "glm4_moe_lite": {"router_fp32": True},
     "gpt_oss": {

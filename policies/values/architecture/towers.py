@@ -85,6 +85,18 @@ def _qwen3_vl(encoder: Mapping[str, Any], hidden: int) -> int:
     )
 
 
+def _glm4v(encoder: Mapping[str, Any], hidden: int) -> int:
+    """Return a tower whose layers are as wide inside as what it puts out; its merger has the larger MLP."""
+    wide, inner = count(encoder, "hidden_size", default=1536), count(encoder, "intermediate_size")
+    out = count(encoder, "out_hidden_size", default=hidden)
+    joined = wide * count(encoder, "spatial_merge_size", default=2) ** 2
+    side = count(encoder, "image_size", default=336) // (count(encoder, "patch_size", default=14) or 1)
+    patches = count(encoder, "temporal_patch_size", default=2) * _patches(encoder, wide) + wide
+    layers = count(encoder, "depth", default=24) * (4 * wide * wide + 3 * wide * out + 2 * wide)
+    merger = joined * out + out + out * out + 2 * out + 3 * out * inner
+    return side * side * wide + patches + layers + 2 * wide + merger
+
+
 def _siglip(encoder: Mapping[str, Any], hidden: int) -> int:
     wide, inner = count(encoder, "hidden_size"), count(encoder, "intermediate_size")
     side = count(encoder, "image_size", default=224) // (count(encoder, "patch_size", default=16) or 1)
@@ -99,5 +111,6 @@ _KINDS: dict[str, Callable[[Mapping[str, Any], int], int]] = {
     "qwen3_vl_moe": _qwen3_vl,
     "qwen3_5": _qwen3_vl,
     "qwen3_5_moe": _qwen3_vl,
+    "glm4v": _glm4v,
     "siglip_vision_model": _siglip,
 }

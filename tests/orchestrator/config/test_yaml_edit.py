@@ -173,3 +173,23 @@ def test_an_edit_means_what_was_intended(old: dict[str, object], name: str, new:
     assert isinstance(before, dict)
     expected = {**before, "settings": {**before["settings"], name: new}}
     assert value(edited(text, [Edit(("settings", name), new, "why")])) == expected
+
+
+def test_a_reason_of_several_settings_stands_once_above_the_first() -> None:
+    why = "offload: frees 3 GiB"
+    text = "settings:\n  a: 1\n  b: 2\n  c: 3\n"
+    edits = [
+        Edit(("settings", "new"), 4, why),
+        Edit(("settings", "c"), 9, why),
+        Edit(("settings", "b"), 8, why),
+    ]
+    expected = (
+        "settings:\n  a: 1\n  # was 2: offload: frees 3 GiB\n  b: 8\n"
+        "  # was 3: offload\n  c: 9\n  # offload\n  new: 4\n"
+    )
+    assert edited(text, edits) == expected
+
+
+def test_a_reason_without_a_name_is_not_repeated() -> None:
+    edits = [Edit(("settings", name), 9, "as proven") for name in ("a", "new")]
+    assert edited("settings:\n  a: 1\n", edits) == "settings:\n  # was 1: as proven\n  a: 9\n  new: 9\n"

@@ -21,6 +21,15 @@ _GROUND = "getComputedStyle(document.body).backgroundColor"
 _TITLES = "[...document.querySelectorAll('#chart-{} .xtitle, #chart-{} .ytitle')].map(t => t.textContent)"
 
 
+_CUT = """[...document.querySelectorAll('.chart')].flatMap(chart => {
+  const box = chart.getBoundingClientRect();
+  return [...chart.querySelectorAll('.legendtext')].filter(text => {
+    const place = text.getBoundingClientRect();
+    return place.width && (place.right > box.right || place.left < box.left || place.top < box.top);
+  }).map(text => `${chart.id}: ${text.textContent}`);
+})"""
+
+
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = recovered(tmp_path_factory.mktemp("launch"))
@@ -48,7 +57,9 @@ def test_on_a_telephone_every_chart_is_drawn_and_nothing_is_asked_for(launch: Pa
     async def look() -> None:
         async with page() as opened:
             assert await _drawn(opened, launch, width=390) >= OF_LAUNCH
+            assert await opened.value(_CUT) == []
             assert await _drawn(opened, search, width=390) >= OF_SEARCH
+            assert await opened.value(_CUT) == []
 
     asyncio.run(look())
 

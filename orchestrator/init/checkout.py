@@ -1,0 +1,47 @@
+"""Where on this machine the program of a command line lies, and what that says of it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_FILE = re.compile(r"(?!/)[\w./-]+\.(?:py|ya?ml)")
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+
+
+def folder_of(cwd: str, command: Sequence[str], config: str | None, script: Path | None) -> str:
+    """Return the folder that the program's relative paths start from: where they exist, if any is seen."""
+    if script is not None:
+        for name in _relative(command, config):
+            found = _above(cwd, script, name)
+            if found is not None:
+                return str(found)
+    return cwd
+
+
+def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | None) -> str:
+    """Return the framework whose checkout holds `train.py`: miles and slime name theirs alike."""
+    if framework != "slime":
+        return framework
+    name = next((word for word in argv if re.fullmatch(r"(?:.*/)?train(?:_async)?\.py", word)), "")
+    found = _above(cwd, script, name) if script is not None else Path(cwd)
+    checkout = Path(found, name).parent if found is not None else None
+    if checkout is not None and (checkout / "miles").is_dir() and not (checkout / "slime").is_dir():
+        return "miles"
+    return framework
+
+
+def _above(cwd: str, script: Path, name: str) -> Path | None:
+    """Return the folder in which a file is: where the program starts, else above the script."""
+    folders = (Path(cwd), *script.resolve().parents)
+    return next((folder for folder in folders if (folder / name).is_file()), None)
+
+
+def _relative(command: Sequence[str], config: str | None) -> Iterator[str]:
+    """Yield the files of a program by their paths in its folder: of its script, its module, its settings."""
+    yield from (word for word in (*command[1:4], config or "") if _FILE.fullmatch(word))
+    for flag, word in itertools.pairwise(command[:4]):
+        if flag == "-m" and _MODULE.fullmatch(word):
+            yield f"{word.replace('.', '/')}.py"
