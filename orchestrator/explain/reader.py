@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -30,6 +31,9 @@ _POLL_S = 0.2  # how soon a thread ends that nothing is taken from any more
 _PROTOCOLS = (2, 3, 4, 5)
 _PICKLE = b"\x80"  # no text begins with it
 _T = TypeVar("_T")
+_KEPT_BYTES = 32 << 20  # of freed memory
+# M_TRIM_THRESHOLD, M_MMAP_THRESHOLD; and M_ARENA_MAX: the thread that reads ahead uses the same memory.
+_MALLOC_OPTIONS = {-1: _KEPT_BYTES, -3: _KEPT_BYTES, -8: 1}
 
 
 class Reading(Value, frozen=True, kw_only=True):
@@ -136,8 +140,17 @@ def is_snapshot(head: bytes) -> bool:
     return head[:1] == _PICKLE and len(head) > 1 and head[1] in _PROTOCOLS
 
 
+def _reuse_freed_blocks() -> None:
+    """Keep what is freed for the next blocks: glibc would give it back, and fetch each page of it anew."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in _MALLOC_OPTIONS.items():
+            mallopt(option, value)
+
+
 def read_from(file: BinaryIO, *, name: str) -> Reading:
     """Return a log from an open file, read in one pass."""
+    _reuse_freed_blocks()
     tap = _Tap(file)
     evidence = scan(tap.chunks(), ahead=_ahead)
     return Reading(

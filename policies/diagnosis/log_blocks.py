@@ -26,8 +26,6 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
                 cut = _cut(whole, 0)
                 yield whole[:cut]
                 held, size, at = [whole[cut:]], len(whole) - cut, len(chunk)
-                if size >= BLOCK:
-                    chunk, view, at, held, size = held[0], memoryview(held[0]), 0, [], 0
                 continue
             yield b"".join((*held, view[at:end]))  # the only copy of a byte that is not left over
             held, size, at = [], 0, end

@@ -15,7 +15,7 @@ SAMPLED = (
 _SAMPLED = re.compile(SAMPLED)
 LONGEST = 8192  # characters of a line that are kept
 _RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
-_RECENT = 64  # lines: one is asked for as the row below another, then for itself
+_RECENT = 512  # lines: one is asked for as the row below another, for itself, and as context of a message
 _PREFIXES = 8  # how many may stand before one message
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # Colours whose escape character a collector has spelled out or dropped; `[5m]` is a span of time.
@@ -23,7 +23,7 @@ _COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m(?!\])")
 _SPELLED = re.compile(rf"(?:#033|\^\[|\\x1b|\\u001b|\\033|\\e)?{_COLOUR.pattern}")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 # A process, which makes lines of one traceback belong together.
-_ACTOR = re.compile(r"^(?:([\w.\-]*)\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}?(?:\([^()\n]*\)[^()\n]*)?\))\s?")
+_ACTOR = re.compile(r"^(?:([\w.\-]*)\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}(?:\([^()\n]*\)[^()\n]*)?\))\s?")
 _PRINTER = re.compile(
     r"(?:\x1b\[[\d;]{0,20}m| )*(\((?:[A-Za-z][^()\n]{0,200}(?:\([^()\n]{0,200}\)[^()\n]{0,200})?"
     r"\bpid=(\d{1,9})|raylet)(?:, ip=([^\s)]{1,60}))?\))"

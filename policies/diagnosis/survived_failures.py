@@ -30,26 +30,25 @@ _ENOUGH = 3  # rising step numbers: one or two may be what other processes had s
 _RESUMED = 2  # of them after a program has reported what it does about the failure
 _READ = 20_000  # lines looked at of a log: the steps of a job that goes on are among the first
 _LONGEST = 1000  # characters of a line that are looked at
-# One of them is in every line that reports a step.
-_MARKS = ("step", "iteration ", "'epoch': ", "num_updates=", "%|")
-_SOUGHT = tuple(mark.encode() for mark in _MARKS)
 _ENDS = (
     "'train_runtime': ", "raining completed", "raining complete", "raining finished", "done training",
     "Final validation metrics", "' succeeded",
 )  # fmt: skip
 _SERVES = ("startup complete", "fired up and ready")
 NEEDLES = (*_ENDS, *_SERVES)  # of lines that a reader must hear
-_STEPS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\bstep[:= ]+(\d{1,9})\b.{0,80}(?:loss|reward|throughput|entropy)",
-        r"\biteration\s+(\d{1,9})/ *\d{1,9} *\|",
-        r"\bnum_updates=(\d{1,9})\b",
-        r"'epoch': (\d{1,6}(?:\.\d{1,9})?)",
+# What every line of a kind that reports a step holds, and its number.
+_STEPS = {
+    mark: re.compile(pattern)
+    for mark, pattern in {
+        "step": r"\bstep[:= ]+(\d{1,9})\b.{0,80}(?:loss|reward|throughput|entropy)",
+        "iteration ": r"\biteration\s+(\d{1,9})/ *\d{1,9} *\|",
+        "num_updates=": r"\bnum_updates=(\d{1,9})\b",
+        "'epoch': ": r"'epoch': (\d{1,6}(?:\.\d{1,9})?)",
         # A bar of the training itself: an engine's bar moves on when another engine has died.
-        r"(?:^|Training(?: Progress)?: |Steps: )\s{0,3}\d{1,3}%\|[^|]{0,200}\| *(\d{1,9})/\d{1,9} \[",
-    )
-)
+        "%|": r"(?:^|Training(?: Progress)?: |Steps: )\s{0,3}\d{1,3}%\|[^|]{0,200}\| *(\d{1,9})/\d{1,9} \[",
+    }.items()
+}
+_SOUGHT = tuple(mark.encode() for mark in _STEPS)
 
 
 def caught(text: str) -> bool:
@@ -72,7 +71,7 @@ class GoingOn:
         self.serves = False  # whether an engine has become ready since
         self._at = 0  # up to where the block at hand is read
         self._left = _READ
-        self._rising: dict[int, tuple[float, int]] = {}  # kind of line -> last number, how many rose
+        self._rising: dict[str, tuple[float, int]] = {}  # mark of a line -> last number, how many rose
 
     @property
     def proven(self) -> bool:
@@ -94,9 +93,9 @@ class GoingOn:
         if not weak:
             self._rising.clear()
             for line in above:
-                if any(mark in line for mark in _MARKS):
+                if any(mark in line for mark in _STEPS):
                     self._line(line[:_LONGEST])
-            self._rising = {kind: (last, 0) for kind, (last, _) in self._rising.items()}
+            self._rising = {mark: (last, 0) for mark, (last, _) in self._rising.items()}
 
     def advance(self, block: bytes, stop: int) -> None:
         """Read a block up to a position."""
@@ -135,12 +134,12 @@ class GoingOn:
 
     def _line(self, text: str) -> None:
         bare = parsed(text).bare
-        for kind, pattern in enumerate(_STEPS):
-            if match := pattern.search(bare):
+        for mark, pattern in _STEPS.items():
+            if mark in bare and (match := pattern.search(bare)):
                 number = float(match[1])
-                last, count = self._rising.get(kind, (-1.0, 0))
+                last, count = self._rising.get(mark, (-1.0, 0))
                 if number > last:
-                    self._rising[kind] = number, count + 1
+                    self._rising[mark] = number, count + 1
 
 
 def survived(findings: Iterable[Finding]) -> list[Finding]:

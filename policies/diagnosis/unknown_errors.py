@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from autotune.policies.diagnosis.literal_search import Matcher
@@ -18,12 +18,14 @@ _TEXT = 2000  # characters kept of a line
 _COMPARED = 200  # characters by which two lines are told apart
 _TOGETHER = 8  # blocks looked at together: the lines of the last one mostly make the others useless
 _SMALL = 1 << 16  # bytes; so few are looked at at once
+_SEARCHED = 1 << 16  # bytes of a block that are searched for such words at once
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _WORDS = ("error", "exception", "fatal", "failed")
 _LOOKS_WRONG = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 # One of them is in nearly every line that looks wrong; mixed case is not worth a search.
 WRONG = tuple(spelling for word in _WORDS for spelling in (word, word.capitalize(), word.upper()))
+_LONGEST = max(map(len, WRONG))
 
 
 def looks_wrong(line: str) -> bool:
@@ -71,10 +73,9 @@ class LastErrors:
         block, wrong, read, number, begin = suspects
         if begin + len(block) <= self._oldest:
             return
-        wrong = self._match(block)[1] if wrong is None else wrong
         walk = Backward(block, number=number)
         shapes = set()
-        for end in reversed(wrong):
+        for end in self._from_last(block) if wrong is None else reversed(wrong):
             if begin + end <= self._oldest:
                 return
             piece = walk.piece_of(end - 1)
@@ -90,6 +91,15 @@ class LastErrors:
                 line = parsed(part)
                 if looks_wrong(line.bare) and not self._harmless(line.bare):
                     self.note(line, number=number, place=begin + start)
+
+    def _from_last(self, block: bytes) -> Iterator[int]:
+        """Yield where such words end, the last one first; what is above those needed is not searched."""
+        for stop in range(len(block), 0, -_SEARCHED):
+            start = max(0, stop - _SEARCHED)
+            first = max(0, start - _LONGEST)
+            yield from (
+                first + end for end in reversed(self._match(block[first:stop])[1]) if first + end > start
+            )
 
     def note(self, line: Parsed, *, number: int, place: int) -> None:
         """Keep a line; `place` orders the lines of a log."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import TypedDict, Unpack
 
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.value import Value
@@ -47,6 +48,17 @@ def compiled(signature: str) -> re.Pattern[str]:
     return re.compile(signature)
 
 
+class _Switches(TypedDict, total=False):
+    phase: Phase
+    component: Component
+    weak: bool
+    harmless: bool
+    header: bool
+    reported: bool
+    driver: bool
+    warning: bool
+
+
 def row(
     name: str,
     cause: Cause | None,
@@ -54,14 +66,7 @@ def row(
     fatal: str,
     example: str,
     *literals: str,
-    phase: Phase = Phase.NONE,
-    component: Component = Component.UNKNOWN,
-    weak: bool = False,
-    harmless: bool = False,
-    header: bool = False,
-    reported: bool = False,
-    driver: bool = False,
-    warning: bool = False,
+    **switches: Unpack[_Switches],
 ) -> Rule:
     """Return a row of the table."""
     return Rule(
@@ -71,12 +76,5 @@ def row(
         fatal=fatal,
         example=example,
         literals=literals,
-        phase=phase,
-        component=component,
-        weak=weak,
-        harmless=harmless,
-        header=header,
-        reported=reported,
-        driver=driver,
-        warning=warning,
+        **switches,
     )

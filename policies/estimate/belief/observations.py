@@ -149,8 +149,7 @@ def shown_by(
     Shorter batches of one attempt do not lower what another with the same knobs needed: `floor`, in bytes.
     """
     diagnosis = attempt.diagnosis
-    fresh = not attempt.continued and (not attempt.progress or attempt.progress[0].step <= 1)
-    steady = [event for event in attempt.progress if event.step > 1 or not fresh]
+    steady = [event for event in attempt.progress if event.step > 1 or attempt.continued]
     failing = diagnosis is not None and diagnosis.phase in PHASES
     for place, phase in enumerate(PHASES):
         name, capacity = phase.value, float(estimate.gpu_capacity[place, column])
