@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from autotune.orchestrator.driver.log_writer import reread
+from autotune.orchestrator.driver.peaks import HostMemory
 from autotune.orchestrator.run.directory import Attempt
 from autotune.orchestrator.run.memory_record import samples_of
 from autotune.policies.diagnosis.scan import Scanner
@@ -16,24 +17,13 @@ from autotune.policies.values.events import Ended, Event, FailureSeen, Progresse
 from autotune.policies.values.failure import HOST_LIMIT
 from autotune.policies.values.observation import Cancelled, Crashed, Hung, Lost, Outcome, Sample
 
-_DEATH_S = 5.0  # before a node's last sample: what it showed then may be why it ended
-
 
 def host_share_at_end(samples: Iterable[Sample]) -> float | None:
     """Return the largest share of a node's host memory in the last seconds that are recorded of it."""
-    nodes: dict[str, list[Sample]] = {}
+    memory = HostMemory()
     for sample in samples:
-        if sample.host_total_bytes:
-            nodes.setdefault(sample.node, []).append(sample)
-    return max(
-        (
-            s.host_used_bytes / s.host_total_bytes
-            for own in nodes.values()
-            for s in own
-            if s.at >= max(last.at for last in own) - _DEATH_S
-        ),
-        default=None,
-    )
+        memory.take(sample, sample.at)
+    return memory.share(None)
 
 
 def unwatched_end(attempt: Attempt, rows: tuple[Event, ...], *, reason: str) -> Ended:
