@@ -95,6 +95,20 @@ def test_the_same_cluster_is_not_told(home: Path) -> None:
     assert not any(isinstance(e, Edited) for e in the_run(home).history())
 
 
+def test_a_run_whose_cluster_is_not_reached_is_not_stopped(home: Path) -> None:
+    left_running(home)
+    before = the_run(home).history()
+    seen = run("stop", cwd=home, play="unreachable")
+    assert seen.code == 3 and "is stopped" not in seen.err
+    assert (
+        "cannot reach Ray at gpu-01:6379" in seen.err
+        and f"then run `autotune stop {before[0].run}`" in seen.err
+    )
+    assert the_run(home).history() == before
+    assert run("stop", cwd=home, play=FIRST).code == 0
+    assert "has already finished" in run("stop", cwd=home, play="unreachable").err
+
+
 def test_nothing_is_stopped_from_another_cluster(home: Path) -> None:
     left_running(home)
     before = the_run(home).history()
