@@ -50,7 +50,7 @@ def _turned(history: History) -> tuple[Fact, ...]:
             support = profile.supported.get(knob)
             effect = "" if support is None else f" ({support.effect.value})"
             rows.append(Fact(name=f"{knob}{effect}", value=", ".join(values)))
-    edits = [e for e in history if isinstance(e, Edited) and e.changes]
+    edits = [e for e in history if isinstance(e, Edited) and e.file]
     rows += [Fact(name="edited by the user", value=", ".join(e.changes)) for e in edits]
     return tuple(rows)
 

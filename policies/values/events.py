@@ -257,7 +257,6 @@ class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field
     at: str = ""
     attempt: int = 0
     after_s: float | None = None
-    nearest: str = ""
 
 
 class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="type"):

@@ -149,7 +149,7 @@ def end(run: directory.Run, *, options: Options) -> None:
         history = journal.history()
         job = _job(run, history)
         with _insisted(run, journal, views, interrupts):
-            _drive(run, job, journal, views, interrupts)
+            _drive(run, job, journal, views, interrupts, ends=True)
 
 
 def _drive(
@@ -161,6 +161,7 @@ def _drive(
     *,
     edit: EditedJob | None = None,
     fixed: bool = False,
+    ends: bool = False,
 ) -> Verdict:
     history = journal.history()
     finished = history[-1] if history else None
@@ -201,9 +202,9 @@ def _drive(
     except ForcedExit:
         return _not_started(run, journal, views, interrupts)
     except Unreachable as unreachable:
-        if runner is None and interrupts.by:
+        if runner is None and interrupts.by and not (ends and unended(history)):
             return _not_started(run, journal, views, interrupts)
-        raise _unreachable(unreachable, run) from None
+        raise _unreachable(unreachable, run, then="stop" if ends else "resume") from None
     finally:
         if runner is not None:
             runner.close()
@@ -350,7 +351,7 @@ def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> 
         views.summary(export.changes(history, framework, knobs), stable=str(run.path / name))
 
 
-def _unreachable(error: Unreachable, run: directory.Run) -> Failure:
-    resume = f"`{run.call('resume')}`"
-    hint = f"{error.hint}, then run {resume}" if error.hint else f"{resume} continues the run"
-    return Failure(error.message, hint=hint)
+def _unreachable(error: Unreachable, run: directory.Run, *, then: str) -> Failure:
+    again = f"`{run.call(then)}`"
+    continues = f"{again} continues the run" if then == "resume" else f"{again} tries again"
+    return Failure(error.message, hint=f"{error.hint}, then run {again}" if error.hint else continues)

@@ -160,8 +160,7 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
     if history and run.request.job_digest != prepared.request.job_digest:
         verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
         if isinstance(verdict, (GaveUp, NeedsHuman)):
-            request = msgspec.structs.replace(prepared.request, mode=run.request.mode)
-            edit = changed_job(run, job_file=Path(request.job_file), ask=False)
+            edit = changed_job(run, job_file=Path(prepared.request.job_file), ask=False)
             check(edit, run)
         else:
             click.echo(

@@ -13,6 +13,7 @@ import pytest
 
 from autotune.launchers.runners.cluster.runner import RayRunner
 from autotune.orchestrator.cli.shared import connect
+from autotune.orchestrator.report import training
 from autotune.policies.values.events import Edited, Ended, Started
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Cluster, ClusterSpec, Job
@@ -83,9 +84,9 @@ def test_another_cluster_is_told_measured_and_kept(home: Path) -> None:
     (moved,) = (e for e in history if isinstance(e, Edited))
     assert (moved.knobs, moved.forgets, moved.file) == (False, False, "")
     assert next(e.attempt for e in history if isinstance(e, Ended)) == 1
-    assert (
-        "cluster.address" in json.loads(run("status", the_run(home).id, "--json", cwd=home).out)["edits"][0]
-    )
+    assert not [fact for fact in training._turned(history) if fact.name == "edited by the user"]
+    (told,) = json.loads(run("status", now.run, "--json", cwd=home).out)["edits"]
+    assert told == 'cluster.address "10.0.0.1:6379" → "10.0.0.2:6379"'
 
 
 def test_the_same_cluster_is_not_told(home: Path) -> None:
@@ -93,6 +94,20 @@ def test_the_same_cluster_is_not_told(home: Path) -> None:
     seen = run("resume", cwd=home, play="tight_memory@10.0.0.1:6379+80")
     assert seen.code == 0 and "Ray cluster at" not in seen.err
     assert not any(isinstance(e, Edited) for e in the_run(home).history())
+
+
+def test_a_run_whose_cluster_is_not_reached_is_not_stopped(home: Path) -> None:
+    left_running(home)
+    before = the_run(home).history()
+    seen = run("stop", cwd=home, play="unreachable")
+    assert seen.code == 3 and "is stopped" not in seen.err
+    assert (
+        "cannot reach Ray at gpu-01:6379" in seen.err
+        and f"then run `autotune stop {before[0].run}`" in seen.err
+    )
+    assert the_run(home).history() == before
+    assert run("stop", cwd=home, play=FIRST).code == 0
+    assert "has already finished" in run("stop", cwd=home, play="unreachable").err
 
 
 def test_nothing_is_stopped_from_another_cluster(home: Path) -> None:

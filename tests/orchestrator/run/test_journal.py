@@ -17,7 +17,8 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run.lock import STALE_S, Driven, Owner, boot_id, owner, pid_namespace
-from autotune.policies.values.events import Event, Progressed, Started, StopRequested
+from autotune.policies.values.events import Diagnosed, Event, Progressed, Started, StopRequested
+from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Knobs
 
 EVENTS: tuple[Event, ...] = (
@@ -69,6 +70,11 @@ def test_damage_in_the_middle_is_told(folder: Path) -> None:
     path.write_bytes(first[:-5] + b"\n" + rest)
     with pytest.raises(Failure, match="line 1 is damaged"):
         journal.read(path)
+
+
+def test_a_row_of_an_older_release_is_read() -> None:
+    row = b'{"type":"diagnosed","cause":"gpu-oom","at":"2026-11-23T03:40:09.816Z","attempt":1,"nearest":""}'
+    assert journal.decode(row) == Diagnosed(cause=Cause.GPU_OOM, at="2026-11-23T03:40:09.816Z", attempt=1)
 
 
 def test_a_newer_event_is_told(folder: Path) -> None:

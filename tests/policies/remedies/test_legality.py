@@ -15,7 +15,7 @@ from autotune.policies.values.profile import AtMost, Divides, Grid, Requires, Su
 from tests.policies import jobs
 from tests.policies.stories import KNOBS, MIB, profile, support
 
-# The names of DESIGN, which users write into `deny`.
+# The public names, which users write into `deny`.
 NAMES = [
     "reduce_concurrency",
     "reduce_mem_fraction",
