@@ -61,33 +61,21 @@ def _one_of(words: Iterable[str], text: str = "") -> WrapValidator:
     return _must(text or "one of " + ", ".join(f"`{word}`" for word in known), known)
 
 
-def _or_word(word: str, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a value; what is said of one that is refused starts with the word."""
-    try:
-        return validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["loc"]:
-            raise
-        must, hint = first["ctx"]["must"], first["ctx"]["hint"]
-        more = ", " if must.startswith("`") else " or "  # another word follows
-        raise unfit(f"`{word}`{more}{must}", hint=hint) from None
-
-
-def _optional(word: str) -> WrapValidator:
-    """Read `word` and null as None; what is said of another value starts with the word."""
+def _optional(word: str, *, meaning: str | None = None) -> WrapValidator:
+    """Read `word` as its meaning and null as None; what is said of another value starts with the word."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        return None if value is None or value == word else _or_word(word, value, validate)
-
-    return WrapValidator(check)
-
-
-def _switch(word: str) -> WrapValidator:
-    """Take `word` as it is; what is said of another value starts with the word."""
-
-    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        return word if value == word else _or_word(word, value, validate)
+        if value is None or value == word:
+            return None if value is None else meaning
+        try:
+            return validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if first["loc"]:
+                raise
+            must, hint = first["ctx"]["must"], first["ctx"]["hint"]
+            more = "," if must.startswith("`") else " or"  # another word follows
+            raise unfit(f"`{word}`{more} {must}", hint=hint) from None
 
     return WrapValidator(check)
 
@@ -143,7 +131,7 @@ def _or_empty(kind: type[list[Any] | dict[str, Any]], must: str) -> BeforeValida
 
 OrNull = Annotated[_T | None, _optional("null")]
 OrAuto = Annotated[_T | None, _optional("auto")]
-OrOff = Annotated[_T, _switch("off")]
+OrOff = Annotated[_T, _optional("off", meaning="off")]
 ListOf = Annotated[tuple[_T, ...], BeforeValidator(_list)]
 
 Text = Annotated[str, Strict(), Field(min_length=1), AfterValidator(_without_zero_bytes), _must("text")]

@@ -176,8 +176,8 @@ class RecoveryKeys(Section):
         description=(
             "A job that completes no training step for this long counts as hung, whatever it writes and"
             " however busy it is: longer than the longest validation. `auto`: 8 hours, or 10 median steps if"
-            " that is longer; less where neither CPU nor GPU works meanwhile (docs/stops.md). `off`: missing"
-            " steps stop no job."
+            " that is longer; less where neither CPU nor GPU works meanwhile ([details](stops.md)). `off`:"
+            " missing steps stop no job."
         ),
     )
     allow: ListOf[EffectName] = _key(

@@ -68,7 +68,7 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
         case "starved":
             return "launch", {"settings": jobs.starved(framework)}
         case "hang":
-            return "launch", {"settings": {}, "fault": "hang@3", "recovery": {"silence": 3, "stall": 12}}
+            return "launch", {"settings": {}, "fault": "hang@3", "recovery": {"silence": 3}}
         case "forget":
             return "launch", {"settings": jobs.overflowing(framework), "fault": "forget"}
         case "load":
