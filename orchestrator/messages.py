@@ -222,8 +222,9 @@ def outcome(value: Outcome, *, rehearsal: bool = False) -> str:
             if code == 0:
                 return "exited with code 0 before its last step"
             return f"exited with code {code}" if code is not None else "ended"
-        case Hung(silent_s=silent):
-            return f"hung: no output or activity for {show_duration(silent)}"
+        case Hung(silent_s=silent, reason=reason):
+            idle = f"no output or activity for {show_duration(silent)}"
+            return f"hung: {reason if 'step' in reason else idle}"
         case Lost(reason=reason):
             return f"lost: {reason}"
         case Cancelled(by=by):

@@ -61,20 +61,21 @@ def _one_of(words: Iterable[str], text: str = "") -> WrapValidator:
     return _must(text or "one of " + ", ".join(f"`{word}`" for word in known), known)
 
 
-def _optional(word: str) -> WrapValidator:
-    """Read `word` and null as None; what is said of another value starts with the word."""
+def _optional(word: str, *, meaning: str | None = None) -> WrapValidator:
+    """Read `word` as its meaning and null as None; what is said of another value starts with the word."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         if value is None or value == word:
-            return None
+            return None if value is None else meaning
         try:
             return validate(value)
         except ValidationError as error:
             first = error.errors()[0]
             if first["loc"]:
                 raise
-            context = first["ctx"]
-            raise unfit(f"`{word}` or {context['must']}", hint=context["hint"]) from None
+            must, hint = first["ctx"]["must"], first["ctx"]["hint"]
+            more = "," if must.startswith("`") else " or"  # another word follows
+            raise unfit(f"`{word}`{more} {must}", hint=hint) from None
 
     return WrapValidator(check)
 
@@ -130,6 +131,7 @@ def _or_empty(kind: type[list[Any] | dict[str, Any]], must: str) -> BeforeValida
 
 OrNull = Annotated[_T | None, _optional("null")]
 OrAuto = Annotated[_T | None, _optional("auto")]
+OrOff = Annotated[_T, _optional("off", meaning="off")]
 ListOf = Annotated[tuple[_T, ...], BeforeValidator(_list)]
 
 Text = Annotated[str, Strict(), Field(min_length=1), AfterValidator(_without_zero_bytes), _must("text")]

@@ -32,6 +32,7 @@ from autotune.orchestrator.config.fields import (
     OccasionName,
     OrAuto,
     OrNull,
+    OrOff,
     PreflightName,
     Settings,
     Share,
@@ -167,6 +168,16 @@ class RecoveryKeys(Section):
         description=(
             "A job that writes nothing to its logs and uses neither CPU nor GPU for this long counts as hung."
             " `auto`: 45 minutes before the first step, then the longer of 15 minutes and 5 median steps."
+        ),
+    )
+    stall_s: OrAuto[OrOff[Duration]] = _key(
+        "auto",
+        alias="stall",
+        description=(
+            "A job that completes no training step for this long counts as hung, whatever it writes and"
+            " however busy it is: longer than the longest validation. `auto`: 8 hours, or 10 median steps if"
+            " that is longer; less where neither CPU nor GPU works meanwhile ([details](stops.md)). `off`:"
+            " missing steps stop no job."
         ),
     )
     allow: ListOf[EffectName] = _key(

@@ -13,7 +13,6 @@ from autotune.orchestrator.driver.forecaster import Forecaster
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
 from autotune.orchestrator.driver.peaks import HostMemory, raise_to
-from autotune.orchestrator.driver.process_table import BUSY_CORES, BUSY_GPU_SHARE
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import Attempt
 from autotune.policies.certificate.overlap import step_loss
@@ -95,7 +94,8 @@ class AttemptMonitor:
         self._stop_known = any(isinstance(event, StopRequested) for event in known)
         self._suspicions = Suspicions()
         self._stepped_at_line = self._outlived = 0  # the log's lines at the last step and at the one before
-        self._liveness = HangDetector(silence_s=job.recovery.silence_s, now=now)
+        limits = job.recovery
+        self._liveness = HangDetector(silence_s=limits.silence_s, stall_s=limits.stall_s, now=now)
         self._unread = False  # nothing has been read since its supervisor fell silent
         self._to_continue = saved
         self.saved: int | None = None  # the step of the attempt's own last checkpoint
@@ -145,8 +145,7 @@ class AttemptMonitor:
             self._hosts.ended()
         if observed.chunks:
             self._liveness.heard(now)
-        if self._suspicions.unseen(now):
-            self._liveness.worked(now)
+        self._liveness.worked(self._suspicions.worked(now))
         self._unread = bool(observed.silent_s or (self._unread and not observed.samples))
         self._late = self._late and (observed.behind or self._unread)
         if self._unread:  # the runner does not reach the job: whether it is silent or idle is not known
@@ -389,8 +388,6 @@ class AttemptMonitor:
         self._hosts.take(sample, now)
         samples = {**self.progress.samples, sample.node: sample}
         self.progress = msgspec.structs.replace(self.progress, samples=samples)
-        if sample.cpu_share > BUSY_CORES or sample.gpu_share > BUSY_GPU_SHARE:
-            self._liveness.worked(now)
         phase = self.progress.phase
         self._forecaster.take(sample, phase)
         ours = [card for card in sample.gpus if card.of_attempt]

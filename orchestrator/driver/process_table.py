@@ -6,9 +6,9 @@ import re
 
 from autotune.policies.values.observation import Sample
 
-BUSY_CORES = 0.2  # idle Ray workers together stay below on a small node
+_BUSY_CORES = 0.2  # idle Ray workers together stay below on a small node
 _BUSY_CORES_EACH = 0.01  # and each of many below this
-BUSY_GPU_SHARE = 0.05
+_BUSY_GPU_SHARE = 0.05
 _REMEMBERED_S = 60.0  # a log may be read this long after its process has ended
 _STALE_S = 10.0  # samples come twice a second; without them nothing shows whether a process works
 _GIVEN_UP_S = 900.0  # as long as a runner waits for a node that does not answer
@@ -45,10 +45,10 @@ class ProcessTable:
         self._alive[node] = alive
         self._ended = {key: at for key, at in self._ended.items() if now - at <= _REMEMBERED_S}
         for process in sample.processes:
-            if process.gpu and process.cpu_share > BUSY_CORES:
+            if process.gpu and process.cpu_share > _BUSY_CORES:
                 self._worked[node, process.pid] = now
-        idle_cores = max(BUSY_CORES, _BUSY_CORES_EACH * len(alive))
-        if sample.cpu_share > idle_cores or sample.gpu_share > BUSY_GPU_SHARE:
+        idle_cores = max(_BUSY_CORES, _BUSY_CORES_EACH * len(alive))
+        if sample.cpu_share > idle_cores or sample.gpu_share > _BUSY_GPU_SHARE:
             self._attempt_worked = now
 
     def known(self, pid: int, address: str) -> bool:

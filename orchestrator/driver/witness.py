@@ -120,9 +120,9 @@ class Suspicions:
         for sample in samples:
             self._processes.take(sample, now - max(0.0, latest[sample.node] - sample.at))
 
-    def unseen(self, now: float) -> bool:
-        """Return whether it is not known of a node if processes of the attempt work there."""
-        return self._processes.unseen(now)
+    def worked(self, now: float) -> float:
+        """Return when any process of the attempt last worked; `now` while that is not known of a node."""
+        return self._processes.attempt_worked(now)
 
     @property
     def quiet(self) -> bool:

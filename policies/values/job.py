@@ -75,7 +75,8 @@ class Recovery(Value, frozen=True, kw_only=True):
 
     relaunches: int = 12
     infrastructure_retries: int = 3
-    silence_s: float | None = None  # None: the rule of DESIGN: max(15 min, 5 x median step)
+    silence_s: float | None = None  # None: 45 min before the first step, then max(15 min, 5 x median step)
+    stall_s: float | Literal["off"] | None = None  # None: by work, see the driver's hang detector
     allow: tuple[Effect, ...] = (Effect.EXACT, Effect.NUMERIC)
     deny: tuple[str, ...] = ()  # remedy or knob names
     preflight: Preflight = Preflight.APPLY

@@ -54,7 +54,7 @@ def test_every_key_is_read() -> None:
         "command: [python, -m, x, 010, true]\n"
         "resume: true\n"
         "goal: {steps: 7, headroom: 3%, then: stop}\n"
-        "recovery: {relaunches: 0, infrastructure_retries: 1, silence: 20s, allow: [exact],\n"
+        "recovery: {relaunches: 0, infrastructure_retries: 1, silence: 20s, stall: 3h, allow: [exact],\n"
         "  deny: [recompute], preflight: off, climb: true, save_every: 5, duration: 1h 30m}\n"
         "search: {trials: 3, duration: 8h, probe_steps: 2, confirm: 0, parallel: 2,\n"
         "  vary: [concurrency], min_gain: 2%}\n"
@@ -74,6 +74,7 @@ def test_every_key_is_read() -> None:
         relaunches=0,
         infrastructure_retries=1,
         silence_s=20.0,
+        stall_s=10800.0,
         allow=(Effect.EXACT,),
         deny=("recompute",),
         preflight=Preflight.OFF,
@@ -271,6 +272,8 @@ def test_suggestions(line: str, hint: str) -> None:
     [
         "recovery: {silence: -5}",
         "recovery: {silence: .nan}",
+        "recovery: {stall: on}",
+        "recovery: {stall: 0}",
         "recovery: {relaunches: -1}",
         "recovery: {relaunches: 1.5}",
         "recovery: {relaunches: yes}",
