@@ -121,6 +121,8 @@ class RayRunner:
             posts.dismiss()
             if isinstance(error.cause, Unreachable):
                 raise error.cause from None
+            if isinstance(error.cause, OSError):  # of the node, such as a full disk
+                raise Unreachable(f"the Ray cluster did not take the attempt: {error.cause}") from error
             raise
         except Unreachable:
             posts.dismiss()

@@ -17,7 +17,7 @@ import msgspec
 from autotune.launchers.base import Exit, Unreachable
 from autotune.launchers.runners.node.logs import RECORDS
 from autotune.launchers.runners.node.processes import MARKER, is_alive, read_stat
-from autotune.policies.values.command import Command
+from autotune.policies.values.command import Command, File
 from autotune.policies.values.value import Value
 
 FOLDER = "AUTOTUNE_FOLDER"  # where private folders go instead of the temporary folder: our own Ray's
@@ -52,18 +52,18 @@ class Child:
     def __init__(
         self, command: Command, *, attempt: str, python: str | None, environment: dict[str, str]
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.environ.get(FOLDER)))  # mode 0700
-        self.output = self.folder / "output.log"
         self.attempt = attempt
         self._ended: Exit | None = None
-        own = read_stat(os.getpid())
-        owner = _Owner(attempt=attempt, pid=os.getpid(), started=own.started if own else 0)
-        (self.folder / _OWNER).write_bytes(msgspec.json.encode(owner))
-        for file in command.files:
-            path = self.folder / file.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self._fill(file.text))
-            path.chmod(0o600)
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.environ.get(FOLDER)))  # mode 0700
+        except OSError as error:
+            raise _unwritable(error, os.environ.get(FOLDER) or "the temporary folder") from error
+        self.output = self.folder / "output.log"
+        try:
+            self._write(command.files)
+        except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise _unwritable(error, str(self.folder.parent)) from error
         interpreter = python or sys.executable
         argv = [self._fill(word).replace("{python}", interpreter) for word in command.argv]
         filled = {
@@ -81,8 +81,20 @@ class Child:
         try:
             self._shim = self._start(argv, environment=environment, cwd=self._fill(command.cwd))
         except OSError as error:
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise Unreachable(f"cannot start in {command.cwd}: {error.strerror}") from error
+
+    def _write(self, files: tuple[File, ...]) -> None:
+        """Write what the framework reads, and who supervises it."""
+        own = read_stat(os.getpid())
+        owner = _Owner(attempt=self.attempt, pid=os.getpid(), started=own.started if own else 0)
+        (self.folder / _OWNER).write_bytes(msgspec.json.encode(owner))
+        for file in files:
+            path = self.folder / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._fill(file.text))
+            path.chmod(0o600)
+        self.output.touch()
 
     def _fill(self, text: str) -> str:
         return text.replace("{attempt}", str(self.folder))
@@ -146,6 +158,14 @@ class Child:
         os.close(self._lifeline)
         self._shim.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _unwritable(error: OSError, folder: str) -> Unreachable:
+    reason = (error.strerror or str(error)).lower()
+    return Unreachable(
+        f"cannot write the files of the attempt in {folder} of {os.uname().nodename}: {reason}",
+        hint="make room there",
+    )
 
 
 def outside_ray_worker(environment: dict[str, str], *, initial: dict[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.launchers.base import OWN_SOURCE, Unreachable
 from autotune.launchers.runners.local import ProcessRunner
+from autotune.launchers.runners.node.child import FOLDER
 from autotune.policies.values.command import Command, File
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
@@ -98,6 +99,20 @@ def test_a_program_that_does_not_exist_says_so(runner, run):
 def test_a_folder_that_does_not_exist_is_refused(runner, run):
     with pytest.raises(Unreachable, match="/nowhere"):
         runner.start(Command(argv=("true",), cwd="/nowhere"), run=run, attempt=1, python=None)
+
+
+def test_a_node_without_room_for_the_attempts_folder_is_no_bug(runner, run, tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path / "gone"))
+    with pytest.raises(Unreachable, match=r"cannot write the files .* no such file or directory"):
+        runner.start(Command(argv=("true",)), run=run, attempt=1, python=None)
+
+
+def test_a_node_without_room_for_the_attempts_files_is_no_bug(runner, run, tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    unwritable = File(name="x" * 300, text="")  # as a full disk refuses any
+    with pytest.raises(Unreachable, match=r"cannot write the files .* file name too long"):
+        runner.start(Command(argv=("true",), files=(unwritable,)), run=run, attempt=1, python=None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_output_is_read_from_its_start_also_by_a_second_reader(runner, program: Program, run):

@@ -379,6 +379,18 @@ def test_a_folder_that_does_not_exist_is_refused(runner, program: Program, run):
     assert not [name for name in _names() if run in name]
 
 
+def test_a_disk_that_is_full_on_a_node_is_no_bug(runner, program: Program, run, monkeypatch):
+    import ray
+
+    def full(*_, **__):
+        raise ray.exceptions.RayTaskError("supervise", "", OSError(28, "No space left on device"))
+
+    monkeypatch.setattr("autotune.launchers.runners.cluster.runner.answers_of", full)
+    with pytest.raises(Unreachable, match="No space left"):
+        runner.start(program(SLEEP), run=run, attempt=1, python=None)
+    assert not [name for name in _names() if run in name]
+
+
 def test_drain_names_a_foreign_process_that_holds_the_host(runner, program: Program, run):
     handle = runner.start(program(SLEEP), run=run, attempt=1, python=None)
     Reading(handle).until("ready")
