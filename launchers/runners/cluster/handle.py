@@ -22,8 +22,6 @@ from autotune.launchers.runners.node.harvest import Harvest
 from autotune.policies.values.observation import Sample
 
 _STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
-_RETRY_S = 5.0  # before an actor that died is replaced once more, doubled each time
-_RETRY_MOST_S = 300.0
 
 
 class RayHandle:
@@ -181,18 +179,13 @@ class RayHandle:
                 places = self._readers[self._head].places
                 self._readers[identity] = NodeReader(name=name, actor=actor, places=places)
                 self._notes.append(f"node {name} joined the cluster")
-            elif reader.actor is None and survey.at > reader.died_at and self._due(reader):
+            elif reader.actor is None and survey.at > reader.died_at and reader.due(self._waits):
                 reader.replace(self._posts.create(node, supervisor=False, start=reader.start))
             self._claim(identity, survey)
         head = self._readers[self._head]
         if head.late and self._died is None and self._posts.name not in survey.actors:
             self._died = time.monotonic(), f"the attempt's supervisor on {head.name} died"
             head.lose()
-
-    def _due(self, reader: NodeReader) -> bool:
-        if reader.deaths <= 1:
-            return True
-        return time.monotonic() - reader.died_at >= min(_RETRY_MOST_S, _RETRY_S * 2.0 ** (reader.deaths - 1))
 
     def _leave(self, identity: str, *, had_cards: bool) -> None:
         reader = self._readers[identity]

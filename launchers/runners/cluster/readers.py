@@ -12,6 +12,8 @@ from autotune.launchers.runners.cluster.waits import Waits
 from autotune.launchers.runners.node.agent import Report, Start
 from autotune.policies.values.observation import Sample
 
+_DOUBLED = 16  # times at most: what a pause comes to stays a number however often an actor dies
+
 
 class Places:
     """How far the files of a cluster are read, by machine: nodes that see the same files share the place."""
@@ -73,6 +75,14 @@ class NodeReader:
         """Read on from another actor."""
         self.actor, self.claim, self._asked, self._taken = actor, None, None, 0
         self.late = True
+
+    def due(self, waits: Waits) -> bool:
+        """Return whether the actor that died may be replaced: at once, then more rarely each time."""
+        if self.deaths <= 1:
+            return True
+        first_s, most_s = waits.retry
+        pause_s = min(most_s, first_s * 2.0 ** min(self.deaths - 1, _DOUBLED))
+        return time.monotonic() - self.died_at >= pause_s
 
     def rejoin(self, actor: Any) -> None:
         """Go on with the same actor, found again by another connection; None: it has died meanwhile."""

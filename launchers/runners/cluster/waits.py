@@ -23,6 +23,8 @@ class Waits(Value, frozen=True, kw_only=True):
     start: float = 120.0  # Ray may have to start workers on busy nodes
     placement: float = 60.0  # for the GPUs of a command that asks Ray for none
     end: float = 30.0  # beyond the grace, for an attempt's processes to end
+    # Before an actor that died is replaced once more: doubled each time, up to the second figure.
+    retry: tuple[float, float] = (5.0, 300.0)
     replace: float = 5.0  # beyond the grace, before a task ends the processes where the actor does not
 
 

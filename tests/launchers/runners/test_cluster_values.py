@@ -1,6 +1,7 @@
 """What is known of a cluster without one: its size, its workers' variables, the lines about its silence."""
 
 from autotune.launchers.runners.cluster.actor import workers_variables
+from autotune.launchers.runners.cluster.readers import NodeReader, Places
 from autotune.launchers.runners.cluster.runner import summarize
 from autotune.launchers.runners.cluster.silence import Silence, Silences, State
 from autotune.launchers.runners.cluster.waits import Waits
@@ -42,6 +43,19 @@ def test_a_reading_is_shared_fairly():
     shares = fair_shares({"huge": 1000, "small": 10, "large": 500}, most=100)
     assert shares == {"small": 10, "huge": 45, "large": 45}
     assert sum(fair_shares({str(n): 3 for n in range(50)}, most=100).values()) == 100
+
+
+def test_an_actor_that_dies_for_ever_is_replaced_every_five_minutes():
+    reader, waits = NodeReader(name="gpu-03", actor=None, places=Places({})), Waits()
+    reader.lose()
+    assert reader.due(waits)
+    for _ in range(2000):
+        reader.lose()
+        assert not reader.due(waits)
+    reader.died_at -= 299.0
+    assert not reader.due(waits)
+    reader.died_at -= 2.0
+    assert reader.due(waits)
 
 
 def silent(seconds: float, state: State = State.BUSY, *, supervisor: bool = False) -> Silence:
