@@ -7,15 +7,18 @@ import time
 from collections.abc import Mapping
 
 from autotune.launchers.base import Chunk, Drain, Exit, Observed
-from autotune.launchers.runners.node.agent import Baseline, Node, sweep_machine
+from autotune.launchers.runners.node.agent import (
+    STRAGGLER_GRACE_S,
+    SWEEP_GRACE_S,
+    Baseline,
+    Node,
+    sweep_machine,
+)
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, drain
 from autotune.launchers.runners.node.harvest import Harvest
 from autotune.launchers.runners.node.host import measure
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster
-
-_SWEEP_GRACE_S = 2.0
-_STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
 
 
 class ProcessHandle:
@@ -72,7 +75,7 @@ class ProcessHandle:
         """End the whole attempt and return the seconds it took."""
         begun = time.monotonic()
         self._node.stop_child(grace_s=grace_s)
-        self._node.end(grace_s=min(grace_s, _STRAGGLER_GRACE_S))
+        self._node.end(grace_s=min(grace_s, STRAGGLER_GRACE_S))
         return time.monotonic() - begun
 
     def drain(self, *, timeout_s: float) -> Drain:
@@ -133,7 +136,7 @@ class ProcessRunner:
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
         """End what is left of a run here without a living supervisor."""
-        return sweep_machine(run, spared=set(), grace_s=_SWEEP_GRACE_S)
+        return sweep_machine(run, spared=set(), grace_s=SWEEP_GRACE_S)
 
     def close(self) -> None:
         """End the attempts that were not released."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster import internals
+from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.child import FOLDER
 from autotune.launchers.runners.node.host import read_cards, read_host
 from autotune.policies.values.value import Value
@@ -34,9 +35,7 @@ _NICENESS = "RAY_worker_niceness"
 # privilege. It takes a worker process of its own; our own Ray, where it holds for all, does without.
 NORMAL_NICENESS = {"env_vars": {_NICENESS: "0"}}
 _LONGEST_FOLDER = 36  # Ray's socket paths below it must stay under 107 bytes
-_HEAD_SILENT_S = 20.0  # a restarted head is back by then
 _VERSION_LINES = 5  # of Ray's message about two versions
-_KNOCK_S = 5.0  # Ray itself would try for 40 s
 _LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
 _NO_TABLES_HINT = "start the cluster with its dashboard, or install a Ray that the README names"
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -59,7 +58,8 @@ class Head:
     Any thread may ask; only the main thread leaves the cluster, as it alone connects.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, waits: Waits = WAITS) -> None:
+        self._waits = waits
         host, _, port = address.rpartition(":")
         self._place = (host.strip("[]"), int(port))
         self._answered_at = time.monotonic()
@@ -70,9 +70,9 @@ class Head:
         if self.gone:
             return False
         try:
-            socket.create_connection(self._place, timeout=_KNOCK_S).close()
+            socket.create_connection(self._place, timeout=self._waits.connect).close()
         except OSError as error:
-            if time.monotonic() - self._answered_at > _HEAD_SILENT_S and in_main_thread():
+            if time.monotonic() - self._answered_at > self._waits.leave and in_main_thread():
                 self.leave(f"the Ray cluster's head {self._place[0]} does not answer: {error}")
             return False
         self._answered_at = time.monotonic()
@@ -163,7 +163,7 @@ def _join(address: str) -> Connection:
 
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=WAITS.connect).close()
     except (OSError, ValueError) as error:
         raise Unreachable(
             f"cannot connect to the Ray cluster at {address}: {error}",

@@ -16,12 +16,10 @@ from autotune.launchers.runners.cluster.readers import NodeReader, has_died, one
 from autotune.launchers.runners.cluster.silence import HEAD, Silence, Silences, State, silences_of
 from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
-from autotune.launchers.runners.node.agent import Report, end_attempt
+from autotune.launchers.runners.node.agent import STRAGGLER_GRACE_S, Report, end_attempt
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
 from autotune.launchers.runners.node.harvest import Harvest
 from autotune.policies.values.observation import Sample
-
-_STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
 
 
 class RayHandle:
@@ -288,7 +286,7 @@ class RayHandle:
         if survey is not None:
             remove_leftovers(jobs)  # before their processes: Ray restarts detached actors
         polite = self._head not in answering  # nobody has asked the framework itself to end
-        self._end(answering, survey, grace_s=grace_s if polite else min(grace_s, _STRAGGLER_GRACE_S))
+        self._end(answering, survey, grace_s=grace_s if polite else min(grace_s, STRAGGLER_GRACE_S))
         if survey is not None and remove_leftovers(jobs):
             self._end(answering, survey, grace_s=0.0)
 

@@ -27,12 +27,10 @@ from autotune.launchers.runners.cluster.jobs import (
 )
 from autotune.launchers.runners.cluster.readers import NodeReader, Places, answers_of, has_died
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
-from autotune.launchers.runners.node.agent import sweep_machine
+from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster
-
-_SWEEP_GRACE_S = 2.0
 
 
 class RayRunner:
@@ -44,12 +42,10 @@ class RayRunner:
         *,
         nodes: int = 1,
         gpus_per_node: int | None = None,
-        gpus: int | None = None,
         waits: Waits = WAITS,
     ) -> None:
         self._connection = connection
-        self._link = Head(connection.address)
-        self._gpus = gpus
+        self._link = Head(connection.address, waits=waits)
         self._waits = waits
         self._handles: WeakSet[RayHandle] = WeakSet()
         self._given_up: list[RayHandle] = []  # whose actors could not be reached at their end
@@ -58,14 +54,9 @@ class RayRunner:
         self.note = connection.note  # a line for the console; empty when the user asked for just this cluster
 
     @classmethod
-    def open(
-        cls, address: str | None, *, nodes: int = 1, gpus_per_node: int | None = None, gpus: int | None = None
-    ) -> RayRunner:
-        """Connect to `address`; `gpus` overrides how many cards our own local Ray has.
-
-        `nodes` and `gpus_per_node` are what a command that is not Ray-native reserves.
-        """
-        return cls(connect(address, gpus=gpus), nodes=nodes, gpus_per_node=gpus_per_node, gpus=gpus)
+    def open(cls, address: str | None, *, nodes: int = 1, gpus_per_node: int | None = None) -> RayRunner:
+        """Connect to `address`; `nodes` and `gpus_per_node` are what a program without Ray reserves."""
+        return cls(connect(address), nodes=nodes, gpus_per_node=gpus_per_node)
 
     @property
     def address(self) -> str:
@@ -221,7 +212,7 @@ class RayRunner:
         task = ray.remote(num_cpus=0, max_retries=0)(sweep_machine)
         nodes = living_nodes()
         asked = [
-            task.options(**on_node(node)).remote(run, spared=spared, grace_s=_SWEEP_GRACE_S) for node in nodes
+            task.options(**on_node(node)).remote(run, spared=spared, grace_s=SWEEP_GRACE_S) for node in nodes
         ]
         return (*ended, *(what for found in self._answers(nodes, asked) for what in found))
 
@@ -241,8 +232,8 @@ class RayRunner:
         if self._link.gone:
             disconnect(self._connection)
             self._connection = replace(self._connection, lifeline=-1, reaper=-1)
-            self._connection = connect("local" if self._connection.ours else self.address, gpus=self._gpus)
-            self._link = Head(self._connection.address)
+            self._connection = connect("local" if self._connection.ours else self.address)
+            self._link = Head(self._connection.address, waits=self._waits)
         return self._link
 
     def _posts(self, run: str, attempt: int) -> Posts:

@@ -1,4 +1,7 @@
-"""How long the driver waits for what in a Ray cluster: all of its patience in one place."""
+"""How long the driver waits for what in a Ray cluster: all of its patience in one place.
+
+The graces in which processes end by themselves are those of a node, in `node.agent`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ class Waits(Value, frozen=True, kw_only=True):
     round: float = 2.0  # for all nodes together in one poll
     others: float = 1.0  # in it, for the other nodes once the supervisor has answered
     survey: tuple[float, float] = (1.0, 5.0)  # between looks at Ray's tables: before the job is known, after
+    connect: float = 5.0  # for the head to take a connection; Ray itself would try for 40 s
+    # Before this process leaves a cluster whose head takes none: a restarted one is back by then.
+    leave: float = 20.0
     knock: float = 2.0  # for the health service of Ray's process on a silent node
     notice: float = 30.0  # of silence before the user is told: a node under memory pressure answers late
     # A supervisor whose node lives: as long as Ray Train waits for its workers' health checks, and half more.

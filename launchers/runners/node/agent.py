@@ -22,6 +22,8 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.observation import Sample
 from autotune.policies.values.value import Value
 
+SWEEP_GRACE_S = 2.0  # for what a driver left behind
+STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
 EXPIRES_S = 72 * 3600.0  # a run that ended on a Friday evening can still be resumed on Monday
 
 

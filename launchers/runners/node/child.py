@@ -161,9 +161,9 @@ class Child:
 
 
 def _unwritable(error: OSError, folder: str) -> Unreachable:
-    reason = (error.strerror or str(error)).lower()
+    place = f"{folder} of {os.uname().nodename}"
     return Unreachable(
-        f"cannot write the files of the attempt in {folder} of {os.uname().nodename}: {reason}",
+        f"cannot write the files of the attempt in {place}: {error.strerror or error}",
         hint="make room there",
     )
 

@@ -8,13 +8,13 @@ import pytest
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster import connection
 from autotune.launchers.runners.cluster.connection import Head, connect
+from autotune.launchers.runners.cluster.waits import Waits
 from tests.launchers.runners.attempts import wait_for
 
 
-def test_a_head_that_is_gone_for_long_is_left(monkeypatch):
-    monkeypatch.setattr(connection, "_HEAD_SILENT_S", 0.3)
+def test_a_head_that_is_gone_for_long_is_left():
     server = socket.create_server(("127.0.0.1", 0))
-    head = Head(f"127.0.0.1:{server.getsockname()[1]}")
+    head = Head(f"127.0.0.1:{server.getsockname()[1]}", waits=Waits(leave=0.3))
     assert head.answers()
     server.close()
     begun = time.monotonic()

@@ -18,11 +18,12 @@ pytestmark = pytest.mark.timeout(120)
 DRIVER = """
     import os, sys, threading, time
     import ray
+    from autotune.launchers.runners.cluster.connection import connect
     from autotune.launchers.runners.cluster.runner import RayRunner
     from autotune.policies.values.command import Command
     from tests.launchers.runners.attempts import Reading
 
-    runner = RayRunner.open({address!r}, gpus=1)
+    runner = RayRunner(connect({address!r}, gpus=1))
     program = "import os, ray, time; ray.init(log_to_driver=False); "
     program += "has = ray.cluster_resources(); "
     program += "print('ready', os.environ['RAY_AUTH_MODE'], has['GPU'], has['CPU'], flush=True); "
