@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from autotune.orchestrator.annotate import writer
+from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.values.job import Job, Tracker
 
 LIMIT_S = 120  # of one tracker: on a machine that is busy its package alone takes half a minute
@@ -59,7 +60,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            return {"error": f"cannot start {python}: {(error.strerror or str(error)).lower()}"}
+            return {"error": f"cannot start {python}: {reason_of(error)}"}
         self._running = child
         if self._closed.is_set():
             self.close()

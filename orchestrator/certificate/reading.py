@@ -14,6 +14,7 @@ from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.config.yaml_nodes import LARGEST_BYTES
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
+from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.certificate.contents import SCHEMA, Certificate
 from autotune.policies.values.events import Accepted, History
 from autotune.policies.values.job import Job
@@ -94,7 +95,7 @@ def _bytes(path: Path, *, most: int, whole: bool = True) -> bytes:
             data = file.read(most + 1) if whole else b""
     except OSError as error:
         hint = "name the certificate.json in it" if isinstance(error, IsADirectoryError) else ""
-        raise unusable(path, (error.strerror or str(error)).lower(), hint=hint) from None
+        raise unusable(path, reason_of(error), hint=hint) from None
     if len(data) > most:
         raise unusable(path, f"it is larger than {most >> 10:,} KiB")
     return data

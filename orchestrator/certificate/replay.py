@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Framework
+from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.certificate.contents import UPDATE_LIMIT, Comparison, Replayed
 from autotune.policies.values.job import Job
 
@@ -44,7 +45,7 @@ def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, s
         except subprocess.TimeoutExpired:
             return Replayed.NOT_RUN, f"the replay took longer than {TIMEOUT_S:.0f} s"
         except OSError as error:
-            return Replayed.NOT_RUN, f"the replay could not start: {(error.strerror or str(error)).lower()}"
+            return Replayed.NOT_RUN, f"the replay could not start: {reason_of(error)}"
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Replayed.NOT_RUN, f"the replay failed: {last}"

@@ -11,6 +11,7 @@ from autotune.launchers.base import Framework
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run.directory import Mode, RunRequest
+from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.job import Goal, Job, Then
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsal
@@ -94,7 +95,7 @@ def clear(context: RunContext) -> None:
                 f"{folder} of the rehearsal cannot be seen from here: remove it on the cluster"
             )
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         context.observer.say(f"the rehearsal's files stay in {folder}: {reason}")
 
 

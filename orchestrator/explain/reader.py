@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeVar
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.compressed import decompressed
 from autotune.orchestrator.explain.wrapped_rows import LARGEST, whole_lines
+from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.value import Value
@@ -116,9 +117,7 @@ def read(name: str) -> Reading:
         with Path(name).open("rb", buffering=0) as file:
             return read_from(decompressed(file, magic, name=name), name=name)
     except OSError as error:
-        raise Failure(
-            f"cannot read `{name}`: {(error.strerror or str(error)).lower()}", code=ExitCode.USAGE
-        ) from None
+        raise Failure(f"cannot read `{name}`: {reason_of(error)}", code=ExitCode.USAGE) from None
 
 
 def first_bytes(name: str, count: int) -> bytes:
@@ -191,5 +190,5 @@ def _problem(path: Path) -> str:
         if not os.access(path, os.R_OK):  # opening it would drain a named pipe
             return f"no permission to read `{shown}`"
     except OSError as error:
-        return f"cannot read `{shown}`: {(error.strerror or str(error)).lower()}"
+        return f"cannot read `{shown}`: {reason_of(error)}"
     return ""

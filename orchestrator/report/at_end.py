@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.full_disk import reason_of
 
 LIMIT_S = 60.0  # a journal of 70,000 events takes 3.5 s of a processor
 HURRIED_S = 10.0  # Slurm and Kubernetes kill 30 s after they asked
@@ -41,7 +42,7 @@ def write(run: directory.Run, *, limit_s: float = LIMIT_S, cut: Callable[[], obj
             start_new_session=True,
         )
     except OSError as error:
-        raise _unwritten(run, (error.strerror or str(error)).lower()) from None
+        raise _unwritten(run, reason_of(error)) from None
     try:
         said = _said(run, child, time.monotonic() + limit_s, cut)
     finally:

@@ -14,6 +14,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.report.report import report_of
 from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.full_disk import reason_of
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_value
 
 NAME = "report.html"
@@ -38,7 +39,7 @@ def write_new(run: directory.Run, *, force: bool) -> Report:
     except FileNotFoundError:
         own = True
     except OSError as error:
-        raise Failure(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
+        raise Failure(f"cannot read `{path}`: {reason_of(error)}") from None
     if not own and not force:
         raise Failure(
             f"`{path}` was not written by autotune for this run",

@@ -14,6 +14,7 @@ from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.metrics import Metrics
 from autotune.orchestrator.run.driver_log import DriverLog
+from autotune.orchestrator.run.full_disk import reason_of
 from autotune.orchestrator.run.journal import encode
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.values.events import CuredInPlace, Event, Finished, GoalReached, History
@@ -166,5 +167,5 @@ class Views(Observer):
 
 def _words(error: Exception) -> str:
     if isinstance(error, OSError):
-        return (error.strerror or str(error)).lower()
+        return reason_of(error)
     return f"{type(error).__name__}: {error}"
