@@ -108,6 +108,20 @@ def test_the_class_of_the_workers_tells_which_trainer_reads_a_setting(
     assert lines == (f"++{setting}.env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",)
 
 
+def test_a_log_of_megatron_workers_is_not_answered_with_settings_of_fsdp() -> None:
+    workers = '(WorkerDict pid=9)   File "/w/verl/workers/{}.py", line 500, in forward_backward_batch\n{}'
+    for module, setting in (
+        ("fsdp_workers", "fsdp_config"),
+        ("engine/megatron/transformer_impl", "megatron"),
+    ):
+        text = workers.format(module, _OOM)
+        answer = explained(Case("verl", "forward", text, ("verl",), ()))
+        assert (
+            answer.context.offers["param_offload"].setting
+            == f"actor_rollout_ref.actor.{setting}.param_offload"
+        )
+
+
 def test_no_remedy_has_two_values(found: dict[str, Explanation]) -> None:
     said = [
         line for each in found.values() for cure in each.remedies for _, lines in cure.words for line in lines
