@@ -204,13 +204,13 @@ def _say(draft: object, *, output: Path, checked: str, warnings: tuple[str, ...]
 
 def _predict(job: object, output: Path, options: Options) -> None:
     from autotune.orchestrator.cli.plan import outcome_of
-    from autotune.orchestrator.terminal.plan_table import summary
+    from autotune.orchestrator.terminal.plan_table import GPUS_HINT, summary
     from autotune.policies.values.job import Job
 
     assert isinstance(job, Job)
+    lines = summary(outcome_of(job))
     if not options.quiet:
-        click.echo("", err=True)
-        for line in summary(outcome_of(job)):
-            click.echo(line, err=True)
+        click.echo("\n" + "\n".join(lines), err=True)
     file = shlex.quote(str(output))
-    click.echo(f"\nnext: autotune plan {file}   or   autotune launch {file}", err=True)
+    cards = " --gpus 8xH100" if GPUS_HINT in lines else ""
+    click.echo(f"\nnext: autotune plan {file}{cards}   or   autotune launch {file}", err=True)

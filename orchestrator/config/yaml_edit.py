@@ -68,7 +68,7 @@ def with_values(values: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
 def _said_once(values: dict[str, Any], edits: list[Edit]) -> list[Edit]:
     """Return edits of which only the first in the text says a reason in full; the others of it say its name.
 
-    A reason such as `remedy: why` has a name, and one without has none.
+    A reason such as `remedy: why` has a name; one without is short, and stands at each.
     """
 
     def place(at: int) -> tuple[int, int]:
@@ -142,7 +142,7 @@ def _comment(edit: Edit, old: Any, below: Path) -> str:
     """Return the reason of an edit on one line; `below` is the path from the line it stands above."""
     before = old if isinstance(old, str) else "" if old is None else json.dumps(old, ensure_ascii=False)
     name, named, _ = edit.why.partition(": ")
-    why = (name if named else "") if edit.is_said else edit.why
+    why = name if named and edit.is_said else edit.why
     said = ": ".join(part for part in (f"was {before}" if before else "", why) if part)
     if not said:
         return ""

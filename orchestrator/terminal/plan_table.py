@@ -31,7 +31,7 @@ _LATE = {
     LateEvent.WAKE_UP: "the engine's wake-up",
 }
 _NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not run separately from the training"
-_GPUS_HINT = "hint: --gpus 8xH100 names the GPUs"
+GPUS_HINT = "hint: --gpus 8xH100 names the GPUs"
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
 _SHORT_COMMAND = 8  # arguments
@@ -82,7 +82,7 @@ def summary(plan: Plan) -> tuple[str, ...]:
     """Return what is predicted in a few lines: each phase's peak against the card, and the first change."""
     lines = [f"{plan.name} · {plan.framework} · {_where(plan)}"]
     if not plan.phases:
-        hint = () if plan.cluster.gpu_memory_bytes else (_GPUS_HINT,)
+        hint = () if plan.cluster.gpu_memory_bytes else (GPUS_HINT,)
         return (*lines, f"no memory estimate: {plan.note}", *hint)
     capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
     of = f", of {capacity / _GIB:,.1f}" if capacity else ""
@@ -100,7 +100,7 @@ def summary(plan: Plan) -> tuple[str, ...]:
     wrapped = textwrap.wrap(text, PIPED_WIDTH, subsequent_indent=_INDENT)
     lines += [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
     if not capacity:
-        lines.append(_GPUS_HINT)
+        lines.append(GPUS_HINT)
     changes = [messages.arrow(knob, *values) for knob, values in plan.first.items()]
     return (*lines, *([f"the first launch would change {', '.join(changes)}"] if changes else []))
 

@@ -190,6 +190,8 @@ def test_a_reason_of_several_settings_stands_once_above_the_first() -> None:
     assert edited(text, edits) == expected
 
 
-def test_a_reason_without_a_name_is_not_repeated() -> None:
-    edits = [Edit(("settings", name), 9, "as proven") for name in ("a", "new")]
-    assert edited("settings:\n  a: 1\n", edits) == "settings:\n  # was 1: as proven\n  a: 9\n  new: 9\n"
+def test_a_reason_without_a_name_stands_at_each() -> None:
+    edits = [Edit(("settings", name), 9, "--set") for name in ("a", "new")]
+    assert (
+        edited("settings:\n  a: 1\n", edits) == "settings:\n  # was 1: --set\n  a: 9\n  # --set\n  new: 9\n"
+    )

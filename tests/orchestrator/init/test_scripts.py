@@ -178,6 +178,8 @@ def test_a_prediction_asks_for_the_cards_only_where_they_are_not_named(checkout:
     assert "names the GPUs" not in named.stderr
     unnamed = init(checkout, "-o", "other.yaml", *command)
     assert "hint: --gpus 8xH100 names the GPUs" in unnamed.stderr
+    assert "next: autotune plan other.yaml --gpus 8xH100   or   autotune launch" in unnamed.stderr
+    assert "next: autotune plan job.yaml   or   autotune launch job.yaml" in named.stderr
 
 
 def launched(folder: Path, file: str) -> str:
