@@ -7,7 +7,6 @@ import re
 
 from autotune.policies.diagnosis.rules.branches import branches_of
 
-
 _OFTEN = 16  # searches, after which a pattern is read for the words that it needs
 
 
