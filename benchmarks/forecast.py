@@ -20,6 +20,7 @@ from autotune.policies.forecast.foresee import WARM_UP, Measured, foresee
 from autotune.policies.forecast.trend import FEWEST
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.observation import Peak
+from benchmarks.forecast_tables import Outcome, compared, resampled, table
 from benchmarks.simulation.cluster import reported
 from benchmarks.simulation.jobs import undecided
 from benchmarks.simulation.world import Stratum
@@ -28,8 +29,8 @@ _MEASUREMENTS = Path(__file__).parent / "measurements"
 RECORDED = _MEASUREMENTS / "builtin-steps.jsonl"
 WITH_LENGTHS = _MEASUREMENTS / "builtin-lengths.jsonl"  # by benchmarks.record_steps
 SEEN, HELD_OUT = (0,), (1,)  # seeds of the recorded runs
+RECORDED_LATER, LATER = _MEASUREMENTS / "builtin-lengths-2.jsonl", (2, 3, 4, 5, 6)
 _LEAST_SLOPE = 0.1  # relative growth of memory for one of lengths, below which it does not follow them
-AHEAD = 5  # steps between the word and the failure that make it a warning in time
 CAPACITY = 1 << 36
 FIRST, _LAST = 18, 400  # steps between which a drift makes a job fail
 _BASE_STEPS = 40
@@ -45,14 +46,7 @@ class Series(NamedTuple):
     fails: int | None  # step at which it runs out; None: never
     of: int
     lengths: Mapping[str, Sequence[float]] = {}  # of the responses, by step
-
-
-class Outcome(NamedTuple):
-    """What was said of a series."""
-
-    kind: str
-    fails: int | None
-    said: int | None  # after which step
+    run: int = 0  # of those recorded
 
 
 Shape = Callable[[Random, int], list[float]]  # growth from 0 to 1 over so many steps
@@ -76,7 +70,8 @@ def main() -> None:
         methods = METHODS | (WITHOUT_LENGTHS if any(series.lengths for series in every) else {})
         told = {title: [watched(series, method) for series in every] for title, method in methods.items()}
         print("\n".join(table(name, told["forecast"])))
-        print("\n".join(compared(name, told)), flush=True)
+        print("\n".join(compared(name, told)))
+        print("\n".join(resampled(told)), flush=True)
 
 
 # --------------------------------------------------------------------- series
@@ -88,6 +83,7 @@ class Base(NamedTuple):
     phase: str
     noise: list[float]  # around 1
     lengths: Mapping[str, Sequence[float]] = {}
+    run: int = 0
 
 
 def simulated_bases(jobs: int, seed: int) -> Iterator[Base]:
@@ -110,14 +106,14 @@ def _on_larger_cards(accepted: Accepted) -> Accepted:
 
 def recorded_bases(path: Path = RECORDED, *, seeds: Sequence[int | None] = (None,)) -> Iterator[Base]:
     """Yield the phases of runs of the built-in job on a CPU, those with one of these seeds."""
-    for line in path.read_text().splitlines():
+    for run, line in enumerate(path.read_text().splitlines()):
         row = msgspec.json.decode(line)
         if row.get("seed") not in seeds:
             continue
         for phase, used in row["peaks"].items():
             usual = statistics.median(used[2:])
             noise = [each / usual for each in used]
-            yield Base(phase=phase, noise=noise, lengths=row.get("lengths", {}))
+            yield Base(phase=phase, noise=noise, lengths=row.get("lengths", {}), run=run)
 
 
 def _noisy(rng: Random, base: Base, steps: int) -> list[float]:
@@ -259,14 +255,14 @@ def injected_series(bases: Sequence[Base], each: int, seed: int) -> Iterator[Ser
             lengths = base.lengths
             if shape is _slowing:
                 lengths = lengthened(base, [rise * g / level for g in grown])
-            yield Series(kind, base.phase, used[: fails - 1], fails, 2 * steps, lengths)
+            yield Series(kind, base.phase, used[: fails - 1], fails, 2 * steps, lengths, base.run)
     for number, base in enumerate(bases):
         rng = Random(f"{seed} recorded {number}")
         for _ in range(5):
             level = rng.uniform(0.7, 0.97) / max(base.noise)
             used = [level * own for own in base.noise]
             of = rng.choice((1, 2, 5)) * len(used)
-            yield Series("as recorded", base.phase, used, None, of, base.lengths)
+            yield Series("as recorded", base.phase, used, None, of, base.lengths, base.run)
 
 
 def lengthened(base: Base, more: Sequence[float]) -> dict[str, list[float]]:
@@ -301,11 +297,16 @@ def _held_out(jobs: int, each: int, seed: int) -> list[Series]:
     return [*injected_series([*recorded_bases(WITH_LENGTHS, seeds=HELD_OUT)], each, seed)]
 
 
+def _later(jobs: int, each: int, seed: int) -> list[Series]:
+    return [*injected_series([*recorded_bases(RECORDED_LATER, seeds=LATER)], each, seed)]
+
+
 SETS: dict[str, Callable[[int, int, int], list[Series]]] = {
     "simulated": _simulated,
     "recorded": _recorded,
     "recorded with lengths, seen": _seen,
     "recorded with lengths, held out": _held_out,
+    "recorded later with lengths": _later,
 }
 
 
@@ -320,8 +321,8 @@ def watched(series: Series, says: Method) -> Outcome:
         lengths = {name: values[number] for name, values in series.lengths.items()}
         rows.append(Measured(step=number + 1, peaks={series.phase: peak}, lengths=lengths))
         if says(rows, series.phase, series.of):
-            return Outcome(series.kind, series.fails, number + 1)
-    return Outcome(series.kind, series.fails, None)
+            return Outcome(series.kind, series.fails, number + 1, series.run)
+    return Outcome(series.kind, series.fails, None, series.run)
 
 
 def _forecast(rows: Sequence[Measured], phase: str, of: int) -> bool:
@@ -352,44 +353,6 @@ METHODS: dict[str, Method] = {
     "a line through all steps": _through_all,
 }
 WITHOUT_LENGTHS: dict[str, Method] = {"forecast, lengths unknown": _without_lengths}
-
-
-def compared(where: str, told: dict[str, list[Outcome]]) -> Iterator[str]:
-    """Yield the rows that compare what the methods say of the same series."""
-    yield f"| {where} series | fail: {AHEAD} steps ahead or more | hold: false alarms |"
-    yield "|---|---|---|"
-    for name, every in told.items():
-        failing, calm = [e for e in every if e.fails], [e for e in every if not e.fails]
-        in_time = sum(e.said is not None and e.fails - e.said >= AHEAD for e in failing if e.fails)
-        false = sum(e.said is not None for e in calm)
-        yield f"| {name} | {in_time / len(failing):.1%} | {false / len(calm):.1%} ({false} of {len(calm)}) |"
-    yield ""
-
-
-def table(where: str, told: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the rows of each kind: what was reported, and how early."""
-    yield (
-        f"| {where} series | jobs | reported | {AHEAD} steps ahead or more "
-        "| steps ahead, median (10th, 90th) |"
-    )
-    yield "|---|---|---|---|---|"
-    groups: dict[str, list[Outcome]] = {}
-    for each in told:
-        groups.setdefault(each.kind, []).append(each)
-    failing = [each for each in told if each.fails is not None]
-    groups |= {"**all that fail**": failing, "**all that hold**": [e for e in told if e.fails is None]}
-    for kind, rows in groups.items():
-        said = [row for row in rows if row.said is not None]
-        cells = [kind, str(len(rows)), f"{len(said) / len(rows):.1%}"]
-        if rows[0].fails is not None:
-            ahead = sorted((row.fails or 0) - (row.said or 0) for row in said) or [0]
-            in_time = sum(steps >= AHEAD for steps in ahead)
-            tenth, ninetieth = ahead[len(ahead) // 10], ahead[len(ahead) * 9 // 10]
-            cells += [f"{in_time / len(rows):.1%}", f"{statistics.median(ahead):.0f} ({tenth}, {ninetieth})"]
-        else:
-            cells += ["", ""]
-        yield f"| {' | '.join(cells)} |"
-    yield ""
 
 
 if __name__ == "__main__":

@@ -23,10 +23,9 @@ from benchmarks.forecast import (
     FIRST,
     WITH_LENGTHS,
     Base,
-    Outcome,
     lengthened,
-    table,
 )
+from benchmarks.forecast_tables import Outcome, table
 
 _LEVELS = 15  # of each recorded run
 _ENGINE = ("rollout",)

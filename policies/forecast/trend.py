@@ -14,8 +14,9 @@ from autotune.policies.forecast.wandering import drift
 FEWEST = 8  # steps after the last break before anything is said of their trend
 WINDOW = 120  # latest steps that are looked at
 # Standard errors by which a slope differs from none: 5 % false alarms, one-sided, of a series that is tested
-# again and again, as at ten equally spaced looks (Pocock 1977; Jennison and Turnbull 2000, table 2.1).
-_SURE = 2.27
+# again and again, as at ten equally spaced looks (Pocock 1977; Jennison and Turnbull 2000, table 2.1), by how
+# often the series was cut at a break: tests of its pieces share the 5 %.
+_SURE = (2.27, 2.56, 2.70, 2.81)
 _DIFFER = 2.0  # the same by which growth slows down or speeds up
 _GOES_ON = 1.0  # and by which the latest half of growth that slows down still grows
 _LEAST = 0.003  # share of the level: growth over the seen steps that is not worth a word
@@ -57,7 +58,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
     the last break counts: a jump upwards, or where growth set in.
     """
     steps, values = steps[-WINDOW:], values[-WINDOW:]
-    first = _last_break(steps, values)
+    first, breaks = _last_break(steps, values)
     steps, values = steps[first:], values[first:]
     count = len(values)
     if count < FEWEST:
@@ -67,7 +68,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
     slope += more
     level = abs(float(np.median(values)))
     span = float(steps[-1] - steps[0])
-    if slope <= _SURE * error or slope * span <= _LEAST * level:
+    if slope <= _SURE[breaks] * error or slope * span <= _LEAST * level:
         return None
     half = count // 2
     early, early_error, _ = _slope(steps[: count - half], values[: count - half])
@@ -146,15 +147,15 @@ def _widened(residuals: Floats) -> float:
     return math.sqrt((1 + follows) / (1 - follows))
 
 
-def _last_break(steps: Floats, values: Floats) -> int:
-    """Return the place from which on a series follows one line: after its last jump or bend upwards."""
+def _last_break(steps: Floats, values: Floats) -> tuple[int, int]:
+    """Return from where a series follows one line, after its last jump or bend upwards, and how many."""
     first = 0
-    for _ in range(_MOST_BREAKS):
+    for breaks in range(_MOST_BREAKS):
         place = _break(steps[first:], _without_peaks(values[first:]))
         if place is None:
-            break
+            return first, breaks
         first += place
-    return first
+    return first, _MOST_BREAKS
 
 
 def _break(steps: Floats, values: Floats) -> int | None:

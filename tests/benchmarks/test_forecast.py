@@ -13,9 +13,7 @@ from benchmarks.forecast import (
     WITH_LENGTHS,
     WITHOUT_LENGTHS,
     Base,
-    Outcome,
     Series,
-    compared,
     drawn_series,
     injected_series,
     recorded_bases,
@@ -23,6 +21,7 @@ from benchmarks.forecast import (
     watched,
 )
 from benchmarks.forecast_jobs import jobs, recorded_runs, rows_of
+from benchmarks.forecast_tables import Outcome, compared, resampled
 
 EVEN = Base(phase="backward", noise=[1.0] * 60)
 
@@ -96,3 +95,13 @@ def test_a_drift_raises_every_phase_of_its_process_until_one_runs_out() -> None:
         assert most <= 1.0 and (job.fails is not None) is (job.kind in DRIFTS)
         assert {len(values) for values in job.peaks.values()} == {len(rows_of(job))}
         assert job.fails is None or len(rows_of(job)) == job.fails - 1
+
+
+def test_intervals_come_from_runs_not_from_series() -> None:
+    alike = [
+        Outcome("as recorded", None, 5 if run == 0 else None, run) for run in range(4) for _ in range(50)
+    ]
+    told = {"forecast": [*alike, *(Outcome("leak", 50, 40, run) for run in range(4))]}
+    row = list(resampled(told))[2]
+    assert row == "| forecast | 100.0% to 100.0% | 0.0% to 75.0% |"
+    assert list(resampled({"forecast": [Outcome("leak", 50, 40)]})) == []

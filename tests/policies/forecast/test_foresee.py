@@ -219,3 +219,23 @@ def test_a_memory_without_a_size_says_nothing() -> None:
         Measured(step=n, peaks={"backward": Peak(used_bytes=n * GIB, capacity_bytes=0)}) for n in range(1, 60)
     ]
     assert foresee(unlimited, said={}, of=100) == {}
+
+
+def test_a_sawtooth_that_rises_is_said_before_it_runs_out() -> None:
+    def sawtooth(step: int) -> float:
+        return 0.55 + 0.0045 * step + 0.02 * (step % 8)  # full at step 67
+
+    said = first(rows(sawtooth, 62), of=140)
+    assert said is not None and said.seen_at <= 57
+
+
+def test_a_few_steps_after_a_jump_prove_no_growth() -> None:
+    # Recorded: an optimizer step that takes more from one step on, and wanders.
+    after = [1.108, 1.129, 1.091, 1.181, 1.176, 1.181, 1.21, 1.193, 1.151]
+
+    def jumped(step: int) -> float:
+        return 0.78 * (1.0 if step <= 80 else after[step - 81])
+
+    measured = rows(jumped, 89, noise=0.02)
+    assert max(one.peaks["backward"].used_bytes for one in measured) < 0.985 * CARD
+    assert first(measured, of=180) is None

@@ -88,3 +88,23 @@ def test_the_random_walk_is_told_from_noise() -> None:
     still = [drift(STEPS, np.array(noisy(seed)))[2] for seed in range(50)]
     assert 0.8 < np.median(walks) < 1.2
     assert np.median(still) < 0.3
+
+
+def test_the_slope_of_a_sawtooth_is_as_sure_as_its_teeth_allow() -> None:
+    teeth = np.array([0.1 * (step % 8) for step in range(40)])
+    slope, error, _ = drift(STEPS, teeth + 0.03 * STEPS)
+    assert 0.01 < slope < 0.05 and slope > 2.5 * error
+
+
+def test_noise_that_resembles_the_step_before_seldom_seems_to_drift() -> None:
+    def resembling(seed: int) -> list[float]:
+        rng, at, found = Random(seed), 0.0, []
+        for _ in range(40):
+            at = 0.7 * at + rng.gauss(0, 1)
+            found.append(at)
+        return found
+
+    sure = [
+        slope > 2.5 * error for slope, error, _ in (drift(STEPS, np.array(resembling(s))) for s in range(200))
+    ]
+    assert sum(sure) <= 0.07 * len(sure)
