@@ -257,6 +257,7 @@ class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field
     at: str = ""
     attempt: int = 0
     after_s: float | None = None
+    nearest: str = ""  # empty: the verdict has it
 
 
 class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="type"):

@@ -13,7 +13,7 @@ import msgspec
 from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.core import trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
-from autotune.launchers.frameworks.core.data import package_of
+from autotune.launchers.frameworks.core.data import document, package_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
@@ -124,6 +124,11 @@ class HuggingFaceTrainer(TabularFramework[C]):
             for name in (name for name in values if name not in known):
                 message = f"{self.title} {config.release.version} has no setting `{name}`"
                 yield Problem(path=(place, name), message=message, hint=suggestion(str(name), config.keys))
+
+    def is_certain(self, config: C, problem: Problem) -> bool:
+        """Return whether an unknown setting is a mistake, which no older transformers takes either."""
+        older = document(__package__, "older_settings.yaml", tuple[str, ...])
+        return super().is_certain(config, problem) and problem.path[-1] not in older
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's command and settings."""
