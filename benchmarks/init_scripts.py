@@ -50,7 +50,8 @@ _OURS = {
     "skyrl": r"trainer\.(logger|resume_mode|resume_path|ckpt_path|ckpt_interval|max_ckpts_to_keep)",
     "nemo-rl": r"checkpointing\..*|logger\..*",
     "trl": r"output_dir|save_\w+|report_to|num_processes|resume_from_checkpoint",
-    "ms-swift": r"output_dir|save_\w+|report_to|add_version|nproc_per_node|resume_from_checkpoint",
+    "ms-swift": r"output_dir|save_\w+|report_to|add_version|n\w+_per_node|nnodes|node_rank|master_\w+"
+    r"|resume_from_checkpoint",
 }
 _OF_FLAGS = ("slime", "relax", "miles", "openrlhf", "trl", "ms-swift")
 _INSIDE = r"""

@@ -304,6 +304,8 @@ def _of_word(word: str, before: str) -> Iterator[tuple[str, str]]:
     if flag is not None and (is_secret_setting(flag[1]) or has_shape(flag[2], name=flag[1])):
         yield _name_of(flag[1]), flag[2]
     elif before.startswith("-") and "=" not in before and is_secret_setting(before):
+        if word.startswith("--"):  # the next flag: the one before it has no value
+            return
         yield _name_of(before), word
     elif has_shape(word, name=before) and not any(map(str.isspace, word)):
         yield _name_of(before if before.startswith("-") else "secret"), word

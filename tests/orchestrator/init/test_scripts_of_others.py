@@ -228,3 +228,14 @@ def test_a_text_of_several_lines_for_bash_is_read_as_a_script(
     job = load(tmp_path / "job.yaml")
     assert (job.framework, job.settings["trainer.nnodes"], job.settings["data.seed"]) == ("verl", 2, 2)
     assert job.env == {"A": "1", "B": "2"}
+
+
+def test_a_secret_flag_without_its_value_hides_no_other_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"python3 train.py {_MEGATRON} --wandb-key ${{WANDB_KEY}} --tensor-model-parallel-size 2\n"
+    (tmp_path / "run.sh").write_text(text)
+    assert CliRunner().invoke(main, ["init", "run.sh"]).exit_code == 0
+    shown = CliRunner().invoke(main, ["launch", "-n", "--json", "job.yaml"]).stdout
+    assert '"--wandb-key","--tensor-model-parallel-size","2"' in shown
