@@ -34,6 +34,7 @@ _LEAST_SLOPE = 0.1  # relative growth of memory for one of lengths, below which 
 CAPACITY = 1 << 36
 FIRST, _LAST = 18, 400  # steps between which a drift makes a job fail
 _BASE_STEPS = 40
+_CALM, _FEWEST_LEVELS = 240, 5  # recorded series without a drift, and of each phase of a run
 _CALM_STEPS = (60, 120, 240, 400)  # of a healthy job
 
 
@@ -258,7 +259,7 @@ def injected_series(bases: Sequence[Base], each: int, seed: int) -> Iterator[Ser
             yield Series(kind, base.phase, used[: fails - 1], fails, 2 * steps, lengths, base.run)
     for number, base in enumerate(bases):
         rng = Random(f"{seed} recorded {number}")
-        for _ in range(5):
+        for _ in range(max(_FEWEST_LEVELS, _CALM // len(bases))):
             level = rng.uniform(0.7, 0.97) / max(base.noise)
             used = [level * own for own in base.noise]
             of = rng.choice((1, 2, 5)) * len(used)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from itertools import count
 from random import Random
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,36 +18,21 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Crashed, Peak
 from autotune.policies.values.rehearsing import SAVED_AT, STEPS, Part, Rehearsal
+from benchmarks.late_events import CALM, Case, Kind, Outcome, incurable, table
 from benchmarks.simulation.cluster import Failure, diagnosis, holds, reported, run
 from benchmarks.simulation.columns import Column, Columns, columns
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.oracle import configurations, leanest
 from benchmarks.simulation.truth import PHASES, device_peaks, late_bytes
-from benchmarks.simulation.world import Stratum, World
+from benchmarks.simulation.world import Stratum
 
 _STEPS, _SAVE_EVERY, _VALIDATES_EVERY = 400, 10, 40  # of the training
 _MOST = 20  # starts of a rehearsal before the benchmark gives up on it
 _PASSES = (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD)
-_FORCING = ("builtin", "areal", "skyrl", "trl")  # and verl with vLLM
 _RECORDING = ("builtin", "trl")  # their own records name the phase of a failure
 _SHOWN = 35 / 43  # of the held-out logs of `benchmarks.explain_accuracy` with the right phase: by frames
 
 
-class Kind(StrEnum):
-    """What goes wrong late in a training, or nothing."""
-
-    LENGTH = "length"  # a batch of full-length answers, at a step between 20 and 400
-    OPTIMIZER = "optimizer step"
-    SAVE = "save"
-    VALIDATION = "validation with a save"
-    RELOAD = "reload"
-    WAKE_UP = "wake-up after a reload"
-    HOLDS = "holds at full length"
-    SHORT = "holds, but not at full length, which it never meets"
-
-
-LATE = tuple(Kind)[:6]
-CALM = tuple(Kind)[6:]
 _PLACES = {  # where it runs out, and the phase of the simulation that holds what is there without it
     Kind.OPTIMIZER: (Phase.OPTIMIZER, Phase.OPTIMIZER),
     Kind.SAVE: (Phase.CHECKPOINT, Phase.LOG_PROB),
@@ -59,35 +41,6 @@ _PLACES = {  # where it runs out, and the phase of the simulation that holds wha
     Kind.WAKE_UP: (Phase.WEIGHT_SYNC, Phase.WEIGHT_SYNC),
 }
 _OUTSIDE = frozenset({Kind.SAVE, Kind.RELOAD})  # of a pass: only what the device holds for longer is there
-
-
-class Case(NamedTuple):
-    """A simulated job that holds as it is written, but for one late event."""
-
-    world: World
-    kind: Kind
-    more: float  # bytes that the event takes beside what is there
-    longest: float  # times the usual short-lived memory of a pass, at full length
-    at: int  # the step of the full-length batch
-    shown: bool  # a record or frames of the failure show its phase
-
-    @property
-    def forces(self) -> bool:
-        """Whether its framework can make every answer as long as the job allows."""
-        profile = self.world.accepted.profile
-        return profile.framework in _FORCING or (profile.framework, profile.engine) == ("verl", "vllm")
-
-
-class Outcome(NamedTuple):
-    """What a rehearsal made of a job."""
-
-    kind: Kind
-    forces: bool
-    met: bool  # the failure appeared in it
-    changed: bool  # the training begins with other knobs
-    holds: bool  # the training gets through, one reload included
-    starts: int
-    steps: int
 
 
 def main() -> None:
@@ -361,49 +314,6 @@ def _peaks(case: Case, knobs: Knobs, step: int, *, longest: bool) -> dict[Phase,
         times = case.longest if longest and phase in _PASSES else 1.0
         found[phase] = float((long + short * times + late)[0])
     return found
-
-
-def incurable(drawn_cases: Sequence[tuple[Case, int]]) -> Iterator[str]:
-    """Yield the table of the draws whose event needs more than any configuration frees."""
-    yield "| event | draws | no configuration gets through |"
-    yield "|---|---|---|"
-    for kind in LATE:
-        own = [left_out for case, left_out in drawn_cases if case.kind is kind]
-        if own:
-            draws = len(own) + sum(own)
-            yield f"| {kind.value} | {draws} | {sum(own) / draws:.1%} |"
-
-
-def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the table by kind."""
-    head = ("simulated jobs", "jobs", "appears in the rehearsal", "the training holds", "changed")
-    head += ("starts, mean (most)", "steps, mean (most)")
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    groups: list[tuple[str, list[Outcome]]] = []
-    for kind in Kind:
-        own = [each for each in outcomes if each.kind is kind]
-        if kind is not Kind.LENGTH:
-            groups.append((kind.value, own))
-            continue
-        groups.append((f"{kind.value}, where it can be forced", [each for each in own if each.forces]))
-        groups.append((f"{kind.value}, where it cannot", [each for each in own if not each.forces]))
-    groups.append(("**all that fail late**", [each for each in outcomes if each.kind in LATE]))
-    groups.append(("**all that hold**", [each for each in outcomes if each.kind in CALM]))
-    for name, own in groups:
-        if own:
-            yield _row(name, own)
-
-
-def _row(name: str, own: Sequence[Outcome]) -> str:
-    starts, steps = [each.starts for each in own], [each.steps for each in own]
-    met, held, changed = (
-        statistics.fmean(values) for values in zip(*((e.met, e.holds, e.changed) for e in own), strict=True)
-    )
-    return (
-        f"| {name} | {len(own)} | {met:.1%} | {held:.1%} | {changed:.1%} "
-        f"| {statistics.fmean(starts):.1f} ({max(starts)}) | {statistics.fmean(steps):.1f} ({max(steps)}) |"
-    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ class Adjusted:
 
     def trend(self) -> Trend | None:
         """Return the growth that lengths do not explain, with the spread that they cause; None: none."""
-        found = trend(self.steps, self.rest)
+        # Lengths explain what comes and goes; what they leave, and lasts for steps, wanders.
+        found = trend(self.steps, self.rest, resembling=False)
         if found is None:
             return None
         recent = self.lengths[-max(FEWEST, found.seen) :]

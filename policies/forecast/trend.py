@@ -50,7 +50,7 @@ class Trend:
         return np.asarray(rate * -np.expm1(-slowing * ahead) / slowing)
 
 
-def trend(steps: Floats, values: Floats) -> Trend | None:
+def trend(steps: Floats, values: Floats, *, resembling: bool = True) -> Trend | None:
     """Return the growth that a series shows at its end; None if it surely shows none.
 
     A slope begins at the median of the slopes of all pairs (Theil 1950, Sen 1968), which one-off peaks do not
@@ -64,7 +64,7 @@ def trend(steps: Floats, values: Floats) -> Trend | None:
     if count < FEWEST:
         return None
     slope, _, residuals = _slope(steps, values)
-    more, error, walk = drift(steps, residuals)
+    more, error, walk = drift(steps, residuals, resembling=resembling)
     slope += more
     level = abs(float(np.median(values)))
     span = float(steps[-1] - steps[0])

@@ -30,19 +30,19 @@ class _Design:
     own: float  # its variance of the slope
 
 
-def drift(steps: Floats, values: Floats) -> tuple[float, float, float]:
+def drift(steps: Floats, values: Floats, *, resembling: bool = True) -> tuple[float, float, float]:
     """Return a series' slope, its standard error, and the standard deviation of a step of its random walk.
 
     It is the local level model with a constant drift (Harvey 1989, chapter 2.3), by generalized least
-    squares, or noise that resembles that of the step before, as a sawtooth does, which wanders nowhere. The
-    share of the random walk and what is left of noise are averaged over their restricted likelihood
-    (Patterson and Thompson 1971). The error is widened, as it is an estimate of few steps.
+    squares. With `resembling` it may as well be noise that resembles that of the step before, as a sawtooth
+    does, and wanders nowhere. The share of the random walk and what is left of noise are averaged over their
+    restricted likelihood (Patterson and Thompson 1971). The error is widened, since few steps tell it.
     """
     run, values = steps - steps[0], clipped(values)
-    slopes, errors, likelihoods, walks = (
-        np.concatenate(each)
-        for each in zip(_walking(run, values), _resembling(run - run.mean(), values), strict=True)
-    )
+    models = [_walking(run, values)]
+    if resembling:
+        models.append(_resembling(run - run.mean(), values))
+    slopes, errors, likelihoods, walks = (np.concatenate(each) for each in zip(*models, strict=True))
     weights = np.exp(likelihoods - likelihoods.max())
     weights /= weights.sum()
     slope = float(weights @ slopes)

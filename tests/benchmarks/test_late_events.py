@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rehearsal import CALM, Kind, cases, curable, incurable, rehearsed
+from benchmarks.late_events import CALM, Kind, incurable
+from benchmarks.rehearsal import cases, curable, rehearsed
 
 
 @pytest.mark.parametrize("kind", [Kind.RELOAD, Kind.OPTIMIZER])

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.policies.forecast.beside_lengths import adjusted
 from autotune.policies.forecast.foresee import Measured, foresee
+from autotune.policies.forecast.trend import trend
 from autotune.policies.values.observation import Peak
 
 CARD = 1 << 36
@@ -87,3 +88,11 @@ def test_a_leak_under_varying_lengths_is_told_earlier_with_them() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_lengths_that_only_vary_are_no_alarm(seed: int) -> None:
     assert first_told(measured(seed, leak=0.0, known=True)) is None
+
+
+def test_what_lengths_leave_is_no_sawtooth() -> None:
+    lengths = varying(10)
+    teeth = 400.0 * (np.arange(len(STEPS)) % 8) + 90 * STEPS
+    found = adjusted(STEPS, 1e5 + 70 * lengths + teeth, {LENGTH: lengths})
+    assert found is not None
+    assert trend(STEPS, found.rest) is not None and found.trend() is None
