@@ -56,7 +56,7 @@ class Annotator:
     """Annotates the attempts of one run while a driver is at work. Nothing here is raised."""
 
     def __init__(
-        self, run: directory.Run, *, say: Callable[[str], None], warn: Callable[[str], None]
+        self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
         """Annotate attempts of `run`; `warn` is called once per tracker that does not work."""
         self._run, self._say, self._warn = run, say, warn

@@ -64,7 +64,7 @@ def ended(history: History) -> tuple[int, ...]:
     return tuple(e.attempt for e in history if isinstance(e, Ended) and e.attempt in trains)
 
 
-def annotation(run: directory.Run, history: History, number: int) -> Annotation:
+def annotation(run: directory.RunFolder, history: History, number: int) -> Annotation:
     """Return the document of an attempt that is over."""
     accepted = accepted_of(history)
     begun = [e for e in history if isinstance(e, Started) and e.trains]

@@ -41,7 +41,9 @@ class LogLine(Value, frozen=True, kw_only=True):
     text: str  # secrets masked
 
 
-def print_log(run: directory.Run, *, attempt: int | None, options: Options, tail: int | None = None) -> None:
+def print_log(
+    run: directory.RunFolder, *, attempt: int | None, options: Options, tail: int | None = None
+) -> None:
     """Print what is recorded of an attempt, the last one if None; raises Failure where there is none.
 
     `tail` is the number of lines from the end, None prints all.
@@ -55,7 +57,7 @@ def print_log(run: directory.Run, *, attempt: int | None, options: Options, tail
 class _Watch:
     """A run as another process drives it; its journal is read again only once it has grown."""
 
-    def __init__(self, run: directory.Run) -> None:
+    def __init__(self, run: directory.RunFolder) -> None:
         self._run = run
         self._journal = run.path / "events.jsonl"
         self._seen: tuple[int, int] | None = None
@@ -81,7 +83,9 @@ class _Watch:
         return status.st_size, status.st_mtime_ns
 
 
-def follow(run: directory.Run, *, attempt: int | None, options: Options, tail: int | None = None) -> None:
+def follow(
+    run: directory.RunFolder, *, attempt: int | None, options: Options, tail: int | None = None
+) -> None:
     """Print an attempt's log as it grows, and with `attempt` None those after it, until the run has ended.
 
     `tail` is the number of lines to begin with, None begins at the first. Raises Failure where no attempt
@@ -117,7 +121,7 @@ def follow(run: directory.Run, *, attempt: int | None, options: Options, tail: i
         raise _none_begun(run)
 
 
-def _none_begun(run: directory.Run) -> Failure:
+def _none_begun(run: directory.RunFolder) -> Failure:
     return Failure(
         f"no attempt of run {run.id} has started",
         hint=f"`{run.call('status')}`",
@@ -125,7 +129,7 @@ def _none_begun(run: directory.Run) -> Failure:
     )
 
 
-def _chosen(run: directory.Run, history: History, attempt: int | None) -> int | None:
+def _chosen(run: directory.RunFolder, history: History, attempt: int | None) -> int | None:
     """Return the attempt that is asked for, the last one if None; raises Failure for one that never began."""
     begun = [event.attempt for event in history if isinstance(event, Started)]
     if attempt is None:

@@ -97,7 +97,7 @@ class RunStatus(Value, frozen=True, kw_only=True):
     step_s: tuple[float, ...] = ()  # latest step times of the only attempt that runs, without its first
 
 
-def standing(run: directory.Run, *, now: float, memory: bool = False) -> RunStatus:
+def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> RunStatus:
     """Return the status of a run; with `memory` that of its attempts is read too.
 
     One whose journal cannot be read has a problem instead.
@@ -150,7 +150,7 @@ def _time_left(history: History, *, now: float) -> tuple[TimeLeft | None, tuple[
     return view.time_left(now=now), view.step_seconds()
 
 
-def _job_of(run: directory.Run) -> Job | None:
+def _job_of(run: directory.RunFolder) -> Job | None:
     try:
         return written(run.job_text)
     except (OSError, UnicodeDecodeError):

@@ -24,7 +24,7 @@ _STOP_S = 120.0  # the grace period, the last log lines and the drain gate
 _POLL_S = 0.2
 
 
-def stop(run: directory.Run, *, options: Options) -> None:
+def stop(run: directory.RunFolder, *, options: Options) -> None:
     """Stop a run and everything it started; raises Failure where the driver does not respond."""
     driver = owner(run.path)
     if driver is not None:
@@ -43,7 +43,7 @@ def stop(run: directory.Run, *, options: Options) -> None:
     click.echo(f"run {run.id} is stopped; `{run.call('resume')}` continues it", err=True)
 
 
-def _ask(run: directory.Run, driver: Owner) -> None:
+def _ask(run: directory.RunFolder, driver: Owner) -> None:
     """Ask a driver to stop and wait until it has; raises Failure after two minutes.
 
     It reads the request in the run's folder; the signal only makes that quicker.

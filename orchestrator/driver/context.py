@@ -10,7 +10,7 @@ from autotune.launchers.base import Framework, Runner
 from autotune.orchestrator.clock import Clock, timestamp
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import Interrupts
-from autotune.orchestrator.run.directory import Run
+from autotune.orchestrator.run.directory import RunFolder
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.events import Event
 from autotune.policies.values.job import Job
@@ -43,7 +43,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     framework: Framework
     runner: Runner
     clock: Clock
-    folder: Run
+    folder: RunFolder
     job: Job
     rehearses: Job | None = None  # what a rehearsal runs a part of, where that is not `job`
     interrupts: Interrupts

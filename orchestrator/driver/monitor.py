@@ -14,7 +14,7 @@ from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
 from autotune.orchestrator.driver.peaks import HostMemory, raise_to
 from autotune.orchestrator.driver.witness import Suspicions
-from autotune.orchestrator.run.directory import Attempt
+from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.policies.certificate.overlap import step_loss
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
@@ -69,7 +69,7 @@ class AttemptMonitor:
         framework: Framework,
         job: Job,
         attempt: int,
-        folder: Attempt,
+        folder: AttemptFolder,
         known: tuple[Event, ...],
         now: float,
         saved: int | None = None,

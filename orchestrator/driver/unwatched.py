@@ -9,7 +9,7 @@ import msgspec
 
 from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.peaks import HostMemory
-from autotune.orchestrator.run.directory import Attempt
+from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.orchestrator.run.memory_record import samples_of
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.diagnosis import Evidence
@@ -26,7 +26,7 @@ def host_share_at_end(samples: Iterable[Sample]) -> float | None:
     return memory.share(None)
 
 
-def unwatched_end(attempt: Attempt, rows: tuple[Event, ...], *, reason: str) -> Ended:
+def unwatched_end(attempt: AttemptFolder, rows: tuple[Event, ...], *, reason: str) -> Ended:
     """Return the end of an attempt that no living driver watched to it, from its rows and its files."""
     steps = [e.step for e in rows if isinstance(e, Progressed)]
     return Ended(
@@ -49,7 +49,7 @@ def _outcome(rows: tuple[Event, ...], *, reason: str, host_share: float | None) 
     return Lost(reason=reason)
 
 
-def evidence_on_record(attempt: Attempt, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
+def evidence_on_record(attempt: AttemptFolder, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
     """Return the evidence of an attempt that another driver watched, from its files and its events."""
     scanner = Scanner()
     for line in reread(attempt.log):

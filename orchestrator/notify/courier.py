@@ -79,7 +79,7 @@ class Courier:
     """Notifies of one run while a driver is at work. Nothing here is raised."""
 
     def __init__(
-        self, run: directory.Run, *, say: Callable[[str], None], warn: Callable[[str], None]
+        self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
         """Notify of `run`; `warn` is called once per channel that does not work."""
         self._run, self._say, self._warn = run, say, warn

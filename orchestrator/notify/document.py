@@ -74,7 +74,7 @@ class Notification(Value, frozen=True, kw_only=True):
     next: str  # the command that goes on
 
 
-def notification(run: directory.Run, history: History, due: Due, *, at: str) -> Notification:
+def notification(run: directory.RunFolder, history: History, due: Due, *, at: str) -> Notification:
     """Return the document of what happened, `at` being the time where no row has one."""
     accepted = accepted_of(history)
     verdict = due.about.verdict if isinstance(due.about, Finished) else None
@@ -142,7 +142,7 @@ def _reason(verdict: Verdict | None) -> str:
             return ""
 
 
-def _next(occasion: Occasion, run: directory.Run) -> str:
+def _next(occasion: Occasion, run: directory.RunFolder) -> str:
     """Return the command that goes on, for a reader who may stand in any folder."""
     match occasion:
         case Occasion.STABLE:

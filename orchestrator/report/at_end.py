@@ -20,7 +20,7 @@ _POLL_S = 0.2
 _KILLED_S = 5.0  # a process that waits for a dead file system does not even die
 
 
-def write(run: directory.Run, *, limit_s: float = LIMIT_S, cut: Callable[[], object] = bool) -> None:
+def write(run: directory.RunFolder, *, limit_s: float = LIMIT_S, cut: Callable[[], object] = bool) -> None:
     """Let `autotune report` write report.html of a run; raises Failure.
 
     What takes longer than `limit_s` seconds, or still runs when `cut` becomes true, is killed: neither its
@@ -52,7 +52,7 @@ def write(run: directory.Run, *, limit_s: float = LIMIT_S, cut: Callable[[], obj
 
 
 def _said(
-    run: directory.Run, child: subprocess.Popen[bytes], until: float, cut: Callable[[], object]
+    run: directory.RunFolder, child: subprocess.Popen[bytes], until: float, cut: Callable[[], object]
 ) -> bytes:
     """Return what a process printed on stderr by its end; raises Failure if that is not waited for."""
     while True:
@@ -65,7 +65,7 @@ def _said(
                 raise _unwritten(run, "it takes too long") from None
 
 
-def _end(run: directory.Run, child: subprocess.Popen[bytes]) -> None:
+def _end(run: directory.RunFolder, child: subprocess.Popen[bytes]) -> None:
     """Kill what still runs, and remove what it had started to write."""
     if child.returncode is not None:
         return
@@ -77,7 +77,7 @@ def _end(run: directory.Run, child: subprocess.Popen[bytes]) -> None:
         directory.partial_of(run.path / "report.html", child.pid).unlink()
 
 
-def _failure(run: directory.Run, said: str) -> Failure:
+def _failure(run: directory.RunFolder, said: str) -> Failure:
     """Return the failure that a process reported, or the last line of its traceback."""
     lines = [line for line in said.splitlines() if line.strip()]
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
@@ -87,5 +87,5 @@ def _failure(run: directory.Run, said: str) -> Failure:
     return _unwritten(run, named[-1] if named else "its process died")
 
 
-def _unwritten(run: directory.Run, why: str) -> Failure:
+def _unwritten(run: directory.RunFolder, why: str) -> Failure:
     return Failure(f"report.html is not written: {why}; `{run.call('report')}` writes it")

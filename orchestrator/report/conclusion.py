@@ -42,7 +42,7 @@ from autotune.policies.values.profile import Profile
 _DIGITS = 16  # of the digest: enough to compare two files by
 
 
-def conclusion_of(run: directory.Run, history: History, framework: Framework) -> Conclusion:
+def conclusion_of(run: directory.RunFolder, history: History, framework: Framework) -> Conclusion:
     """Return how a run ended, or how far it has come."""
     accepted = accepted_of(history)
     verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
@@ -139,7 +139,7 @@ def _reasons(history: History, profile: Profile) -> dict[str, str]:
     return reasons
 
 
-def _commands(run: directory.Run, verdict: Verdict | None) -> tuple[Fact, ...]:
+def _commands(run: directory.RunFolder, verdict: Verdict | None) -> tuple[Fact, ...]:
     stable = (run.path / "stable.yaml").resolve()
     rows = []
     if stable.is_file():
@@ -159,7 +159,7 @@ def _path(path: Path) -> str:
     return shlex.quote(path_text(path))
 
 
-def _facts(run: directory.Run, accepted: Accepted) -> tuple[Fact, ...]:
+def _facts(run: directory.RunFolder, accepted: Accepted) -> tuple[Fact, ...]:
     job: Job = accepted.job
     digest = hashlib.sha256((run.path / "job.yaml").read_bytes()).hexdigest()
     rows = [

@@ -20,7 +20,7 @@ _PAGE = "report.html"
 _LONGEST = 16 << 10  # characters of a command
 
 
-def evidence_of(run: directory.Run, history: History) -> Evidence:
+def evidence_of(run: directory.RunFolder, history: History) -> Evidence:
     """Return what the run's folder holds; the report itself and locks left out."""
     accepted = accepted_of(history)
     started = [e for e in history if isinstance(e, Started)]
@@ -51,7 +51,7 @@ def path_text(path: str | Path) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def _attempt(run: directory.Run, started: Started) -> AttemptEvidence:
+def _attempt(run: directory.RunFolder, started: Started) -> AttemptEvidence:
     folder = run.attempt(started.attempt).path
     names = (
         sorted(path_text(path.name) for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []

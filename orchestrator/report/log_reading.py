@@ -29,7 +29,7 @@ class LogReading:
         self._framework, self._left = framework, most_bytes
         self._markers: dict[Path, tuple[Marker, ...]] = {}
 
-    def context(self, attempt: directory.Attempt, number: int) -> tuple[LogLine, ...]:
+    def context(self, attempt: directory.AttemptFolder, number: int) -> tuple[LogLine, ...]:
         """Return the lines around one; empty if the log is not read. What follows them is not read."""
         last = number + _AFTER
         return tuple(
@@ -38,14 +38,14 @@ class LogReading:
             if line.number >= number - _BEFORE
         )
 
-    def markers(self, attempt: directory.Attempt) -> tuple[Marker, ...]:
+    def markers(self, attempt: directory.AttemptFolder) -> tuple[Marker, ...]:
         """Return the phases and steps that the log shows; it is read once."""
         found = self._markers.get(attempt.path)
         if found is None:
             found = self._markers[attempt.path] = self._read_markers(attempt)
         return found
 
-    def _read_markers(self, attempt: directory.Attempt) -> tuple[Marker, ...]:
+    def _read_markers(self, attempt: directory.AttemptFolder) -> tuple[Marker, ...]:
         if not attempt.log.is_file() or attempt.log.stat().st_size > self._left:
             return ()
         found = []
@@ -57,7 +57,7 @@ class LogReading:
                 found.append(marker)
         return tuple(found)
 
-    def _lines(self, attempt: directory.Attempt) -> Iterator[log_parts.Line]:
+    def _lines(self, attempt: directory.AttemptFolder) -> Iterator[log_parts.Line]:
         if not attempt.log.is_file() or any(attempt.path.glob(f"{attempt.log.name}.*")):
             return
         for line in log_parts.read(attempt.log):

@@ -24,14 +24,14 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 _MARKS = {"good": "✓", "warn": "!", "bad": "✗"}
 
 
-def write(run: directory.Run) -> Report:
+def write(run: directory.RunFolder) -> Report:
     """Write report.html into a run's folder, readable only by its owner, and return it; raises Failure."""
     report = report_of(run)
     directory.write_private(run.path / NAME, rendered(report).encode())
     return report
 
 
-def write_new(run: directory.Run, *, force: bool) -> Report:
+def write_new(run: directory.RunFolder, *, force: bool) -> Report:
     """Write and return it; a file that is no report of this run is replaced with `force` alone."""
     path = run.path / NAME
     try:

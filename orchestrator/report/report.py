@@ -21,7 +21,7 @@ from autotune.policies.values.events import Accepted
 from autotune.policies.values.history import accepted_of
 
 
-def report_of(run: directory.Run) -> Report:
+def report_of(run: directory.RunFolder) -> Report:
     """Return what a run has to tell; raises Failure for one that was not accepted."""
     history = run.history()
     if not history or not isinstance(history[0], Accepted):

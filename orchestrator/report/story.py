@@ -35,7 +35,7 @@ _WEIGHED = 12  # failures whose alternatives are weighed anew
 _ORDER = tuple(phase.value for phase in Phase)
 
 
-def story_of(run: directory.Run, past: Past, logs: LogReading) -> tuple[tuple[AttemptStory, ...], int]:
+def story_of(run: directory.RunFolder, past: Past, logs: LogReading) -> tuple[tuple[AttemptStory, ...], int]:
     """Return the attempts of a launch, the trials of a search left out, and how many are not shown."""
     history = past.history
     started = [(place, e) for place, e in enumerate(history) if isinstance(e, Started) and e.trial is None]
@@ -75,7 +75,7 @@ def _decision(history: History, place: int) -> Decided | None:
 
 
 def _attempt(
-    run: directory.Run,
+    run: directory.RunFolder,
     past: Past,
     started: Started,
     *,

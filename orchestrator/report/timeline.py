@@ -19,7 +19,7 @@ _Points = dict[float, int]  # seconds since the attempt began -> bytes
 
 
 def timeline_of(
-    run: directory.Run, history: History, number: int, markers: tuple[Marker, ...]
+    run: directory.RunFolder, history: History, number: int, markers: tuple[Marker, ...]
 ) -> Timeline | None:
     """Return the timeline of an attempt; None if no memory was recorded."""
     rows = [e for e in history if e.attempt == number]
@@ -44,7 +44,7 @@ def timeline_of(
     )
 
 
-def _series(attempt: directory.Attempt, begin: float) -> tuple[list[Series], list[Series]]:
+def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series], list[Series]]:
     """Return cards, or processes where there are none, and hosts."""
     used: dict[str, _Points] = {}
     capacity: dict[str, int] = {}

@@ -23,7 +23,7 @@ _CURVES = 12
 _POINTS = 1000
 
 
-def training_of(run: directory.Run, history: History, logs: LogReading) -> TrainingProof:
+def training_of(run: directory.RunFolder, history: History, logs: LogReading) -> TrainingProof:
     """Return what is known of the training of a run's attempts."""
     accepted = accepted_of(history)
     knob_settings = {support.setting for support in accepted.profile.supported.values()}
@@ -55,7 +55,7 @@ def _turned(history: History) -> tuple[Fact, ...]:
     return tuple(rows)
 
 
-def _losses(run: directory.Run, history: History, logs: LogReading) -> list[Losses]:
+def _losses(run: directory.RunFolder, history: History, logs: LogReading) -> list[Losses]:
     curves: list[Losses] = []
     for event in history:
         if not isinstance(event, Started) or event.rehearsal is not None:

@@ -15,7 +15,7 @@ from autotune.policies.values.knobs import Knobs
 NAME = "certificate.json"
 
 
-def write(run: directory.Run, history: History, framework: Framework, knobs: Knobs) -> None:
+def write(run: directory.RunFolder, history: History, framework: Framework, knobs: Knobs) -> None:
     """Write the certificate of a run's stable knobs."""
     text = msgspec.json.format(msgspec.json.encode(compose(history, framework, knobs)))
     directory.write_private(run.path / NAME, text + b"\n")

@@ -50,7 +50,7 @@ def partial_of(path: Path, pid: int) -> Path:
     return path.with_name(f".{path.name}.{pid}")
 
 
-class Attempt:
+class AttemptFolder:
     """The folder of one attempt."""
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class RunRequest(Value, frozen=True, kw_only=True):
     duration: str | None = None
 
 
-class Run:
+class RunFolder:
     """The folder of a run."""
 
     def __init__(self, path: Path) -> None:
@@ -139,12 +139,12 @@ class Run:
         """Return the events on record, without locking."""
         return journal.read(self.path / "events.jsonl")
 
-    def attempt(self, number: int) -> Attempt:
+    def attempt(self, number: int) -> AttemptFolder:
         """Return the folder of an attempt."""
-        return Attempt(self.path / "attempts" / f"{number:04d}")
+        return AttemptFolder(self.path / "attempts" / f"{number:04d}")
 
 
-def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> Run:
+def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> RunFolder:
     """Return a new run's folder with its job.yaml; the id is new in `root`.
 
     Other places know a run by its id alone: the checkpoints below the job's `workdir`, the cluster's actors.
@@ -161,11 +161,11 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
             raise _unwritable(path, error) from None
         write_private(path / "asked.json", msgspec.json.encode(request or RunRequest()) + b"\n")
         write_private(path / "job.yaml", job_text.encode())
-        return Run(path)
+        return RunFolder(path)
     raise Failure(f"no free run id in `{root}`", hint="pass another --runs-dir")
 
 
-def runs(root: Path) -> tuple[Run, ...]:
+def runs(root: Path) -> tuple[RunFolder, ...]:
     """Return every run that this user can enter, the oldest first."""
     try:
         folders = list(root.iterdir())
@@ -181,10 +181,10 @@ def runs(root: Path) -> tuple[Run, ...]:
             state = (path / "job.yaml").stat()
             if stat.S_ISREG(state.st_mode):
                 begun[path] = state.st_mtime_ns
-    return tuple(Run(path) for path in sorted(begun, key=lambda path: (begun[path], path.name)))
+    return tuple(RunFolder(path) for path in sorted(begun, key=lambda path: (begun[path], path.name)))
 
 
-def find(root: Path, prefix: str | None) -> Run:
+def find(root: Path, prefix: str | None) -> RunFolder:
     """Return the run whose id starts with `prefix`, or the latest; a prefix may be the path of its folder."""
     if prefix is not None and os.sep in prefix:
         root, prefix = Path(prefix).parent, Path(prefix).name
@@ -243,13 +243,13 @@ def refuse_unsafe(folder: Path, *, files: Iterable[str] = (), by: int = stat.S_I
             )
 
 
-def owner_note(run: Run) -> str:
+def owner_note(run: RunFolder) -> str:
     """Return a warning where a run belongs to another user, as it may in a container."""
     uid = run.path.stat().st_uid
     return "" if uid == os.geteuid() else f"warning: run {run.id} belongs to another user (uid {uid})"
 
 
-def _checked(run: Run) -> Run:
+def _checked(run: RunFolder) -> RunFolder:
     """Return a run that nobody else can have written; raises Failure, also for a record that cannot be."""
     refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "lock", "stop"))
     history = run.history()

@@ -71,7 +71,13 @@ def changes(history: History, framework: Framework, knobs: Knobs) -> list[tuple[
 
 
 def write(
-    run: directory.Run, history: History, framework: Framework, job: Job, knobs: Knobs, *, name: str = STABLE
+    run: directory.RunFolder,
+    history: History,
+    framework: Framework,
+    job: Job,
+    knobs: Knobs,
+    *,
+    name: str = STABLE,
 ) -> None:
     """Write the job with proven knobs, and launch.sh of a stable one."""
     text = stable_text(run.job_text, history, framework, job, knobs)

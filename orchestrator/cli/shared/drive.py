@@ -51,7 +51,7 @@ from autotune.policies.values.job import Job
 
 
 def drive(
-    run: directory.Run,
+    run: directory.RunFolder,
     *,
     options: Options,
     job: Job | None = None,
@@ -129,7 +129,7 @@ def drive(
 
 
 def resume(
-    run: directory.Run, *, options: Options, edited: bool = False, job_file: Path | None = None
+    run: directory.RunFolder, *, options: Options, edited: bool = False, job_file: Path | None = None
 ) -> ExitCode:
     """Drive a run on; with `edited` also one that failed, with what the user changed or fixed elsewhere."""
     history = run.history()
@@ -140,7 +140,7 @@ def resume(
     return drive(run, options=options, edit=edit, fixed=True)
 
 
-def end(run: directory.Run, *, options: Options) -> None:
+def end(run: directory.RunFolder, *, options: Options) -> None:
     """Stop what a dead driver left running, and record that the run was stopped; raises Failure."""
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
     views = Views(console, DriverLog(run.path))
@@ -153,7 +153,7 @@ def end(run: directory.Run, *, options: Options) -> None:
 
 
 def _drive(
-    run: directory.Run,
+    run: directory.RunFolder,
     job: Job,
     journal: Journal,
     views: Views,
@@ -212,7 +212,7 @@ def _drive(
     return verdict
 
 
-def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts) -> Verdict:
+def _not_started(run: directory.RunFolder, journal: Journal, views: Views, interrupts: Interrupts) -> Verdict:
     """Return the verdict of a driver that was ended before it drove anything, and say what is left."""
     history = journal.history()
     left = unended(history)
@@ -226,7 +226,7 @@ def _not_started(run: directory.Run, journal: Journal, views: Views, interrupts:
 
 
 def _insisted(
-    run: directory.Run, journal: Journal, views: Views, interrupts: Interrupts
+    run: directory.RunFolder, journal: Journal, views: Views, interrupts: Interrupts
 ) -> AbstractContextManager[None]:
     """Let a second request end the process, and say what it leaves where that is in the middle of a call."""
     known = len(journal.history())
@@ -243,7 +243,7 @@ def _insisted(
     return interrupts.insisted(slow=slow, leave=leave)
 
 
-def _tell_bug(error: Exception, run: directory.Run, journal: Journal, log: DriverLog) -> None:
+def _tell_bug(error: Exception, run: directory.RunFolder, journal: Journal, log: DriverLog) -> None:
     """Say in driver.log, and in the traceback that the user sees, what became of the run."""
     left = unended(journal.history())
     fate = f"attempt #{left[-1]} continues under its supervisor" if left else "nothing of it is left running"
@@ -270,7 +270,7 @@ def _conduct(context: RunContext, views: Views) -> Verdict:
     return controller.search(context, exported=views.export)
 
 
-def _job(run: directory.Run, history: History) -> Job:
+def _job(run: directory.RunFolder, history: History) -> Job:
     """Return a run's job with its secrets again: from its own job file, else from the environment."""
     lookup = known_to(run)
     if not history:
@@ -286,7 +286,9 @@ def _job(run: directory.Run, history: History) -> Job:
     return job
 
 
-def _accept(run: directory.Run, journal: Journal, runner: Runner, framework: Framework, job: Job) -> None:
+def _accept(
+    run: directory.RunFolder, journal: Journal, runner: Runner, framework: Framework, job: Job
+) -> None:
     cluster, request = runner.cluster(), run.request
     connect.match(job, cluster)
     job = connect.measured(job, cluster)
@@ -312,7 +314,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
-def _export(run: directory.Run, job: Job) -> None:
+def _export(run: directory.RunFolder, job: Job) -> None:
     """Write the proven configuration of a run whose job is `job`."""
     history = run.history()
     proven = export.proven(history)
@@ -330,7 +332,7 @@ def _export(run: directory.Run, job: Job) -> None:
         export.write(run, history, frameworks.find(job.framework), accepted, knobs, name=name)
 
 
-def _certify(run: directory.Run) -> None:
+def _certify(run: directory.RunFolder) -> None:
     """Write the certificate of the stable configuration."""
     history = run.history()
     knobs = export.stable_knobs(history)
@@ -338,7 +340,7 @@ def _certify(run: directory.Run) -> None:
         certificate.write(run, history, frameworks.find(accepted_of(history).job.framework), knobs)
 
 
-def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> None:
+def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views) -> None:
     """Write the stable configuration of a run that succeeded, and say what changed."""
     if shown(verdict).exit_code is not ExitCode.OK:
         return
@@ -351,7 +353,7 @@ def _summarise(run: directory.Run, job: Job, verdict: Verdict, views: Views) -> 
         views.summary(export.changes(history, framework, knobs), stable=str(run.path / name))
 
 
-def _unreachable(error: Unreachable, run: directory.Run, *, then: str) -> Failure:
+def _unreachable(error: Unreachable, run: directory.RunFolder, *, then: str) -> Failure:
     again = f"`{run.call(then)}`"
     continues = f"{again} continues the run" if then == "resume" else f"{again} tries again"
     return Failure(error.message, hint=f"{error.hint}, then run {again}" if error.hint else continues)

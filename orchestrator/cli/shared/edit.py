@@ -73,14 +73,16 @@ def with_options(
     return edited(text, edits, literal=LITERAL), changed
 
 
-def known_to(run: directory.Run) -> secrets.Lookup:
+def known_to(run: directory.RunFolder) -> secrets.Lookup:
     """Return what gives the values of a run's variables: its own job files first, then the environment."""
     request = run.request
     written_out = secrets.of_file(request.job_file) | secrets.of_file(request.edited_file)
     return lambda name: written_out.get(name) or os.environ.get(name)
 
 
-def changed_job(run: directory.Run, *, job_file: Path | None = None, ask: bool = True) -> EditedJob | None:
+def changed_job(
+    run: directory.RunFolder, *, job_file: Path | None = None, ask: bool = True
+) -> EditedJob | None:
     """Return the changed job of a run: `job_file`, that of an edit before or of the launch, or its own copy.
 
     With `ask`, and on a terminal, an unchanged copy opens in the user's editor. None: nothing differs.
@@ -102,7 +104,7 @@ def changed_job(run: directory.Run, *, job_file: Path | None = None, ask: bool =
     return found
 
 
-def check(edit: EditedJob | None, run: directory.Run) -> None:
+def check(edit: EditedJob | None, run: directory.RunFolder) -> None:
     """Refuse an edit that the run cannot go on with; raises Failure."""
     history = run.history()
     last = history[-1]
@@ -136,12 +138,12 @@ def check(edit: EditedJob | None, run: directory.Run) -> None:
         raise Failure("`framework` cannot change within a run", hint=launch_again, code=ExitCode.USAGE)
 
 
-def how_to_go_on(run: directory.Run) -> str:
+def how_to_go_on(run: directory.RunFolder) -> str:
     """Return what a user does about a run that failed."""
     return f"fix the cause or change {_where(run)}, then `{run.call('resume', '--edit')}`"
 
 
-def _where(run: directory.Run) -> str:
+def _where(run: directory.RunFolder) -> str:
     request = run.request
     files = [name for name in (request.edited_file, request.job_file) if name and Path(name).is_file()]
     return f"`{files[0] if files else run.path / 'job.yaml'}`"
@@ -154,7 +156,7 @@ def _digest_of(name: str, default: str) -> str:
 
 
 def _edit_from(
-    run: directory.Run, history: History, path: Path, *, request: directory.RunRequest
+    run: directory.RunFolder, history: History, path: Path, *, request: directory.RunRequest
 ) -> EditedJob | None:
     """Return what a file changes; `job_file` stays, by which a repeated `--continue` finds the run."""
     file = str(path.absolute())
@@ -164,7 +166,7 @@ def _edit_from(
 
 
 def _edit(
-    run: directory.Run,
+    run: directory.RunFolder,
     history: History,
     text: str,
     *,

@@ -136,7 +136,7 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
     return drive.drive(run, options=options, job=prepared.job)
 
 
-def _create(prepared: Prepared, *, options: Options) -> directory.Run:
+def _create(prepared: Prepared, *, options: Options) -> directory.RunFolder:
     """Return a new run's folder; the copy of the job file in it holds no secret."""
     text = secrets.masked_job_text(prepared.text, prepared.job)
     return directory.create(options.runs_dir, job_text=text, request=prepared.request)
@@ -188,7 +188,7 @@ def _require(prepared: Prepared) -> None:
         require("the built-in job", *(m for m in frameworks.find("builtin").modules if m in EXTRAS), *engine)
 
 
-def newest_of(prepared: Prepared, *, root: Path) -> directory.Run | None:
+def newest_of(prepared: Prepared, *, root: Path) -> directory.RunFolder | None:
     """Return the newest run of a job: of the same name, and begun by the same command from the same file.
 
     Raises Failure where its record is damaged or others could have written it.
@@ -339,7 +339,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _follow_up(run: directory.Run, words: str, options: Options, *, end: str) -> None:
+def _follow_up(run: directory.RunFolder, words: str, options: Options, *, end: str) -> None:
     click.echo(words, err=True)
     for command, what in (
         (run.call("status"), "shows it"),

@@ -21,7 +21,7 @@ from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import certificate, export, journal
-from autotune.orchestrator.run.directory import Run
+from autotune.orchestrator.run.directory import RunFolder
 from autotune.policies.certificate.contents import Comparison, Replayed
 from autotune.policies.values.events import Accepted, Ended, Event, GoalReached, Progressed, Started
 from autotune.policies.values.job import Job
@@ -80,7 +80,7 @@ def finished(folder: Path, text: str, *, losses: float = 0.0, name: str = "7c1e"
         *(Progressed(attempt=2, step=n, loss=0.1 * (-1) ** n + losses) for n in range(7, 12)),
         GoalReached(at="2026-01-01T01:00:00.000Z", attempt=2, step=11, marginal=False, headroom=0.1),
     ]
-    run = Run(folder / name)
+    run = RunFolder(folder / name)
     run.path.mkdir()
     (run.path / "events.jsonl").write_bytes(b"".join(journal.encode(event) + b"\n" for event in history))
     (run.path / "job.yaml").write_text(secrets.masked_job_text(text, job))

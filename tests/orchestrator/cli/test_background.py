@@ -14,13 +14,13 @@ from autotune.orchestrator.cli import stop
 from autotune.orchestrator.cli.shared import start
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.directory import Run
+from autotune.orchestrator.run.directory import RunFolder
 from autotune.orchestrator.run.lock import Lock, Owner, boot_id, owner, pid_namespace
 from tests.orchestrator.cli.terminal import Seen, call
 from tests.orchestrator.scripted import JOB
 
 
-def detached(code: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Run]:
+def detached(code: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, RunFolder]:
     """Launch with a driver that takes no lock within the wait, and has ended with `code` if it has one."""
 
     class Child:
@@ -56,13 +56,13 @@ def test_a_driver_that_ended_did_not_start(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunFolder:
     path = tmp_path / "7c1e"
     path.mkdir()
-    return Run(path)
+    return RunFolder(path)
 
 
-def held_by(run: Run, pids: int | None) -> Owner:
+def held_by(run: RunFolder, pids: int | None) -> Owner:
     """Take the lock of a run as pid 4242 of a namespace would have; returns who holds it."""
     holder = Owner(host=os.uname().nodename, pid=4242, boot_id=boot_id(), pids=pids)
     (run.path / "lock").write_bytes(msgspec.json.encode(holder))
@@ -72,7 +72,7 @@ def held_by(run: Run, pids: int | None) -> Owner:
 
 
 @pytest.fixture
-def signalled(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def signalled(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The pids that were signalled, while the run's lock is held and nobody reads requests."""
     pids: list[int] = []
     monkeypatch.setattr(stop, "_STOP_S", 0.0)
@@ -82,7 +82,7 @@ def signalled(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     lock.release()
 
 
-def test_a_pid_of_another_container_is_not_signalled(run: Run, signalled: list[int]) -> None:
+def test_a_pid_of_another_container_is_not_signalled(run: RunFolder, signalled: list[int]) -> None:
     """The host, and what it was booted as, are the same: `--network host` gives its name to a container."""
     driver = held_by(run, (pid_namespace() or 0) + 1)
     with pytest.raises(Failure, match="does not stop") as raised:
@@ -92,7 +92,7 @@ def test_a_pid_of_another_container_is_not_signalled(run: Run, signalled: list[i
 
 
 @pytest.mark.parametrize("pids", [None, pid_namespace()], ids=["written before", "the same"])
-def test_a_pid_of_this_container_is_signalled(pids: int | None, run: Run, signalled: list[int]) -> None:
+def test_a_pid_of_this_container_is_signalled(pids: int | None, run: RunFolder, signalled: list[int]) -> None:
     driver = held_by(run, pids)
     with pytest.raises(Failure) as raised:
         stop._ask(run, driver)
@@ -105,7 +105,7 @@ def test_a_lock_of_an_older_release_is_read() -> None:
 
 
 def test_what_another_user_drives_is_asked_by_the_request(
-    run: Run, signalled: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, signalled: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver = held_by(run, pid_namespace())
 

@@ -94,8 +94,8 @@ def test_a_follower_reads_the_journal_only_once_it_has_grown(
     run("launch", "job.yaml", cwd=home, play="tight_memory")
     found = directory.find(home / "runs", None)
     reads: list[int] = []
-    history = directory.Run.history
-    monkeypatch.setattr(directory.Run, "history", lambda self: (reads.append(1), history(self))[1])
+    history = directory.RunFolder.history
+    monkeypatch.setattr(directory.RunFolder, "history", lambda self: (reads.append(1), history(self))[1])
     watch = logs._Watch(found)
     assert [watch.look() for _ in range(3)] == [(False, history(found))] * 3 and len(reads) == 1
     with (found.path / "events.jsonl").open("a") as file:

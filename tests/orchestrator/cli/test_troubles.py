@@ -26,7 +26,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def the_run(home: Path) -> directory.Run:
+def the_run(home: Path) -> directory.RunFolder:
     (found,) = directory.runs(home / "runs")
     return found
 

@@ -11,7 +11,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Chunk, Exit, Observed
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.monitor import AttemptMonitor
-from autotune.orchestrator.run.directory import Attempt
+from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.diagnosis.rules.rule import Rule
 from autotune.policies.values.events import Event
@@ -176,7 +176,7 @@ class Player:
 
     def __init__(self, folder: Path, framework: str) -> None:
         job = parse(JOBS[framework])
-        attempt = Attempt(folder / "attempts" / "0001")
+        attempt = AttemptFolder(folder / "attempts" / "0001")
         attempt.path.parent.parent.mkdir(parents=True, exist_ok=True)
         attempt.create()
         self.now = 1000.0

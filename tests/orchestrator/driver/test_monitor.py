@@ -13,7 +13,7 @@ from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Observed
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.monitor import AttemptMonitor
-from autotune.orchestrator.run.directory import Attempt
+from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
 from autotune.policies.values.failure import Phase
@@ -25,7 +25,7 @@ CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\
 
 class Followed:
     def __init__(self, folder: Path, text: str = JOB, known: tuple[Event, ...] = ()) -> None:
-        self.attempt = Attempt(folder / "attempts" / "0001")
+        self.attempt = AttemptFolder(folder / "attempts" / "0001")
         self.attempt.create()
         self.now = 1000.0
         self.watch = AttemptMonitor(

@@ -20,7 +20,7 @@ SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyz"
 HOSTILE = "</script></code><img src=x onerror=\"document.title='broken'\">"
 
 
-def recovered(folder: Path, *, policy: Policy = Policy.LADDER) -> directory.Run:
+def recovered(folder: Path, *, policy: Policy = Policy.LADDER) -> directory.RunFolder:
     """A launch that ran out of memory once and completed; the lines around its failure are hostile."""
 
     def play(world: World, command: Command) -> tuple[Script, Exit | None]:
@@ -35,14 +35,14 @@ def recovered(folder: Path, *, policy: Policy = Policy.LADDER) -> directory.Run:
     return case.run
 
 
-def searched(folder: Path) -> directory.Run:
+def searched(folder: Path) -> directory.RunFolder:
     """A search in which some trials run out of memory."""
     night = Night(folder, World(formula))
     night.drive()
     return night.run
 
 
-def sampled(run: directory.Run) -> None:
+def sampled(run: directory.RunFolder) -> None:
     """Record memory of the last attempt, as the samplers of a node with a card do."""
     started = [e for e in run.history() if isinstance(e, Started)][-1]
     begin = seconds_of(started.at)

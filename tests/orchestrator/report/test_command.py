@@ -98,7 +98,7 @@ def test_json_is_the_data_of_the_page(tmp_path: Path, monkeypatch: pytest.Monkey
     found = recovered(tmp_path)
     computed: list[Report] = []
 
-    def report_of(of: directory.Run) -> Report:
+    def report_of(of: directory.RunFolder) -> Report:
         computed.append(report_module.report_of(of))
         return computed[-1]
 

@@ -58,11 +58,11 @@ class Text(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def night(tmp_path_factory: pytest.TempPathFactory) -> directory.Run:
+def night(tmp_path_factory: pytest.TempPathFactory) -> directory.RunFolder:
     return searched(tmp_path_factory.mktemp("night"))
 
 
-def rendered(run: directory.Run) -> str:
+def rendered(run: directory.RunFolder) -> str:
     return page.rendered(report_of(run))
 
 
@@ -118,7 +118,7 @@ def test_the_timeline_shows_the_card_and_the_phases(tmp_path: Path) -> None:
     assert card.seconds == tuple(float(n) for n in range(1, 6))
 
 
-def test_a_search_shows_every_trial_and_what_mattered(night: directory.Run) -> None:
+def test_a_search_shows_every_trial_and_what_mattered(night: directory.RunFolder) -> None:
     report = report_of(night)
     search = report.search
     assert search is not None and set(search.varied) == {"tokens_per_microbatch", "concurrency"}
@@ -157,7 +157,7 @@ def test_a_run_that_was_killed_is_not_finished(tmp_path: Path) -> None:
     assert case.run.call_anywhere("resume") in Text(page.rendered(report)).text
 
 
-def test_the_same_folder_gives_the_same_bytes(tmp_path: Path, night: directory.Run) -> None:
+def test_the_same_folder_gives_the_same_bytes(tmp_path: Path, night: directory.RunFolder) -> None:
     for run in (recovered(tmp_path), night):
         page.write(run)
         first = (run.path / page.NAME).read_bytes()

@@ -59,7 +59,7 @@ def test_an_id_is_not_given_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_was_asked_of_a_run_is_kept(tmp_path: Path) -> None:
     request = directory.RunRequest(mode=directory.Mode.SEARCH, policy=Policy.LADDER)
     run = directory.create(tmp_path, job_text="name: x\n", request=request)
-    assert directory.Run(run.path).request == request
+    assert directory.RunFolder(run.path).request == request
     assert (run.path / "asked.json").read_bytes().startswith(b'{"mode":"search","policy":"ladder",')
     (run.path / "asked.json").unlink()
     assert run.request == directory.RunRequest()
@@ -83,7 +83,7 @@ COMMAND = Command(
 
 
 def test_command_sh_runs_by_hand_and_holds_no_secret(tmp_path: Path) -> None:
-    attempt = directory.Attempt(tmp_path / "attempts" / "0001")
+    attempt = directory.AttemptFolder(tmp_path / "attempts" / "0001")
     attempt.create()
     attempt.write_command(COMMAND, JOB)
     written = attempt.path / "command.sh"
