@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from autotune.launchers.base import Observed
 from autotune.launchers.frameworks import find
-from autotune.launchers.runners.local import ProcessRunner
 from autotune.launchers.runners.node.processes import marked
 from autotune.orchestrator.config.loader import load
 from autotune.policies.values.job import Cluster
 from tests.contracts.environments import environment
 from tests.e2e.test_driver import Head
+from tests.launchers.runners.process_runner import ProcessRunner
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from autotune.launchers.base import OWN_SOURCE, Unreachable
-from autotune.launchers.runners.local import ProcessRunner
 from autotune.launchers.runners.node.child import FOLDER
 from autotune.policies.values.command import Command, File
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
+from tests.launchers.runners.process_runner import ProcessRunner
 
 # Two processes that leave the group and the session, whose parents are gone, and that ignore SIGTERM.
 STUBBORN = """
@@ -177,7 +177,7 @@ def test_samples_show_processes_and_host(runner, program: Program, run):
 def test_the_framework_ends_with_a_driver_that_is_killed(run, tmp_path: Path):
     driver = f"""
         import time
-        from autotune.launchers.runners.local import ProcessRunner
+        from tests.launchers.runners.process_runner import ProcessRunner
         from autotune.policies.values.command import Command
         runner = ProcessRunner()
         child = "import os,time; os.setsid() if os.fork() == 0 else 0; time.sleep(600)"
