@@ -34,10 +34,8 @@ from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
 
-# The reason of the `Decided` row that the loop appends when the user goes on with a run.
-RESUMED = "resumed by the user"
-# Who stopped an attempt before the failure that was expected of it.
-FORECAST = "forecast"
+RESUMED = "resumed by the user"  # the reason of the `Decided` row that says that the user goes on
+FORECAST = "forecast"  # who stopped an attempt before the failure that was expected of it
 
 
 class Attempt(Value, frozen=True, kw_only=True):
