@@ -35,6 +35,11 @@ class Failure(Exception):  # noqa: N818 - named as in "infrastructure failure"
         self.code = code
 
 
+def reason_of(error: OSError) -> str:
+    """Return the system's words for an error, as they stand in the middle of a sentence."""
+    return (error.strerror or str(error)).lower()
+
+
 def require(what: str, *modules: str) -> None:
     """Raise the failure that names the extra where a module is not installed that `what` needs."""
     absent = packages.missing(modules)
@@ -55,7 +60,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Failure(
-            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            f"cannot write `{path}`: {reason_of(error)}",
             hint=f"make room, or make it writable, then `{call('resume', path.parent)}`",
         ) from None
 

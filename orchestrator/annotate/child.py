@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from autotune.orchestrator.annotate import writer
-from autotune.orchestrator.run.full_disk import reason_of
+from autotune.orchestrator.errors import reason_of
 from autotune.policies.values.job import Job, Tracker
 
 LIMIT_S = 120  # of one tracker: on a machine that is busy its package alone takes half a minute

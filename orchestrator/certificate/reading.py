@@ -12,9 +12,8 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Framework
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.config.yaml_nodes import LARGEST_BYTES
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.run import journal
-from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.certificate.contents import SCHEMA, Certificate
 from autotune.policies.values.events import Accepted, History
 from autotune.policies.values.job import Job

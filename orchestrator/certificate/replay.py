@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Framework
-from autotune.orchestrator.run.full_disk import reason_of
+from autotune.orchestrator.errors import reason_of
 from autotune.policies.certificate.contents import UPDATE_LIMIT, Comparison, Replayed
 from autotune.policies.values.job import Job
 

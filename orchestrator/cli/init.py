@@ -18,7 +18,7 @@ from autotune.orchestrator.cli.shared.options import (
     global_options,
     option,
 )
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, reason_of
 from autotune.orchestrator.init.bash.state import Note
 from autotune.policies.values.value import Value
 
@@ -165,7 +165,7 @@ def _put(output: Path, text: str, *, force: bool, private: bool) -> None:
             code=ExitCode.USAGE,
         ) from None
     except OSError as error:
-        reason, folder = (error.strerror or str(error)).lower(), output.parent
+        reason, folder = reason_of(error), output.parent
         hint = "pass -o FILE in a folder that you can write, or -o - for stdout"
         if isinstance(error, FileNotFoundError):
             hint = f"`mkdir -p {shlex.quote(str(folder))}`, or pass -o FILE in another folder"

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from autotune.orchestrator.cli.shared.options import Options, given, global_options
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.policies.values.value import Value
 
 _CODES = """\b
@@ -47,7 +47,7 @@ def write(folder: Path, *, options: Options) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise Failure(
             f"cannot write `{error.filename or home}`: {reason}",
             hint="pass a folder that you can write: `autotune skill DIR`",

@@ -19,7 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import BaseResolver
 
-from autotune.orchestrator.errors import Complaint, ExitCode, Failure
+from autotune.orchestrator.errors import Complaint, ExitCode, Failure, reason_of
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -109,7 +109,7 @@ def read_text(path: str | FilePath) -> str:
     except UnicodeDecodeError as error:
         raise _not_text(path, error.object, error.start) from None
     except OSError as error:
-        reason, file = (error.strerror or str(error)).lower(), quote(str(path))
+        reason, file = reason_of(error), quote(str(path))
         hint = "name a file in it" if isinstance(error, IsADirectoryError) else ""
         hint = f"`ls -l {file}` shows who may read it" if isinstance(error, PermissionError) else hint
         absent = isinstance(error, FileNotFoundError)

@@ -9,9 +9,8 @@ import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.run.directory import Mode, RunRequest
-from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.job import Goal, Job, Then
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsal

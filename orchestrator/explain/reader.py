@@ -13,10 +13,9 @@ from pathlib import Path
 from queue import Full, Queue
 from typing import BinaryIO, TypeVar
 
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.explain.compressed import decompressed
 from autotune.orchestrator.explain.wrapped_rows import LARGEST, whole_lines
-from autotune.orchestrator.run.full_disk import reason_of
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.value import Value

@@ -10,9 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.errors import Failure, reason_of
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.full_disk import reason_of
 
 LIMIT_S = 60.0  # a journal of 70,000 events takes 3.5 s of a processor
 HURRIED_S = 10.0  # Slurm and Kubernetes kill 30 s after they asked

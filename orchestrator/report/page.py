@@ -10,11 +10,10 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.report.report import report_of
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.full_disk import reason_of
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_value
 
 NAME = "report.html"

@@ -15,7 +15,7 @@ import msgspec
 
 from autotune.orchestrator import calls
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.script import script
 from autotune.policies.values.command import Command
@@ -40,7 +40,7 @@ def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise Failure(
-            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            f"cannot write `{path}`: {reason_of(error)}",
             hint="make room, or make the folder writable",
         ) from None
 
@@ -123,7 +123,7 @@ class RunFolder:
         except FileNotFoundError:
             return RunRequest()
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = reason_of(error)
             raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Failure(
@@ -172,9 +172,7 @@ def runs(root: Path) -> tuple[RunFolder, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise Failure(
-            f"cannot read `{root}`: {(error.strerror or str(error)).lower()}", code=ExitCode.USAGE
-        ) from None
+        raise Failure(f"cannot read `{root}`: {reason_of(error)}", code=ExitCode.USAGE) from None
     begun: dict[Path, int] = {}
     for path in folders:
         with suppress(OSError):  # no run, one that has just been removed, or another user's
@@ -284,5 +282,5 @@ def _make(path: Path, *, private: bool = True) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> Failure:
-    reason = (error.strerror or str(error)).lower()
+    reason = reason_of(error)
     return Failure(f"cannot create `{path}`: {reason}", hint="pass another --runs-dir")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.orchestrator.calls import call
-from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.errors import Failure, reason_of
 
 RETRY_S = 15.0  # between two tries
 PATIENCE_S = 1800.0  # that the journal waits for room before the driver leaves the attempt alone
@@ -24,11 +24,6 @@ class Unrecordable(Failure):
 def is_full(error: OSError) -> bool:
     """Return whether a disk is full, a quota or limit is used up or a file system became read-only."""
     return error.errno in _FULL
-
-
-def reason_of(error: OSError) -> str:
-    """Return the system's words for an error, as they stand in the middle of a sentence."""
-    return (error.strerror or str(error)).lower()
 
 
 def append(descriptor: int, data: bytes) -> None:
@@ -46,9 +41,8 @@ def append(descriptor: int, data: bytes) -> None:
 class Pause:
     """Writes that are not essential: one that fails is told once and tried again later; nothing is raised."""
 
-    def __init__(self, path: Path, *, say: Callable[[str], None], retry_s: float | None = None) -> None:
+    def __init__(self, path: Path, *, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
-        self._retry_s = RETRY_S if retry_s is None else retry_s
         self._again_at: float | None = None  # None: not paused
 
     def tries(self, write: Callable[[], None]) -> bool:
@@ -63,7 +57,7 @@ class Pause:
                     f"cannot write `{self._path}`: {reason_of(error)}; logs and samples pause,"
                     " the attempt runs on. hint: make room"
                 )
-            self._again_at = time.monotonic() + self._retry_s
+            self._again_at = time.monotonic() + RETRY_S
             return False
         if self._again_at is not None:
             self._again_at = None

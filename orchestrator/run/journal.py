@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.errors import ExitCode, Failure, writing
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
 from autotune.orchestrator.run import full_disk
 from autotune.orchestrator.run.lock import Lock
 from autotune.policies.values.events import Event, History, Notified, Row
@@ -41,7 +41,7 @@ def read(path: Path) -> History:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise Failure(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
+        raise Failure(f"cannot read `{path}`: {reason_of(error)}") from None
     return _rows(data, path)[0]
 
 

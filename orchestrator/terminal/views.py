@@ -11,10 +11,9 @@ from types import MappingProxyType
 
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.errors import Failure, reason_of
 from autotune.orchestrator.metrics import Metrics
 from autotune.orchestrator.run.driver_log import DriverLog
-from autotune.orchestrator.run.full_disk import reason_of
 from autotune.orchestrator.run.journal import encode
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.values.events import CuredInPlace, Event, Finished, GoalReached, History
