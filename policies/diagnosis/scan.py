@@ -27,6 +27,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.observation import Outcome
 
 _CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
+_OF_EACH = 5  # kept of a rule that a hundred messages of others precede
 _TEXT = 2000  # characters kept of a line
 _BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
 _AHEAD = 40  # lines of context after it
@@ -318,7 +319,9 @@ class Scanner:
             return len(self._findings) - self._causes >= _CONSEQUENCES
         if rule.weak:
             return sum(BY_NAME[f.line.rule].weak for f in self._findings) >= _WEAK
-        return self._causes >= _CAUSES + _WEAK
+        if self._causes < _CAUSES + _WEAK:
+            return False
+        return sum(f.line.rule == rule.name for f in self._findings) >= _OF_EACH
 
     def _keep(self, finding: Finding, line: Parsed, *, guessed: bool) -> None:
         if finding.cause is not None:

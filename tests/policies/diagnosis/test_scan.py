@@ -154,6 +154,14 @@ def test_of_a_long_line_the_first_2000_characters_are_kept():
     assert [len(line.text) for line in scan([wrong.encode()]).last_errors] == [2000]
 
 
+def test_a_failure_after_hundreds_of_notices_is_kept():
+    notice = "Out of memory even after retracting all other requests. Aborting the last request.\n"
+    log = notice * 300 + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n" * 9
+    findings = scan([log.encode()]).findings
+    assert [f.cause for f in findings[100:]] == [Cause.GPU_OOM] * 5
+    assert findings[100].line.line == 301
+
+
 def test_of_causes_the_first_hundred_are_kept():
     lines = "".join(f"[rank{n}]: {OOM}\n" for n in range(300))
     assert [f.rank for f in scan([lines.encode()]).findings] == list(range(100))
