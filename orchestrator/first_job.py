@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ def of_experts(wish: Wish, job: Job) -> list[Edit]:
     return [Edit(("settings", key), _filled(value, spread), "") for key, value in recipe.experts.items()]
 
 
+@cache
 def _recipe(framework: str) -> Recipe | None:
     package = frameworks.package_of(framework)
     folder = Path(next(iter(import_module(package).__path__)))
@@ -181,7 +183,8 @@ def _derived(wish: Wish, recipe: Recipe) -> str:
         lines.append(f"command: {_flow(example['command'])}")
     if recipe.config:
         lines.append(f"config: {recipe.config}")
-    lines += [f"model: {wish.model}", f"cluster: {_cluster(wish)}"]
+    cluster = f"nodes: {sizes['nodes']}, gpus_per_node: {sizes['per_node']}, gpu: {wish.gpus.card.name}"
+    lines += [f"model: {wish.model}", f"cluster: {{{cluster}}}"]
     if env:
         lines.append(f"env: {_flow(env)}")
     lines.append(f"settings:  # some of configs/{recipe.example}{f'; {recipe.note}' if recipe.note else ''}")
@@ -235,12 +238,6 @@ def _filled(value: Any, sizes: Mapping[str, Any]) -> Any:
 def _flow(value: Any) -> str:
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
     return text.strip().removesuffix("...").strip()
-
-
-def _cluster(wish: Wish) -> str:
-    sizes = _sizes(wish)
-    card = wish.gpus.card.name
-    return f"{{nodes: {sizes['nodes']}, gpus_per_node: {sizes['per_node']}, gpu: {card}}}"
 
 
 def _name(wish: Wish) -> str:

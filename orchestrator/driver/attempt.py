@@ -87,15 +87,18 @@ def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
 
 
 def end_survivors(context: RunContext) -> None:
-    """End the attempts that are over by the journal and still have a supervisor: they could not be reached.
+    """End the attempts that are over by the journal and still have a supervisor.
 
-    Raises Unreachable where one cannot be reached now either: nothing may start beside it.
+    They could not be reached, or the last one's driver ended before it released it. Raises Unreachable where
+    one cannot be reached now either: nothing may start beside it.
     """
-    unsure = (e for e in context.journal.history() if isinstance(e, Ended) and e.drain_s is None)
-    for number in sorted({ended.attempt for ended in unsure}):
+    ended = {e.attempt: e for e in context.journal.history() if isinstance(e, Ended)}
+    last = max(ended, default=0)
+    for number in sorted(n for n, end in ended.items() if end.drain_s is None or n == last):
         handle = context.runner.attach(run=context.folder.id, attempt=number)
         if handle is not None:
-            context.observer.say(f"attempt #{number} was over and still ran; it is ended")
+            if ended[number].drain_s is None:
+                context.observer.say(f"attempt #{number} was over and still ran; it is ended")
             handle.stop(grace_s=0.0)
             handle.release()
 

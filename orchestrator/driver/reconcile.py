@@ -179,15 +179,12 @@ class _Reconciler:
         if not self.number:
             return
         end_survivors(self.context)
-        read = log_cursor.read(self.folder.attempt(self.number).path).offsets
-        handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=read)
         if self.ended() is not None:
-            if handle is not None:
-                handle.stop(grace_s=0.0)
-                handle.release()
             self.context.runner.sweep(run=self.folder.id)
             self.go_on()
             return
+        read = log_cursor.read(self.folder.attempt(self.number).path).offsets
+        handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=read)
         if handle is None:
             ended = self.context.runner.sweep(run=self.folder.id)
             left = f"; ended what was left: {', '.join(ended)}" if ended else ""

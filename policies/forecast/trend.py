@@ -9,15 +9,13 @@ import numpy as np
 
 from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.forecast.spread import clipped, spread_of
-from autotune.policies.forecast.wandering import drift
+from autotune.policies.forecast.wandering import SURE, drift
 
 FEWEST = 8  # steps after the last break before anything is said of their trend
 WINDOW = 120  # latest steps that are looked at
-# Standard errors by which a slope differs from none: 5 % false alarms, one-sided, of a series that is tested
-# again and again, as at ten equally spaced looks (Pocock 1977; Jennison and Turnbull 2000, table 2.1), by how
-# often the series was cut at a break: tests of its pieces share the 5 %.
-_SURE = (2.27, 2.56, 2.70, 2.81)
-_DIFFER = 2.0  # the same by which growth slows down or speeds up
+# SURE by how often a series was cut at a break: tests of its pieces share the 5 %.
+_SURE_AFTER = (SURE, 2.56, 2.70, 2.81)
+_DIFFER = 2.0  # standard errors by which growth slows down or speeds up
 _GOES_ON = 1.0  # and by which the latest half of growth that slows down still grows
 _LEAST = 0.003  # share of the level: growth over the seen steps that is not worth a word
 _FLOOR = 0.001  # share of the level: the least spread of single steps
@@ -68,7 +66,7 @@ def trend(steps: Floats, values: Floats, *, resembling: bool = True) -> Trend | 
     slope += more
     level = abs(float(np.median(values)))
     span = float(steps[-1] - steps[0])
-    if slope <= _SURE[breaks] * error or slope * span <= _LEAST * level:
+    if slope <= _SURE_AFTER[breaks] * error or slope * span <= _LEAST * level:
         return None
     half = count // 2
     early, early_error, _ = _slope(steps[: count - half], values[: count - half])

@@ -15,7 +15,9 @@ from autotune.policies.forecast.spread import clipped
 _LEFT = np.array([[0.3], [0.6]])
 # Variance of a step of the random walk, as a share of the variance of a single step's noise.
 _SHARES = np.array([0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
-_SURE = 2.27  # standard errors of a normal distribution at which a slope is tested
+# Standard errors by which a slope differs from none: 5 % false alarms, one-sided, of a series that is tested
+# again and again, as at ten equally spaced looks (Pocock 1977; Jennison and Turnbull 2000, table 2.1).
+SURE = 2.27
 _KEPT = 128  # designs: one for each number of steps in a window, 14 MiB at most
 
 
@@ -52,7 +54,7 @@ def drift(steps: Floats, values: Floats, *, resembling: bool = True) -> tuple[fl
 
 def _widened(free: int) -> float:
     """Return Student's quantile as a share of the normal one (Abramowitz and Stegun 1964, 26.7.5)."""
-    return 1 + (_SURE**2 + 1) / (4 * free) + (5 * _SURE**4 + 16 * _SURE**2 + 3) / (96 * free**2)
+    return 1 + (SURE**2 + 1) / (4 * free) + (5 * SURE**4 + 16 * SURE**2 + 3) / (96 * free**2)
 
 
 def _walking(run: Floats, values: Floats) -> tuple[Floats, Floats, Floats, Floats]:

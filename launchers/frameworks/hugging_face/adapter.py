@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import resources
 from typing import Any, ClassVar, TypeVar
 
@@ -53,6 +54,11 @@ WHEN: dict[str, Callable[[Any], bool]] = {
     "masks_by_pass": lambda config: config.get("top_entropy_quantile") != 1.0,
     "finds_its_batch": lambda config: config.on("auto_find_batch_size"),
 }
+
+
+@cache
+def _older_settings() -> tuple[str, ...]:
+    return document(__package__, "older_settings.yaml", tuple[str, ...])
 
 
 class HuggingFaceTrainer(TabularFramework[C]):
@@ -127,8 +133,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     def is_certain(self, config: C, problem: Problem) -> bool:
         """Return whether an unknown setting is a mistake, which no older transformers takes either."""
-        older = document(__package__, "older_settings.yaml", tuple[str, ...])
-        return super().is_certain(config, problem) and problem.path[-1] not in older
+        return super().is_certain(config, problem) and problem.path[-1] not in _older_settings()
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's command and settings."""
