@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from autotune.orchestrator.errors import ExitCode
 from autotune.policies.values.events import (
+    Finished,
     GaveUp,
+    History,
     Infrastructure,
     Interrupted,
     NeedsHuman,
@@ -51,3 +53,16 @@ def shown(verdict: Verdict) -> Shown:
     if isinstance(verdict, Interrupted) and verdict.by in ("user", "SIGINT"):
         return row._replace(exit_code=ExitCode.INTERRUPTED)
     return row
+
+
+def exit_code(verdict: Verdict, history: History) -> ExitCode:
+    """Return the exit code of a driver whose journal ends as `history` does.
+
+    Raises RuntimeError where the verdict is a success that the journal does not end with.
+    """
+    code = shown(verdict).exit_code
+    last = history[-1] if history else None
+    recorded = isinstance(last, Finished) and shown(last.verdict).exit_code is ExitCode.OK
+    if code is ExitCode.OK and not recorded:
+        raise RuntimeError("a success is not on record")
+    return code

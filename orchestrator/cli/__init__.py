@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,8 @@ from autotune.launchers import packages
 from autotune.launchers.likeness import nearest
 from autotune.orchestrator.cli.shared.options import ENVIRONMENT_PREFIX, given, global_options
 from autotune.orchestrator.driver.signals import outlive_terminal
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking, reason_of
+from autotune.orchestrator.terminal import standard_streams
 
 # In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
 COMMANDS: Mapping[str, str] = {
@@ -119,6 +119,11 @@ class Commands(click.Group):
             message = f"{error.format_message().rstrip('.')}. Did you mean '{near}'?"
             raise click.UsageError(message, ctx=ctx) from None
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run a command line to its exit."""
+        standard_streams.guard()
+        return super().main(*arguments, **options)
+
     def make_context(
         self,
         info_name: str | None,
@@ -133,7 +138,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a failure is printed without a traceback, a bug with one."""
         try:
-            with _misuse():
+            with _misuse(), _printed():
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -142,9 +147,6 @@ class Commands(click.Group):
             ctx.exit(failure.code)
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(ExitCode.OK)
         except Exception as error:
             lacks = _missing_extra(error, command=ctx.invoked_subcommand)
             if lacks is not None:
@@ -154,6 +156,19 @@ class Commands(click.Group):
                 traceback.print_exc()
                 click.echo("autotune: this is a bug in autotune; please report the lines above", err=True)
             ctx.exit(ExitCode.BUG)
+
+
+@contextlib.contextmanager
+def _printed() -> Iterator[None]:
+    """Turn a success whose answer stdout did not take into a failure; a reader that left had enough of it."""
+    try:
+        yield
+    except click.exceptions.Exit as end:
+        if end.exit_code != ExitCode.OK:
+            raise
+    error = standard_streams.failure(sys.stdout)
+    if error is not None and not standard_streams.was_left(sys.stdout):
+        raise Failure(f"cannot write to stdout: {reason_of(error)}")
 
 
 def _imported(name: str) -> ModuleType:

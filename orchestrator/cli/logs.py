@@ -18,6 +18,7 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.log_parts import Line, read
 from autotune.orchestrator.run.log_reader import LogReader
+from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.events import Ended, Finished, History, Started
 from autotune.policies.values.value import Value
@@ -111,11 +112,11 @@ def follow(
             number, reader = following, None
             if not options.json and not options.quiet:
                 click.echo(f"attempt #{number}", err=True)
-        elif finished or not driven or (ended and attempt is not None):
+        elif finished or not driven or was_left(sys.stdout) or (ended and attempt is not None):
             break
         else:
             time.sleep(_POLL_S)
-    if not finished and not driven:
+    if not finished and not driven and not was_left(sys.stdout):
         click.echo(f"run {run.id} has no driver; `{run.call('resume')}` continues it", err=True)
     if number is None:
         raise _none_begun(run)
@@ -163,6 +164,8 @@ class _Printer:
         for line in self._wanted(lines):
             missing = line.number - self._number - 1
             self._number = line.number
+            if was_left(sys.stdout):
+                return
             if self._json:
                 out.write(self._encoded(line))
                 continue

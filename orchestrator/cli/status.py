@@ -22,6 +22,7 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.terminal import widgets
+from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered
 from autotune.orchestrator.units import show_duration, show_gib
 from autotune.orchestrator.verdicts import shown
@@ -183,7 +184,7 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
             shown_runs = table(standings, now=now, attempts=bool(prefix), width=width)
             none = f"no runs yet: `autotune launch job.yaml{option_of(options.runs_dir)}` starts one"
             widgets.echo(shown_runs if standings else none, color=options.color)
-        if not watch or not any(run.running for run in standings):
+        if not watch or was_left(sys.stdout) or not any(run.running for run in standings):
             return
         time.sleep(_REPEAT_S)
 

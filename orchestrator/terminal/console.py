@@ -85,6 +85,7 @@ class Console(Observer):
         width: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self.stream = stream
         self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
         self._ascii = not supports_unicode(stream)
         colored = wants_color(color, stream)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TextIO
 
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
@@ -15,6 +15,7 @@ from autotune.orchestrator.errors import Failure, reason_of
 from autotune.orchestrator.metrics import Metrics
 from autotune.orchestrator.run.driver_log import DriverLog
 from autotune.orchestrator.run.journal import encode
+from autotune.orchestrator.terminal import standard_streams
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.values.events import CuredInPlace, Event, Finished, GoalReached, History
 
@@ -110,6 +111,7 @@ class Views(Observer):
         try:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
+            _check(sys.stdout)
         except (OSError, ValueError) as error:
             self._lose_stdout(error)
 
@@ -127,6 +129,7 @@ class Views(Observer):
                 self.console.leave_terminal()
                 self._note("terminal", "the terminal is gone; the run goes on")
             call()
+            _check(self.console.stream)
         except OSError as error:
             self.log.take_over(_STDERR)
             self._note("console", f"cannot print: {_words(error)}; the run goes on", error)
@@ -139,16 +142,13 @@ class Views(Observer):
         try:
             sys.stdout.buffer.write(encode(event) + b"\n")
             sys.stdout.buffer.flush()
+            _check(sys.stdout)
         except (OSError, ValueError) as error:
             self._lose_stdout(error)
 
     def _lose_stdout(self, error: Exception) -> None:
-        """Print no more on stdout: its reader is gone, and what it buffered would fail at the exit."""
+        """Print no more on stdout."""
         self._json = False
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
         self._note("stdout", f"cannot write to stdout: {_words(error)}; the run goes on without it")
 
     def _note(self, view: str, text: str, error: Exception | None = None) -> None:
@@ -162,6 +162,12 @@ class Views(Observer):
             self.log.note(text)
         with contextlib.suppress(Exception):
             self.console.warn(text)
+
+
+def _check(stream: TextIO) -> None:
+    """Raise the error for which a stream takes no more output."""
+    if (error := standard_streams.failure(stream)) is not None:
+        raise error
 
 
 def _words(error: Exception) -> str:

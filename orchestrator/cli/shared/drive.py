@@ -35,7 +35,7 @@ from autotune.orchestrator.run.full_disk import PATIENCE_S
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.views import Views
-from autotune.orchestrator.verdicts import shown
+from autotune.orchestrator.verdicts import exit_code, shown
 from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
     Finished,
@@ -112,9 +112,9 @@ def drive(
                 raise
             _summarise(run, job, verdict, views)
             told = bool(journal.history())
+            code = exit_code(verdict, journal.history())
     finally:
         views.close()
-    code = shown(verdict).exit_code
     with listening(hung_up=views.hang_up) as after:
         name = export.REHEARSED if isinstance(verdict, Rehearsed) else export.STABLE
         if code is ExitCode.OK and not options.json and (run.path / name).exists():

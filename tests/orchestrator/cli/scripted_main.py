@@ -103,6 +103,10 @@ def bug(_: World, __: Command) -> tuple[Script, Exit | None]:
     raise ZeroDivisionError("a bug")
 
 
+def shut_down(_: World, __: Command) -> tuple[Script, Exit | None]:
+    raise BrokenPipeError(errno.ESHUTDOWN, "Cannot send after transport endpoint shutdown")
+
+
 PLAYS = {
     f.__name__: f
     for f in (
@@ -112,6 +116,7 @@ PLAYS = {
         never_fits,
         own_failure,
         bug,
+        shut_down,
         never_starts,
         deaf,
         never_drains,
